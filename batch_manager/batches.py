@@ -1,0 +1,149 @@
+"""Requests and batches as the scheduler sees them: lengths and places, no token ids, no rows."""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from engine.types import OutputKind
+from wire.vocabulary import RequestClass
+
+
+class Request:
+    """The sequences of one request and how far they are.
+
+    cu_seqlens      sequence i has cu_seqlens[i + 1] - cu_seqlens[i] tokens
+    max_seqlen      tokens of the longest
+    arrived         time.monotonic() seconds, set by the scheduler
+    waiting_tokens  tokens that are in no engine and have no rows yet
+    num_left        sequences without rows
+    is_open         whether rows are still wanted
+    """
+
+    __slots__ = (
+        "arrived",
+        "cu_seqlens",
+        "deadline",
+        "is_open",
+        "max_seqlen",
+        "model",
+        "num_left",
+        "outputs",
+        "request_class",
+        "request_id",
+        "waiting_tokens",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        seqlens: Sequence[int],
+        *,
+        model: int,
+        outputs: OutputKind,
+        request_class: RequestClass,
+        deadline: float,
+    ) -> None:
+        if len(seqlens) == 1:  # by far the most requests
+            self.max_seqlen = min_seqlen = seqlens[0]
+            self.cu_seqlens: tuple[int, ...] = (0, min_seqlen)
+        else:
+            self.max_seqlen, min_seqlen = max(seqlens), min(seqlens)
+            self.cu_seqlens = tuple(accumulate(seqlens, initial=0))
+        assert min_seqlen > 0, "every sequence has tokens"
+        self.request_id = request_id
+        self.model = model
+        self.outputs = outputs
+        self.request_class = request_class
+        self.deadline = deadline
+        self.arrived = 0.0
+        self.waiting_tokens = 0
+        self.num_left = len(seqlens)
+        self.is_open = True
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences in the request."""
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all its sequences."""
+        return self.cu_seqlens[-1]
+
+    def slice(self, start: int, stop: int) -> "Slice":
+        """Its sequences [start, stop)."""
+        return Slice(self, start, stop, self.cu_seqlens[stop] - self.cu_seqlens[start])
+
+
+class Slice(NamedTuple):
+    """Neighbouring sequences of one request."""
+
+    request: Request
+    start: int  # first sequence
+    stop: int  # one past the last
+    num_tokens: int
+
+    @property
+    def seqlens(self) -> list[int]:
+        """Tokens of each sequence."""
+        if self.stop - self.start == 1:
+            return [self.num_tokens]
+        cu_seqlens = self.request.cu_seqlens[self.start : self.stop + 1]
+        return [stop - start for start, stop in pairwise(cu_seqlens)]
+
+
+class Batch:
+    """What one engine computes in one go; not changed any more once it is dispatched.
+
+    max_tokens  the budget it was packed under
+    is_suspect  its one sequence was being computed when an engine died, so it runs with nothing beside it
+    """
+
+    __slots__ = ("batch_id", "is_suspect", "max_tokens", "num_seqs", "num_tokens", "slices")
+
+    def __init__(self, slices: Iterable[Slice] = (), *, is_suspect: bool = False) -> None:
+        self.batch_id = -1
+        self.max_tokens = 0
+        self.is_suspect = is_suspect
+        self.slices: list[Slice] = []
+        self.num_tokens = 0
+        self.num_seqs = 0
+        for piece in slices:
+            self.add(piece)
+
+    @property
+    def outputs(self) -> OutputKind:
+        """What all its sequences are computed for."""
+        return self.slices[0].request.outputs
+
+    def add(self, piece: Slice) -> None:
+        """Put a slice at the end."""
+        self.slices.append(piece)
+        self.num_tokens += piece.num_tokens
+        self.num_seqs += piece.stop - piece.start
+
+
+def singles(slices: Iterable[Slice]) -> list[Slice]:
+    """Each sequence on its own."""
+    return [piece.request.slice(at, at + 1) for piece in slices for at in range(piece.start, piece.stop)]
+
+
+def halves(slices: Sequence[Slice]) -> list[list[Slice]]:
+    """Two parts that hold all sequences in order: by class where there are two, else cut in the middle.
+
+    A single sequence is one part.
+    """
+    urgent = [piece for piece in slices if piece.request.request_class == RequestClass.INTERACTIVE]
+    if 0 < len(urgent) < len(slices):
+        return [urgent, [piece for piece in slices if piece.request.request_class == RequestClass.BULK]]
+    room = (sum(piece.stop - piece.start for piece in slices) + 1) // 2
+    first: list[Slice] = []
+    second: list[Slice] = []
+    for request, start, stop, _ in slices:
+        cut = min(stop, start + room)
+        if start < cut:
+            first.append(request.slice(start, cut))
+        if cut < stop:
+            second.append(request.slice(cut, stop))
+        room -= cut - start
+    return [part for part in (first, second) if part]

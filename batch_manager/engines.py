@@ -1,0 +1,48 @@
+"""What the scheduler keeps for one ready engine."""
+
+from batch_manager.batches import Batch
+from engine.types import EngineLimits
+
+
+class Engine:
+    """A ready engine and what it holds.
+
+    model    its index in this server
+    batches  by id, in the order in which they were sent; the oldest `limits.streams` are being computed
+    """
+
+    __slots__ = ("batches", "engine_id", "limits", "model", "newest_tokens", "num_tokens")
+
+    def __init__(self, engine_id: int, limits: EngineLimits, *, model: int) -> None:
+        self.engine_id = engine_id
+        self.limits = limits
+        self.model = model
+        self.batches: dict[int, Batch] = {}
+        self.num_tokens = 0  # of all its batches
+        self.newest_tokens = 0  # of the batch sent last
+
+    @property
+    def has_idle_stream(self) -> bool:
+        """Whether a batch sent now is computed at once."""
+        return len(self.batches) < self.limits.streams
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may hold another batch. A suspect has its engine to itself, so that a death is its own."""
+        num_batches = len(self.batches)
+        if num_batches == 1 and next(iter(self.batches.values())).is_suspect:
+            return False
+        return num_batches < self.limits.depth
+
+    def put(self, batch: Batch) -> None:
+        """Take note of a batch that is sent to it."""
+        self.batches[batch.batch_id] = batch
+        self.num_tokens += batch.num_tokens
+        self.newest_tokens = batch.num_tokens
+
+    def take(self, batch_id: int) -> Batch | None:
+        """Take out a batch that it is done with; None where it does not hold such a batch."""
+        batch = self.batches.pop(batch_id, None)
+        if batch is not None:
+            self.num_tokens -= batch.num_tokens
+        return batch

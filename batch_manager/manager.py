@@ -1,0 +1,231 @@
+"""Does what the scheduler decides: keeps the ids of waiting requests, sends batches, puts rows into answers.
+
+Knows connections and bytes. What goes where and when is the scheduler's.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+
+from batch_manager import messages
+from batch_manager.answers import Shapes
+from batch_manager.batches import Batch, Request
+from batch_manager.effects import Dispatch, Effect, Refuse
+from batch_manager.engine_link import EngineLink
+from batch_manager.held import HeldRequest, pack
+from batch_manager.messages import Answer, RequestRefused, Submission
+from batch_manager.policy import Policy
+from batch_manager.publish import Publisher
+from batch_manager.scheduler import Scheduler
+from engine.types import EngineErrorKind, EngineLimits, Results
+from wire.connection import Connection
+from wire.metrics import Recorder
+from wire.page import Page
+
+logger = logging.getLogger("embedline.batch_manager")
+
+
+class Manager:
+    """The batch manager between its frontends and its engines.
+
+    However many frames come in one tick of the event loop, batches are formed once, after all of them.
+    """
+
+    def __init__(self, models: Sequence[str], policy: Policy, *, page: Page, index: int, metrics: Recorder) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._models = models
+        self._metrics = metrics
+        self._scheduler = Scheduler(policy, num_models=len(models), now=time.monotonic())
+        self._publisher = Publisher(page, index)
+        self._num_requests = 0
+        self._held: dict[int, HeldRequest] = {}  # by request id
+        self._frontends: dict[Connection, dict[int, int]] = {}  # frame id -> request id
+        self._engines: list[EngineLink] = []
+        self._engine_models: list[int] = []
+        self._shapes: list[Shapes] = [{} for _ in models]
+        self._tick_is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._empty = asyncio.Event()  # no requests are held
+        self._alone = asyncio.Event()  # no frontends are connected
+
+    def add_engine(self, path: str, *, model: int) -> None:
+        """Begin to connect to an engine."""
+        link = EngineLink(path, len(self._engines), shapes=self._shapes[model], events=self)
+        self._engines.append(link)
+        self._engine_models.append(model)
+        link.open()
+
+    async def drain(self) -> None:
+        """Take no more requests; return once those that are held are answered or refused."""
+        self._empty.clear()
+        self._apply(self._scheduler.drain(), time.monotonic())
+        self._changed()
+        await self._empty.wait()
+
+    async def close(self) -> None:
+        """Let go of engines and frontends; return once what was sent to the frontends has left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for link in self._engines:
+            link.close()
+        if self._frontends:
+            for connection in self._frontends:
+                connection.close()
+            await self._alone.wait()
+
+    # Frontends
+
+    def frontend_made(self, connection: Connection) -> None:
+        """A frontend connected."""
+        self._frontends[connection] = {}
+        self._alone.clear()
+
+    def frontend_lost(self, connection: Connection) -> None:
+        """A frontend is gone; nobody waits for what it asked for."""
+        for request_id in self._frontends.pop(connection).values():
+            del self._held[request_id]
+            self._scheduler.cancel(request_id)
+        self._changed()
+        if not self._frontends:
+            self._alone.set()
+
+    def frontend_frame(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        """A frontend sent something."""
+        if kind == messages.SUBMIT:
+            self._submit(connection, frame_id, messages.decode_submission(payload))
+        elif kind == messages.CANCEL:
+            request_id = self._frontends[connection].pop(frame_id, None)
+            if request_id is not None:
+                del self._held[request_id]
+                self._scheduler.cancel(request_id)
+                self._changed()
+
+    def _submit(self, connection: Connection, frame_id: int, submission: Submission) -> None:
+        assert submission.model < len(self._models), "the model is one of those served"
+        self._num_requests += 1
+        request = Request(
+            self._num_requests,
+            submission.seqlens,
+            model=submission.model,
+            outputs=submission.outputs,
+            request_class=submission.request_class,
+            deadline=submission.deadline,
+        )
+        assert len(submission.token_ids) == 4 * request.num_tokens, "every token has an id"
+        assert frame_id not in self._frontends[connection], "a frame id belongs to one request at a time"
+        held = HeldRequest(connection, frame_id, submission=submission, request=request)
+        self._held[request.request_id] = held
+        self._frontends[connection][frame_id] = request.request_id
+        now = time.monotonic()
+        self._apply(self._scheduler.submit(request, now), now)
+        self._changed()
+
+    # Engines
+
+    def engine_ready(self, engine_id: int, limits: EngineLimits) -> None:
+        """An engine takes batches from now on."""
+        logger.info("engine %d is ready", engine_id)
+        now, model = time.monotonic(), self._engine_models[engine_id]
+        self._apply(self._scheduler.engine_ready(engine_id, model=model, limits=limits, now=now), now)
+        self._changed()
+
+    def engine_lost(self, engine_id: int, num_batches: int) -> None:
+        """An engine's connection is gone; what it held goes to another, or waits."""
+        now = time.monotonic()
+        if num_batches:
+            name = self._models[self._engine_models[engine_id]]
+            self._metrics.count("embedline_batch_failures_total", name, "lost", by=num_batches)
+        self._apply(self._scheduler.engine_lost(engine_id, now), now)
+        self._changed()
+
+    def batch_failed(self, engine_id: int, batch: Batch, kind: EngineErrorKind) -> None:
+        """A batch gave no rows."""
+        name = self._models[self._engine_models[engine_id]]
+        self._metrics.count("embedline_batch_failures_total", name, kind.name.lower())
+        now = time.monotonic()
+        self._apply(self._scheduler.batch_failed(engine_id, batch.batch_id, kind=kind, now=now), now)
+        self._changed()
+
+    def batch_done(self, engine_id: int, batch: Batch, results: Results, compute_seconds: float) -> None:
+        """The rows of a batch."""
+        self._count(self._models[self._engine_models[engine_id]], batch, compute_seconds)
+        deliveries = self._scheduler.batch_done(
+            engine_id, batch.batch_id, compute_seconds=compute_seconds, now=time.monotonic()
+        )
+        for delivery in deliveries:
+            piece = delivery.piece
+            held = self._held[piece.request.request_id]
+            held.assembly.put(results, delivery.at, start=piece.start, stop=piece.stop)
+            held.compute_seconds += compute_seconds
+            if delivery.is_last:
+                self._answer(held)
+        self._changed()
+
+    def _count(self, model: str, batch: Batch, compute_seconds: float) -> None:
+        self._metrics.count("embedline_batches_total", model)
+        self._metrics.count("embedline_batch_tokens_total", model, by=batch.num_tokens)
+        self._metrics.count("embedline_batch_sequences_total", model, by=batch.num_seqs)
+        self._metrics.observe("embedline_engine_duration_seconds", model, seconds=compute_seconds)
+
+    # What the scheduler wants
+
+    def _changed(self) -> None:
+        if not self._tick_is_due:
+            self._tick_is_due = True
+            self._loop.call_soon(self._tick)
+
+    def _tick(self) -> None:
+        self._tick_is_due = False
+        now = time.monotonic()
+        self._apply(self._scheduler.dispatch(now), now)
+        self._publisher.publish(self._scheduler.models)
+        self._set_timer(self._scheduler.next_timer(), now)
+        if not self._scheduler.num_requests:
+            self._empty.set()
+
+    def _set_timer(self, timer_at: float, now: float) -> None:
+        """Wake up at that time at the latest; an earlier timer is left to find that nothing is due yet."""
+        if timer_at >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = timer_at
+        self._timer = self._loop.call_later(timer_at - now, self._timer_came)
+
+    def _timer_came(self) -> None:
+        self._timer_at = math.inf
+        self._tick()
+
+    def _apply(self, effects: Sequence[Effect], now: float) -> None:
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                self._dispatch(effect, now)
+            else:
+                self._refuse(effect)
+
+    def _dispatch(self, dispatch: Dispatch, now: float) -> None:
+        batch = dispatch.batch
+        for piece in batch.slices:
+            self._held[piece.request.request_id].queue_seconds = now - piece.request.arrived
+        self._engines[dispatch.engine_id].send(batch, *pack(batch, self._held))
+
+    def _refuse(self, refuse: Refuse) -> None:
+        held = self._release(refuse.request_id)
+        self._metrics.count("embedline_refused_total", refuse.reason.name.lower())
+        refused = RequestRefused(refuse.reason, refuse.index, retry_after=refuse.retry_after)
+        held.connection.send(messages.REFUSED, held.frame_id, messages.encode_refused(refused))
+
+    def _answer(self, held: HeldRequest) -> None:
+        self._release(held.request.request_id)
+        name, its_class = self._models[held.request.model], held.request.request_class.name.lower()
+        self._metrics.observe("embedline_queue_duration_seconds", name, its_class, seconds=held.queue_seconds)
+        answer = Answer(held.assembly.results(), held.queue_seconds, held.compute_seconds)
+        held.connection.send(messages.ANSWER, held.frame_id, messages.encode_answer(answer))
+
+    def _release(self, request_id: int) -> HeldRequest:
+        held = self._held.pop(request_id)
+        del self._frontends[held.connection][held.frame_id]
+        return held

@@ -1,0 +1,114 @@
+"""Frames between a frontend and a batch manager: SUBMIT, answered by ANSWER or REFUSED under the same id; CANCEL."""
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.messages import decode_rows, encode_rows
+from engine.types import OutputKind, Results
+from wire.frames import Buffer
+from wire.vocabulary import RequestClass
+
+SUBMIT = 0x0300
+ANSWER = 0x0301
+REFUSED = 0x0302
+CANCEL = 0x0303  # no payload, no answer
+
+# model (u16), class (u8), has token types (u8), outputs (u16), reserved (u16), deadline in time.monotonic() seconds
+# or inf (f64), sequences (u32); then int32 lengths [n], ids, token types
+_SUBMIT = struct.Struct("<HBBHHdI")
+_ANSWER = struct.Struct("<dd")  # seconds waiting, seconds computing; then the rows as engine.messages has them
+_REFUSED = struct.Struct("<Bif")  # reason, index of the sequence (-1 = none), seconds after which to try again
+
+
+class Refusal(enum.IntEnum):
+    """Why a request got no rows."""
+
+    DEADLINE = 0  # it passed while the request waited
+    NO_ENGINE = 1  # none was there for longer than the grace
+    ENGINE_FAILED = 2  # the engine failed on this very sequence
+    POISON = 3  # this very sequence took an engine process down
+    NON_FINITE = 4  # this very sequence gave NaN or infinite numbers
+    TOO_LONG = 5  # longer than the engine can take
+    STOPPING = 6  # the server is going down
+
+
+class RequestRefused(Exception):
+    """A request got no rows; `index` is the sequence that is to blame, -1 where none is."""
+
+    def __init__(self, reason: Refusal, index: int = -1, *, retry_after: float = 0.0) -> None:
+        super().__init__(f"{reason.name} at index {index}")
+        self.reason = reason
+        self.index = index
+        self.retry_after = retry_after  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The sequences of one request, in order."""
+
+    model: int  # index of the model in this server
+    request_class: RequestClass
+    outputs: OutputKind
+    deadline: float  # time.monotonic() seconds; inf = none
+    seqlens: Sequence[int]  # tokens of each sequence
+    token_ids: Buffer  # int32 [sum(seqlens)]
+    token_type_ids: Buffer = b""  # int32 [sum(seqlens)]; empty = all zero
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rows in the order of the request's sequences."""
+
+    results: Results
+    queue_seconds: float  # longest wait of a sequence in the batch manager
+    compute_seconds: float  # of the batches it was in, summed
+
+
+def encode_submission(submission: Submission) -> list[Buffer]:
+    """SUBMIT; the ids are not copied."""
+    header = _SUBMIT.pack(
+        submission.model,
+        submission.request_class,
+        len(submission.token_type_ids) > 0,
+        submission.outputs,
+        0,
+        submission.deadline,
+        len(submission.seqlens),
+    )
+    seqlens = struct.pack(f"<{len(submission.seqlens)}i", *submission.seqlens)
+    return [header, seqlens, submission.token_ids, submission.token_type_ids]
+
+
+def decode_submission(payload: memoryview) -> Submission:
+    """The inverse of `encode_submission`; the ids are views of the payload."""
+    model, request_class, has_types, outputs, _, deadline, num_seqs = _SUBMIT.unpack_from(payload)
+    seqlens = struct.unpack_from(f"<{num_seqs}i", payload, _SUBMIT.size)
+    ids = payload[_SUBMIT.size + 4 * num_seqs :]
+    types: Buffer = b""
+    if has_types:
+        ids, types = ids[: len(ids) // 2], ids[len(ids) // 2 :]
+    return Submission(model, RequestClass(request_class), OutputKind(outputs), deadline, seqlens, ids, types)
+
+
+def encode_answer(answer: Answer) -> list[Buffer]:
+    """ANSWER; the rows are not copied where they are contiguous."""
+    return [_ANSWER.pack(answer.queue_seconds, answer.compute_seconds), *encode_rows(answer.results)]
+
+
+def decode_answer(payload: memoryview) -> Answer:
+    """The inverse of `encode_answer`; the rows are views of the payload."""
+    queue_seconds, compute_seconds = _ANSWER.unpack_from(payload)
+    return Answer(decode_rows(payload, _ANSWER.size), queue_seconds, compute_seconds)
+
+
+def encode_refused(refused: RequestRefused) -> list[Buffer]:
+    """REFUSED."""
+    return [_REFUSED.pack(refused.reason, refused.index, refused.retry_after)]
+
+
+def decode_refused(payload: memoryview) -> RequestRefused:
+    """The inverse of `encode_refused`."""
+    reason, index, retry_after = _REFUSED.unpack(payload)
+    return RequestRefused(Refusal(reason), index, retry_after=retry_after)

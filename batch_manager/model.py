@@ -1,0 +1,145 @@
+"""One model: its waiting work, its engines, and which batch goes to which engine next."""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from batch_manager.backlog import Backlog, Budget
+from batch_manager.batches import Batch, Request, Slice
+from batch_manager.engines import Engine
+from batch_manager.policy import Policy
+from batch_manager.queue import Queue
+from batch_manager.rate import Rate
+from wire.vocabulary import NUM_CLASSES, RequestClass
+
+
+class Model:
+    """Everything the scheduler keeps for one model.
+
+    queued_tokens  by class: waiting and in engines
+    gives_up_at    time.monotonic() seconds after which work is refused for want of an engine; inf while there is one
+    last_batch_at  time.monotonic() seconds of the last finished batch, 0 = none yet
+    """
+
+    def __init__(self, policy: Policy, *, now: float) -> None:
+        self._policy = policy
+        self.backlog = Backlog(policy.bulk_share)
+        self.rate = Rate()
+        self.engines: list[Engine] = []
+        self.max_seqlen: float = math.inf  # tokens of one sequence; not known before the first engine is
+        self.queued_tokens = [0] * NUM_CLASSES
+        self.gives_up_at = now + policy.engine_start_grace
+        self.last_batch_at = 0.0
+        self.last_interactive_at = -math.inf
+
+    @property
+    def tokens_per_second(self) -> float:
+        """What all ready engines compute together; 0 where that is not known."""
+        return self.rate.tokens_per_second * sum(engine.limits.streams for engine in self.engines)
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits for an engine."""
+        return bool(self.backlog.num_tokens(RequestClass.INTERACTIVE) or self.backlog.num_tokens(RequestClass.BULK))
+
+    def add(self, request: Request) -> None:
+        """A new request waits."""
+        self.backlog.queue(request).push(request)
+        self.queued_tokens[request.request_class] += request.waiting_tokens
+        if request.request_class == RequestClass.INTERACTIVE:
+            self.last_interactive_at = request.arrived
+
+    def forget(self, request: Request) -> None:
+        """A request is closed; what of it waits is not wanted any more."""
+        if request.waiting_tokens:
+            self.queued_tokens[request.request_class] -= request.waiting_tokens
+            self.backlog.queue(request).forget(request)
+
+    def add_engine(self, engine: Engine) -> None:
+        """An engine is ready."""
+        self.engines.append(engine)
+        self.rate.seed(engine.limits.tokens_per_second)
+        self.gives_up_at = math.inf
+        self._note_limits()
+
+    def remove_engine(self, engine: Engine, *, now: float) -> None:
+        """An engine is gone."""
+        self.engines.remove(engine)
+        self._note_limits()
+        if not self.engines:
+            self.gives_up_at = now + self._policy.engine_restart_grace
+
+    def _note_limits(self) -> None:
+        """While no engine is there, what the last one could take is the best guess."""
+        self.max_seqlen = min((engine.limits.max_seqlen for engine in self.engines), default=self.max_seqlen)
+
+    def first_too_long(self, request: Request) -> int:
+        """Which sequence of the request no engine of this model can take."""
+        lengths = (stop - start for start, stop in pairwise(request.cu_seqlens))
+        return next(index for index, length in enumerate(lengths) if length > self.max_seqlen)
+
+    def note_done(self, batch: Batch, compute_seconds: float, *, now: float) -> None:
+        """A batch has its rows."""
+        self.last_batch_at = now
+        self.rate.observe(batch.num_tokens, compute_seconds, max_tokens=batch.max_tokens)
+        self._count(batch.slices, -1)
+
+    def reclaim(self, batches: Iterable[Batch]) -> list[Slice]:
+        """What of batches that gave no rows is still wanted: to be refused, or put back by `requeue` or `retry`."""
+        pieces = [piece for batch in batches for piece in batch.slices]
+        self._count(pieces, -1)
+        return [piece for piece in pieces if piece.request.is_open]
+
+    def requeue(self, pieces: Sequence[Slice]) -> None:
+        """Slices wait again, in their order before everything else of their kind."""
+        self._count(pieces, 1)
+        by_queue: dict[Queue, list[Slice]] = {}
+        for piece in pieces:
+            by_queue.setdefault(self.backlog.queue(piece.request), []).append(piece)
+        for queue, its_pieces in by_queue.items():
+            queue.push_front(its_pieces)
+
+    def retry(self, batches: Sequence[Batch]) -> None:
+        """Batches, each of one class, have to be dispatched just so, before everything else of their kind."""
+        by_queue: dict[Queue, list[Batch]] = {}
+        for batch in batches:
+            self._count(batch.slices, 1)
+            by_queue.setdefault(self.backlog.queue(batch.slices[0].request), []).append(batch)
+        for queue, its_batches in by_queue.items():
+            queue.retry(its_batches)
+
+    def _count(self, pieces: Iterable[Slice], sign: int) -> None:
+        for piece in pieces:
+            self.queued_tokens[piece.request.request_class] += sign * piece.num_tokens
+
+    def next_batch(self, now: float) -> tuple[Engine, Batch] | None:
+        """The next batch and the engine that should have it; None where nothing waits or no engine should have more.
+
+        An engine with an idle stream takes what there is. Behind other batches one is staged only if
+        it is at least as large as the one sent last: a smaller one would be sealed too soon, as all
+        that comes while it waits in the engine could still have joined it.
+        """
+        num_bulk = self.backlog.num_tokens(RequestClass.BULK)
+        num_tokens = num_bulk + self.backlog.num_tokens(RequestClass.INTERACTIVE)
+        if not num_tokens:
+            return None
+        engines = [engine for engine in self.engines if engine.has_room]
+        if not engines:
+            return None
+        engine = min(engines, key=lambda engine: (not engine.has_idle_stream, engine.num_tokens))
+        if not engine.has_idle_stream and num_tokens < engine.newest_tokens:
+            return None
+        budget = self._budget(engine, is_mixed=num_bulk > 0 and self._is_interactive_about(num_bulk < num_tokens, now))
+        batch = self.backlog.next_batch(budget, may_be_suspect=not engine.batches)
+        return None if batch is None else (engine, batch)
+
+    def _is_interactive_about(self, waits: bool, now: float) -> bool:
+        return waits or now - self.last_interactive_at < self._policy.interactive_memory
+
+    def _budget(self, engine: Engine, *, is_mixed: bool) -> Budget:
+        policy, limits, rate = self._policy, engine.limits, self.rate.tokens_per_second
+        max_tokens = min(policy.max_batch_tokens, limits.max_num_tokens)
+        if rate:
+            seconds = policy.max_batch_seconds_mixed if is_mixed else policy.max_batch_seconds
+            max_tokens = min(max_tokens, max(policy.min_batch_tokens, int(rate * seconds)))
+        return Budget(max_tokens, limits.max_num_tokens, limits.max_num_seqs, limits.token_buckets)

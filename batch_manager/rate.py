@@ -1,0 +1,29 @@
+"""How fast one stream of a model's engines computes, learned from finished batches."""
+
+_WEIGHT = 0.2  # of the newest batch: a step in speed is known to 90 % after ten batches
+
+
+class Rate:
+    """Tokens per second of one batch on one stream; 0 while unknown."""
+
+    __slots__ = ("tokens_per_second",)
+
+    def __init__(self) -> None:
+        self.tokens_per_second = 0.0
+
+    def seed(self, tokens_per_second: float) -> None:
+        """Start from what an engine measured at warm-up, unless something is known already."""
+        if not self.tokens_per_second:
+            self.tokens_per_second = tokens_per_second
+
+    def observe(self, num_tokens: int, compute_seconds: float, *, max_tokens: int) -> None:
+        """Learn from a batch that was packed under `max_tokens`.
+
+        A batch that is less than half full shows an engine's fixed cost rather than its speed; it
+        counts only where nothing better is known.
+        """
+        if compute_seconds <= 0 or (self.tokens_per_second and 2 * num_tokens < max_tokens):
+            return
+        newest = num_tokens / compute_seconds
+        known = self.tokens_per_second or newest
+        self.tokens_per_second = known + _WEIGHT * (newest - known)

@@ -1,0 +1,211 @@
+"""Decides which waiting sequences go to which engine when. A pure state machine: (state, event, now) -> effects.
+
+It has no clock, does no I/O and sees no token ids, so the same class runs in the batch manager's
+process and in a simulator. Its methods are the events; `now` is in time.monotonic()
+seconds and never goes back. Whoever drives it calls `dispatch` after events, once for as many as
+came together, and at `next_timer`.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from batch_manager.batches import Batch, Request, halves, singles
+from batch_manager.deadlines import Deadlines
+from batch_manager.effects import Deliver, Dispatch, Effect, Refuse
+from batch_manager.engines import Engine
+from batch_manager.messages import Refusal
+from batch_manager.model import Model
+from batch_manager.policy import Policy
+from engine.types import EngineErrorKind, EngineLimits
+
+
+class Scheduler:
+    """Keeps every request until it has all its rows, is refused or is cancelled."""
+
+    def __init__(self, policy: Policy, *, num_models: int, now: float) -> None:
+        self._policy = policy
+        self.models = [Model(policy, now=now) for _ in range(num_models)]  # to be read only
+        self._requests: dict[int, Request] = {}
+        self._engines: dict[int, Engine] = {}
+        self._deadlines = Deadlines()
+        self._num_batches = 0
+        self._is_draining = False
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are neither answered nor refused nor cancelled."""
+        return len(self._requests)
+
+    # What frontends do
+
+    def submit(self, request: Request, now: float) -> list[Refuse]:
+        """Take a request; its id must be new."""
+        request.arrived = now
+        refusal = self._reason_to_refuse(request, now)
+        if refusal is not None:
+            return [refusal]
+        self._requests[request.request_id] = request
+        self.models[request.model].add(request)
+        if request.deadline < math.inf:
+            self._deadlines.add(request)
+        return []
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request; what of it is in an engine is computed and dropped. Unknown ids are well."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._close(request)
+
+    # What engines do
+
+    def engine_ready(self, engine_id: int, *, model: int, limits: EngineLimits, now: float) -> list[Refuse]:
+        """An engine can take batches. Waiting requests that it never could take are refused."""
+        refusals = self.engine_lost(engine_id, now)
+        its_model = self.models[model]
+        engine = self._engines[engine_id] = Engine(engine_id, limits, model=model)
+        its_model.add_engine(engine)
+        too_long = [request for request in self._waiting(its_model) if request.max_seqlen > its_model.max_seqlen]
+        return refusals + [self._refuse(r, Refusal.TOO_LONG, index=its_model.first_too_long(r)) for r in too_long]
+
+    def engine_lost(self, engine_id: int, now: float) -> list[Refuse]:
+        """An engine is gone. What it held waits again, before everything else. Unknown ids are well.
+
+        Whatever was being computed may be what brought the engine down: each such sequence is tried
+        again alone, and refused if it was alone already.
+        """
+        engine = self._engines.pop(engine_id, None)
+        if engine is None:
+            return []
+        model = self.models[engine.model]
+        model.remove_engine(engine, now=now)
+        batches = list(engine.batches.values())
+        refusals = self._refuse_late(batches, now)
+        computing, staged = batches[: engine.limits.streams], batches[engine.limits.streams :]
+        model.requeue(model.reclaim(staged))
+        refusals += self._suspect(model, computing)
+        if self._is_draining and not model.engines:
+            refusals += self._refuse_waiting(model, Refusal.STOPPING)
+        return refusals
+
+    def batch_done(self, engine_id: int, batch_id: int, *, compute_seconds: float, now: float) -> list[Deliver]:
+        """The rows of a batch came. Batches that the engine does not hold are well."""
+        engine = self._engines.get(engine_id)
+        batch = engine.take(batch_id) if engine else None
+        if engine is None or batch is None:
+            return []
+        self.models[engine.model].note_done(batch, compute_seconds, now=now)
+        deliveries = []
+        at = 0
+        for piece in batch.slices:
+            request = piece.request
+            num_seqs = piece.stop - piece.start
+            if request.is_open:
+                request.num_left -= num_seqs
+                deliveries.append(Deliver(piece, at, not request.num_left))
+                if not request.num_left:
+                    self._close(request)
+            at += num_seqs
+        return deliveries
+
+    def batch_failed(self, engine_id: int, batch_id: int, *, kind: EngineErrorKind, now: float) -> list[Refuse]:
+        """A batch gave no rows. Halves of it are tried, and halves of those, until what fails stands alone."""
+        if kind == EngineErrorKind.FATAL:
+            return self.engine_lost(engine_id, now)
+        engine = self._engines.get(engine_id)
+        batch = engine.take(batch_id) if engine else None
+        if engine is None or batch is None:
+            return []
+        refusals = self._refuse_late([batch], now)
+        model = self.models[engine.model]
+        pieces = model.reclaim([batch])
+        if batch.num_seqs == 1:
+            reason = Refusal.NON_FINITE if kind == EngineErrorKind.NON_FINITE else Refusal.ENGINE_FAILED
+            return refusals + [self._refuse(piece.request, reason, index=piece.start) for piece in pieces]
+        model.retry([Batch(part) for part in halves(pieces)])
+        return refusals
+
+    # What time does
+
+    def dispatch(self, now: float) -> list[Effect]:
+        """Refuse what is overdue and give engines what they should have."""
+        effects: list[Effect] = [*self._refuse_overdue(now)]
+        for model in self.models:
+            while (chosen := model.next_batch(now)) is not None:
+                engine, batch = chosen
+                self._num_batches += 1
+                batch.batch_id = self._num_batches
+                engine.put(batch)
+                effects.append(Dispatch(engine.engine_id, batch))
+        return effects
+
+    def drain(self) -> list[Refuse]:
+        """Take no more requests; finish those that have an engine, refuse the others."""
+        self._is_draining = True
+        without = [model for model in self.models if not model.engines]
+        return [refusal for model in without for refusal in self._refuse_waiting(model, Refusal.STOPPING)]
+
+    def next_timer(self) -> float:
+        """When `dispatch` must be called even if nothing happens; inf where never."""
+        timer = self._deadlines.next
+        for model in self.models:
+            if model.gives_up_at < timer and model.waits:
+                timer = model.gives_up_at
+        return timer
+
+    # How requests end
+
+    def _reason_to_refuse(self, request: Request, now: float) -> Refuse | None:
+        model = self.models[request.model]
+        if request.max_seqlen > model.max_seqlen:
+            return Refuse(request.request_id, Refusal.TOO_LONG, model.first_too_long(request))
+        if request.deadline <= now:
+            return Refuse(request.request_id, Refusal.DEADLINE)
+        if self._is_draining:
+            return Refuse(request.request_id, Refusal.STOPPING)
+        if model.gives_up_at <= now:
+            return Refuse(request.request_id, Refusal.NO_ENGINE, retry_after=self._policy.retry_after)
+        return None
+
+    def _suspect(self, model: Model, batches: Sequence[Batch]) -> list[Refuse]:
+        """Refuse what was alone when its engine died, try the other sequences alone."""
+        refusals, alone = [], []
+        for batch in batches:
+            pieces = model.reclaim([batch])
+            if batch.is_suspect:
+                refusals += [self._refuse(piece.request, Refusal.POISON, index=piece.start) for piece in pieces]
+            else:
+                alone += [Batch([piece], is_suspect=True) for piece in singles(pieces)]
+        model.retry(alone)
+        return refusals
+
+    def _refuse_overdue(self, now: float) -> list[Refuse]:
+        due = [request for request in self._deadlines.take_due(now) if request.waiting_tokens]
+        refusals = [self._refuse(request, Refusal.DEADLINE) for request in due]
+        for model in self.models:
+            if model.gives_up_at <= now:
+                refusals += self._refuse_waiting(model, Refusal.NO_ENGINE, retry_after=self._policy.retry_after)
+        return refusals
+
+    def _refuse_late(self, batches: Iterable[Batch], now: float) -> list[Refuse]:
+        """Refuse what would have to wait again, but its deadline came while it was in the engine."""
+        requests = {piece.request.request_id: piece.request for batch in batches for piece in batch.slices}
+        late = [request for request in requests.values() if request.is_open and request.deadline <= now]
+        return [self._refuse(request, Refusal.DEADLINE) for request in late]
+
+    def _refuse_waiting(self, model: Model, reason: Refusal, *, retry_after: float = 0.0) -> list[Refuse]:
+        return [self._refuse(request, reason, retry_after=retry_after) for request in self._waiting(model)]
+
+    def _waiting(self, model: Model) -> list[Request]:
+        """Requests of which something waits, oldest first."""
+        if not model.waits:
+            return []
+        return [r for r in self._requests.values() if r.waiting_tokens and self.models[r.model] is model]
+
+    def _refuse(self, request: Request, reason: Refusal, *, index: int = -1, retry_after: float = 0.0) -> Refuse:
+        self._close(request)
+        return Refuse(request.request_id, reason, index, retry_after)
+
+    def _close(self, request: Request) -> None:
+        request.is_open = False
+        del self._requests[request.request_id]
+        self.models[request.model].forget(request)

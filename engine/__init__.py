@@ -1,0 +1,1 @@
+"""Packed batches in, vectors out. Knows tensors; nothing of text, requests or HTTP."""

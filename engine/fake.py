@@ -1,0 +1,189 @@
+"""An engine without a model: each row says which ids it was made from, at one gather a row.
+
+It lets the whole process tree be tested and measured without weights; every byte is received,
+copied and sent for real. It can be given a cost and faults, and knows nothing of who asks.
+"""
+
+import hashlib
+import itertools
+import os
+import queue
+import signal
+import threading
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.types import (
+    Batch,
+    EngineClosed,
+    EngineError,
+    EngineErrorKind,
+    EngineLimits,
+    ModelError,
+    ModelInfo,
+    OutputKind,
+    Results,
+    Rows,
+)
+
+TABLE_ROWS = 4096
+IDENTITY_FLOATS = 4  # each 16 bits of the hash: whole numbers that float32 holds exactly
+_DEPTH = 2
+
+
+def table(dimensions: int) -> NDArray[np.float32]:
+    """The fixed rows, float32 [4096, dimensions], the same in every process."""
+    return np.random.default_rng(seed=4096).standard_normal((TABLE_ROWS, dimensions), dtype=np.float32)
+
+
+def identity(token_ids: bytes | memoryview) -> NDArray[np.uint16]:
+    """The 64-bit hash of one sequence's int32 ids, uint16 [4]."""
+    return np.frombuffer(hashlib.blake2b(token_ids, digest_size=8).digest(), "<u2")
+
+
+def row(fixed: NDArray[np.float32], token_ids: bytes | memoryview) -> NDArray[np.float32]:
+    """What the engine answers for one sequence, float32 [dimensions]: the reference for tests."""
+    answer: NDArray[np.float32] = fixed[zlib.crc32(token_ids) % TABLE_ROWS].copy()
+    answer[:IDENTITY_FLOATS] = identity(token_ids)
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something to go wrong: ACTION@WHERE:VALUE, as exit@batch:3, nan@token:999, oom@tokens:4096 or exit@load."""
+
+    action: str  # exit, stop, hang, fail, nan, oom
+    where: str  # load; batch: the VALUE-th since the start; token: any batch with this id; tokens: any larger batch
+    value: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Fault":
+        """Raises ModelError where the text has another form."""
+        action, _, condition = text.partition("@")
+        where, _, value = condition.partition(":")
+        known = action in ("exit", "stop", "hang", "fail", "nan", "oom") and where in (
+            "load",
+            "batch",
+            "token",
+            "tokens",
+        )
+        if not known or not (value.isdecimal() or where == "load"):
+            raise ModelError("--fake-fault takes ACTION@WHERE:VALUE, for example exit@batch:3")
+        return cls(action, where, int(value or 0))
+
+    def strikes(self, batch: Batch, batch_number: int) -> bool:
+        """Whether this is the batch for it."""
+        if self.where == "batch":
+            return batch_number == self.value
+        if self.where == "token":
+            return bool((batch.token_ids == self.value).any())
+        return self.where == "tokens" and batch.num_tokens > self.value
+
+
+class FakeEngine:
+    """Computes in the thread that collects, so one batch runs while the next waits."""
+
+    def __init__(
+        self, info: ModelInfo, limits: EngineLimits, *, cost_seconds: float, token_rate: float, faults: Sequence[Fault]
+    ) -> None:
+        self.info = info
+        self.limits = limits
+        self._cost_seconds = cost_seconds  # a batch
+        self._token_rate = token_rate  # tokens a second; 0 = tokens cost nothing
+        self._faults = faults
+        self._table = table(info.dimensions)
+        self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
+        self._num_submitted = 0
+        self._never = threading.Event()  # waited for to let time pass
+
+    def submit(self, batch: Batch) -> int:
+        """See engine.types.Engine. The batch manager holds to the depth, so this never has to block."""
+        self._num_submitted += 1
+        self._submitted.put((self._num_submitted, batch))
+        return self._num_submitted
+
+    def collect(self) -> tuple[int, Results | EngineError]:
+        """See engine.types.Engine."""
+        item = self._submitted.get()
+        if item is None:
+            raise EngineClosed
+        ticket, batch = item
+        try:
+            return ticket, self._compute(batch, ticket)
+        except EngineError as error:
+            return ticket, error
+
+    def close(self) -> None:
+        """See engine.types.Engine."""
+        self._submitted.put(None)
+
+    def _compute(self, batch: Batch, batch_number: int) -> Results:
+        for fault in self._faults:
+            if fault.strikes(batch, batch_number):
+                self._strike(fault.action)
+        seconds = self._cost_seconds + (batch.num_tokens / self._token_rate if self._token_rate else 0)
+        if seconds:
+            self._never.wait(seconds)
+        rows = self._rows(batch)
+        if any(fault.action == "nan" and fault.strikes(batch, batch_number) for fault in self._faults):
+            rows[0, 0] = np.nan
+        return {OutputKind.POOLED: Rows(rows)}
+
+    def _rows(self, batch: Batch) -> NDArray[np.float32]:
+        ids = batch.token_ids.data.cast("B")
+        bounds = (batch.cu_seqlens * 4).tolist()
+        sequences = [ids[start:end] for start, end in itertools.pairwise(bounds)]
+        rows = self._table[[zlib.crc32(sequence) % TABLE_ROWS for sequence in sequences]]
+        digests = b"".join([hashlib.blake2b(sequence, digest_size=8).digest() for sequence in sequences])
+        rows[:, :IDENTITY_FLOATS] = np.frombuffer(digests, "<u2").reshape(-1, IDENTITY_FLOATS)
+        return rows
+
+    def _strike(self, action: str) -> None:
+        if action == "exit":
+            os._exit(70)
+        elif action == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif action == "hang":
+            self._never.wait()
+        elif action == "oom":
+            raise EngineError(EngineErrorKind.OUT_OF_MEMORY, "planted: out of memory")
+        elif action == "fail":
+            raise EngineError(EngineErrorKind.FAILED, "planted: failed")
+
+
+def load(*, name: str, reason: str, options: dict[str, Any]) -> FakeEngine:
+    """options: dimensions, max_seqlen, vocab_size, max_num_tokens, max_num_seqs, cost_ms, tokens_per_second, faults."""
+    faults = [Fault.parse(text) for text in options["faults"]]
+    if any(fault.where == "load" for fault in faults):
+        os._exit(70)
+    if options["dimensions"] < IDENTITY_FLOATS:
+        raise ModelError(f"--fake-dim must be at least {IDENTITY_FLOATS}")
+    info = ModelInfo(
+        name=name,
+        engine="fake",
+        reason=reason,
+        outputs=OutputKind.POOLED,
+        dimensions=options["dimensions"],
+        max_seqlen=options["max_seqlen"],
+        vocab_size=options["vocab_size"],
+        pooling="none",
+        normalize=False,
+        dtype="float32",
+        device="cpu",
+        architecture="",
+        notes=("rows are made of the token ids' hash, not by a model",),
+    )
+    limits = EngineLimits(
+        max_num_tokens=max(options["max_num_tokens"], options["max_seqlen"]),
+        max_num_seqs=options["max_num_seqs"],
+        max_seqlen=options["max_seqlen"],
+        depth=_DEPTH,
+    )
+    return FakeEngine(
+        info, limits, cost_seconds=options["cost_ms"] / 1000, token_rate=options["tokens_per_second"], faults=faults
+    )

@@ -1,0 +1,125 @@
+"""Frames between a batch manager and an engine worker.
+
+The batch manager connects; the worker sends READY once the model is warm, takes BATCH frames (never
+more than `depth` unanswered) and answers each with RESULT or FAILED under the same frame id.
+"""
+
+import dataclasses
+import json
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.types import (
+    Batch,
+    EngineError,
+    EngineErrorKind,
+    EngineLimits,
+    ModelInfo,
+    OutputKind,
+    Results,
+    Rows,
+)
+from wire.frames import Buffer
+
+READY = 0x0400
+BATCH = 0x0401
+RESULT = 0x0402
+FAILED = 0x0403
+
+# outputs (u16), has token types (u16), B (u32), T (u32); then int32 cu_seqlens [B+1], ids [T], token types [T]
+_BATCH = struct.Struct("<HHII")
+_RESULT = struct.Struct("<d")  # seconds of computing; then the rows
+# rows: number of outputs; then for each output _ROWS, int32 offsets, float32 values
+_COUNT = struct.Struct("<I")
+_ROWS = struct.Struct("<HHIII")  # output kind, is ragged, number of offsets, rows, D
+_FAILED = struct.Struct("<I")  # EngineErrorKind; then the message in UTF-8
+
+
+def encode_ready(info: ModelInfo, limits: EngineLimits) -> list[Buffer]:
+    """READY: JSON, sent once a connection."""
+    return [json.dumps({"info": dataclasses.asdict(info), "limits": dataclasses.asdict(limits)}).encode()]
+
+
+def decode_ready(payload: Buffer) -> tuple[ModelInfo, EngineLimits]:
+    """The inverse of `encode_ready`."""
+    fields = json.loads(bytes(payload))
+    info, limits = fields["info"], fields["limits"]
+    info["outputs"] = OutputKind(info["outputs"])
+    info["notes"] = tuple(info["notes"])
+    limits["token_buckets"] = tuple(limits["token_buckets"])
+    return ModelInfo(**info), EngineLimits(**limits)
+
+
+def encode_batch(
+    outputs: OutputKind, seqlens: Sequence[int], token_ids: Sequence[Buffer], token_type_ids: Sequence[Buffer] = ()
+) -> list[Buffer]:
+    """BATCH from the lengths of its sequences and their int32 ids in pieces of any size, which are not copied."""
+    cu_seqlens = np.zeros(len(seqlens) + 1, np.int32)
+    np.cumsum(seqlens, out=cu_seqlens[1:])
+    header = _BATCH.pack(outputs, bool(token_type_ids), len(seqlens), int(cu_seqlens[-1]))
+    return [header, cu_seqlens.tobytes(), *token_ids, *token_type_ids]
+
+
+def decode_batch(model: str, payload: Buffer) -> Batch:
+    """The inverse of `encode_batch`; the arrays are views of the payload."""
+    outputs, has_types, num_seqs, num_tokens = _BATCH.unpack_from(payload)
+    numbers = np.frombuffer(payload, np.int32, offset=_BATCH.size)
+    ids_end = num_seqs + 1 + num_tokens
+    return Batch(
+        model=model,
+        outputs=OutputKind(outputs),
+        cu_seqlens=numbers[: num_seqs + 1],
+        token_ids=numbers[num_seqs + 1 : ids_end],
+        token_type_ids=numbers[ids_end:] if has_types else None,
+    )
+
+
+def encode_rows(results: Results) -> list[Buffer]:
+    """Results as a part of any frame; rows are not copied where they are contiguous."""
+    parts: list[Buffer] = [_COUNT.pack(len(results))]
+    for kind, rows in results.items():
+        values = np.ascontiguousarray(rows.values, np.float32)
+        offsets = b"" if rows.offsets is None else np.ascontiguousarray(rows.offsets, np.int32).tobytes()
+        parts.append(_ROWS.pack(kind, rows.offsets is not None, len(offsets) // 4, *values.shape))
+        parts += [offsets, values.reshape(-1).data.cast("B")]
+    return parts
+
+
+def decode_rows(payload: Buffer, at: int) -> Results:
+    """The inverse of `encode_rows`, from byte `at`; the rows are views of the payload."""
+    (num_outputs,) = _COUNT.unpack_from(payload, at)
+    at += _COUNT.size
+    results: Results = {}
+    for _ in range(num_outputs):
+        kind, is_ragged, num_offsets, num_rows, width = _ROWS.unpack_from(payload, at)
+        at += _ROWS.size
+        offsets = np.frombuffer(payload, np.int32, num_offsets, at) if is_ragged else None
+        at += 4 * num_offsets
+        values = np.frombuffer(payload, np.float32, num_rows * width, at).reshape(num_rows, width)
+        at += values.nbytes
+        results[OutputKind(kind)] = Rows(values, offsets)
+    return results
+
+
+def encode_result(results: Results, compute_seconds: float) -> list[Buffer]:
+    """RESULT."""
+    return [_RESULT.pack(compute_seconds), *encode_rows(results)]
+
+
+def decode_result(payload: Buffer) -> tuple[Results, float]:
+    """Rows as views of the payload, and the seconds of computing."""
+    (compute_seconds,) = _RESULT.unpack_from(payload)
+    return decode_rows(payload, _RESULT.size), compute_seconds
+
+
+def encode_failed(error: EngineError) -> list[Buffer]:
+    """FAILED."""
+    return [_FAILED.pack(error.kind), str(error).encode()]
+
+
+def decode_failed(payload: Buffer) -> EngineError:
+    """The inverse of `encode_failed`."""
+    (kind,) = _FAILED.unpack_from(payload)
+    return EngineError(EngineErrorKind(kind), bytes(payload[_FAILED.size :]).decode())

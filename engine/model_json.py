@@ -1,0 +1,55 @@
+"""Reads a model folder's JSON files and the kinds of values they hold; a wrong one is a ModelError that names it.
+
+Knows nothing of what the values mean.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.types import ModelError
+
+Json = dict[str, Any]
+
+
+def read(file: Path) -> Any:
+    """Any JSON value. Raises ModelError where the file is missing or is not JSON."""
+    try:
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"{file} can't be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON") from error
+
+
+def read_object(file: Path) -> Json:
+    """A JSON object. Raises ModelError where the file is missing or holds something else."""
+    value = read(file)
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} does not hold a JSON object")
+    return value
+
+
+def read_optional(file: Path) -> Json:
+    """A JSON object, empty where there is no such file."""
+    return read_object(file) if file.is_file() else {}
+
+
+def object_in(config: Json, key: str) -> Json:
+    """The object under `key`, empty where there is none."""
+    value = config.get(key) or {}
+    if not isinstance(value, dict):
+        raise ModelError(f"{key!r} in the model's files is not a JSON object")
+    return value
+
+
+def number_in(config: Json, *keys: str) -> int | None:
+    """The positive whole number under the first key that has one, None where none has."""
+    for key in keys:
+        value = config.get(key)
+        if value is None or value == -1:  # -1: XLNet's way to say "no limit"
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+            raise ModelError(f"{key!r} in the model's files is not a positive number")
+        return int(min(value, 1e30))
+    return None

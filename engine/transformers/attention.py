@@ -1,0 +1,110 @@
+"""Attention over sequences packed in one row: the one function that the layers of every architecture call.
+
+transformers hands each layer's queries, keys and values to a function found by name. Ours goes through the sequences
+one after the other, so that no mask is needed and none is made: on a CPU this beats padding, a block-diagonal mask and
+nested tensors. No mask function is registered beside it, which is what makes transformers pass none.
+
+Shapes: T tokens of all sequences, S tokens of one, N query heads, H key heads (N = H * groups), D numbers a head.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+# transformers looks for "flash", "sdpa", "flex_attention" and "paged|" in names, and then takes other paths.
+PACKED = "embedline_packed"
+
+# What layers hand on that changes nothing here; any other argument might, so it is refused.
+_HARMLESS = frozenset(("cu_seq_lens_k", "max_length_q", "max_length_k", "position_ids", "use_cache", "deterministic"))
+
+
+class UnsupportedAttention(Exception):
+    """A layer asks for something that packed attention does not do."""
+
+
+def register() -> None:
+    """Make PACKED known to transformers; more than once does no harm."""
+    AttentionInterface.register(PACKED, packed_attention)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,  # [1, N, T, D]
+    key: Tensor,  # [1, H, T, D]
+    value: Tensor,  # [1, H, T, D]
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor | None = None,  # int32 [B + 1]
+    is_causal: bool | None = None,
+    scaling: float | None = None,  # None = 1 / sqrt(D)
+    sliding_window: int | None = None,  # a token sees those fewer than this many tokens away
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Rows [1, T, N, D] in the order of the tokens. Raises UnsupportedAttention."""
+    unknown = sorted(name for name, value in others.items() if value is not None and name not in _HARMLESS)
+    if unknown:
+        raise UnsupportedAttention(f"attention with {', '.join(unknown)}")
+    if attention_mask is not None or dropout:
+        raise UnsupportedAttention("attention with a mask or dropout")
+    if cu_seq_lens_q is None:
+        raise UnsupportedAttention("layers that do not hand on where sequences begin")
+    bounds = cu_seq_lens_q.tolist()
+    if not query.shape[2] == key.shape[2] == bounds[-1]:
+        raise UnsupportedAttention("attention to other tokens than those of the batch")
+    rule = _Rule(
+        is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+        scaling=query.shape[3] ** -0.5 if scaling is None else scaling,
+        window=sliding_window or query.shape[2],
+        softcap=softcap,
+    )
+    rows = [
+        _attend(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], rule=rule).transpose(1, 2)
+        for start, end in pairwise(bounds)
+    ]
+    return torch.cat(rows, dim=1), None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """How the tokens of one sequence see each other."""
+
+    is_causal: bool
+    scaling: float
+    window: int  # a token sees those fewer than this many tokens away
+    softcap: float | None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, *, rule: _Rule) -> Tensor:
+    """One sequence: [1, N, S, D]."""
+    if rule.softcap is not None:
+        return _softcapped(query, key, value, scaling=rule.scaling, softcap=rule.softcap, visible=_visible(query, rule))
+    mask = _visible(query, rule) if query.shape[2] > rule.window else None
+    return functional.scaled_dot_product_attention(
+        query, key, value, mask, is_causal=rule.is_causal and mask is None, scale=rule.scaling, enable_gqa=True
+    )
+
+
+def _visible(query: Tensor, rule: _Rule) -> Tensor:
+    """True where a query (row) sees a key (column), bool [S, S]."""
+    position = torch.arange(query.shape[2], device=query.device)
+    distance = position[:, None] - position
+    near = distance.abs() < rule.window
+    return near & (distance >= 0) if rule.is_causal else near
+
+
+def _softcapped(
+    query: Tensor, key: Tensor, value: Tensor, *, scaling: float, softcap: float, visible: Tensor
+) -> Tensor:
+    """What SDPA has no argument for: scores squeezed into -softcap … softcap."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = torch.tanh(query @ key.mT * scaling / softcap) * softcap
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1, dtype=torch.float32)
+    return weights.to(value.dtype) @ value

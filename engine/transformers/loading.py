@@ -1,0 +1,84 @@
+"""A transformers model out of a local folder: safetensors only, none of the folder's code, no network, no noise."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from engine.model_folder import ModelFolder
+from engine.types import ModelError
+
+DTYPES = {
+    "auto": torch.float32,  # CPUs without bfloat16 arithmetic are 6 to 10 times slower in it
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+# Parts that the token rows do not come from, so that a file may lack them.
+_UNUSED_PARTS = frozenset(("pooler", "contact_head"))
+_MAX_REASON = 300  # characters; some exceptions hold pages
+
+
+def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
+    """The bare transformer in inference mode on the CPU. Raises ModelError where the folder's files don't make one."""
+    model: PreTrainedModel
+    try:
+        with _quiet():
+            config = _load_config(folder)
+            model, found = AutoModel.from_pretrained(
+                folder.path,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except ModelError:
+        raise
+    except Exception as error:  # a folder can be wrong in more ways than transformers has exceptions for
+        raise ModelError(f"transformers can't load {folder.path}: {one_line(error)}") from error
+    missing = sorted(key for key in found["missing_keys"] if not _UNUSED_PARTS.intersection(key.split(".")))
+    if missing:
+        raise ModelError(
+            f"the weights in {folder.path} are not those of the architecture {folder.architecture!r}: "
+            f"{missing[0]} and {len(missing) - 1} others are missing"
+        )
+    assert not model.training
+    model.requires_grad_(False)
+    return model
+
+
+def _load_config(folder: ModelFolder) -> PretrainedConfig:
+    config: PretrainedConfig = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError("config.json describes quantized weights, which the transformers engine does not read")
+    # A file may ask for kernels from the hub or for outputs in another form; what we need is fixed.
+    config._attn_implementation = None
+    config.use_cache = False
+    config.return_dict = True
+    config.output_attentions = False
+    config.output_hidden_states = False
+    return config
+
+
+def one_line(error: Exception) -> str:
+    """What an exception of somebody else's says, for a log or an operator."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and reports of unused weights out of the log; what matters is raised."""
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,101 @@
+"""Chooses how a freshly loaded model is run, by trying it: packed where that gives what one sequence at a time gives.
+
+Most architectures can be packed. A few bring an attention of their own, and some mix neighbouring tokens elsewhere
+(convolutions, concatenated embeddings), which no flag of theirs tells.
+"""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.model_folder import ModelFolder
+from engine.transformers import attention
+from engine.transformers.forward import Forward, PackedForward, PaddedForward
+from engine.transformers.loading import one_line
+from engine.types import Batch, ModelError, OutputKind
+
+_SEQLENS = (5, 17, 1, 5, 9)  # equal lengths are there on purpose
+_NUM_SPECIAL = 4  # the first ids are often padding and markers
+# largest difference over largest value: rounding alone; a leak between sequences is a thousand times that
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a model is run, and why."""
+
+    forward: Forward
+    note: str
+
+
+def choose_forward(model: PreTrainedModel, folder: ModelFolder) -> Choice:
+    """Try packed, then padded. Raises ModelError where neither is right."""
+    batch = _sample(folder)
+    padded = PaddedForward(model)
+    expected = _run_one_by_one(padded, batch)
+    packed, why_not = _try_packed(model, folder, batch, expected)
+    if packed is not None:
+        return Choice(packed, "packed: sequences are computed side by side without padding; the self-test agrees")
+    problem = _disagreement(padded, batch, expected)
+    if problem:
+        raise ModelError(f"the architecture {folder.architecture!r} can't be run in batches: {problem}")
+    return Choice(padded, f"padded: sequences of like length are padded to the longest, for {why_not}")
+
+
+def _try_packed(
+    model: PreTrainedModel, folder: ModelFolder, batch: Batch, expected: Tensor
+) -> tuple[PackedForward | None, str]:
+    """The forward, or why it is not to be used; the model then has its own attention again."""
+    own = model.config._attn_implementation
+    if not model._can_set_attn_implementation():
+        return None, f"{type(model).__name__} takes no attention function from outside"
+    attention.register()
+    model.set_attn_implementation(attention.PACKED)
+    packed = PackedForward(model, padding_idx=folder.padding_idx)
+    problem = _disagreement(packed, batch, expected)
+    if not problem:
+        return packed, ""
+    model.set_attn_implementation(own)
+    return None, f"packed {problem}"
+
+
+def _disagreement(forward: Forward, batch: Batch, expected: Tensor) -> str:
+    """What is wrong with these rows, "" if nothing is."""
+    try:
+        rows = forward(batch)
+    except Exception as error:  # whatever a layer makes of input that it was not written for
+        return f"fails with {one_line(error)}"
+    if rows.shape != expected.shape:
+        return f"gives rows of shape {tuple(rows.shape)}, not {tuple(expected.shape)}"
+    difference = ((rows - expected).abs().max() / expected.abs().max()).item()
+    return "" if difference <= _TOLERANCE[rows.dtype] else f"differs by {difference:.1e} from one sequence at a time"
+
+
+def _run_one_by_one(padded: PaddedForward, batch: Batch) -> Tensor:
+    try:
+        rows = torch.cat([padded(single) for single in _singles(batch)])
+    except Exception as error:
+        raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
+    if not rows.isfinite().all():
+        raise ModelError("the model gives rows that are not finite")
+    return rows
+
+
+def _singles(batch: Batch) -> list[Batch]:
+    return [
+        Batch(batch.model, batch.outputs, batch.token_ids[start:end], np.array([0, end - start], np.int32))
+        for start, end in itertools.pairwise(batch.cu_seqlens.tolist())
+    ]
+
+
+def _sample(folder: ModelFolder) -> Batch:
+    """Arbitrary ids, the same at each start."""
+    seqlens = np.minimum(_SEQLENS, folder.max_seqlen)
+    cu_seqlens = np.concatenate(([0], np.cumsum(seqlens))).astype(np.int32)
+    first = min(_NUM_SPECIAL, folder.vocab_size - 1)
+    token_ids = np.random.default_rng(seed=0).integers(first, folder.vocab_size, cu_seqlens[-1], np.int32)
+    return Batch("", OutputKind.POOLED, token_ids, cu_seqlens)

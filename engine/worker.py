@@ -1,0 +1,203 @@
+"""The engine process: one model on one device, fed by one batch manager at a time. Imports with numpy alone.
+
+Three threads, so that a batch can be received and the supervisor answered while one computes:
+    main      the control channel: START, heartbeats, STOP
+    submit    accepts the batch manager's connection, reads BATCH frames, submits them
+    collect   collects finished batches and sends RESULT or FAILED to whoever sent the batch
+"""
+
+import dataclasses
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from engine import messages, registry
+from engine.types import Engine, EngineClosed, EngineError, EngineErrorKind, ModelError, Results
+from engine.warmup import warm_up
+from wire import control
+from wire.blocking import BlockingConnection
+from wire.control import Json
+from wire.frames import ProtocolError
+from wire.process import begin, settle
+
+logger = logging.getLogger("embedline.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A batch inside the engine."""
+
+    connection: BlockingConnection
+    frame_id: int
+    num_tokens: int
+
+
+class Worker:
+    """Moves batches between a connection and an engine."""
+
+    def __init__(self, engine: Engine, listener: socket.socket, tokens_per_second: float) -> None:
+        self._engine = engine
+        self._listener = listener
+        self._limits = dataclasses.replace(engine.limits, tokens_per_second=tokens_per_second)
+        self._held: dict[int, _Held] = {}  # by ticket; insertion order is submission order
+        self._noted = threading.Condition()  # guards the two around it; notified when a ticket is noted
+        self._busy_since = 0.0
+
+    def start(self) -> threading.Thread:
+        """Start both threads and return the one that ends once the engine is closed."""
+        threading.Thread(target=self._submit_forever, name="submit", daemon=True).start()
+        collector = threading.Thread(target=self._collect_forever, name="collect", daemon=True)
+        collector.start()
+        return collector
+
+    def busy(self) -> Json | None:
+        """The oldest batch in the engine and since when (time.monotonic seconds) it has been computing."""
+        with self._noted:
+            for held in self._held.values():
+                return {"batch": held.frame_id, "tokens": held.num_tokens, "since": self._busy_since}
+        return None
+
+    def _submit_forever(self) -> None:
+        while True:
+            channel, _ = self._listener.accept()
+            connection = BlockingConnection(channel)
+            try:
+                self._serve(connection)
+            except (EOFError, OSError):
+                logger.info("the batch manager has gone; waiting for the next one")
+            except ProtocolError as error:
+                logger.error("connection cut: %s", error)
+            connection.close()
+
+    def _serve(self, connection: BlockingConnection) -> None:
+        connection.send(messages.READY, 0, messages.encode_ready(self._engine.info, self._limits))
+        while True:
+            for kind, frame_id, payload in connection.receive():
+                if kind == messages.BATCH:
+                    self._submit(connection, frame_id, payload)
+
+    def _submit(self, connection: BlockingConnection, frame_id: int, payload: memoryview) -> None:
+        batch = messages.decode_batch(self._engine.info.name, payload)
+        ticket = self._engine.submit(batch)
+        with self._noted:
+            if not self._held:
+                self._busy_since = time.monotonic()
+            self._held[ticket] = _Held(connection, frame_id, batch.num_tokens)
+            self._noted.notify()
+
+    def _collect_forever(self) -> None:
+        while True:
+            try:
+                ticket, results = self._engine.collect()
+            except EngineClosed:
+                return
+            now = time.monotonic()
+            with self._noted:  # a batch can be finished before `_submit` has noted it
+                self._noted.wait_for(lambda: ticket in self._held)  # noqa: B023 - runs only here
+                held = self._held.pop(ticket)
+                compute_seconds, self._busy_since = max(now - self._busy_since, 0.0), now
+            self._answer(held, results, compute_seconds)
+
+    def _answer(self, held: _Held, results: Results | EngineError, compute_seconds: float) -> None:
+        if not isinstance(results, EngineError) and not _all_finite(results):
+            results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
+        try:
+            if isinstance(results, EngineError):
+                logger.error("a batch of %d tokens failed: %s", held.num_tokens, results)
+                held.connection.send(messages.FAILED, held.frame_id, messages.encode_failed(results))
+            else:
+                held.connection.send(messages.RESULT, held.frame_id, messages.encode_result(results, compute_seconds))
+        except OSError:
+            logger.info("a batch is finished whose batch manager has gone")
+        if isinstance(results, EngineError) and results.kind is EngineErrorKind.FATAL:
+            os._exit(1)
+
+
+def _all_finite(results: Results) -> bool:
+    return all(bool(np.isfinite(rows.values).all()) for rows in results.values())
+
+
+def main() -> NoReturn:
+    """Be an engine process: `<python> -P -m engine.worker <control descriptor> <supervisor's pid>`."""
+    control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    settle(parent_pid)
+    threading.excepthook = _die  # a worker that lost a thread would hold its batches for ever
+    supervisor = BlockingConnection(socket.socket(fileno=control_fd))
+    spec = _wait_for_start(supervisor)
+    begin(spec["title"], spec["log_level"])
+    loading = _Heartbeat(supervisor)
+    try:
+        engine = registry.load(spec["engine"], name=spec["model"], reason=spec["reason"], options=spec["options"])
+        tokens_per_second = warm_up(engine)
+    except ModelError as error:
+        loading.stop()
+        supervisor.send(control.FAILED, 0, control.encode({"message": str(error)}))
+        sys.exit(2)
+    worker = Worker(engine, socket.socket(fileno=spec["listener_fd"]), tokens_per_second)
+    collector = worker.start()
+    loading.stop()
+    supervisor.send(control.READY, 0, control.encode({"info": dataclasses.asdict(engine.info)}))
+    _beat_until_stopped(supervisor, worker)
+    engine.close()
+    collector.join()
+    sys.exit(0)
+
+
+def _die(args: threading.ExceptHookArgs) -> None:
+    logger.critical("a thread ended", exc_info=args.exc_value)
+    os._exit(1)
+
+
+def _wait_for_start(supervisor: BlockingConnection) -> Json:
+    while True:
+        for kind, _, payload in supervisor.receive():
+            if kind == control.START:
+                return control.decode(payload)
+
+
+class _Heartbeat:
+    """Beats from a thread of its own while the main thread loads a model."""
+
+    def __init__(self, supervisor: BlockingConnection) -> None:
+        self._supervisor = supervisor
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return once the supervisor's socket is free for another sender."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(control.HEARTBEAT_SECONDS):
+            _send_heartbeat(self._supervisor, None)
+
+
+def _send_heartbeat(supervisor: BlockingConnection, busy: Json | None) -> None:
+    supervisor.send(control.HEARTBEAT, 0, control.encode({"busy": busy}))
+
+
+def _beat_until_stopped(supervisor: BlockingConnection, worker: Worker) -> None:
+    """Answer the supervisor until it says STOP; without a supervisor this process has no reason to live."""
+    supervisor.set_timeout(control.HEARTBEAT_SECONDS)
+    while True:
+        try:
+            for kind, _, _ in supervisor.receive():
+                if kind == control.STOP:
+                    return
+        except TimeoutError:
+            _send_heartbeat(supervisor, worker.busy())
+        except EOFError:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Whether a request may come in, decided before it costs anything: by the tokens that wait and how fast they go.
+
+Reads the shared page and writes this frontend's row of it. Knows no request's content.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from server.errors import Overloaded
+from wire.page import Page
+from wire.vocabulary import RequestClass
+
+_SPECIAL_TOKENS = 2  # about what a model adds to a text
+_LEARNING_RATE = 0.05  # weight of the newest request in the characters-to-tokens ratio
+
+
+@dataclass(frozen=True, slots=True)
+class WaitBudgets:
+    """Seconds a request of each class may be expected to wait for its turn."""
+
+    interactive: float
+    bulk: float
+
+    def of(self, request_class: RequestClass) -> float:
+        """The budget of one class."""
+        return self.interactive if request_class is RequestClass.INTERACTIVE else self.bulk
+
+
+class Admission:
+    """One frontend's door."""
+
+    def __init__(self, page: Page, *, frontend: int, budgets: WaitBudgets, max_requests: int) -> None:
+        self._page = page
+        self._row = page.admitted_tokens[frontend]
+        self._budgets = budgets
+        self._max_requests = max_requests
+        self._tokens_per_character = [0.25] * page.num_models
+        self.num_requests = 0  # open now
+
+    def estimate(self, model: int, num_characters: int, num_texts: int) -> int:
+        """Tokens that texts will have."""
+        return int(num_characters * self._tokens_per_character[model]) + _SPECIAL_TOKENS * num_texts
+
+    def learn(self, model: int, num_characters: int, num_tokens: int) -> None:
+        """Take note of what tokenizing gave."""
+        if num_characters:
+            old = self._tokens_per_character[model]
+            self._tokens_per_character[model] += (num_tokens / num_characters - old) * _LEARNING_RATE
+
+    def check(self, model: int, request_class: RequestClass) -> None:
+        """Raises Overloaded where what waits already would keep this request waiting for too long."""
+        if self.num_requests >= self._max_requests:
+            raise Overloaded("too many requests are open; see --max-concurrent-requests", retry_after=1.0)
+        rate = float(self._page.tokens_per_second[:, model].sum())
+        if rate <= 0:
+            return
+        wait = self._tokens_ahead(model, request_class) / rate
+        budget = self._budgets.of(request_class)
+        if wait > budget:
+            raise Overloaded("more work is waiting than can be done in time", retry_after=wait - budget)
+
+    @contextlib.contextmanager
+    def reserved(self, model: int, request_class: RequestClass, num_tokens: int) -> Iterator[None]:
+        """Count tokens as on their way to a batch manager while the block runs."""
+        self._row[model, request_class] += num_tokens
+        try:
+            yield
+        finally:
+            self._row[model, request_class] -= num_tokens
+
+    def _tokens_ahead(self, model: int, request_class: RequestClass) -> int:
+        """Interactive work goes before bulk work, so only bulk waits for both."""
+        ahead = slice(0, request_class + 1)
+        queued = self._page.queued_tokens[:, model, ahead].sum()
+        return int(queued + self._page.admitted_tokens[:, model, ahead].sum())

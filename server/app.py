@@ -1,0 +1,79 @@
+"""The routes that may take their time, on FastAPI: health, facts, metrics, the OpenAPI page."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+
+from embedline import __version__
+from server.errors import InvalidRequest, openai_answer
+from server.frontend_state import FrontendState
+from server.metrics import MetricsSource
+from server.openapi import with_hot_routes
+
+
+def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
+    """The FastAPI application of one frontend."""
+    app = FastAPI(title="Embedline", version=__version__, description="An embedding inference server")
+    app.add_exception_handler(HTTPException, _http_error)
+    app.openapi = with_hot_routes(app)  # type: ignore[method-assign]  # FastAPI's own way of extending it
+
+    @app.get("/livez", summary="Whether this process answers")
+    async def livez() -> Response:
+        return PlainTextResponse("ok")
+
+    @app.get("/readyz", summary="Whether a request sent now would be computed")
+    @app.get("/health", summary="The same as /readyz, as TEI names it")
+    async def readyz() -> Response:
+        reason = state.why_not_ready()
+        if reason is None:
+            return PlainTextResponse("ok")
+        return PlainTextResponse(reason, status_code=503, headers={"retry-after": "2"})
+
+    @app.get("/info", summary="What is served, by which engine, and why")
+    async def info() -> Response:
+        return JSONResponse(_info(state))
+
+    @app.get("/v1/models", summary="The served models, as OpenAI lists them")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": _model_cards(state)})
+
+    @app.get("/metrics", summary="Prometheus metrics of the whole server")
+    async def metrics_page() -> Response:
+        return PlainTextResponse(await metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def _info(state: FrontendState) -> dict[str, Any]:
+    house = state.house
+    return {
+        "version": __version__,
+        "ready": state.why_not_ready() is None,
+        "models": house.get("models", []),
+        **house.get("limits", {}),
+    }
+
+
+def _model_cards(state: FrontendState) -> list[dict[str, Any]]:
+    if state.models is None:
+        return []
+    return [
+        {
+            "id": model.name,
+            "object": "model",
+            "created": model.facts["loaded_at"],
+            "owned_by": "embedline",
+            "dimensions": model.dimensions,
+            "max_model_len": model.max_seqlen,
+        }
+        for model in state.models.models
+    ]
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    """404 and 405 in the same shape as every other error."""
+    assert isinstance(error, HTTPException)
+    answer = openai_answer(InvalidRequest("no such route" if error.status_code == 404 else "no such method here"))
+    return Response(answer.body, status_code=error.status_code, media_type="application/json")

@@ -1,0 +1,70 @@
+"""The few ASGI words the hot path uses, and reading a body that may be too large."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from server.errors import PayloadTooLarge
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+class ClientLeft(Exception):
+    """The connection closed before the request was whole."""
+
+
+class BodyReader:
+    """Reads bodies of at most `max_bytes` each, and `max_total_bytes` over all that are open in this process."""
+
+    def __init__(self, *, max_bytes: int, max_total_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._room = max_total_bytes
+
+    async def read(self, receive: Receive, content_length: int | None) -> bytes:
+        """The whole body. Raises PayloadTooLarge as soon as it is known, ClientLeft."""
+        if content_length is not None and content_length > self._max_bytes:
+            raise self._too_large()
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        if not message.get("more_body"):
+            body: bytes = message["body"]
+            if len(body) > self._max_bytes:
+                raise self._too_large()
+            return body
+        return await self._read_rest(receive, message["body"])
+
+    async def _read_rest(self, receive: Receive, first: bytes) -> bytes:
+        chunks = [first]
+        num_bytes = len(first)
+        self._room -= num_bytes
+        try:
+            more = True
+            while more:
+                if num_bytes > self._max_bytes or self._room < 0:
+                    raise self._too_large()
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                chunks.append(message["body"])
+                num_bytes += len(message["body"])
+                self._room -= len(message["body"])
+                more = message.get("more_body", False)
+            if num_bytes > self._max_bytes:
+                raise self._too_large()
+            return b"".join(chunks)
+        finally:
+            self._room += num_bytes
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"the body is over the {self._max_bytes} bytes of --payload-limit")
+
+
+async def send_answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
+    """A whole answer."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,74 @@
+"""The command line. The flags of `serve` are made from the fields of server.settings.Settings, so there is one list."""
+
+import dataclasses
+import inspect
+import sys
+import typing
+from typing import Any, NoReturn
+
+import typer
+
+from embedline import __version__
+from engine.types import ModelError
+from server.serve import serve as run_server
+from server.settings import Flag, Settings, SettingsError
+
+_EXIT_SETTINGS = 2
+
+app = typer.Typer(
+    help="A self-hosted embedding inference server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def serve(**values: Any) -> None:
+    """Serve a model over HTTP until SIGTERM or Ctrl-C."""
+    try:
+        values["fake_fault"] = tuple(values["fake_fault"] or ())
+        sys.exit(run_server(Settings(**values)))
+    except (SettingsError, ModelError) as error:
+        _exit_with(str(error))
+
+
+def _exit_with(message: str) -> NoReturn:
+    print(f"embedline: {message}", file=sys.stderr)
+    sys.exit(_EXIT_SETTINGS)
+
+
+def _parameter(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
+    """A field of Settings as typer understands it."""
+    flag: Flag = field.metadata["flag"]
+    names = flag.names or (f"--{field.name.replace('_', '-')}",)
+    option = typer.Option(*names, help=flag.help, envvar=field.name.upper() if flag.env else None)
+    if typing.get_origin(annotation) is tuple:
+        annotation, default = list[str] | None, None
+    else:
+        default = field.default
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=typing.Annotated[annotation, option]
+    )
+
+
+def _add_serve() -> None:
+    annotations = typing.get_type_hints(Settings)
+    parameters = [_parameter(field, annotations[field.name]) for field in dataclasses.fields(Settings)]
+    serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command()(serve)
+
+
+def main() -> None:
+    """The console script."""
+    if sys.argv[1:] == ["--version"]:
+        print(__version__)
+        return
+    _add_serve()
+    app(prog_name="embedline")

@@ -1,0 +1,77 @@
+"""What a frontend knows of the house: which models there are, whether they can compute, what it has counted."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from server.errors import NotReady
+from server.models import ModelTable, served_models
+from wire.control import Json
+from wire.metrics import Recorder
+from wire.page import Page
+
+_RETRY_SECONDS = 2.0
+
+
+class FrontendState:
+    """Written by the supervisor's STATE and by the hot path; read by every route."""
+
+    def __init__(self, page: Page, metrics: Recorder) -> None:
+        self._page = page
+        self._metrics = metrics
+        self._house: Json = {}
+        self._models: ModelTable | None = None
+        self.num_open = 0  # requests
+        self.draining = False
+        self.idle = asyncio.Event()  # set while no request is open
+        self.idle.set()
+
+    def update(self, house: Json) -> None:
+        """Take in a STATE."""
+        self._house = house
+        if house["models"]:
+            self._models = ModelTable(served_models(house["models"]))
+
+    @property
+    def house(self) -> Json:
+        """The newest STATE."""
+        return self._house
+
+    @property
+    def models(self) -> ModelTable | None:
+        """None while the first model is loading."""
+        return self._models
+
+    def models_or_not_ready(self) -> ModelTable:
+        """Raises NotReady while the first model is loading."""
+        if self._models is None:
+            raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS)
+        return self._models
+
+    def why_not_ready(self) -> str | None:
+        """None when a request sent now would be computed."""
+        if self.draining:
+            return "the server is stopping"
+        if not self._house.get("ready"):
+            return str(self._house.get("reason", "starting"))
+        # the page knows of a dead engine before the supervisor has said so
+        if (self._page.engines_ready.sum(axis=0) < 1).any():
+            return "no engine is ready"
+        return None
+
+    @contextlib.contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Count a request as open while the block runs."""
+        self.num_open += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            if not self.num_open:
+                self.idle.set()
+
+    def record(self, path: str, status: int, seconds: float) -> None:
+        """Count a finished request."""
+        self._metrics.count("embedline_requests_total", path, str(status))
+        self._metrics.observe("embedline_request_duration_seconds", path, seconds=seconds)

@@ -1,0 +1,83 @@
+"""Uvicorn's HTTP parser on a listening socket that somebody else owns.
+
+Uvicorn's own Server polls ten times a second, takes the process's signals and never tells a handler
+that its client has left; of uvicorn we use the configuration and the protocol.
+"""
+
+import asyncio
+import socket
+from typing import Any
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from server.asgi import App
+
+_KEEP_ALIVE_SECONDS = 90  # longer than the proxies in front, or they reuse a connection that is being closed
+
+
+class _Protocol(HttpToolsProtocol):
+    """Cancels a request's task when its client leaves."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # a reference is kept in `tasks`, as uvicorn does: the loop holds tasks weakly
+        self._task = self.loop.create_task(cycle.run_asgi(app))
+        self._task.add_done_callback(self.tasks.discard)
+        self.tasks.add(self._task)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+
+
+class HttpServer:
+    """start, then stop: in that order, once."""
+
+    def __init__(self, app: App, listener: socket.socket) -> None:
+        self._listener = listener
+        self._state = ServerState()
+        self._config = Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        )
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        self._config.load()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: _Protocol(config=self._config, server_state=self._state, app_state={}, _loop=loop),
+            sock=self._listener,
+            backlog=2048,
+        )
+
+    def stop_accepting(self) -> None:
+        """Close the listener and every idle connection; those with an open request close after their answer."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+
+    async def stop(self, seconds: float) -> None:
+        """Wait at most so long for open requests, then cancel what is left."""
+        self.stop_accepting()
+        if self._state.tasks:
+            _, unfinished = await asyncio.wait(self._state.tasks, timeout=seconds)
+            for task in unfinished:
+                task.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.close()

@@ -1,0 +1,24 @@
+"""The supervisor's own small page, which answers when everything else is stuck: metrics, liveness, readiness."""
+
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+
+def make_monitor(metrics: Callable[[], str], why_not_ready: Callable[[], str | None]) -> Starlette:
+    """/metrics, /livez, /readyz."""
+
+    async def metrics_page(_: Request) -> Response:
+        return PlainTextResponse(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def readyz(_: Request) -> Response:
+        reason = why_not_ready()
+        return PlainTextResponse(reason or "ok", status_code=503 if reason else 200)
+
+    return Starlette(routes=[Route("/metrics", metrics_page), Route("/livez", livez), Route("/readyz", readyz)])

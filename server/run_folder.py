@@ -1,0 +1,59 @@
+"""The folder of one running server: its sockets, readable by nobody else, gone when the server is."""
+
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+_PREFIX = "embedline-"
+_MAX_PATH_BYTES = 100  # a Unix socket's path has 108 at most
+
+
+class RunFolder:
+    """Made at start, removed at stop. What a killed server left behind is removed by the next one."""
+
+    def __init__(self) -> None:
+        parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        if len(os.fsencode(parent)) > _MAX_PATH_BYTES - 40 or not os.access(parent, os.W_OK):
+            parent = Path("/tmp")
+        _sweep(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
+        unlocked = self.path / "lock.new"
+        self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # held as long as this process lives
+        unlocked.rename(self.path / "lock")  # only now can another server's sweep see it
+
+    def listen(self, name: str) -> tuple[socket.socket, str]:
+        """A listening Unix socket (0600) and its path. It is kept here so that whoever serves it may die."""
+        path = str(self.path / f"{name}.sock")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        previous = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(previous)
+        listener.listen(1024)
+        return listener, path
+
+    def remove(self) -> None:
+        """Remove the folder and what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove folders whose lock nobody holds."""
+    for lock in parent.glob(f"{_PREFIX}*/lock"):
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # somebody else's, or gone by now
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)

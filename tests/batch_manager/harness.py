@@ -1,0 +1,278 @@
+"""Drives a Scheduler as the batch manager's process does, under a clock of its own, and holds its invariants
+after every step against what it saw go in and out."""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from batch_manager.batches import Batch, Request, Slice
+from batch_manager.effects import Dispatch, Effect, Refuse
+from batch_manager.messages import Refusal
+from batch_manager.policy import Policy
+from batch_manager.scheduler import Scheduler
+from engine.types import EngineErrorKind, EngineLimits, OutputKind
+from wire.vocabulary import RequestClass
+
+Sequence = tuple[int, int]  # request id, index in the request
+
+INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+
+
+def limits(**changes: object) -> EngineLimits:
+    """Small limits, so that small tests reach them."""
+    fields: dict[str, object] = {"max_num_tokens": 100, "max_num_seqs": 16, "max_seqlen": 100}
+    return EngineLimits(**(fields | changes))  # type: ignore[arg-type]
+
+
+def sequences(pieces: list[Slice]) -> list[Sequence]:
+    """What a batch computes, row by row."""
+    return [(piece.request.request_id, at) for piece in pieces for at in range(piece.start, piece.stop)]
+
+
+@dataclass
+class FakeEngine:
+    """What an engine holds, oldest first."""
+
+    model: int
+    limits: EngineLimits
+    batches: list[Batch] = field(default_factory=list)
+
+    @property
+    def computing(self) -> list[Batch]:
+        """Batches that could finish now."""
+        return self.batches[: self.limits.streams]
+
+
+class Harness:
+    """A scheduler, its fake engines, and a record of all that happened."""
+
+    def __init__(self, policy: Policy | None = None, *, num_models: int = 1) -> None:
+        self.now = 1000.0
+        self.policy = policy or Policy()
+        self.scheduler = Scheduler(self.policy, num_models=num_models, now=self.now)
+        self.engines: dict[int, FakeEngine] = {}
+        self.requests: dict[int, Request] = {}
+        self.open: set[int] = set()
+        self.finished: list[int] = []
+        self.cancelled: set[int] = set()
+        self.refused: dict[int, Refuse] = {}
+        self.delivered: dict[int, set[int]] = defaultdict(set)
+        self.dispatched: list[Batch] = []
+        self._never_dispatched: dict[tuple[int, OutputKind, RequestClass], list[Sequence]] = defaultdict(list)
+        self._without_bulk = defaultdict[int, int](int)  # batches of a model since bulk last had a part or did not wait
+
+    # Events
+
+    def submit(
+        self,
+        *seqlens: int,
+        request_class: RequestClass = INTERACTIVE,
+        outputs: OutputKind = OutputKind.POOLED,
+        model: int = 0,
+        timeout: float = math.inf,
+    ) -> int:
+        """A request comes; returns its id."""
+        request_id = self.offer(*seqlens, request_class=request_class, outputs=outputs, model=model, timeout=timeout)
+        self.tick()
+        return request_id
+
+    def offer(
+        self,
+        *seqlens: int,
+        request_class: RequestClass = INTERACTIVE,
+        outputs: OutputKind = OutputKind.POOLED,
+        model: int = 0,
+        timeout: float = math.inf,
+    ) -> int:
+        """A request comes together with others: batches are not formed yet."""
+        request_id = len(self.requests) + 1
+        request = Request(
+            request_id,
+            seqlens,
+            model=model,
+            outputs=outputs,
+            request_class=request_class,
+            deadline=self.now + timeout,
+        )
+        self.requests[request_id] = request
+        self.open.add(request_id)
+        line = self._never_dispatched[model, outputs, request_class]
+        line += [(request_id, at) for at in range(len(seqlens))]
+        self._apply(self.scheduler.submit(request, self.now))
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """The client of a request left."""
+        self.scheduler.cancel(request_id)
+        if request_id in self.open:
+            self.cancelled.add(request_id)
+            self._close(request_id)
+        self.tick()
+
+    def ready(self, engine_id: int = 0, *, model: int = 0, engine_limits: EngineLimits | None = None) -> None:
+        """An engine is ready."""
+        self.engines[engine_id] = FakeEngine(model, engine_limits or limits())
+        self._apply(
+            self.scheduler.engine_ready(engine_id, model=model, limits=self.engines[engine_id].limits, now=self.now)
+        )
+        self.tick()
+
+    def lose(self, engine_id: int = 0) -> None:
+        """An engine dies."""
+        self.engines.pop(engine_id, None)
+        self._apply(self.scheduler.engine_lost(engine_id, self.now))
+        self.tick()
+
+    def done(self, engine_id: int = 0, *, which: int = 0, seconds: float = 0.01) -> None:
+        """One of the batches that an engine computes is finished."""
+        batch = self.engines[engine_id].computing[which]
+        self.engines[engine_id].batches.remove(batch)
+        rows = sequences(batch.slices)
+        deliveries = self.scheduler.batch_done(engine_id, batch.batch_id, compute_seconds=seconds, now=self.now)
+        for delivery in deliveries:
+            request_id, start, stop = delivery.piece.request.request_id, delivery.piece.start, delivery.piece.stop
+            places = list(range(start, stop))
+            assert rows[delivery.at : delivery.at + stop - start] == [(request_id, at) for at in places], "in place"
+            assert request_id in self.open, "rows for nobody"
+            assert not self.delivered[request_id].intersection(places), "delivered twice"
+            self.delivered[request_id].update(places)
+            is_complete = len(self.delivered[request_id]) == self.requests[request_id].num_seqs
+            assert delivery.is_last == is_complete
+            if is_complete:
+                self.finished.append(request_id)
+                self._close(request_id)
+        self.tick()
+
+    def fail(self, engine_id: int = 0, *, kind: EngineErrorKind = EngineErrorKind.FAILED, which: int = 0) -> None:
+        """One of the batches that an engine computes has failed."""
+        batch = self.engines[engine_id].computing[which]
+        self.engines[engine_id].batches.remove(batch)
+        if kind == EngineErrorKind.FATAL:
+            del self.engines[engine_id]
+        self._apply(self.scheduler.batch_failed(engine_id, batch.batch_id, kind=kind, now=self.now))
+        self.tick()
+
+    def advance(self, seconds: float) -> None:
+        """Time passes; the timer is served if it is due."""
+        self.now += seconds
+        if self.scheduler.next_timer() <= self.now:
+            self.tick()
+            assert self.scheduler.next_timer() > self.now, "the timer does not move"
+
+    def drain(self) -> None:
+        """No more requests are taken."""
+        self._apply(self.scheduler.drain())
+        self.tick()
+
+    def tick(self) -> None:
+        """Batches are formed."""
+        self._apply(self.scheduler.dispatch(self.now))
+        self.check()
+
+    # What is seen
+
+    def batch(self, engine_id: int = 0) -> list[Sequence]:
+        """What the newest batch of an engine computes."""
+        return sequences(self.engines[engine_id].batches[-1].slices)
+
+    def refusal(self, request_id: int) -> tuple[Refusal, int]:
+        """Why a request was refused, and which sequence is to blame."""
+        return self.refused[request_id].reason, self.refused[request_id].index
+
+    def queued_tokens(self, request_class: RequestClass, model: int = 0) -> int:
+        """What the scheduler says is queued."""
+        return self.scheduler.models[model].queued_tokens[request_class]
+
+    def finish_all(self, max_batches: int = 100_000) -> None:
+        """Let the engines compute until there is nothing left to do."""
+        for _ in range(max_batches):
+            busy = [engine_id for engine_id, engine in self.engines.items() if engine.batches]
+            if not busy:
+                return
+            self.done(busy[0])
+        raise AssertionError("the engines never come to an end")
+
+    # How it is checked
+
+    def _apply(self, effects: list[Effect] | list[Refuse]) -> None:
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                self._check_dispatch(effect)
+            else:
+                assert effect.request_id in self.open, "refused twice, or after an answer"
+                self.refused[effect.request_id] = effect
+                self._close(effect.request_id)
+
+    def _close(self, request_id: int) -> None:
+        self.open.remove(request_id)
+        request = self.requests[request_id]
+        key = (request.model, request.outputs, request.request_class)
+        self._never_dispatched[key] = [seq for seq in self._never_dispatched[key] if seq[0] != request_id]
+
+    def _check_dispatch(self, dispatch: Dispatch) -> None:
+        batch, engine = dispatch.batch, self.engines[dispatch.engine_id]
+        in_batch = sequences(batch.slices)
+        requests = [piece.request for piece in batch.slices]
+        assert in_batch, "an empty batch"
+        assert {(request.model, request.outputs) for request in requests} == {(engine.model, batch.outputs)}
+        assert all(request.request_id in self.open and request.deadline > self.now for request in requests)
+        assert batch.num_seqs == len(in_batch) <= engine.limits.max_num_seqs
+        assert batch.num_tokens == sum(self._seqlen(one) for one in in_batch) <= engine.limits.max_num_tokens
+        assert batch.num_tokens <= self.policy.max_batch_tokens or batch.num_seqs == 1
+        assert max(map(self._seqlen, in_batch)) <= engine.limits.max_seqlen
+        assert not set(in_batch).intersection(self._in_flight()), "in two batches at once"
+        assert not any(at in self.delivered[request_id] for request_id, at in in_batch)
+        self._check_order(engine.model, batch.outputs, in_batch)
+        self._check_starvation(engine, in_batch)
+        engine.batches.append(batch)
+        self.dispatched.append(batch)
+        assert len(engine.batches) <= engine.limits.depth
+        assert len(engine.batches) == 1 or not any(held.is_suspect for held in engine.batches)
+
+    def _check_order(self, model: int, outputs: OutputKind, in_batch: list[Sequence]) -> None:
+        """Nothing is dispatched for the first time before what came earlier in its class."""
+        for request_class in RequestClass:
+            line = self._never_dispatched[model, outputs, request_class]
+            first_time = [one for one in in_batch if one in line]
+            assert line[: len(first_time)] == first_time, "out of order"
+            del line[: len(first_time)]
+
+    def _check_starvation(self, engine: FakeEngine, in_batch: list[Sequence]) -> None:
+        has_bulk = any(self.requests[request_id].request_class == BULK for request_id, _ in in_batch)
+        bulk = self.scheduler.models[engine.model].backlog.num_tokens(BULK)
+        self._without_bulk[engine.model] = 0 if has_bulk or not bulk else self._without_bulk[engine.model] + 1
+        longest = engine.limits.max_seqlen / min(self.policy.max_batch_tokens, self.policy.min_batch_tokens)
+        assert self._without_bulk[engine.model] <= (1 + longest) / self.policy.bulk_share + 1, "bulk starves"
+
+    def _seqlen(self, one: Sequence) -> int:
+        cu_seqlens = self.requests[one[0]].cu_seqlens
+        return cu_seqlens[one[1] + 1] - cu_seqlens[one[1]]
+
+    def _in_flight(self) -> list[Sequence]:
+        batches = (batch for engine in self.engines.values() for batch in engine.batches)
+        return [one for batch in batches for one in sequences(batch.slices)]
+
+    def check(self) -> None:
+        """What holds between events."""
+        assert self.scheduler.num_requests == len(self.open)
+        in_flight = self._in_flight()
+        assert len(in_flight) == len(set(in_flight))
+        held = defaultdict[tuple[int, int], int](int)  # by model and class
+        for one in in_flight:
+            request = self.requests[one[0]]
+            held[request.model, request.request_class] += self._seqlen(one)
+        elsewhere = {*in_flight, *((request_id, at) for request_id in self.open for at in self.delivered[request_id])}
+        waits = set()
+        for request_id in self.open:
+            request = self.requests[request_id]
+            waiting = [(request_id, at) for at in range(request.num_seqs) if (request_id, at) not in elsewhere]
+            num_tokens = sum(map(self._seqlen, waiting))
+            assert request.waiting_tokens == num_tokens, "lost or counted twice"
+            held[request.model, request.request_class] += num_tokens
+            if waiting:
+                waits.add(request.model)
+        for index, model in enumerate(self.scheduler.models):
+            assert model.queued_tokens == [held[index, request_class] for request_class in RequestClass]
+            assert model.waits == (index in waits)
+        idle = {engine.model for engine in self.engines.values() if not engine.batches}
+        assert not idle & waits, "an engine idles while work waits"

@@ -1,0 +1,237 @@
+"""The real role of the batch manager's process on real Unix sockets, between a scripted engine and a scripted
+frontend, all on one event loop."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from batch_manager import messages
+from batch_manager.messages import Answer, RequestRefused, Submission
+from batch_manager.worker import serve
+from engine import messages as engine_messages
+from engine.types import Batch, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
+from wire import connection
+from wire.child import Child
+from wire.connection import Connection
+from wire.frames import Buffer
+from wire.page import Page
+from wire.vocabulary import RequestClass
+
+INFO = ModelInfo(
+    name="tiny",
+    engine="scripted",
+    reason="",
+    outputs=OutputKind.POOLED | OutputKind.TOKENS,
+    dimensions=4,
+    max_seqlen=100,
+    vocab_size=30_000,
+    pooling="mean",
+    normalize=False,
+    dtype="float32",
+    device="cpu",
+    architecture="",
+)
+LIMITS = EngineLimits(max_num_tokens=100, max_num_seqs=16, max_seqlen=100)
+
+
+def ids_of(*seqlens: int, first: int = 1) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    """Ids that differ from token to token."""
+    return np.arange(first, first + sum(seqlens), dtype=np.int32)
+
+
+def submission(
+    *seqlens: int,
+    first: int = 1,
+    outputs: OutputKind = OutputKind.POOLED,
+    request_class: RequestClass = RequestClass.INTERACTIVE,
+    deadline: float = float("inf"),
+) -> Submission:
+    """A request of such sequences whose ids count up from `first`."""
+    ids = ids_of(*seqlens, first=first).tobytes()
+    return Submission(0, request_class, outputs, deadline, seqlens, ids)
+
+
+def rows_of(batch: Batch) -> Results:
+    """What the scripted engine computes: rows that name their ids."""
+    ids = batch.token_ids.astype(np.float32)
+    types = np.zeros_like(ids) if batch.token_type_ids is None else batch.token_type_ids.astype(np.float32)
+    bounds = list(itertools.pairwise(batch.cu_seqlens))
+    results = {}
+    if OutputKind.POOLED in batch.outputs:
+        rows = [[ids[a], ids[b - 1], b - a, types[a:b].sum()] for a, b in bounds]
+        results[OutputKind.POOLED] = Rows(np.array(rows, np.float32))
+    if OutputKind.TOKENS in batch.outputs:
+        results[OutputKind.TOKENS] = Rows(np.stack([ids, -ids], axis=1), batch.cu_seqlens)
+    return results
+
+
+def expected(one: Submission) -> Results:
+    """What the request's answer must be."""
+    ids = np.frombuffer(one.token_ids, np.int32)
+    types = np.frombuffer(one.token_type_ids, np.int32) if one.token_type_ids else None
+    cu_seqlens = np.cumsum([0, *one.seqlens], dtype=np.int32)
+    return rows_of(Batch("tiny", one.outputs, ids, cu_seqlens, types))
+
+
+def assert_same(answer: Answer | RequestRefused, wanted: Results) -> None:
+    """The rows are these to the bit."""
+    assert isinstance(answer, Answer)
+    assert set(answer.results) == set(wanted)
+    for kind, rows in wanted.items():
+        np.testing.assert_array_equal(answer.results[kind].values, rows.values)
+        if rows.offsets is None:
+            assert answer.results[kind].offsets is None
+        else:
+            np.testing.assert_array_equal(answer.results[kind].offsets, rows.offsets)
+
+
+class Engine:
+    """A scripted engine worker: batches wait in `batches` until the test answers them, or it answers by itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.limits = LIMITS
+        self.is_automatic = False
+        self.num_batches = 0
+        self.batches: asyncio.Queue[tuple[int, Batch]] = asyncio.Queue()
+        self.connections: list[Connection] = []
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.path))
+        listener.listen()
+        self._server = await connection.serve(listener, self._received, self._made, self.connections.remove)
+
+    def close(self) -> None:
+        """Go away for good."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Lose the connection, as a process that dies does."""
+        while not self.batches.empty():
+            self.batches.get_nowait()
+        for one in list(self.connections):
+            one.close()
+
+    def answer(self, frame_id: int, results: Results, seconds: float = 0.001) -> None:
+        """Rows for a batch."""
+        self.send(engine_messages.RESULT, frame_id, engine_messages.encode_result(results, seconds))
+
+    def fail(self, frame_id: int, kind: EngineErrorKind) -> None:
+        """No rows for a batch."""
+        self.send(engine_messages.FAILED, frame_id, engine_messages.encode_failed(EngineError(kind, "as told")))
+
+    def send(self, kind: int, frame_id: int, parts: Sequence[Buffer]) -> None:
+        """Any frame."""
+        self.connections[-1].send(kind, frame_id, parts)
+
+    async def answer_all(self, answer: Callable[[int, Batch], None]) -> None:
+        """Do this with every batch from now on."""
+        while True:
+            answer(*await self.batches.get())
+
+    def _made(self, one: Connection) -> None:
+        self.connections.append(one)
+        one.send(engine_messages.READY, 0, engine_messages.encode_ready(INFO, self.limits))
+
+    def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        assert kind == engine_messages.BATCH
+        batch = engine_messages.decode_batch("tiny", payload)
+        self.num_batches += 1
+        if self.is_automatic:
+            self.answer(frame_id, rows_of(batch))
+        else:
+            self.batches.put_nowait((frame_id, batch))
+
+
+class Frontend:
+    """A scripted frontend."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lost = asyncio.Event()
+        self.connection = Connection(self._received, lambda _: self.lost.set())
+        self._answers: dict[int, asyncio.Future[Answer | RequestRefused]] = {}
+        self._num_requests = 0
+
+    async def open(self) -> "Frontend":
+        """Connect."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self.connection, str(self.path))
+        return self
+
+    def submit(self, one: Submission) -> "asyncio.Future[Answer | RequestRefused]":
+        """Send a request; its answer or refusal comes as the result."""
+        self._num_requests += 1
+        future = self._answers[self._num_requests] = asyncio.get_running_loop().create_future()
+        self.connection.send(messages.SUBMIT, self._num_requests, messages.encode_submission(one))
+        return future
+
+    async def ask(self, one: Submission) -> Answer | RequestRefused:
+        """Send a request and wait."""
+        return await self.submit(one)
+
+    def cancel(self, frame_id: int) -> None:
+        """Nobody waits for that request any more."""
+        self.connection.send(messages.CANCEL, frame_id)
+
+    def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        answer = messages.decode_answer(payload) if kind == messages.ANSWER else messages.decode_refused(payload)
+        self._answers.pop(frame_id).set_result(answer)
+
+
+class House:
+    """A batch manager with one scripted engine."""
+
+    def __init__(self, folder: Path, **policy: float) -> None:
+        self.path = folder / "manager"
+        self.page = Page.create(num_frontends=1, num_managers=2, num_models=1)
+        self.engine = Engine(folder / "engine")
+        self.child = Child()
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(self.path))
+        self.listener.listen()
+        self.child.spec = {
+            "title": "batch manager 1",
+            "index": 1,
+            "listener_fd": os.dup(self.listener.fileno()),
+            "page_fd": self.page.fd,
+            "engines": [{"path": str(self.engine.path), "model": 0}],
+            "models": ["tiny"],
+            "policy": policy,
+        }
+
+    async def frontend(self) -> Frontend:
+        """A new frontend, connected."""
+        return await Frontend(self.path).open()
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, *, has_engine: bool = True, **policy: float) -> AsyncIterator[House]:
+    """The batch manager's role between these peers. On leaving it is told to stop and must come to an end."""
+    async with asyncio.timeout(20):
+        house = House(folder, **policy)
+        if has_engine:
+            await house.engine.open()
+        role = asyncio.create_task(serve(house.child))
+        try:
+            yield house
+            house.child.stopping.set()
+            await role
+        finally:
+            role.cancel()
+            if has_engine:
+                house.engine.close()
+            house.listener.close()
+            os.close(house.page.fd)
+            await asyncio.sleep(0)

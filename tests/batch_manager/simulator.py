@@ -1,0 +1,153 @@
+"""A whole batch manager under a virtual clock: open-loop arrivals, engines whose batches take a fixed cost plus
+tokens over a rate, and deaths. Deterministic by its seed."""
+
+import heapq
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from batch_manager.batches import Batch, Request
+from batch_manager.effects import Dispatch, Effect
+from batch_manager.messages import Refusal
+from batch_manager.policy import Policy
+from batch_manager.scheduler import Scheduler
+from engine.types import EngineLimits, OutputKind
+from wire.vocabulary import RequestClass
+
+FIXED_SECONDS = 0.003
+TOKENS_PER_SECOND = 100_000.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that come at random times, so many tokens a second on average."""
+
+    request_class: RequestClass
+    tokens_per_second: float
+    num_seqs: int  # of each request
+    seqlens: tuple[int, int]  # shortest and longest
+    timeout: float  # seconds
+    max_queued_tokens: float  # what admission lets in
+
+
+@dataclass
+class Outcome:
+    """What became of the requests of one class."""
+
+    latencies: list[float] = field(default_factory=list)  # seconds, of those that were answered
+    tokens: int = 0  # of those that were answered while requests still came
+    num_admitted: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def percentile(self, fraction: float) -> float:
+        """Seconds within which this part of the answers came."""
+        return sorted(self.latencies)[int(fraction * (len(self.latencies) - 1))]
+
+
+class Simulator:
+    """One model on engines of equal speed, each computing one batch at a time."""
+
+    def __init__(self, policy: Policy, limits: EngineLimits, *, seed: int, num_engines: int = 1) -> None:
+        self.now = 0.0
+        self.outcomes: dict[RequestClass, Outcome] = defaultdict(Outcome)
+        self.seconds = 0.0  # for which requests come
+        self.num_unanswered = 0
+        self._scheduler = Scheduler(policy, num_models=1, now=0.0)
+        self._limits = limits
+        self._random = random.Random(seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_events = 0
+        self._requests: dict[int, Request] = {}
+        self._held: dict[int, deque[Batch]] = {}  # by each living engine
+        self._lives = [0] * num_engines  # deaths so far: what a dead engine began never ends
+        for engine_id in range(num_engines):
+            self._revive(engine_id)
+
+    def run(self, loads: Sequence[Load], seconds: float) -> None:
+        """Let requests come for this long, then finish what is left."""
+        self.seconds = seconds
+        for load in loads:
+            self._later(0.0, partial(self._arrive, load))
+        while self._events:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+            self._apply(self._scheduler.dispatch(self.now))
+            self._wake()
+        self.num_unanswered = self._scheduler.num_requests
+
+    def kill(self, engine_id: int, *, after: float, back_after: float) -> None:
+        """An engine dies so many seconds from now and is ready again that much later."""
+        self._later(after, partial(self._die, engine_id))
+        self._later(after + back_after, partial(self._revive, engine_id))
+
+    def _later(self, seconds: float, event: Callable[[], None]) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (self.now + seconds, self._num_events, event))
+
+    def _wake(self) -> None:
+        """See to it that the scheduler's timer is served, unless something else happens first."""
+        timer = self._scheduler.next_timer()
+        if self._events and timer < self._events[0][0]:
+            self._later(timer - self.now, lambda: None)
+
+    def _arrive(self, load: Load) -> None:
+        seqlens = [self._random.randint(*load.seqlens) for _ in range(load.num_seqs)]
+        queued_tokens = self._scheduler.models[0].queued_tokens[load.request_class]
+        if queued_tokens + sum(seqlens) <= load.max_queued_tokens:
+            self._submit(load, seqlens)
+        mean_gap = load.num_seqs * sum(load.seqlens) / 2 / load.tokens_per_second
+        gap = self._random.expovariate(1 / mean_gap)
+        if self.now + gap < self.seconds:
+            self._later(gap, partial(self._arrive, load))
+
+    def _submit(self, load: Load, seqlens: list[int]) -> None:
+        request = Request(
+            len(self._requests),
+            seqlens,
+            model=0,
+            outputs=OutputKind.POOLED,
+            request_class=load.request_class,
+            deadline=self.now + load.timeout,
+        )
+        self._requests[request.request_id] = request
+        self.outcomes[load.request_class].num_admitted += 1
+        self._apply(self._scheduler.submit(request, self.now))
+
+    def _apply(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                held = self._held[effect.engine_id]
+                held.append(effect.batch)
+                if len(held) == 1:
+                    self._begin(effect.engine_id)
+            else:
+                self.outcomes[self._requests[effect.request_id].request_class].refusals.append(effect.reason)
+
+    def _begin(self, engine_id: int) -> None:
+        seconds = FIXED_SECONDS + self._held[engine_id][0].num_tokens / TOKENS_PER_SECOND
+        self._later(seconds, partial(self._finish, engine_id, seconds, self._lives[engine_id]))
+
+    def _finish(self, engine_id: int, seconds: float, life: int) -> None:
+        if life != self._lives[engine_id]:
+            return
+        batch = self._held[engine_id].popleft()
+        if self._held[engine_id]:
+            self._begin(engine_id)
+        scheduler, now = self._scheduler, self.now
+        for delivery in scheduler.batch_done(engine_id, batch.batch_id, compute_seconds=seconds, now=now):
+            request = delivery.piece.request
+            if delivery.is_last:
+                outcome = self.outcomes[request.request_class]
+                outcome.latencies.append(now - request.arrived)
+                outcome.tokens += request.num_tokens if now < self.seconds else 0
+
+    def _die(self, engine_id: int) -> None:
+        self._lives[engine_id] += 1
+        del self._held[engine_id]
+        self._apply(self._scheduler.engine_lost(engine_id, self.now))
+
+    def _revive(self, engine_id: int) -> None:
+        self._held[engine_id] = deque()
+        self._apply(self._scheduler.engine_ready(engine_id, model=0, limits=self._limits, now=self.now))

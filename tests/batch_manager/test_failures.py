@@ -1,0 +1,200 @@
+"""What becomes of work whose batch fails or whose engine dies."""
+
+import pytest
+
+from batch_manager.messages import Refusal
+from batch_manager.policy import Policy
+from engine.types import EngineErrorKind
+from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, Sequence, limits, sequences
+
+FAILED, FATAL = EngineErrorKind.FAILED, EngineErrorKind.FATAL
+
+
+def run_with_bad(harness: Harness, bad: set[Sequence], kind: EngineErrorKind = FAILED) -> None:
+    """Let engine 0 compute all, failing every batch that holds one of these."""
+    while harness.engines[0].batches:
+        if bad.intersection(sequences(harness.engines[0].batches[0].slices)):
+            harness.fail(kind=kind)
+        else:
+            harness.done()
+
+
+def run_with_killers(harness: Harness, killers: set[Sequence]) -> None:
+    """Let engine 0 compute all; it dies, and is ready again, whenever it computes one of these."""
+    while harness.engines[0].batches:
+        engine = harness.engines[0]
+        if any(killers.intersection(sequences(batch.slices)) for batch in engine.computing):
+            harness.lose()
+            harness.ready(engine_limits=engine.limits)
+        else:
+            harness.done()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (EngineErrorKind.FAILED, Refusal.ENGINE_FAILED),
+        (EngineErrorKind.OUT_OF_MEMORY, Refusal.ENGINE_FAILED),
+        (EngineErrorKind.NON_FINITE, Refusal.NON_FINITE),
+    ],
+)
+def test_one_bad_sequence_fails_alone(kind: EngineErrorKind, reason: Refusal) -> None:
+    harness = Harness()
+    others = [harness.offer(3) for _ in range(5)]
+    bad = harness.offer(3, 3, 3)
+    others += [harness.offer(3, 3) for _ in range(4)]
+    harness.ready()
+    run_with_bad(harness, {(bad, 1)}, kind)
+    assert harness.refusal(bad) == (reason, 1)
+    assert sorted(harness.finished) == others
+
+
+def test_a_batch_that_is_too_large_for_the_memory_is_halved() -> None:
+    harness = Harness()
+    requests = [harness.offer(10) for _ in range(8)]
+    harness.ready()
+    while harness.engines[0].batches:
+        if harness.engines[0].batches[0].num_tokens > 25:
+            harness.fail(kind=EngineErrorKind.OUT_OF_MEMORY)
+        else:
+            harness.done()
+    assert sorted(harness.finished) == requests
+    assert sorted(batch.num_tokens for batch in harness.dispatched) == [20, 20, 20, 20, 40, 40, 80]
+
+
+def test_a_failed_batch_falls_apart_into_its_classes_first() -> None:
+    harness = Harness()
+    bulk = harness.offer(3, 3, 3, request_class=BULK)
+    query = harness.offer(3)
+    harness.ready()
+    assert harness.dispatched[0].num_seqs == 4
+    run_with_bad(harness, {(bulk, 2)})
+    assert harness.finished == [query]
+    assert harness.refusal(bulk) == (Refusal.ENGINE_FAILED, 2)
+    assert harness.dispatched[1].num_seqs == 1
+
+
+def test_what_was_staged_is_sent_again_in_order() -> None:
+    harness = Harness()
+    harness.ready()
+    first = harness.submit(50)
+    second, third = harness.submit(50), harness.submit(10)
+    assert len(harness.engines[0].batches) == 2
+    harness.lose()
+    assert harness.scheduler.models[0].backlog.num_tokens(INTERACTIVE) == 110
+    harness.ready()
+    assert harness.dispatched[2].is_suspect
+    harness.finish_all()
+    assert harness.finished == [first, second, third]
+    assert [batch.num_tokens for batch in harness.dispatched] == [50, 50, 50, 60]
+
+
+def test_rows_delivered_before_the_engine_died_stay() -> None:
+    harness = Harness()
+    harness.ready()
+    request = harness.submit(*[50] * 6)
+    harness.done()
+    harness.lose()
+    harness.ready()
+    harness.finish_all()
+    assert harness.finished == [request]
+    assert sum(batch.num_seqs for batch in harness.dispatched) == 6 + 4  # two computing, two staged, again
+
+
+def test_suspects_run_alone_and_with_nothing_beside_them() -> None:
+    harness = Harness()
+    harness.ready()
+    suspects = [harness.offer(10) for _ in range(3)]
+    harness.tick()
+    harness.submit(100)
+    harness.lose()
+    harness.ready()
+    for request in suspects:
+        assert [sequences(batch.slices) for batch in harness.engines[0].batches] == [[(request, 0)]]
+        harness.done()
+    harness.finish_all()
+    assert len(harness.finished) == 4
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_sequence_that_kills_the_engine_twice_is_refused_and_no_other(streams: int) -> None:
+    harness = Harness()
+    requests = [harness.offer(10, 10) for _ in range(20)]
+    harness.ready(engine_limits=limits(streams=streams, depth=streams + 1))
+    run_with_killers(harness, {(requests[7], 1), (requests[13], 0)})
+    assert harness.refusal(requests[7]) == (Refusal.POISON, 1)
+    assert harness.refusal(requests[13]) == (Refusal.POISON, 0)
+    assert sorted(harness.finished) == [request for request in requests if request not in harness.refused]
+
+
+def test_fatal_is_the_engines_death_and_the_lost_connection_after_it_is_nothing_new() -> None:
+    harness = Harness()
+    harness.ready()
+    request = harness.submit(10)
+    stale = harness.engines[0].batches[0]
+    harness.fail(kind=FATAL)
+    harness.lose()
+    assert not harness.scheduler.batch_done(0, stale.batch_id, compute_seconds=1.0, now=harness.now)
+    assert not harness.scheduler.batch_failed(0, stale.batch_id, kind=FAILED, now=harness.now)
+    harness.ready()
+    harness.done()
+    assert harness.finished == [request]
+
+
+def test_an_engine_that_says_ready_twice_has_lost_what_it_held() -> None:
+    harness = Harness()
+    harness.ready()
+    request = harness.submit(10)
+    harness.ready()
+    harness.done()
+    assert harness.finished == [request]
+    assert len(harness.scheduler.models[0].engines) == 1
+
+
+def test_another_engine_takes_over() -> None:
+    harness = Harness()
+    harness.ready(0)
+    harness.ready(1)
+    first, second = harness.submit(60), harness.submit(60)
+    harness.lose(0)
+    harness.done(1)
+    harness.done(1)
+    assert harness.finished == [second, first]
+
+
+def test_a_cancelled_request_is_not_tried_again() -> None:
+    harness = Harness()
+    harness.ready()
+    kept, left = harness.offer(10), harness.offer(10)
+    harness.tick()
+    harness.cancel(left)
+    harness.lose()
+    harness.ready()
+    harness.finish_all()
+    assert harness.finished == [kept]
+    assert [batch.num_seqs for batch in harness.dispatched] == [2, 1]
+
+
+def test_suspects_of_a_cancelled_request_are_dropped() -> None:
+    harness = Harness(Policy(max_batch_tokens=50))
+    harness.ready()
+    left = harness.submit(10, 10, 10)
+    harness.lose()
+    kept = harness.submit(10)
+    harness.cancel(left)
+    harness.ready()
+    harness.finish_all()
+    assert harness.finished == [kept]
+    assert harness.scheduler.next_timer() == float("inf")
+
+
+def test_a_retry_that_the_engine_left_can_not_take_is_packed_anew() -> None:
+    harness = Harness()
+    harness.ready()
+    requests = [harness.offer(10) for _ in range(10)]
+    harness.tick()
+    harness.fail()
+    harness.lose()
+    harness.ready(engine_limits=limits(max_num_tokens=100, max_num_seqs=2))
+    harness.finish_all()
+    assert sorted(harness.finished) == requests

@@ -1,0 +1,162 @@
+"""Whatever happens in whatever order, the invariants of the harness hold, and in the end everybody has an answer."""
+
+import math
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from batch_manager.messages import Refusal
+from batch_manager.policy import Policy
+from engine.types import EngineErrorKind, EngineLimits, OutputKind
+from tests.batch_manager.harness import Harness, Sequence, limits, sequences
+from wire.vocabulary import RequestClass
+
+NUM_MODELS = 2
+POLICY = Policy(max_batch_tokens=60, min_batch_tokens=20, max_batch_seconds=0.5, max_batch_seconds_mixed=0.1)
+SEQLENS = st.lists(st.integers(1, 110), min_size=1, max_size=6) | st.lists(st.integers(1, 10), min_size=1, max_size=30)
+LIMITS = st.builds(
+    lambda streams, staged, buckets, max_seqs, rate: limits(
+        streams=streams, depth=streams + staged, token_buckets=buckets, max_num_seqs=max_seqs, tokens_per_second=rate
+    ),
+    st.integers(1, 2),
+    st.integers(0, 1),
+    st.sampled_from([(), (16, 32, 64)]),
+    st.sampled_from([1, 5, 40]),
+    st.sampled_from([0.0, 200.0]),
+)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Frontends, engines and the clock do as they like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness = Harness(POLICY, num_models=NUM_MODELS)
+
+    @initialize(engine_limits=st.lists(LIMITS, min_size=3, max_size=3))
+    def start(self, engine_limits: list[EngineLimits]) -> None:
+        for engine_id, its_limits in enumerate(engine_limits):
+            self.harness.ready(engine_id, model=engine_id % NUM_MODELS, engine_limits=its_limits)
+
+    @rule(
+        seqlens=SEQLENS,
+        request_class=st.sampled_from(RequestClass),
+        outputs=st.sampled_from([OutputKind.POOLED, OutputKind.POOLED | OutputKind.SPARSE]),
+        model=st.integers(0, NUM_MODELS - 1),
+        timeout=st.sampled_from([math.inf, 0.5, 3.0]),
+        tick=st.booleans(),
+    )
+    def submit(
+        self,
+        seqlens: list[int],
+        request_class: RequestClass,
+        outputs: OutputKind,
+        model: int,
+        timeout: float,
+        tick: bool,
+    ) -> None:
+        """A request, alone or the first of several that come together."""
+        self.harness.offer(*seqlens, request_class=request_class, outputs=outputs, model=model, timeout=timeout)
+        if tick:
+            self.harness.tick()
+
+    @precondition(lambda self: self.harness.open)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        self.harness.cancel(data.draw(st.sampled_from(sorted(self.harness.open))))
+
+    @rule(engine_id=st.integers(0, 3), engine_limits=LIMITS)
+    def ready(self, engine_id: int, engine_limits: EngineLimits) -> None:
+        self.harness.ready(engine_id, model=engine_id % NUM_MODELS, engine_limits=engine_limits)
+
+    @precondition(lambda self: self.harness.engines)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        self.harness.lose(data.draw(st.sampled_from(sorted(self.harness.engines))))
+
+    @precondition(lambda self: self.busy())
+    @rule(count=st.integers(1, 10), seconds=st.sampled_from([0.0, 0.01, 0.5]), newest=st.booleans())
+    def done(self, count: int, seconds: float, newest: bool) -> None:
+        """Some batches are finished, on all engines in turn, in either order."""
+        for turn in range(count):
+            if busy := self.busy():
+                engine_id = busy[turn % len(busy)]
+                which = len(self.harness.engines[engine_id].computing) - 1 if newest else 0
+                self.harness.done(engine_id, which=which, seconds=seconds)
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data(), kind=st.sampled_from(EngineErrorKind))
+    def fail(self, data: st.DataObject, kind: EngineErrorKind) -> None:
+        engine_id = data.draw(st.sampled_from(self.busy()))
+        which = data.draw(st.integers(0, len(self.harness.engines[engine_id].computing) - 1))
+        self.harness.fail(engine_id, kind=kind, which=which)
+
+    @rule(seconds=st.sampled_from([0.1, 0.2, 1.0, 6.0]))
+    def advance(self, seconds: float) -> None:
+        self.harness.advance(seconds)
+
+    def busy(self) -> list[int]:
+        return [engine_id for engine_id, engine in sorted(self.harness.engines.items()) if engine.batches]
+
+    def teardown(self) -> None:
+        harness = self.harness
+        harness.tick()
+        for model in range(NUM_MODELS):
+            harness.ready(model, model=model)
+        harness.drain()
+        harness.finish_all()
+        assert not harness.open
+        assert not harness.scheduler.num_requests
+        assert [model.queued_tokens for model in harness.scheduler.models] == [[0, 0]] * NUM_MODELS
+        assert harness.scheduler.next_timer() == math.inf
+        blamed = [refuse for refuse in harness.refused.values() if refuse.index >= 0]
+        for refuse in blamed:
+            assert refuse.index < harness.requests[refuse.request_id].num_seqs
+        assert len(harness.finished) + len(harness.refused) + len(harness.cancelled) == len(harness.requests)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=200,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+REQUESTS = st.lists(
+    st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.sampled_from(RequestClass)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(requests=REQUESTS, streams=st.integers(1, 2), kills=st.booleans(), data=st.data())
+def test_only_what_is_to_blame_is_refused(
+    requests: list[tuple[list[int], RequestClass]], streams: int, kills: bool, data: st.DataObject
+) -> None:
+    """Some sequences fail every batch they are in, or kill the engine each time they are computed."""
+    harness = Harness(POLICY)
+    for seqlens, request_class in requests:
+        harness.offer(*seqlens, request_class=request_class)
+    everything: list[Sequence] = [(one, at) for one in harness.requests for at in range(len(requests[one - 1][0]))]
+    bad = data.draw(st.sets(st.sampled_from(everything), max_size=3))
+    engine_limits = limits(streams=streams, depth=streams + 1)
+    harness.ready(engine_limits=engine_limits)
+    while harness.open:
+        computing = harness.engines[0].computing
+        which = next((at for at, batch in enumerate(computing) if bad.intersection(sequences(batch.slices))), None)
+        if which is None:
+            harness.done()
+        elif kills:
+            harness.lose()
+            harness.ready(engine_limits=engine_limits)
+        else:
+            harness.fail(which=which)
+    assert set(harness.refused) == {request_id for request_id, _ in bad}
+    reason = Refusal.POISON if kills else Refusal.ENGINE_FAILED
+    for request_id in harness.refused:
+        assert harness.refusal(request_id)[0] == reason
+        assert (request_id, harness.refusal(request_id)[1]) in bad

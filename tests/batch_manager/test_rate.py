@@ -1,0 +1,46 @@
+"""The rate estimate."""
+
+import pytest
+
+from batch_manager.rate import Rate
+from tests.batch_manager.harness import Harness, limits
+
+
+def test_nothing_is_known_before_the_first_batch() -> None:
+    assert Rate().tokens_per_second == 0
+
+
+def test_a_small_batch_counts_only_where_nothing_is_known() -> None:
+    rate = Rate()
+    rate.observe(10, 0.1, max_tokens=1000)
+    assert rate.tokens_per_second == 100
+    rate.observe(10, 1.0, max_tokens=1000)
+    assert rate.tokens_per_second == 100
+
+
+def test_it_follows_the_engine() -> None:
+    rate = Rate()
+    rate.seed(1000.0)
+    rate.seed(5.0)
+    assert rate.tokens_per_second == 1000
+    for _ in range(10):
+        rate.observe(500, 1.0, max_tokens=1000)
+    assert rate.tokens_per_second == pytest.approx(500, rel=0.11)
+
+
+def test_a_batch_that_took_no_time_says_nothing() -> None:
+    rate = Rate()
+    rate.observe(10, 0.0, max_tokens=10)
+    assert rate.tokens_per_second == 0
+
+
+def test_an_estimate_from_a_small_batch_grows_to_the_truth() -> None:
+    """Batches grow with the estimate and the estimate with the batches: a = 5 ms, r = 100,000 tokens/s."""
+    harness = Harness()
+    harness.ready(engine_limits=limits(depth=1, max_num_tokens=16_384, max_num_seqs=16_384))
+    harness.submit(10)
+    harness.done(seconds=0.0051)
+    harness.submit(*[10] * 100_000)
+    for _ in range(40):
+        harness.done(seconds=0.005 + harness.engines[0].batches[0].num_tokens / 100_000)
+    assert harness.scheduler.models[0].rate.tokens_per_second == pytest.approx(97_000, rel=0.05)

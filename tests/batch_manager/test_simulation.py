@@ -1,0 +1,107 @@
+"""Seeded runs of the simulator: what two classes, small batches and retries come to over many seconds."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from batch_manager.messages import Refusal
+from batch_manager.policy import Policy
+from engine.types import EngineLimits
+from tests.batch_manager.simulator import TOKENS_PER_SECOND, Load, Simulator
+from wire.vocabulary import RequestClass
+
+INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+POLICY = Policy(max_batch_tokens=16_384, max_batch_seconds=0.2, max_batch_seconds_mixed=0.025)
+LIMITS = EngineLimits(
+    max_num_tokens=16_384, max_num_seqs=2048, max_seqlen=512, tokens_per_second=0.97 * TOKENS_PER_SECOND
+)
+
+
+def queries(share: float) -> Load:
+    """Single texts, this part of what one engine can do."""
+    return Load(INTERACTIVE, share * TOKENS_PER_SECOND, 1, (10, 60), timeout=1.0, max_queued_tokens=25_000)
+
+
+def bulk(share: float) -> Load:
+    """Requests of 32 texts, this part of what one engine can do."""
+    return Load(BULK, share * TOKENS_PER_SECOND, 32, (200, 400), timeout=30.0, max_queued_tokens=1_000_000)
+
+
+def rates(simulator: Simulator) -> tuple[float, float]:
+    """What part of what one engine can do went into answers, by class."""
+    capacity = TOKENS_PER_SECOND * simulator.seconds
+    return simulator.outcomes[INTERACTIVE].tokens / capacity, simulator.outcomes[BULK].tokens / capacity
+
+
+def test_queries_stay_fast_beside_too_much_bulk() -> None:
+    simulator = Simulator(POLICY, LIMITS, seed=1)
+    simulator.run([queries(0.3), bulk(1.7)], 20.0)
+    outcome = simulator.outcomes[INTERACTIVE]
+    assert len(outcome.latencies) == outcome.num_admitted
+    assert outcome.percentile(0.99) <= 0.1
+    assert rates(simulator)[0] == pytest.approx(0.3, rel=0.05)
+    assert sum(rates(simulator)) >= 0.85  # the fixed cost of a batch is 3 of its 25 ms
+    assert simulator.num_unanswered == 0
+
+
+def test_rare_queries_do_not_wait_for_the_long_batches_of_bulk_alone() -> None:
+    """About three a second: batches stay short in between, since the last one is remembered."""
+    medians = []
+    for memory in (0.0, 1.0):
+        simulator = Simulator(dataclasses.replace(POLICY, interactive_memory=memory), LIMITS, seed=2)
+        simulator.run([queries(0.001), bulk(1.2)], 20.0)
+        medians.append(simulator.outcomes[INTERACTIVE].percentile(0.5))
+    assert medians[1] <= 0.5 * medians[0]
+
+
+def test_bulk_keeps_its_share_beside_too_many_queries() -> None:
+    simulator = Simulator(POLICY, LIMITS, seed=3)
+    simulator.run([queries(1.5), bulk(1.0)], 20.0)
+    interactive_rate, bulk_rate = rates(simulator)
+    assert bulk_rate / (interactive_rate + bulk_rate) == pytest.approx(0.3, abs=0.03)
+    assert simulator.outcomes[INTERACTIVE].percentile(0.99) <= 0.5
+
+
+def test_overload_of_queries_wastes_nothing() -> None:
+    """Admission bounds the wait below the deadline, so that no work is done for nobody."""
+    simulator = Simulator(POLICY, LIMITS, seed=4)
+    simulator.run([queries(2.0)], 10.0)
+    outcome = simulator.outcomes[INTERACTIVE]
+    assert not outcome.refusals
+    assert rates(simulator)[0] >= 0.9
+    assert outcome.percentile(0.99) <= 0.5
+
+
+def test_deaths_cost_retries_and_no_answers() -> None:
+    simulator = Simulator(POLICY, LIMITS, seed=5, num_engines=2)
+    for at in range(1, 9):
+        simulator.kill(at % 2, after=float(at), back_after=0.7)
+    simulator.run([queries(0.3), bulk(0.7)], 10.0)
+    for outcome in simulator.outcomes.values():
+        assert set(outcome.refusals) <= {Refusal.DEADLINE}
+        assert len(outcome.latencies) + len(outcome.refusals) == outcome.num_admitted
+    assert len(simulator.outcomes[INTERACTIVE].refusals) <= 0.02 * simulator.outcomes[INTERACTIVE].num_admitted
+    assert not simulator.outcomes[BULK].refusals
+    assert simulator.num_unanswered == 0
+
+
+def test_a_long_absence_of_the_only_engine_is_told_and_survived() -> None:
+    simulator = Simulator(POLICY, LIMITS, seed=6)
+    simulator.kill(0, after=2.0, back_after=8.0)
+    simulator.run([queries(0.2), bulk(0.3)], 14.0)
+    reasons = Counter(simulator.outcomes[BULK].refusals)
+    assert set(reasons) == {Refusal.NO_ENGINE}
+    answered = len(simulator.outcomes[BULK].latencies)
+    assert answered + reasons.total() == simulator.outcomes[BULK].num_admitted
+    assert answered >= 8
+    assert simulator.num_unanswered == 0
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    runs = []
+    for _ in range(2):
+        simulator = Simulator(POLICY, LIMITS, seed=7)
+        simulator.run([queries(0.3), bulk(0.5)], 2.0)
+        runs.append((simulator.now, simulator.outcomes[INTERACTIVE].latencies, simulator.outcomes[BULK].latencies))
+    assert runs[0] == runs[1]

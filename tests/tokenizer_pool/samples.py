@@ -1,0 +1,28 @@
+"""Texts that tokenizers trip over."""
+# ruff: noqa: RUF001 - unusual characters are what this file is for
+
+SAMPLES = {
+    "blank": "",
+    "spaces": "   ",
+    "one character": "x",
+    "plain": "How do I renew a passport?",
+    "leading and trailing space": "  both ends  ",
+    "10,000 characters": "the quick brown fox jumps over the lazy dog " * 228,
+    "one long word": "a" * 10_000,
+    "emoji": "👩‍👩‍👧‍👦 family 🎉🇩🇪 done",
+    "Arabic": "كيف أجدد جواز سفري؟",
+    "Chinese": "如何更新我的护照？北京大学",
+    "mixed scripts": "naïve café ΑΒΓ עברית हिन्दी 한국어",
+    "accents": "Ünïcödé E\u0301COLE İstanbul ß ﬁn",
+    "upper case": "SHOUTING At The HARBOUR",
+    "control characters": "a\x01b\x1f c\x7fd\x85e",
+    "newlines": "line one\nline two\r\n\tline three\n\n",
+    "NUL": "before\x00after",
+    "odd spaces": "a\u00a0b\u2003c\u200bd\ufeffe\u2028f",
+    "replacement character": "a\ufffdb",
+    "beyond the BMP": "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈",
+    "special tokens": "[CLS] is not [SEP] nor[MASK] or [PAD][UNK] </s> <s> <mask> <|endoftext|>",
+    "special tokens in other case": "[cls] [Sep] [ MASK ]",
+    "punctuation": "!!!...((a))--b__c @#$%^&*",
+    "numbers": "3.14159 1,000,000 ½ ²",
+}

@@ -1,0 +1,104 @@
+"""Workers whose answers the test gives, over real sockets. Each text is a number and its only id."""
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenizer_pool import messages
+from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.messages import Piece, TextRefused, TokenizedPiece
+from wire.connection import Connection, serve
+
+MAX_SEQLEN = 256
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until something is so."""
+    while not condition():  # noqa: ASYNC110 - what is waited for is another object's state, which has no event
+        await asyncio.sleep(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A piece that waits for the test to answer it."""
+
+    piece: Piece
+    connection: Connection
+    frame_id: int
+
+    def answer(self) -> None:
+        texts = self.piece.texts
+        seconds = 1e-6 * sum(len(text) + 20 for text in texts)  # as the client guesses at first
+        offsets = np.arange(len(texts) + 1, dtype=np.int32)
+        ids = np.array([int(text[-9:]) for text in texts], np.int32)
+        tokenized = TokenizedPiece(ids, offsets, np.zeros(len(texts), np.uint8), seconds)
+        self.connection.send(messages.TOKENIZED, self.frame_id, messages.encode_tokenized(tokenized))
+
+    def refuse(self, refused: TextRefused) -> None:
+        self.connection.send(messages.REFUSED, self.frame_id, messages.encode_refused(refused))
+
+
+class ScriptedWorker:
+    """Listens, takes note of what it is asked, and dies when told to; its socket stays."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.asked: asyncio.Queue[Asked] = asyncio.Queue()
+        self.is_started = True  # says READY to whoever connects
+        self._connections: set[Connection] = set()
+
+    async def listen(self) -> asyncio.Server:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.path)
+        return await serve(listener, self._received, self._accepted, self._connections.discard)
+
+    def start(self) -> None:
+        """Come back from the dead."""
+        self.is_started = True
+        for connection in self._connections:
+            connection.send(messages.READY, 0)
+
+    def die(self, *, restart: bool = True) -> list[Asked]:
+        """Drop the connections and what was asked, which is returned."""
+        self.is_started = restart
+        for connection in list(self._connections):
+            connection.close()
+        return [self.asked.get_nowait() for _ in range(self.asked.qsize())]
+
+    def _accepted(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        if self.is_started:
+            connection.send(messages.READY, 0)
+
+    def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        assert kind == messages.TOKENIZE
+        self.asked.put_nowait(Asked(messages.decode_piece(payload), connection, frame_id))
+
+
+@asynccontextmanager
+async def scripted_pool(
+    num_workers: int, *, started: bool = True
+) -> AsyncIterator[tuple[TokenizerPool, list[ScriptedWorker]]]:
+    """A pool and its workers."""
+    with tempfile.TemporaryDirectory() as folder:
+        workers = [ScriptedWorker(f"{folder}/{index}.sock") for index in range(num_workers)]
+        servers = []
+        for worker in workers:
+            worker.is_started = started
+            servers.append(await worker.listen())
+        pool = TokenizerPool([worker.path for worker in workers], max_seqlens=[MAX_SEQLEN])
+        pool.open()
+        await until(lambda: pool.num_live == (num_workers if started else 0))
+        try:
+            yield pool, workers
+        finally:
+            pool.close()
+            for worker, server in zip(workers, servers, strict=True):
+                server.close()
+                worker.die()
+                await until(lambda worker=worker: not worker._connections)  # type: ignore[misc]

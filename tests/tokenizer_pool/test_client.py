@@ -1,0 +1,328 @@
+"""How a frontend spreads requests over workers, and what becomes of them when a worker dies."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from tests.tokenizer_pool.scripted import MAX_SEQLEN, Asked, ScriptedWorker, scripted_pool, until
+from tokenizer_pool.client import TokenizedTexts, TokenizerPool
+from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
+from wire.vocabulary import RequestClass
+
+pytestmark = pytest.mark.asyncio
+
+INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+MANY = [str(number) for number in range(2048)]
+
+
+def ask(
+    pool: TokenizerPool,
+    texts: Sequence[str],
+    request_class: RequestClass = INTERACTIVE,
+    *,
+    truncation: Truncation = Truncation.RIGHT,
+) -> asyncio.Task[TokenizedTexts]:
+    request = pool.tokenize(texts, model=0, request_class=request_class, truncation=truncation)
+    return asyncio.get_running_loop().create_task(request)
+
+
+async def answer_all(workers: Sequence[ScriptedWorker], request: asyncio.Task[TokenizedTexts]) -> TokenizedTexts:
+    """Answer whatever is asked, newest first, until the request is done."""
+    while not request.done():
+        for worker in workers:
+            asked = [worker.asked.get_nowait() for _ in range(worker.asked.qsize())]
+            for one in reversed(asked):
+                one.answer()
+        await asyncio.sleep(0)
+    return await request
+
+
+def numbers(asked: Asked) -> list[int]:
+    return [int(text) for text in asked.piece.texts]
+
+
+async def test_one_text() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        request = ask(pool, ["7"])
+        asked = await worker.asked.get()
+        assert (asked.piece.texts, asked.piece.request_class, asked.piece.prompt) == (["7"], INTERACTIVE, "")
+        asked.answer()
+        texts = await request
+        assert (texts.token_ids.tolist(), texts.offsets.tolist(), texts.truncated.tolist()) == ([7], [0, 1], [0])
+
+
+async def test_what_was_asked_for_reaches_the_worker() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        request = asyncio.ensure_future(
+            pool.tokenize(["1", "2"], model=0, request_class=BULK, truncation=Truncation.LEFT, prompt="query: ")
+        )
+        piece = (await worker.asked.get()).piece
+        assert (piece.model, piece.request_class, piece.truncation) == (0, BULK, Truncation.LEFT)
+        assert (piece.texts, piece.prompt) == (["1", "2"], "query: ")
+        request.cancel()
+
+
+@pytest.mark.parametrize("request_class", RequestClass)
+@pytest.mark.parametrize("num_workers", [1, 3])
+async def test_many_texts_come_back_in_order(num_workers: int, request_class: RequestClass) -> None:
+    async with scripted_pool(num_workers) as (pool, workers):
+        texts = await answer_all(workers, ask(pool, MANY, request_class))
+        assert texts.token_ids.tolist() == list(range(2048))
+        assert texts.offsets.tolist() == list(range(2049))
+
+
+async def test_bulk_waits_in_the_client_beyond_two_pieces_a_worker() -> None:
+    async with scripted_pool(2) as (pool, workers):
+        request = ask(pool, MANY, BULK)
+        held = [[await worker.asked.get(), await worker.asked.get()] for worker in workers]
+        query = ask(pool, ["7"])  # comes after all that is sent, and shows that no more bulk was
+        await until(lambda: any(not worker.asked.empty() for worker in workers))
+        waiting = [
+            one for worker in workers for one in [worker.asked.get_nowait() for _ in range(worker.asked.qsize())]
+        ]
+        assert [one.piece.texts for one in waiting] == [["7"]]
+        held[1][0].answer()  # whoever is free gets the next
+        following = await workers[1].asked.get()
+        assert numbers(following)[0] == max(numbers(one)[-1] for one in [*held[0], *held[1]]) + 1
+        assert workers[0].asked.empty()
+        for one in [*held[0], held[1][1], following, *waiting]:
+            one.answer()
+        assert (await query).token_ids.tolist() == [7]
+        assert (await answer_all(workers, request)).token_ids.tolist() == list(range(2048))
+
+
+async def test_interactive_goes_to_the_worker_with_the_least_to_do() -> None:
+    async with scripted_pool(3) as (pool, workers):
+        for length in (3000, 2000, 1000):
+            ask(pool, ["1" * length])
+        held = [await worker.asked.get() for worker in workers]
+        assert [len(one.piece.texts[0]) for one in held] == [3000, 2000, 1000]
+        ask(pool, ["2" * 1500])
+        assert len((await workers[2].asked.get()).piece.texts[0]) == 1500
+        ask(pool, ["3"])
+        assert (await workers[1].asked.get()).piece.texts == ["3"]
+
+
+@pytest.mark.parametrize("request_class", RequestClass)
+async def test_requests_of_a_class_take_turns(request_class: RequestClass) -> None:
+    """So a small request is not behind all of a large one, whatever class the large one gave itself."""
+    async with scripted_pool(1) as (pool, (worker,)):
+        large = ask(pool, MANY, request_class)
+        first, second = await worker.asked.get(), await worker.asked.get()
+        small = ask(pool, ["7"], request_class)
+        first.answer()
+        assert numbers(await worker.asked.get())[0] == numbers(second)[-1] + 1  # it was the large one's turn
+        second.answer()
+        asked = await worker.asked.get()
+        assert asked.piece.texts == ["7"]
+        asked.answer()
+        await small
+        assert not large.done()
+        large.cancel()
+
+
+async def test_nothing_is_sent_to_a_worker_before_it_is_ready() -> None:
+    async with scripted_pool(2, started=False) as (pool, workers):
+        request = ask(pool, ["7"])
+        workers[1].start()
+        (await workers[1].asked.get()).answer()
+        assert (await request).token_ids.tolist() == [7]
+        assert workers[0].asked.empty()
+        assert pool.num_live == 1
+
+
+async def test_what_a_dead_worker_owes_goes_to_another() -> None:
+    async with scripted_pool(2) as (pool, workers):
+        request = ask(pool, MANY, BULK)
+        queries = [ask(pool, [str(number)]) for number in range(10)]
+        await until(lambda: workers[0].asked.qsize() + workers[1].asked.qsize() == 4 + len(queries))
+        assert any(asked.piece.request_class is INTERACTIVE for asked in workers[0].die(restart=False))
+        for number, query in enumerate(queries):
+            assert (await answer_all(workers[1:], query)).token_ids.tolist() == [number]
+        assert (await answer_all(workers[1:], request)).token_ids.tolist() == list(range(2048))
+        assert pool.num_live == 1
+
+
+async def test_what_a_dead_worker_owes_waits_for_it_where_there_is_no_other() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        request = ask(pool, MANY, BULK)
+        query = ask(pool, ["7"])
+        await until(lambda: worker.asked.qsize() == 3)
+        worker.die(restart=False)
+        await until(lambda: pool.num_live == 0)
+        late = ask(pool, ["8"])
+        await until(lambda: bool(worker._connections))  # the link is up again, but nobody is behind it
+        assert worker.asked.empty()
+        worker.start()
+        resent = [await worker.asked.get() for _ in range(4)]
+        assert [one.piece.texts for one in resent[:2]] == [["7"], ["8"]]  # interactive first, the older first
+        assert numbers(resent[2])[0] == 0
+        for one in resent:
+            one.answer()
+        assert ((await query).token_ids.tolist(), (await late).token_ids.tolist()) == ([7], [8])
+        assert (await answer_all([worker], request)).token_ids.tolist() == list(range(2048))
+
+
+async def test_a_text_that_takes_three_workers_down_is_refused_and_the_others_are_not() -> None:
+    """The poison is the first piece of its class each time, since a worker runs them in order."""
+    async with scripted_pool(1) as (pool, (worker,)):
+        poison = ask(pool, ["666"])
+        innocents = [ask(pool, [str(number)]) for number in range(5)]
+        bulk = ask(pool, MANY, BULK)
+        for _ in range(3):
+            await until(lambda: worker.asked.qsize() == 8)
+            assert worker.asked.get_nowait().piece.texts == ["666"]
+            worker.die()
+            await until(lambda: pool.num_live == 0)
+        with pytest.raises(TextRefused) as caught:
+            await poison
+        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 0)
+        for number, innocent in enumerate(innocents):
+            assert (await answer_all([worker], innocent)).token_ids.tolist() == [number]
+        assert (await answer_all([worker], bulk)).token_ids.tolist() == list(range(2048))
+
+
+async def test_a_bulk_piece_that_takes_workers_down_is_refused_though_queries_never_end() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        poison = ask(pool, MANY, BULK)
+        deaths = 0
+        while not poison.done():
+            query = ask(pool, [str(deaths)])  # a new one each time
+            await until(lambda: not worker.asked.empty())
+            worker.die()
+            deaths += 1
+            await until(lambda: pool.num_live == 0)
+            await answer_queries(worker, query)
+        with pytest.raises(TextRefused) as caught:
+            await poison
+        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, -1)
+        assert deaths == 3
+
+
+async def answer_queries(worker: ScriptedWorker, query: asyncio.Task[TokenizedTexts]) -> None:
+    """Answer interactive pieces alone, until the query is done."""
+    unanswered = []
+    while not query.done():
+        while not worker.asked.empty():
+            asked = worker.asked.get_nowait()
+            if asked.piece.request_class is INTERACTIVE:
+                asked.answer()
+            else:
+                unanswered.append(asked)
+        await asyncio.sleep(0)
+    for asked in unanswered:
+        worker.asked.put_nowait(asked)
+
+
+async def test_a_client_that_leaves_drops_what_was_not_sent() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        left = ask(pool, MANY, BULK)
+        stays = ask(pool, MANY[:3], BULK)
+        held = [await worker.asked.get(), await worker.asked.get()]
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        for one in held:
+            one.answer()
+        asked = await worker.asked.get()
+        assert asked.piece.texts == MANY[:3]
+        asked.answer()
+        assert (await stays).token_ids.tolist() == [0, 1, 2]
+        last = ask(pool, ["7"])
+        assert (await worker.asked.get()).piece.texts == ["7"]  # nothing of the one who left came before
+        last.cancel()
+
+
+async def test_a_dead_worker_owes_nothing_to_those_who_left() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        left = ask(pool, ["1"])
+        await worker.asked.get()
+        left.cancel()
+        worker.die()
+        await until(lambda: pool.num_live == 0)
+        last = ask(pool, ["7"])
+        assert (await worker.asked.get()).piece.texts == ["7"]
+        last.cancel()
+
+
+async def test_a_refusal_names_the_text_of_the_request() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        request = ask(pool, MANY, BULK)
+        _, second = await worker.asked.get(), await worker.asked.get()
+        second.refuse(TextRefused(Refusal.TOO_LONG, 3, num_tokens=300, max_tokens=MAX_SEQLEN))
+        with pytest.raises(TextRefused) as caught:
+            await request
+        refused = caught.value
+        assert (refused.reason, refused.index) == (Refusal.TOO_LONG, numbers(second)[3])
+        assert (refused.num_tokens, refused.max_tokens) == (300, MAX_SEQLEN)
+
+
+async def test_a_refused_request_is_over() -> None:
+    """What it has not sent yet never is, and answers that still come are of no use to anyone."""
+    async with scripted_pool(1) as (pool, (worker,)):
+        request = ask(pool, MANY, BULK)
+        first, second = await worker.asked.get(), await worker.asked.get()
+        first.refuse(TextRefused(Refusal.FAILED, -1))
+        with pytest.raises(TextRefused) as caught:
+            await request
+        assert caught.value.index == -1
+        second.answer()
+        last = ask(pool, ["7"])
+        assert (await worker.asked.get()).piece.texts == ["7"]
+        last.cancel()
+
+
+@pytest.mark.parametrize("place", [0, 1, 1500])
+async def test_a_lone_surrogate_is_refused_with_its_index(place: int) -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        texts = list(MANY)
+        texts[place] = "\ud800"
+        with pytest.raises(TextRefused) as caught:
+            await answer_all([worker], ask(pool, texts, BULK))
+        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, place)
+
+
+async def test_a_lone_surrogate_in_a_prompt_is_nobodys_text() -> None:
+    async with scripted_pool(1) as (pool, _):
+        with pytest.raises(TextRefused) as caught:
+            await pool.tokenize(["1"], model=0, request_class=INTERACTIVE, prompt="\udfff")
+        assert caught.value.index == -1
+
+
+@pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
+async def test_a_text_far_too_long_is_capped_and_counts_as_truncated(truncation: Truncation) -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        max_chars = MAX_CHARS_PER_TOKEN * MAX_SEQLEN
+        request = ask(pool, ["1", "2".zfill(max_chars) + "3", "4"], truncation=truncation)
+        sent = []
+        while not request.done():
+            while not worker.asked.empty():
+                sent.append(worker.asked.get_nowait())
+                sent[-1].answer()
+            await asyncio.sleep(0)
+        assert max(len(text) for one in sent for text in one.piece.texts) == max_chars
+        texts = await request
+        assert texts.token_ids.tolist() == [1, 2 if truncation is Truncation.RIGHT else 23, 4]
+        assert texts.truncated.tolist() == [0, 1, 0]
+
+
+async def test_without_truncation_a_text_far_too_long_is_never_sent() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        with pytest.raises(TextRefused) as caught:
+            await ask(pool, ["1", "2" * 10**6], truncation=Truncation.NONE)
+        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LONG, 1)
+        assert worker.asked.empty()
+
+
+async def test_closing_cancels_who_still_waits() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        sent = ask(pool, ["1"])
+        await worker.asked.get()
+        partly_sent = ask(pool, MANY, BULK)
+        await worker.asked.get()
+        pool.close()
+        for request in (sent, partly_sent):
+            with pytest.raises(asyncio.CancelledError):
+                await request

@@ -1,0 +1,116 @@
+"""The order of a worker's pieces, on a virtual clock."""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenizer_pool.queue import MAX_STRETCH_SECONDS, PieceQueue
+from wire.vocabulary import RequestClass
+
+INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+ME = object()
+PIECE_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at: float
+    request_class: RequestClass
+    seconds: float  # what it takes
+
+
+def simulate(arrivals: list[Arrival], *, num_workers: int = 1) -> dict[Arrival, float]:
+    """When each piece was begun. A worker takes what has arrived by the time its last piece ended."""
+    coming = deque(sorted(arrivals, key=lambda arrival: arrival.at))
+    queue: PieceQueue[Arrival] = PieceQueue()
+    free_at = [0.0] * num_workers
+    begun: dict[Arrival, float] = {}
+    while coming or queue:
+        now = heapq.heappop(free_at)
+        if not queue:
+            now = max(now, coming[0].at)
+        while coming and coming[0].at <= now:
+            arrival = coming.popleft()
+            queue.push(arrival, arrival.request_class, owner=ME)
+        piece = queue.pop()
+        begun[piece] = now
+        queue.spent(piece.request_class, piece.seconds)
+        heapq.heappush(free_at, now + piece.seconds)
+    return begun
+
+
+def order(queue: PieceQueue[str]) -> list[str]:
+    taken = []
+    while queue:
+        taken.append(queue.pop())
+        queue.spent(BULK if taken[-1].startswith("bulk") else INTERACTIVE, PIECE_SECONDS)
+    return taken
+
+
+def test_interactive_goes_first_and_each_class_in_order() -> None:
+    queue: PieceQueue[str] = PieceQueue()
+    for name, request_class in [("bulk 1", BULK), ("query 1", INTERACTIVE), ("bulk 2", BULK), ("query 2", INTERACTIVE)]:
+        queue.push(name, request_class, owner=ME)
+    assert len(queue) == 4
+    assert order(queue) == ["query 1", "query 2", "bulk 1", "bulk 2"]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_query_waits_for_at_most_one_running_piece(num_workers: int) -> None:
+    """With all of a 2,048-text request in the queue, the wait is what is left of a piece that runs."""
+    bulk = [Arrival(1e-9 * index, BULK, PIECE_SECONDS) for index in range(400)]
+    queries = [Arrival(0.0137 + 0.0231 * index, INTERACTIVE, 0.0001) for index in range(25)]
+    begun = simulate(bulk + queries, num_workers=num_workers)
+    waits = [begun[query] - query.at for query in queries]
+    assert max(waits) <= PIECE_SECONDS + 1e-9
+    assert max(waits) > 0  # some piece was running
+    last_query = max(queries, key=lambda query: query.at)
+    assert max(begun[piece] for piece in bulk) > begun[last_query]  # and the request was not over by then
+
+
+def test_bulk_has_its_turn_while_interactive_never_ends() -> None:
+    queries = [Arrival(1e-9 * index, INTERACTIVE, 0.004) for index in range(1000)]
+    bulk = [Arrival(0.0, BULK, PIECE_SECONDS + 1e-9 * index) for index in range(3)]
+    begun = simulate(queries + bulk)
+    starts = sorted(begun[piece] for piece in bulk)
+    assert starts[0] == pytest.approx(MAX_STRETCH_SECONDS, abs=0.004)
+    assert starts[1] - starts[0] == pytest.approx(PIECE_SECONDS + MAX_STRETCH_SECONDS, abs=0.004)
+
+
+def test_interactive_work_counts_only_while_bulk_waits() -> None:
+    queue: PieceQueue[str] = PieceQueue()
+    queue.push("query 0", INTERACTIVE, owner=ME)
+    queue.pop()
+    queue.spent(INTERACTIVE, 100.0)
+    queue.push("bulk", BULK, owner=ME)
+    queue.push("query 1", INTERACTIVE, owner=ME)
+    assert order(queue) == ["query 1", "bulk"]
+
+
+def test_dropping_an_owner_leaves_the_others_in_order() -> None:
+    queue: PieceQueue[str] = PieceQueue()
+    gone = object()
+    for index in range(6):
+        queue.push(f"bulk {index}", BULK, owner=gone if index % 2 else ME)
+        queue.push(f"query {index}", INTERACTIVE, owner=gone if index % 3 else ME)
+    queue.drop(gone)
+    assert order(queue) == ["query 0", "query 3", "bulk 0", "bulk 2", "bulk 4"]
+    assert not queue
+
+
+@given(st.lists(st.tuples(st.sampled_from(RequestClass), st.floats(0, 0.005)), min_size=1, max_size=60))
+def test_everything_comes_out_once_and_in_its_class_order(pieces: list[tuple[RequestClass, float]]) -> None:
+    queue: PieceQueue[int] = PieceQueue()
+    for index, (request_class, _) in enumerate(pieces):
+        queue.push(index, request_class, owner=ME)
+    taken = []
+    while queue:
+        taken.append(queue.pop())
+        queue.spent(*pieces[taken[-1]])
+    for request_class in RequestClass:
+        expected = [index for index, piece in enumerate(pieces) if piece[0] is request_class]
+        assert [index for index in taken if pieces[index][0] is request_class] == expected

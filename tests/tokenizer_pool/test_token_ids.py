@@ -1,0 +1,84 @@
+"""Ids that a request gives, and pieces joined."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join
+
+VOCAB_SIZE = 100
+MAX_SEQLEN = 4
+
+
+def check(token_ids: list[list[int]], truncation: Truncation = Truncation.RIGHT) -> TokenizedTexts:
+    return check_token_ids(token_ids, vocab_size=VOCAB_SIZE, max_seqlen=MAX_SEQLEN, truncation=truncation)
+
+
+def refusal(token_ids: list[list[int]], truncation: Truncation = Truncation.RIGHT) -> TextRefused:
+    with pytest.raises(TextRefused) as caught:
+        check(token_ids, truncation)
+    return caught.value
+
+
+def lists(texts: TokenizedTexts) -> list[list[int]]:
+    assert texts.token_ids.dtype == np.int32
+    assert texts.offsets.dtype == np.int32
+    assert texts.truncated.dtype == np.uint8
+    assert len(texts.offsets) == len(texts.truncated) + 1
+    return [ids.tolist() for ids in np.split(texts.token_ids, texts.offsets[1:-1])]
+
+
+@pytest.mark.parametrize("truncation", Truncation)
+def test_ids_are_used_as_they_stand(truncation: Truncation) -> None:
+    given = [[5, 0, 99], [7], [1, 2, 3, 4]]
+    texts = check(given, truncation)
+    assert lists(texts) == given
+    assert texts.truncated.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("truncation", "expected"), [(Truncation.RIGHT, [[1, 2, 3, 4], [9]]), (Truncation.LEFT, [[3, 4, 5, 6], [9]])]
+)
+def test_long_lists_are_cut_where_text_would_be(truncation: Truncation, expected: list[list[int]]) -> None:
+    texts = check([[1, 2, 3, 4, 5, 6], [9]], truncation)
+    assert lists(texts) == expected
+    assert texts.truncated.tolist() == [1, 0]
+
+
+def test_without_truncation_a_long_list_is_refused() -> None:
+    refused = refusal([[1], [1] * 4, [1] * 5, [1] * 6], Truncation.NONE)
+    assert (refused.reason, refused.index, refused.num_tokens, refused.max_tokens) == (Refusal.TOO_LONG, 2, 5, 4)
+
+
+def test_an_empty_list_is_refused() -> None:
+    refused = refusal([[1], [], [2], []])
+    assert (refused.reason, refused.index) == (Refusal.EMPTY, 1)
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB_SIZE, 2**31, 2**32 + 1, 2**63, 2**80, -(2**80)])
+def test_an_id_that_the_model_does_not_have_is_refused(bad: int) -> None:
+    refused = refusal([[1, 2], [3], [4, bad, 5], [bad]])
+    assert (refused.reason, refused.index) == (Refusal.OUT_OF_VOCABULARY, 2)
+
+
+def test_ids_that_would_be_cut_off_are_checked_too() -> None:
+    assert refusal([[1] * MAX_SEQLEN + [VOCAB_SIZE]]).reason is Refusal.OUT_OF_VOCABULARY
+
+
+def piece(*texts: list[int], truncated: int = 0) -> TokenizedPiece:
+    offsets = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+    flags = np.full(len(texts), truncated, np.uint8)
+    return TokenizedPiece(np.array([*itertools.chain(*texts)], np.int32), offsets, flags, 0.0)
+
+
+def test_pieces_are_joined_in_order() -> None:
+    texts = join([piece([1], [2, 3]), piece([4, 5, 6], truncated=1), piece([7], [8])])
+    assert lists(texts) == [[1], [2, 3], [4, 5, 6], [7], [8]]
+    assert texts.truncated.tolist() == [0, 0, 1, 0, 0]
+
+
+def test_a_single_piece_is_not_copied() -> None:
+    only = piece([1, 2])
+    assert join([only]).token_ids is only.token_ids

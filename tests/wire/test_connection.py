@@ -1,0 +1,121 @@
+"""Connections over real Unix sockets: order, loss, and being made again."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wire.connection import Connection, serve
+from wire.link import Link
+
+KIND = 0x0777
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(tmp_path / "it.sock"))
+        listening.listen(16)
+        listening.setblocking(False)
+        yield listening
+
+
+class EchoServer:
+    """Sends every frame back."""
+
+    def __init__(self) -> None:
+        self.connections: list[Connection] = []
+        self.num_lost = 0
+        self.all_lost = asyncio.Event()
+
+    async def start(self, listener: socket.socket) -> None:
+        self.server = await serve(listener.dup(), self._received, self.connections.append, self._lost)
+
+    async def stop(self) -> None:
+        """Everything closed, but the listening socket, which is the supervisor's."""
+        self.server.close()
+        for connection in self.connections:
+            connection.close()
+        async with asyncio.timeout(5):
+            await self.all_lost.wait()
+
+    def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        connection.send(kind, frame_id, [payload])
+
+    def _lost(self, connection: Connection) -> None:
+        self.num_lost += 1
+        if self.num_lost == len(self.connections):
+            self.all_lost.set()
+
+
+class Client:
+    """A link and what came over it."""
+
+    def __init__(self, path: str) -> None:
+        self.received: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+        self.ups: asyncio.Queue[None] = asyncio.Queue()
+        self.num_downs = 0
+        self.link = Link(path, on_frame=self._frame, on_up=lambda: self.ups.put_nowait(None), on_down=self._down)
+        self.link.open()
+
+    def _frame(self, kind: int, frame_id: int, payload: memoryview) -> None:
+        self.received.put_nowait((frame_id, bytes(payload)))
+
+    def _down(self) -> None:
+        self.num_downs += 1
+
+
+def test_frames_arrive_whole_and_in_order(listener: socket.socket) -> None:
+    async def scenario() -> None:
+        echo = EchoServer()
+        await echo.start(listener)
+        client = Client(listener.getsockname())
+        await client.ups.get()
+        payloads = [b"", b"x" * 10, b"y" * 2_000_000, b"z"]
+        for frame_id, payload in enumerate(payloads):
+            client.link.send(KIND, frame_id, [payload])
+        assert [await client.received.get() for _ in payloads] == list(enumerate(payloads))
+        client.link.close()
+        await echo.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_link_is_made_again_while_its_server_is_away(listener: socket.socket) -> None:
+    async def scenario() -> None:
+        first = EchoServer()
+        await first.start(listener)
+        client = Client(listener.getsockname())
+        await client.ups.get()
+        client.link.send(KIND, 1, [b"before"])
+        assert await client.received.get() == (1, b"before")
+
+        await first.stop()
+        await client.ups.get()  # connected again, though nobody accepts yet
+        assert client.num_downs == 1
+        client.link.send(KIND, 2, [b"while nobody was there"])
+
+        second = EchoServer()
+        await second.start(listener)
+        assert await client.received.get() == (2, b"while nobody was there")
+        client.link.close()
+        await second.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_stranger_is_cut_off(listener: socket.socket) -> None:
+    async def scenario() -> None:
+        echo = EchoServer()
+        await echo.start(listener)
+        reader, writer = await asyncio.open_unix_connection(listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\n" + b"\0" * 64)
+        await reader.read()  # until it is cut
+        assert echo.num_lost == 1
+        writer.close()
+        await writer.wait_closed()
+        await echo.stop()
+
+    asyncio.run(scenario())

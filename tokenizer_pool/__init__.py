@@ -1,0 +1,1 @@
+"""Texts in, token ids out, in worker processes. Knows nothing of engines, batches or HTTP."""

@@ -1,0 +1,167 @@
+"""Makes a tokenizer out of a model folder's files as transformers 5 makes it, but by the tokenizers library alone.
+
+transformers does not take tokenizer.json as it stands. For some classes it builds the normalizer and the
+pre-tokenizer anew out of tokenizer_config.json, it adds tokens that only the configuration names, and
+sentence-transformers may put a Lowercase in front. Vectors are equal to theirs only if ids are, so the same is
+done here for the families that embedding models use. Any other class is taken as its tokenizer.json says.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+
+Config = dict[str, Any]
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TokenizerError(Exception):
+    """A model folder holds no tokenizer that can be used; the message is one line for the operator."""
+
+
+def load(folder: Path, *, do_lower_case: bool = False) -> tokenizers.Tokenizer:
+    """A tokenizer that neither pads nor truncates. Raises TokenizerError."""
+    path = folder / "tokenizer.json"
+    tokenizer = _read_tokenizer(path)
+    config = _read_config(folder / "tokenizer_config.json")
+    family = _FAMILIES.get(_tokenizer_class(folder, config))
+    if family is not None:
+        family(tokenizer, config, path)
+    _add_tokens(tokenizer, config, _read_config(folder / "special_tokens_map.json"))
+    if do_lower_case:
+        _prepend_lowercase(tokenizer)
+    tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
+    # What a file says about padding and length is an accident of how it was saved.
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise TokenizerError(f"{path.parent} has no tokenizer.json; save the model with a fast tokenizer")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises a plain Exception, and panics as a BaseException
+        reason = " ".join(str(error).split())[:200]
+        raise TokenizerError(f"{path} can't be read by tokenizers {tokenizers.__version__}: {reason}") from None
+
+
+def _read_config(path: Path) -> Config:
+    """The JSON object in a file, {} where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{path} is not a JSON object")
+    return config
+
+
+def _tokenizer_class(folder: Path, config: Config) -> str:
+    """The class that transformers would take, without "Fast"; "" where no file names one."""
+    model = _read_config(folder / "config.json")
+    name = config.get("tokenizer_class") or model.get("tokenizer_class")
+    return str(name or _CLASS_OF_MODEL_TYPE.get(model.get("model_type", ""), "")).removesuffix("Fast")
+
+
+def _as_bert(tokenizer: tokenizers.Tokenizer, config: Config, _: Path) -> None:
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        strip_accents=config.get("strip_accents"),
+        lowercase=config.get("do_lower_case", True),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+
+def _as_roberta(tokenizer: tokenizers.Tokenizer, config: Config, _: Path) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
+
+
+def _as_xlm_roberta(tokenizer: tokenizers.Tokenizer, config: Config, path: Path) -> None:
+    if not isinstance(tokenizer.model, models.Unigram):
+        return
+    # transformers reads the scores with Python's json. The library's own reader is off by the last bit for some, and
+    # where two ways to cut a text score the same, that bit decides.
+    vocab = [(piece, score) for piece, score in _read_config(path)["model"]["vocab"]]
+    tokenizer.model = models.Unigram(vocab, unk_id=3, byte_fallback=False)
+    charsmaps = [step for step in _normalizers(tokenizer) if isinstance(step, normalizers.Precompiled)]
+    tokenizer.normalizer = charsmaps[0] if charsmaps else None
+    scheme = "always" if config.get("add_prefix_space", True) else "never"
+    metaspace = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+
+
+_FAMILIES: dict[str, Callable[[tokenizers.Tokenizer, Config, Path], None]] = {
+    "BertTokenizer": _as_bert,
+    "ConvBertTokenizer": _as_bert,
+    "DistilBertTokenizer": _as_bert,
+    "ElectraTokenizer": _as_bert,
+    "MobileBertTokenizer": _as_bert,
+    "MPNetTokenizer": _as_bert,
+    "SqueezeBertTokenizer": _as_bert,
+    "LongformerTokenizer": _as_roberta,
+    "RobertaTokenizer": _as_roberta,
+    "XLMRobertaTokenizer": _as_xlm_roberta,
+}
+
+_CLASS_OF_MODEL_TYPE = {
+    "bert": "BertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+}
+
+
+def _normalizers(tokenizer: tokenizers.Tokenizer) -> list[normalizers.Normalizer]:
+    normalizer = tokenizer.normalizer
+    if normalizer is None:
+        return []
+    if not isinstance(normalizer, normalizers.Sequence):
+        return [normalizer]
+    return [normalizer[place] for place in range(len(normalizer))]
+
+
+def _prepend_lowercase(tokenizer: tokenizers.Tokenizer) -> None:
+    steps = _normalizers(tokenizer)
+    if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+
+
+def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Config, special_tokens_map: Config) -> None:
+    """Add the tokens that the configuration names and tokenizer.json does not, in transformers' order."""
+    listed = config.get("added_tokens_decoder") or {}
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    tokens = [_token(listed[index]) for index in sorted(listed, key=int)]
+    # A folder with a list of added tokens is of the newer kind, where special_tokens_map.json is not read.
+    tokens += [
+        _token(value, special=True) for value in _named_tokens(config if listed else config | special_tokens_map)
+    ]
+    for token in tokens:
+        if token.content not in known:
+            known.add(token.content)
+            tokenizer.add_tokens([token])
+
+
+def _named_tokens(config: Config) -> Iterator[str | Config]:
+    yield from (config[name] for name in _NAMED_TOKENS if config.get(name))
+    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    yield from more.values() if isinstance(more, dict) else more
+
+
+def _token(value: str | Config, *, special: bool = False) -> AddedToken:
+    if isinstance(value, str):
+        return AddedToken(value, special=special)
+    flags = {name: value[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in value}
+    return AddedToken(value["content"], special=bool(value.get("special", special)), **flags)

@@ -1,0 +1,129 @@
+"""Frames between a frontend and a tokenizer worker.
+
+The worker sends READY on each connection it accepts; it answers TOKENIZE with TOKENIZED or REFUSED under the same id.
+"""
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.frames import Buffer
+from wire.vocabulary import RequestClass
+
+TOKENIZE = 0x0200
+TOKENIZED = 0x0201
+REFUSED = 0x0202
+READY = 0x0203  # no payload: a connection opens before its peer has accepted it, this says that the peer lives
+
+# model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32);
+# then uint32 byte lengths [n], the prompt, the texts, all UTF-8
+_TOKENIZE = struct.Struct("<HBBII")
+# seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, uint8 truncated [n]
+_TOKENIZED = struct.Struct("<dI")
+_REFUSED = struct.Struct("<BiII")  # reason, index of the text in its piece (-1 = none), tokens given, tokens allowed
+
+
+class Truncation(enum.IntEnum):
+    """Which end of a text that is too long is cut off; NONE refuses it."""
+
+    NONE = 0
+    RIGHT = 1
+    LEFT = 2
+
+
+class Refusal(enum.IntEnum):
+    """Why there are no ids for a text, or none for the model in a given list of ids."""
+
+    TOO_LONG = 0  # only with Truncation.NONE
+    FAILED = 1  # the tokenizer could not take the text
+    EMPTY = 2  # no tokens: a given list is empty, or the text is blank and the model has no special tokens
+    OUT_OF_VOCABULARY = 3  # a given id is not one of the model's
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some texts of one request, to be tokenized in one go."""
+
+    model: int  # index of the model in this server
+    request_class: RequestClass
+    truncation: Truncation
+    texts: Sequence[str]
+    prompt: str = ""  # put before each text
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPiece:
+    """N texts as flat ids."""
+
+    token_ids: NDArray[np.int32]  # [offsets[-1]], special tokens included
+    offsets: NDArray[np.int32]  # [N + 1]
+    truncated: NDArray[np.uint8]  # [N], 1 where a text lost tokens
+    seconds: float  # of work in the worker
+
+
+class TextRefused(Exception):
+    """A text has no ids; `index` is its place in the piece or request, -1 where it is not known.
+
+    TOO_LONG carries what was given and what is allowed; num_tokens is 0 where the characters alone were too many.
+    """
+
+    def __init__(self, reason: Refusal, index: int, *, num_tokens: int = 0, max_tokens: int = 0) -> None:
+        super().__init__(f"{reason.name} at index {index}")
+        self.reason = reason
+        self.index = index
+        self.num_tokens = num_tokens
+        self.max_tokens = max_tokens
+
+
+def encode_piece(piece: Piece) -> list[Buffer]:
+    """TOKENIZE. Raises UnicodeEncodeError where a text holds a lone surrogate."""
+    texts = [text.encode() for text in piece.texts]
+    prompt = piece.prompt.encode()
+    header = _TOKENIZE.pack(piece.model, piece.request_class, piece.truncation, len(texts), len(prompt))
+    lengths = struct.pack(f"<{len(texts)}I", *map(len, texts))
+    return [header, lengths, prompt, *texts]
+
+
+def decode_piece(payload: memoryview) -> Piece:
+    """The inverse of `encode_piece`."""
+    model, request_class, truncation, num_texts, prompt_bytes = _TOKENIZE.unpack_from(payload)
+    lengths = struct.unpack_from(f"<{num_texts}I", payload, _TOKENIZE.size)
+    at = _TOKENIZE.size + 4 * num_texts
+    prompt = str(payload[at : at + prompt_bytes], "utf-8")
+    at += prompt_bytes
+    texts = []
+    for length in lengths:
+        texts.append(str(payload[at : at + length], "utf-8"))
+        at += length
+    return Piece(model, RequestClass(request_class), Truncation(truncation), texts, prompt)
+
+
+def encode_tokenized(piece: TokenizedPiece) -> list[Buffer]:
+    """TOKENIZED."""
+    header = _TOKENIZED.pack(piece.seconds, len(piece.truncated))
+    return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), piece.truncated.tobytes()]
+
+
+def decode_tokenized(payload: memoryview) -> TokenizedPiece:
+    """The inverse of `encode_tokenized`; the arrays are views of the payload."""
+    seconds, num_texts = _TOKENIZED.unpack_from(payload)
+    offsets = np.frombuffer(payload, np.int32, num_texts + 1, _TOKENIZED.size)
+    ids_at = _TOKENIZED.size + offsets.nbytes
+    token_ids = np.frombuffer(payload, np.int32, int(offsets[-1]), ids_at)
+    truncated = np.frombuffer(payload, np.uint8, num_texts, ids_at + token_ids.nbytes)
+    return TokenizedPiece(token_ids, offsets, truncated, seconds)
+
+
+def encode_refused(refused: TextRefused) -> list[Buffer]:
+    """REFUSED."""
+    return [_REFUSED.pack(refused.reason, refused.index, refused.num_tokens, refused.max_tokens)]
+
+
+def decode_refused(payload: memoryview) -> TextRefused:
+    """The inverse of `encode_refused`."""
+    reason, index, num_tokens, max_tokens = _REFUSED.unpack(payload)
+    return TextRefused(Refusal(reason), index, num_tokens=num_tokens, max_tokens=max_tokens)

@@ -1,0 +1,1 @@
+"""What Embedline's processes share: frames, handshake, heartbeat, the shared page. Imports no other package."""

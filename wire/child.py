@@ -1,0 +1,121 @@
+"""The child's end of the control channel, for processes that live on an event loop."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from wire import control
+from wire.connection import Connection
+from wire.control import Json, Request
+from wire.metrics import Recorder
+from wire.process import begin, settle
+
+Role = Callable[["Child"], Coroutine[Any, Any, None]]
+
+
+class StartError(Exception):
+    """A process can't do its work; the message is one line for the operator."""
+
+
+class Child:
+    """This process as the supervisor knows it.
+
+    spec      what START said: "title", "index" and whatever the role needs
+    state     the newest STATE, {} before the first
+    metrics   deltas that the next heartbeat carries
+    stopping  set once the supervisor says STOP, after which the role should return
+    """
+
+    def __init__(self) -> None:
+        self.spec: Json = {}
+        self.state: Json = {}
+        self.metrics = Recorder()
+        self.stopping = asyncio.Event()
+        self.on_state: Callable[[Json], None] = lambda state: None
+        self._started = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._replies: dict[int, asyncio.Future[Json]] = {}
+        self._num_requests = 0
+        self._connection = Connection(self._received, lambda _: os._exit(1))
+
+    @property
+    def index(self) -> int:
+        """Which of its role this process is."""
+        return int(self.spec["index"])
+
+    async def join(self, control_fd: int) -> None:
+        """Shake hands with the supervisor and wait for START."""
+        channel = socket.socket(fileno=control_fd)
+        await self._loop.create_unix_connection(lambda: self._connection, sock=channel)
+        await self._started.wait()
+        begin(self.spec["title"], self.spec["log_level"])
+        self._beat()
+
+    def ready(self, info: Json | None = None) -> None:
+        """Tell the supervisor that this process serves."""
+        self._connection.send(control.READY, 0, control.encode(info or {}))
+
+    def fail(self, message: str) -> None:
+        """Tell the supervisor why this process can't serve. The process exits after that."""
+        self._connection.send(control.FAILED, 0, control.encode({"message": message}))
+        self._connection.close()
+
+    async def request(self, what: Request) -> Json:
+        """Ask the supervisor; what this process has counted so far goes ahead of the question."""
+        self._send_heartbeat()
+        self._num_requests += 1
+        reply: asyncio.Future[Json] = self._loop.create_future()
+        self._replies[self._num_requests] = reply
+        self._connection.send(control.REQUEST, self._num_requests, control.encode({"what": what}))
+        return await reply
+
+    def _beat(self) -> None:
+        self._send_heartbeat()
+        self._loop.call_later(control.HEARTBEAT_SECONDS, self._beat)
+
+    def _send_heartbeat(self) -> None:
+        self._connection.send(control.HEARTBEAT, 0, control.encode({"metrics": self.metrics.drain()}))
+
+    def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        fields = control.decode(payload)
+        if kind == control.START:
+            self.spec = fields
+            self._started.set()
+        elif kind == control.STATE:
+            self.state = fields
+            self.on_state(fields)
+        elif kind == control.STOP:
+            self.stopping.set()
+        elif kind == control.REPLY:
+            self._replies.pop(frame_id).set_result(fields)
+
+
+def run(role: Role) -> None:
+    """Be a child process: `<python> -P -m <module> <control descriptor> <supervisor's pid>`."""
+    control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    settle(parent_pid)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        sys.exit(runner.run(_main(role, control_fd)))
+
+
+async def _main(role: Role, control_fd: int) -> int:
+    child = Child()
+    await child.join(control_fd)
+    try:
+        await role(child)
+    except StartError as error:
+        child.fail(str(error))
+        return 2
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
