@@ -36,7 +36,7 @@ class Admission:
         self._budgets = budgets
         self._max_requests = max_requests
         self._tokens_per_character = [0.25] * page.num_models
-        self.num_requests = 0  # open now
+        self._num_requests = 0  # open now
 
     def estimate(self, model: int, num_characters: int, num_texts: int) -> int:
         """Tokens that texts will have."""
@@ -48,10 +48,19 @@ class Admission:
             old = self._tokens_per_character[model]
             self._tokens_per_character[model] += (num_tokens / num_characters - old) * _LEARNING_RATE
 
+    @contextlib.contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Count a request as open while the block runs. Raises Overloaded where too many are."""
+        if self._num_requests >= self._max_requests:
+            raise Overloaded("too many requests are open; see --max-concurrent-requests", retry_after=1.0)
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+
     def check(self, model: int, request_class: RequestClass) -> None:
         """Raises Overloaded where what waits already would keep this request waiting for too long."""
-        if self.num_requests >= self._max_requests:
-            raise Overloaded("too many requests are open; see --max-concurrent-requests", retry_after=1.0)
         rate = float(self._page.tokens_per_second[:, model].sum())
         if rate <= 0:
             return

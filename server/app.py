@@ -7,9 +7,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from embedline import __version__
-from server.errors import InvalidRequest, openai_answer
+from server.errors import NoSuchRoute, WrongMethod, openai_answer
 from server.frontend_state import FrontendState
 from server.metrics import MetricsSource
+from server.openai import EMBEDDINGS_PATHS
 from server.openapi import with_hot_routes
 
 
@@ -72,8 +73,14 @@ def _model_cards(state: FrontendState) -> list[dict[str, Any]]:
     ]
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 in the same shape as every other error."""
     assert isinstance(error, HTTPException)
-    answer = openai_answer(InvalidRequest("no such route" if error.status_code == 404 else "no such method here"))
-    return Response(answer.body, status_code=error.status_code, media_type="application/json")
+    headers = dict(error.headers or {})
+    if request.scope["path"].rstrip("/") in EMBEDDINGS_PATHS:  # only what is no POST gets as far as here
+        headers["allow"] = "POST"
+    if "allow" in map(str.lower, headers):
+        answer = openai_answer(WrongMethod("this route does not have that method"))
+    else:
+        answer = openai_answer(NoSuchRoute("no such route"))
+    return Response(answer.body, status_code=answer.status, headers=headers, media_type="application/json")

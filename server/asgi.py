@@ -1,9 +1,10 @@
 """The few ASGI words the hot path uses, and reading a body that may be too large."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from server.errors import PayloadTooLarge
+from server.errors import Overloaded, PayloadTooLarge
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -18,14 +19,17 @@ class ClientLeft(Exception):
 
 
 class BodyReader:
-    """Reads bodies of at most `max_bytes` each, and `max_total_bytes` over all that are open in this process."""
+    """Reads bodies of at most `max_bytes` each, and `max_total_bytes` over all that are open in this process.
+
+    A body that comes in one piece is small, and is never refused for what others hold.
+    """
 
     def __init__(self, *, max_bytes: int, max_total_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._room = max_total_bytes
+        self._room = max(max_bytes, max_total_bytes)  # one body always fits
 
     async def read(self, receive: Receive, content_length: int | None) -> bytes:
-        """The whole body. Raises PayloadTooLarge as soon as it is known, ClientLeft."""
+        """The whole body. Raises PayloadTooLarge and Overloaded as soon as it is known, ClientLeft."""
         if content_length is not None and content_length > self._max_bytes:
             raise self._too_large()
         message = await receive()
@@ -45,8 +49,7 @@ class BodyReader:
         try:
             more = True
             while more:
-                if num_bytes > self._max_bytes or self._room < 0:
-                    raise self._too_large()
+                self._check(num_bytes)
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientLeft
@@ -54,11 +57,25 @@ class BodyReader:
                 num_bytes += len(message["body"])
                 self._room -= len(message["body"])
                 more = message.get("more_body", False)
-            if num_bytes > self._max_bytes:
-                raise self._too_large()
+            self._check(num_bytes)
             return b"".join(chunks)
         finally:
             self._room += num_bytes
+
+    @contextlib.contextmanager
+    def held(self, num_bytes: int) -> Iterator[None]:
+        """Count a body that was read as open while the block runs: what was made of it is as large."""
+        self._room -= num_bytes
+        try:
+            yield
+        finally:
+            self._room += num_bytes
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise self._too_large()
+        if self._room < 0:
+            raise Overloaded("too many large bodies are open", retry_after=1.0)
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body is over the {self._max_bytes} bytes of --payload-limit")

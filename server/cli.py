@@ -15,15 +15,7 @@ from server.settings import Flag, Settings, SettingsError
 
 _EXIT_SETTINGS = 2
 
-app = typer.Typer(
-    help="A self-hosted embedding inference server.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 
-
-@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)
@@ -57,18 +49,25 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Para
     )
 
 
-def _add_serve() -> None:
+def make_app() -> typer.Typer:
+    """The commands."""
+    # rich would cut the names of flags short on a usual terminal
+    app = typer.Typer(help="A self-hosted embedding inference server.", add_completion=False, rich_markup_mode=None)
     annotations = typing.get_type_hints(Settings)
     parameters = [_parameter(field, annotations[field.name]) for field in dataclasses.fields(Settings)]
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app.command()(serve)
+    app.command()(version)
+    return app
 
 
 def main() -> None:
-    """The console script."""
+    """The console script. What is wrong with the arguments is one line, without typer's frame around it."""
     if sys.argv[1:] == ["--version"]:
-        print(__version__)
+        version()
         return
-    _add_serve()
-    app(prog_name="embedline")
+    try:
+        sys.exit(make_app()(sys.argv[1:] or ["--help"], prog_name="embedline", standalone_mode=False))
+    except typer.TyperException as error:
+        _exit_with(" ".join(error.format_message().split()))

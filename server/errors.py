@@ -5,6 +5,8 @@
      ├─ PayloadTooLarge     413
      ├─ UnsupportedMedia    415
      ├─ ModelNotFound       404
+     ├─ NoSuchRoute         404
+     ├─ WrongMethod         405
      ├─ Overloaded          429  try again after `retry_after`
      ├─ NotReady            503  try again after `retry_after`
      ├─ DeadlineExceeded    504
@@ -45,6 +47,14 @@ class ModelNotFound(RequestError):
     """No model of that name is served."""
 
 
+class NoSuchRoute(RequestError):
+    """Nothing is at this path."""
+
+
+class WrongMethod(RequestError):
+    """The path is right, the method is not."""
+
+
 class Overloaded(RequestError):
     """More work waits than can be done in time."""
 
@@ -73,6 +83,8 @@ _TABLE: dict[type[RequestError], _Row] = {
     PayloadTooLarge: _Row(413, "invalid_request_error", "payload_too_large"),
     UnsupportedMedia: _Row(415, "invalid_request_error", "unsupported_media_type"),
     ModelNotFound: _Row(404, "invalid_request_error", "model_not_found"),
+    NoSuchRoute: _Row(404, "invalid_request_error", "unknown_url"),
+    WrongMethod: _Row(405, "invalid_request_error", "method_not_supported"),
     Overloaded: _Row(429, "rate_limit_error", "overloaded"),
     NotReady: _Row(503, "server_error", "not_ready"),
     DeadlineExceeded: _Row(504, "server_error", "deadline_exceeded"),

@@ -1,9 +1,5 @@
 """What a frontend knows of the house: which models there are, whether they can compute, what it has counted."""
 
-import asyncio
-import contextlib
-from collections.abc import Iterator
-
 from server.errors import NotReady
 from server.models import ModelTable, served_models
 from wire.control import Json
@@ -21,10 +17,7 @@ class FrontendState:
         self._metrics = metrics
         self._house: Json = {}
         self._models: ModelTable | None = None
-        self.num_open = 0  # requests
         self.draining = False
-        self.idle = asyncio.Event()  # set while no request is open
-        self.idle.set()
 
     def update(self, house: Json) -> None:
         """Take in a STATE."""
@@ -59,19 +52,13 @@ class FrontendState:
             return "no engine is ready"
         return None
 
-    @contextlib.contextmanager
-    def open_request(self) -> Iterator[None]:
-        """Count a request as open while the block runs."""
-        self.num_open += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self.num_open -= 1
-            if not self.num_open:
-                self.idle.set()
-
     def record(self, path: str, status: int, seconds: float) -> None:
         """Count a finished request."""
         self._metrics.count("embedline_requests_total", path, str(status))
         self._metrics.observe("embedline_request_duration_seconds", path, seconds=seconds)
+
+    def record_input(self, model: str, num_tokens: int, num_truncated: int) -> None:
+        """Count what an answered request gave to compute."""
+        self._metrics.count("embedline_input_tokens_total", model, by=num_tokens)
+        if num_truncated:
+            self._metrics.count("embedline_truncated_inputs_total", model, by=num_truncated)

@@ -6,16 +6,18 @@ A usual FastAPI handler costs some 250 µs a request more than this (docs/decisi
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 
 from server import openai
 from server.asgi import App, BodyReader, ClientLeft, Headers, Receive, Scope, Send, send_answer
-from server.errors import EngineFailed, RequestError, openai_answer
+from server.errors import EngineFailed, NotReady, RequestError, openai_answer
 from server.frontend_state import FrontendState
 from server.pipeline import Pipeline
 from server.request_headers import read_headers
 
-EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 _CLIENT_LEFT = 499  # as nginx logs it; nobody is there to read it
+
+Answer = tuple[int, Headers, bytes | memoryview]  # status, headers, body
 
 logger = logging.getLogger("embedline.server")
 
@@ -31,42 +33,52 @@ class HotPath:
         self._bodies = bodies
         self._fallback = fallback
         self._max_items = max_items
-        self._handlers = {("POST", path): self._embeddings for path in EMBEDDINGS_PATHS}
+        self._routes: dict[tuple[str, str], tuple[str, Callable[[Scope, Receive], Awaitable[Answer]]]] = {
+            ("POST", path + slash): (path, self._embeddings) for path in openai.EMBEDDINGS_PATHS for slash in ("", "/")
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        handler = self._handlers.get((scope.get("method"), scope.get("path")))  # type: ignore[arg-type]
-        if handler is None:
+        route = self._routes.get((scope["method"], scope["path"]))
+        if route is None:
             await self._fallback(scope, receive, send)
             return
+        path, handler = route
         began = time.perf_counter()
-        with self._state.open_request():
-            try:
-                status, headers, body = await handler(scope, receive)
-                await send_answer(send, status, headers, body)
-            except (ClientLeft, asyncio.CancelledError):  # uvicorn's task is cancelled when the client leaves
-                status = _CLIENT_LEFT
-            except Exception as error:
-                status = await _send_error(send, error)
-        self._state.record(scope["path"], status, time.perf_counter() - began)
+        try:
+            status, headers, body = await handler(scope, receive)
+        except (ClientLeft, asyncio.CancelledError):
+            status, headers, body = self._interrupted()
+        except Exception as error:
+            status, headers, body = _failed(error)
+        await send_answer(send, status, headers, body)
+        self._state.record(path, status, time.perf_counter() - began)
 
-    async def _embeddings(self, scope: Scope, receive: Receive) -> tuple[int, Headers, bytes | memoryview]:
+    async def _embeddings(self, scope: Scope, receive: Receive) -> Answer:
         """POST /v1/embeddings: decode, embed, encode."""
         wishes = read_headers(scope["headers"])
-        body = await self._bodies.read(receive, wishes.content_length)
         models = self._state.models_or_not_ready()
-        request, encoding = openai.decode(body, wishes, models, max_items=self._max_items)
-        embedded = await self._pipeline.embed(request)
+        body = await self._bodies.read(receive, wishes.content_length)
+        with self._bodies.held(len(body)):
+            request, encoding = openai.decode(body, wishes, models, max_items=self._max_items)
+            del body  # what is in it was copied out
+            embedded = await self._pipeline.embed(request)
         answer = await openai.encode(embedded, encoding, request.model.name)
+        self._state.record_input(request.model.name, embedded.num_tokens, embedded.num_truncated)
         headers = openai.headers(embedded, encoding)
         headers.append((b"content-length", b"%d" % len(answer)))
         return 200, headers, answer
 
+    def _interrupted(self) -> Answer:
+        """The client left, and gets nothing that is sent now; or the server stops and can't wait any longer."""
+        if self._state.draining:
+            return _failed(NotReady("the server is stopping", retry_after=1.0))
+        return _CLIENT_LEFT, [], b""
 
-async def _send_error(send: Send, error: Exception) -> int:
+
+def _failed(error: Exception) -> Answer:
     if not isinstance(error, RequestError):
         logger.error("a request failed for a reason of our own", exc_info=error)
         error = EngineFailed("the server failed on this request")
     answer = openai_answer(error)
-    await send_answer(send, answer.status, answer.headers, answer.body)
-    return answer.status
+    return answer.status, answer.headers, answer.body

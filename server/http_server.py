@@ -5,6 +5,7 @@ that its client has left; of uvicorn we use the configuration and the protocol.
 """
 
 import asyncio
+import logging
 import socket
 from typing import Any
 
@@ -15,6 +16,9 @@ from uvicorn.server import ServerState
 from server.asgi import App
 
 _KEEP_ALIVE_SECONDS = 90  # longer than the proxies in front, or they reuse a connection that is being closed
+_LAST_WORDS_SECONDS = 1.0  # what cancelled handlers get to say so
+
+logger = logging.getLogger("embedline.server")
 
 
 class _Protocol(HttpToolsProtocol):
@@ -24,7 +28,7 @@ class _Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # a reference is kept in `tasks`, as uvicorn does: the loop holds tasks weakly
-        self._task = self.loop.create_task(cycle.run_asgi(app))
+        self._task = self.loop.create_task(_run(cycle, app))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
 
@@ -32,6 +36,20 @@ class _Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._task is not None and not self._task.done():
             self._task.cancel()
+
+
+async def _run(cycle: RequestResponseCycle, app: Any) -> None:
+    """One request. Uvicorn's own `run_asgi` takes a cancelled handler for a failed one."""
+    try:
+        await app(cycle.scope, cycle.receive, cycle.send)
+    except asyncio.CancelledError:
+        pass
+    except Exception:
+        logger.exception("a handler failed")
+    finally:
+        if not cycle.response_complete:
+            cycle.transport.close()  # nobody is left waiting for an answer
+        cycle.on_response = lambda: None  # breaks a cycle of references, as uvicorn does
 
 
 class HttpServer:
@@ -79,5 +97,7 @@ class HttpServer:
             _, unfinished = await asyncio.wait(self._state.tasks, timeout=seconds)
             for task in unfinished:
                 task.cancel()
+            if unfinished:
+                await asyncio.wait(unfinished, timeout=_LAST_WORDS_SECONDS)
         for connection in list(self._state.connections):
             connection.transport.close()

@@ -19,8 +19,11 @@ from server.models import ModelTable
 from server.pipeline import Embedded, EmbedRequest
 from server.request_headers import Wishes
 
+EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
+
 _ROWS_A_SLICE = 16  # floats of so many rows are written before the event loop gets its turn: about 1 ms
 _PATH = re.compile(r" - at `\$\.?(.*)`$")  # where msgspec says that a field is wrong
+_MISSING = re.compile(r"missing required field `(\w+)`")  # and that one is not there
 
 
 class Encoding(enum.Enum):
@@ -52,6 +55,7 @@ def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -
         raise _malformed(error) from None
     model = models.choose(fields.model)
     texts, token_ids = _read_input(fields.input, max_items)
+    encoding = _read_encoding(fields.encoding_format)
     request = EmbedRequest(
         model=model,
         texts=texts,
@@ -61,10 +65,9 @@ def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -
         dimensions=_read_dimensions(fields.dimensions, model.dimensions),
         request_class=wishes.request_class,
         deadline=wishes.deadline,
+        is_single=isinstance(fields.input, str) or isinstance(fields.input[0], int),
     )
-    if wishes.raw_bytes:
-        return request, Encoding.BYTES
-    return request, _read_encoding(fields.encoding_format)
+    return request, Encoding.BYTES if wishes.raw_bytes else encoding
 
 
 def _read_input(
@@ -125,11 +128,12 @@ def _malformed(error: Exception) -> InvalidRequest:
     if not isinstance(error, msgspec.ValidationError):
         return InvalidRequest("the body is not valid JSON in UTF-8")
     message = str(error)
+    if missing := _MISSING.search(message):
+        return InvalidRequest(f"{missing[1]} is missing", param=missing[1])
     place = _PATH.search(message)
-    if place is None:
-        return InvalidRequest(message.replace("Object", "the body", 1))
-    param = place[1] or None
-    return InvalidRequest(f"{param or 'the body'}: {message[: place.start()].lower()}", param=param)
+    problem = message[: place.start()] if place else message
+    param = (place[1] or None) if place else None
+    return InvalidRequest(f"{param or 'the body'}: {problem.lower()}", param=param)
 
 
 def headers(embedded: Embedded, encoding: Encoding) -> list[tuple[bytes, bytes]]:

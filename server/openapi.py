@@ -7,7 +7,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from server.openai import EmbeddingsBody
+from server.openai import EMBEDDINGS_PATHS, EmbeddingsBody
 
 _HEADERS = {
     "request-timeout-ms": ("integer", "Milliseconds after which the answer is of no use: 504, and the work is dropped"),
@@ -15,7 +15,9 @@ _HEADERS = {
 }
 _ERRORS = {
     "400": "The request is at fault; `param` names the field or index",
+    "404": "No model of that name is served",
     "413": "The body is over --payload-limit",
+    "415": "The body is compressed",
     "429": "Too much work waits; try again after `retry-after` seconds",
     "503": "No engine is ready",
     "504": "The deadline passed",
@@ -38,28 +40,31 @@ def with_hot_routes(app: FastAPI) -> Callable[[], dict[str, Any]]:
 
 def _add_embeddings(schema: dict[str, Any]) -> dict[str, Any]:
     (body,), components = msgspec.json.schema_components([EmbeddingsBody], ref_template="#/components/schemas/{name}")
-    schema["paths"]["/v1/embeddings"] = {
-        "post": {
-            "summary": "Embeddings, as OpenAI has them",
-            "operationId": "embeddings",
-            "parameters": [
-                {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": kind}}
-                for name, (kind, text) in _HEADERS.items()
-            ],
-            "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-            "responses": {
-                "200": {
-                    "description": "One row for each input, in order",
-                    "content": {
-                        "application/json": {"schema": _answer_schema()},
-                        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-                    },
-                },
-                **{status: {"description": text} for status, text in _ERRORS.items()},
-            },
-        }
-    }
+    for path in EMBEDDINGS_PATHS:
+        schema["paths"][path] = {"post": _embeddings(body, operation_id=path.strip("/").replace("/", "_"))}
     return components
+
+
+def _embeddings(body: dict[str, Any], *, operation_id: str) -> dict[str, Any]:
+    return {
+        "summary": "Embeddings, as OpenAI has them",
+        "operationId": operation_id,
+        "parameters": [
+            {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": kind}}
+            for name, (kind, text) in _HEADERS.items()
+        ],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {
+            "200": {
+                "description": "One row for each input, in order",
+                "content": {
+                    "application/json": {"schema": _answer_schema()},
+                    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+                },
+            },
+            **{status: {"description": text} for status, text in _ERRORS.items()},
+        },
+    }
 
 
 def _answer_schema() -> dict[str, Any]:

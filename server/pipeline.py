@@ -42,11 +42,16 @@ class EmbedRequest:
     request_class: RequestClass | None = None  # None = by size
     deadline: float = math.inf  # time.monotonic() seconds
     field: str = "input"  # what the dialect calls the texts, for error messages
+    is_single: bool = False  # whether the field holds one text or one list of ids, not a list of them
 
     @property
     def num_items(self) -> int:
         """Texts or lists of ids."""
         return len(self.texts if self.texts is not None else self.token_ids or ())
+
+    def name_of(self, index: int) -> str:
+        """What an error message calls an item; all of them where the index is -1."""
+        return self.field if index < 0 or self.is_single else f"{self.field}[{index}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,11 @@ class Embedded:
     rows: NDArray[np.float32]  # [items, dimensions], finished
     num_tokens: int
     truncated: NDArray[np.uint8]  # [items], 1 where tokens were cut off
+
+    @property
+    def num_truncated(self) -> int:
+        """Items that lost tokens."""
+        return self.truncated.tobytes().count(1)  # a tenth of what numpy's sum takes for one item
 
 
 class Pipeline:
@@ -68,13 +78,14 @@ class Pipeline:
 
     async def embed(self, request: EmbedRequest) -> Embedded:
         """Rows for a request. Raises RequestError; cancelling it drops the work everywhere."""
-        if request.deadline == math.inf:
-            return await self._embed(request)
-        try:
-            async with asyncio.timeout_at(request.deadline):
+        with self._admission.open_request():
+            if request.deadline == math.inf:
                 return await self._embed(request)
-        except TimeoutError:
-            raise DeadlineExceeded("the request's own deadline passed") from None
+            try:
+                async with asyncio.timeout_at(request.deadline):
+                    return await self._embed(request)
+            except TimeoutError:
+                raise DeadlineExceeded("the request's own deadline passed") from None
 
     async def _embed(self, request: EmbedRequest) -> Embedded:
         model = request.model
@@ -147,15 +158,22 @@ def _finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.floa
 
 
 def _text_error(refused: TextRefused, request: EmbedRequest) -> RequestError:
-    param = f"{request.field}[{refused.index}]" if refused.index >= 0 else request.field
-    if refused.reason is tokenizing.Refusal.TOO_LONG:
-        limit = f"{refused.max_tokens} tokens" if refused.max_tokens else "the model's limit"
-        return InvalidRequest(f"{param} is longer than {limit} and truncation is off", param=param)
-    return InvalidRequest(f"{param} can't be tokenized", param=param)
+    param = request.name_of(refused.index)
+    match refused.reason:
+        case tokenizing.Refusal.TOO_LONG:
+            limit = f"{refused.max_tokens} tokens" if refused.max_tokens else "the model's limit"
+            problem = f"is longer than {limit} and truncation is off"
+        case tokenizing.Refusal.EMPTY:
+            problem = "has no tokens"
+        case tokenizing.Refusal.OUT_OF_VOCABULARY:
+            problem = f"has a token id that is not from 0 to {request.model.vocab_size - 1}"
+        case tokenizing.Refusal.FAILED:
+            problem = "can't be tokenized"
+    return InvalidRequest(f"{param} {problem}", param=param)
 
 
 def _batch_error(refused: RequestRefused, request: EmbedRequest) -> RequestError:
-    param = f"{request.field}[{refused.index}]" if refused.index >= 0 else None
+    param = request.name_of(refused.index) if refused.index >= 0 else None
     where = param or "the request"
     match refused.reason:
         case batching.Refusal.DEADLINE:

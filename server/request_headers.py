@@ -10,6 +10,8 @@ from wire.vocabulary import RequestClass
 
 _CLASSES = {b"interactive": RequestClass.INTERACTIVE, b"bulk": RequestClass.BULK}
 _MAX_TIMEOUT_MS = 24 * 3600 * 1000
+_MAX_TIMEOUT_DIGITS = len(str(_MAX_TIMEOUT_MS))
+_RAW = b"application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ def read_headers(headers: Sequence[tuple[bytes, bytes]]) -> Wishes:
         if name == b"content-length":
             content_length = int(value)  # the HTTP parser has checked it
         elif name == b"accept":
-            raw_bytes = b"application/octet-stream" in value
+            raw_bytes = _RAW in value and _prefers_raw(value)
         elif name == b"request-timeout-ms":
             deadline = time.monotonic() + _read_timeout(value) / 1000
         elif name == b"x-embedline-class":
@@ -42,12 +44,19 @@ def read_headers(headers: Sequence[tuple[bytes, bytes]]) -> Wishes:
     return Wishes(request_class, deadline, raw_bytes, content_length)
 
 
+def _prefers_raw(accept: bytes) -> bool:
+    """Whether raw bytes are named first, or without JSON. Weights (`q=`) are not read: clients give what they like
+    best first."""
+    return accept.startswith(_RAW) or b"application/json" not in accept
+
+
 def _read_timeout(value: bytes) -> int:
-    if not value.isdigit() or not 1 <= int(value[:12]) <= _MAX_TIMEOUT_MS:
+    milliseconds = int(value) if value.isdigit() and len(value) <= _MAX_TIMEOUT_DIGITS else 0
+    if not 1 <= milliseconds <= _MAX_TIMEOUT_MS:
         raise InvalidRequest(
             f"request-timeout-ms must be a whole number from 1 to {_MAX_TIMEOUT_MS}", param="request-timeout-ms"
         )
-    return int(value)
+    return milliseconds
 
 
 def _read_class(value: bytes) -> RequestClass:

@@ -64,6 +64,7 @@ class TokenizerPool:
 
         Raises TextRefused with the index in `texts`. Cancelling it drops what no worker has yet.
         """
+        assert texts, "a request without texts is refused at the edge"
         texts, cut_short = cap(texts, max_seqlen=self._max_seqlens[model], truncation=truncation)
         spans = cut(texts, prompt=prompt, max_chars=self._paces[model].chars(MAX_PIECE_SECONDS))
         job = Job(

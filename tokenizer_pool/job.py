@@ -14,7 +14,7 @@ from tokenizer_pool.token_ids import TokenizedTexts, join
 class Part:
     """A piece of a request."""
 
-    __slots__ = ("deaths", "job", "num_chars", "piece", "place", "seconds", "start")
+    __slots__ = ("deaths", "num_chars", "piece", "seconds", "start")
 
     def __init__(self, piece: Piece, *, start: int, num_chars: int) -> None:
         self.piece = piece

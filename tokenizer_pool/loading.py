@@ -25,12 +25,19 @@ class TokenizerError(Exception):
 
 def load(folder: Path, *, do_lower_case: bool = False) -> tokenizers.Tokenizer:
     """A tokenizer that neither pads nor truncates. Raises TokenizerError."""
-    path = folder / "tokenizer.json"
-    tokenizer = _read_tokenizer(path)
+    tokenizer = _read_tokenizer(folder / "tokenizer.json")
+    try:
+        _adjust(tokenizer, folder, do_lower_case=do_lower_case)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(f"{folder}: tokenizer_config.json has a value of the wrong kind ({error})") from None
+    return tokenizer
+
+
+def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: bool) -> None:
     config = _read_config(folder / "tokenizer_config.json")
     family = _FAMILIES.get(_tokenizer_class(folder, config))
     if family is not None:
-        family(tokenizer, config, path)
+        family(tokenizer, config, folder)
     _add_tokens(tokenizer, config, _read_config(folder / "special_tokens_map.json"))
     if do_lower_case:
         _prepend_lowercase(tokenizer)
@@ -38,7 +45,6 @@ def load(folder: Path, *, do_lower_case: bool = False) -> tokenizers.Tokenizer:
     # What a file says about padding and length is an accident of how it was saved.
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    return tokenizer
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
@@ -87,12 +93,12 @@ def _as_roberta(tokenizer: tokenizers.Tokenizer, config: Config, _: Path) -> Non
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
 
 
-def _as_xlm_roberta(tokenizer: tokenizers.Tokenizer, config: Config, path: Path) -> None:
+def _as_xlm_roberta(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
     if not isinstance(tokenizer.model, models.Unigram):
         return
     # transformers reads the scores with Python's json. The library's own reader is off by the last bit for some, and
     # where two ways to cut a text score the same, that bit decides.
-    vocab = [(piece, score) for piece, score in _read_config(path)["model"]["vocab"]]
+    vocab = [(piece, score) for piece, score in _read_config(folder / "tokenizer.json")["model"]["vocab"]]
     tokenizer.model = models.Unigram(vocab, unk_id=3, byte_fallback=False)
     charsmaps = [step for step in _normalizers(tokenizer) if isinstance(step, normalizers.Precompiled)]
     tokenizer.normalizer = charsmaps[0] if charsmaps else None

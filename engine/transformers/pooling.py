@@ -24,4 +24,4 @@ def pool(token_rows: Tensor, cu_seqlens: Tensor, *, pooling: str) -> Tensor:
 def _mean(token_rows: Tensor, cu_seqlens: Tensor) -> Tensor:
     """A sum in float64 is exact in float32 for any length; differences of running sums would not be."""
     every_token = torch.arange(len(token_rows), device=token_rows.device)
-    return functional.embedding_bag(every_token, token_rows, offsets=cu_seqlens[:-1], mode="mean").float()
+    return functional.embedding_bag(every_token, token_rows.double(), offsets=cu_seqlens[:-1], mode="mean").float()

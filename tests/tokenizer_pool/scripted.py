@@ -3,18 +3,20 @@
 import asyncio
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from tokenizer_pool import messages
-from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.messages import Piece, TextRefused, TokenizedPiece
+from tokenizer_pool.client import TokenizedTexts, TokenizerPool
+from tokenizer_pool.messages import Piece, TextRefused, TokenizedPiece, Truncation
 from wire.connection import Connection, serve
+from wire.vocabulary import RequestClass
 
 MAX_SEQLEN = 256
+MANY = [str(number) for number in range(2048)]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -56,6 +58,10 @@ class ScriptedWorker:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.path)
         return await serve(listener, self._received, self._accepted, self._connections.discard)
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
 
     def start(self) -> None:
         """Come back from the dead."""
@@ -101,4 +107,30 @@ async def scripted_pool(
             for worker, server in zip(workers, servers, strict=True):
                 server.close()
                 worker.die()
-                await until(lambda worker=worker: not worker._connections)  # type: ignore[misc]
+            await until(lambda: not any(worker.num_connections for worker in workers))
+
+
+def ask(
+    pool: TokenizerPool,
+    texts: Sequence[str],
+    request_class: RequestClass = RequestClass.INTERACTIVE,
+    *,
+    truncation: Truncation = Truncation.RIGHT,
+) -> asyncio.Task[TokenizedTexts]:
+    request = pool.tokenize(texts, model=0, request_class=request_class, truncation=truncation)
+    return asyncio.get_running_loop().create_task(request)
+
+
+async def answer_all(workers: Sequence[ScriptedWorker], request: asyncio.Task[TokenizedTexts]) -> TokenizedTexts:
+    """Answer whatever is asked, newest first, until the request is done."""
+    while not request.done():
+        for worker in workers:
+            asked = [worker.asked.get_nowait() for _ in range(worker.asked.qsize())]
+            for one in reversed(asked):
+                one.answer()
+        await asyncio.sleep(0)
+    return await request
+
+
+def numbers(asked: Asked) -> list[int]:
+    return [int(text) for text in asked.piece.texts]

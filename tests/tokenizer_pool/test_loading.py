@@ -236,6 +236,23 @@ def test_a_broken_configuration_is_an_error(tmp_path: Path, content: str) -> Non
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": {"one": {"content": "x"}}},
+        {"added_tokens_decoder": {"900": {}}},
+        {"additional_special_tokens": [7]},
+        {"pad_token": {"lstrip": True}},
+        {"tokenizer_class": "BertTokenizer", "strip_accents": "perhaps"},
+    ],
+    ids=str,
+)
+def test_a_configuration_with_wrong_values_is_an_error_of_one_line(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json has a value of the wrong kind") as caught:
+        load(bert_folder(tmp_path, **config))
+    assert "\n" not in str(caught.value)
+
+
 def test_remote_code_is_never_followed(tmp_path: Path) -> None:
     folder = bert_folder(tmp_path, auto_map={"AutoTokenizer": ["evil.Tokenizer", None]}, tokenizer_class="Evil")
     (folder / "evil.py").write_text("raise SystemExit('was run')")

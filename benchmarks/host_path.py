@@ -1,0 +1,78 @@
+"""CPU time a request costs all processes of a server together, everything but the model being real.
+
+    python -m benchmarks.host_path [--write]
+
+One text of about 20 tokens, raw bytes, dimension 1024, 16 connections, the fake engine.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.closed_loop import Outcome, drive, post
+from benchmarks.report import Report
+from tests.house.expected import ids_of
+from tests.house.running import Server, serving
+
+TEXT = "the quick brown fox jumps over the lazy dog and then runs far away from us"
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def cpu_by_process(server: Server) -> dict[str, float]:
+    pids = {**server.processes(), "supervisor": server.process.pid}
+    return {title: cpu_seconds(pid) for title, pid in sorted(pids.items())}
+
+
+def measure(server: Server, *, encoding: str, seconds: float) -> tuple[Outcome, dict[str, float]]:
+    """What came back, and microseconds of CPU a request by process."""
+    body = json.dumps({"input": TEXT, "model": "m", "encoding_format": encoding}).encode()
+    requests = [post("/v1/embeddings", body)]
+    drive(server.port, requests, num_connections=16, seconds=1)
+    before = cpu_by_process(server)
+    outcome = drive(server.port, requests, num_connections=16, seconds=seconds)
+    after = cpu_by_process(server)
+    num = len(outcome.latencies)
+    return outcome, {title: (after[title] - before[title]) / num * 1e6 for title in after}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
+    arguments = parser.parse_args()
+    report = Report("host-path", f"One text of {len(ids_of(TEXT))} tokens, 16 connections, fake engine, dimension 1024")
+    with (
+        TemporaryDirectory() as folder,
+        serving("--engine", "fake", "--fake-dim", "1024", folder=Path(folder)) as server,
+    ):
+        for round_number in range(arguments.rounds):
+            for encoding in ("bytes", "base64", "float"):
+                outcome, by_process = measure(server, encoding=encoding, seconds=arguments.seconds)
+                report.row(
+                    {
+                        "round": round_number,
+                        "encoding": encoding,
+                        "requests/s": f"{outcome.requests_per_second:.0f}",
+                        "failed": outcome.num_failed,
+                        "p50 ms": f"{outcome.percentile(50):.2f}",
+                        "p99 ms": f"{outcome.percentile(99):.2f}",
+                        **{f"{title} µs": f"{micros:.0f}" for title, micros in by_process.items()},
+                        "sum µs": f"{sum(by_process.values()):.0f}",
+                    }
+                )
+    report.note("CPU µs a request: user and system time of each process, from /proc, over the requests it answered.")
+    report.note("The client runs on the same machine and is not counted; absolute requests/s are a lower bound.")
+    report.finish(write=arguments.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The edge in one process: a model, and the ASGI application with stand-ins for the pool and the managers."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from batch_manager.client import BatchManagers
+from batch_manager.messages import Answer, Submission
+from engine.types import OutputKind, Rows
+from server.admission import Admission, WaitBudgets
+from server.app import make_app
+from server.asgi import App, BodyReader, Message
+from server.frontend_state import FrontendState
+from server.hot_path import HotPath
+from server.models import ModelTable, ServedModel
+from server.pipeline import Pipeline
+from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.messages import Truncation
+from tokenizer_pool.token_ids import TokenizedTexts
+from wire.control import Json
+from wire.metrics import Recorder
+from wire.page import Page
+
+DIMENSIONS = 8
+
+
+def served_model(**changes: Any) -> ServedModel:
+    fields: dict[str, Any] = {
+        "index": 0,
+        "name": "the-model",
+        "dimensions": DIMENSIONS,
+        "max_seqlen": 16,
+        "vocab_size": 100,
+        "normalize": False,
+        "truncation": Truncation.RIGHT,
+    }
+    return ServedModel(**{**fields, **changes})
+
+
+def one_model(**changes: Any) -> ModelTable:
+    return ModelTable([served_model(**changes)])
+
+
+def house(**changes: Any) -> Json:
+    """A STATE of a server that is ready."""
+    info = {"name": "the-model", "dimensions": DIMENSIONS, "max_seqlen": 16, "vocab_size": 100, "normalize": False}
+    model = {"info": info, "truncation": Truncation.RIGHT, "default_prompt": "", "loaded_at": 7}
+    return {"ready": True, "reason": None, "models": [model], "limits": {"max_client_batch_size": 4}, **changes}
+
+
+@dataclass
+class Tokenizers:
+    """One id for each character; what it was asked, and what it raises instead."""
+
+    error: Exception | None = None
+    asked: list[tuple[Sequence[str], dict[str, Any]]] = field(default_factory=list)
+    at_work: Callable[[], None] = lambda: None
+
+    async def tokenize(self, texts: Sequence[str], **how: Any) -> TokenizedTexts:
+        self.asked.append((texts, how))
+        self.at_work()
+        if self.error is not None:
+            raise self.error
+        seqlens = [len(text) for text in texts]
+        ids = np.array([ord(character) % 100 for text in texts for character in text], np.int32)
+        truncated = np.array([seqlen > 16 for seqlen in seqlens], np.uint8)
+        return TokenizedTexts(ids, np.cumsum([0, *seqlens], dtype=np.int32), truncated)
+
+
+@dataclass
+class Managers:
+    """Rows that say their sequence's length, or `rows`; waits for `gate` where there is one."""
+
+    error: Exception | None = None
+    rows: np.ndarray[Any, np.dtype[np.float32]] | None = None
+    gate: asyncio.Event | None = None
+    submitted: list[Submission] = field(default_factory=list)
+
+    async def submit(self, submission: Submission) -> Answer:
+        self.submitted.append(submission)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        rows = self.rows
+        if rows is None:
+            rows = np.repeat(np.array(submission.seqlens, np.float32)[:, None], DIMENSIONS, axis=1)
+        return Answer({OutputKind.POOLED: Rows(rows)}, 0.0, 0.0)
+
+
+class Edge:
+    """A frontend without its process. Must be made inside a running event loop."""
+
+    def __init__(self, *, max_bytes: int = 1000, max_requests: int = 10) -> None:
+        self.page = Page.create(num_frontends=1, num_managers=1, num_models=1)
+        self.page.engines_ready[:] = 1
+        self.metrics = Recorder()
+        self.state = FrontendState(self.page, self.metrics)
+        self.state.update(house())
+        self.tokenizers = Tokenizers()
+        self.managers = Managers()
+        self.admission = Admission(self.page, frontend=0, budgets=WaitBudgets(1, 10), max_requests=max_requests)
+        self.pipeline = Pipeline(
+            self.admission, cast(TokenizerPool, self.tokenizers), cast(BatchManagers, self.managers)
+        )
+        self.app = HotPath(
+            self.state,
+            self.pipeline,
+            BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
+            fallback=make_app(self.state, _metrics_text),
+            max_items=4,
+        )
+
+
+async def _metrics_text() -> str:
+    return "metrics of the whole server\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """What an ASGI application answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def error(self) -> Any:
+        """The part that an OpenAI client reads; all of its keys must be there."""
+        error = json.loads(self.body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+
+async def call(
+    app: App, method: str, path: str, body: bytes | Iterable[bytes] = b"", headers: dict[str, str] | None = None
+) -> Called:
+    """One request to an ASGI application. A body in several pieces comes as several messages."""
+    pieces = aiter_of([body] if isinstance(body, bytes) else body)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return await anext(pieces, {"type": "http.disconnect"})
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    named = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": named}
+    scope |= {"query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http", "server": ("test", 80)}
+    await app(scope, receive, send)
+    start, *rest = sent
+    answered = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Called(start["status"], answered, b"".join(bytes(message.get("body", b"")) for message in rest))
+
+
+async def aiter_of(pieces: Iterable[bytes]) -> AsyncIterator[Message]:
+    """The pieces of a body as a server hands them on."""
+    waiting = list(pieces)
+    while waiting:
+        piece = waiting.pop(0)
+        yield {"type": "http.request", "body": piece, "more_body": bool(waiting)}

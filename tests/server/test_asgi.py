@@ -1,0 +1,127 @@
+"""Reading a body: whole, or refused at the first moment at which it is known to be too large."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from server.asgi import BodyReader, ClientLeft, Message, Receive
+from server.errors import Overloaded, PayloadTooLarge
+from tests.server.edge import aiter_of
+
+LIMIT = 100
+
+
+class Connection:
+    """Hands on the pieces of a body and counts how many were taken; then the client leaves."""
+
+    def __init__(self, pieces: Iterable[bytes], *, is_whole: bool = True) -> None:
+        self.num_taken = 0
+        self._pieces = aiter_of(pieces)
+        self._is_whole = is_whole
+
+    async def receive(self) -> Message:
+        self.num_taken += 1
+        message = await anext(self._pieces, {"type": "http.disconnect"})
+        return message if self._is_whole else {**message, "more_body": True}
+
+
+def reader(max_total_bytes: int = 10 * LIMIT) -> BodyReader:
+    return BodyReader(max_bytes=LIMIT, max_total_bytes=max_total_bytes)
+
+
+def read(pieces: Iterable[bytes], content_length: int | None = None) -> tuple[bytes | Exception, int]:
+    """The body or what was raised, and how many pieces were taken."""
+    connection = Connection(pieces)
+    try:
+        return asyncio.run(reader().read(connection.receive, content_length)), connection.num_taken
+    except PayloadTooLarge as error:
+        return error, connection.num_taken
+
+
+@pytest.mark.parametrize(
+    "pieces", [[b""], [b"abc"], [b"a" * LIMIT], [b"a", b"b", b"", b"c"], [b"a" * 60, b"b" * 40], [b"", b""]]
+)
+def test_a_body_in_one_piece_or_many(pieces: list[bytes]) -> None:
+    assert read(pieces) == (b"".join(pieces), len(pieces))
+
+
+def test_a_length_over_the_limit_is_refused_before_anything_is_read() -> None:
+    refused, num_taken = read([b"a"], content_length=LIMIT + 1)
+
+    assert isinstance(refused, PayloadTooLarge)
+    assert f"{LIMIT} bytes" in refused.message
+    assert num_taken == 0
+    assert read([b"a" * LIMIT], content_length=LIMIT) == (b"a" * LIMIT, 1)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "num_taken"),
+    [
+        ([b"a" * 101], 1),
+        ([b"a" * 101, b"", b""], 1),
+        ([b"a" * 60, b"a" * 41], 2),
+        ([b"a" * 30] * 50, 4),
+        ([b"a"] * 1000, 101),
+    ],
+)
+def test_more_than_the_limit_is_refused_with_the_piece_that_goes_over(pieces: list[bytes], num_taken: int) -> None:
+    refused, taken = read(pieces)
+
+    assert isinstance(refused, PayloadTooLarge)
+    assert taken == num_taken
+
+
+@pytest.mark.parametrize("pieces", [[], [b"a" * 50], [b"a" * 50, b"b" * 50]])
+def test_a_client_that_leaves_early_takes_no_room(pieces: list[bytes]) -> None:
+    async def leave_and_read() -> bytes:
+        bodies = reader(max_total_bytes=LIMIT)
+        for _ in range(3):
+            with pytest.raises(ClientLeft):
+                await bodies.read(Connection(pieces, is_whole=False).receive, None)
+        return await bodies.read(Connection([b"a" * 60, b"b" * 40]).receive, None)
+
+    assert len(asyncio.run(leave_and_read())) == LIMIT
+
+
+def large() -> Receive:
+    return Connection([b"a" * 40, b"b" * 40]).receive
+
+
+def test_all_open_bodies_together_have_a_limit() -> None:
+    async def read_three() -> None:
+        bodies = reader(max_total_bytes=200)
+        first, second = await bodies.read(large(), None), await bodies.read(large(), None)
+        with bodies.held(len(first)):
+            with bodies.held(len(second)):
+                with pytest.raises(Overloaded) as refused:
+                    await bodies.read(large(), None)
+                assert refused.value.retry_after is not None
+                assert await bodies.read(Connection([b"small"]).receive, None) == b"small"
+            assert len(await bodies.read(large(), None)) == 80
+
+    asyncio.run(read_three())
+
+
+def test_bodies_that_are_being_read_count() -> None:
+    async def read_two_at_once() -> list[bytes | BaseException]:
+        bodies = reader(max_total_bytes=LIMIT)
+        return await asyncio.gather(
+            *(bodies.read(SlowConnection().receive, None) for _ in range(2)), return_exceptions=True
+        )
+
+    class SlowConnection(Connection):
+        def __init__(self) -> None:
+            super().__init__([b"a" * 40, b"b" * 40])
+
+        async def receive(self) -> Message:
+            await asyncio.sleep(0)
+            return await super().receive()
+
+    results = asyncio.run(read_two_at_once())
+    assert [type(result) for result in results if isinstance(result, Exception)] == [Overloaded]
+    assert [len(result) for result in results if isinstance(result, bytes)] == [80]
+
+
+def test_one_body_fits_even_where_the_total_is_shared_out_thin() -> None:
+    assert len(asyncio.run(reader(max_total_bytes=10).read(large(), None))) == 80

@@ -1,0 +1,66 @@
+"""One table for all errors, and one shape."""
+
+import json
+
+import pytest
+
+from server import errors
+from server.errors import RequestError, openai_answer
+
+
+def every_error() -> list[type[RequestError]]:
+    return [
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, RequestError) and value is not RequestError
+    ]
+
+
+def test_there_is_nothing_to_look_for_below_the_first_level() -> None:
+    assert set(every_error()) == set(RequestError.__subclasses__())
+
+
+@pytest.mark.parametrize("kind", every_error())
+def test_each_error_has_a_status_and_openais_shape(kind: type[RequestError]) -> None:
+    answer = openai_answer(kind("what is wrong", param="input[3]"))
+
+    assert 400 <= answer.status < 600
+    shape = json.loads(answer.body)
+    assert set(shape) == {"error"}
+    assert set(shape["error"]) == {"message", "type", "param", "code"}
+    assert shape["error"]["message"] == "what is wrong"
+    assert shape["error"]["param"] == "input[3]"
+    assert isinstance(shape["error"]["type"], str)
+    assert dict(answer.headers)[b"content-length"] == b"%d" % len(answer.body)
+    assert dict(answer.headers)[b"content-type"] == b"application/json"
+    assert b"retry-after" not in dict(answer.headers)
+
+
+def test_the_documented_statuses() -> None:
+    statuses = {kind.__name__: openai_answer(kind("")).status for kind in every_error()}
+
+    assert statuses == {
+        "InvalidRequest": 400,
+        "PayloadTooLarge": 413,
+        "UnsupportedMedia": 415,
+        "ModelNotFound": 404,
+        "NoSuchRoute": 404,
+        "WrongMethod": 405,
+        "Overloaded": 429,
+        "NotReady": 503,
+        "DeadlineExceeded": 504,
+        "EngineFailed": 500,
+    }
+    for name, status in statuses.items():
+        assert f"{name} " in (errors.__doc__ or "")
+        assert str(status) in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.01, b"2"), (120.0, b"120")])
+def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: bytes) -> None:
+    answer = openai_answer(errors.Overloaded("busy", retry_after=seconds))
+    assert dict(answer.headers)[b"retry-after"] == header
+
+
+def test_param_is_null_where_nothing_is_to_blame() -> None:
+    assert json.loads(openai_answer(errors.NotReady("loading")).body)["error"]["param"] is None

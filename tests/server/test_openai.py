@@ -1,0 +1,234 @@
+"""OpenAI's decoder: every form of input, and a clear refusal of everything else that repeats nothing of what came."""
+
+import json
+from typing import Any
+
+import pytest
+
+from server.errors import InvalidRequest, ModelNotFound
+from server.models import ModelTable
+from server.openai import Encoding, decode
+from server.pipeline import EmbedRequest
+from server.request_headers import Wishes
+from tests.server.edge import DIMENSIONS, one_model, served_model
+from tokenizer_pool.messages import Truncation
+from wire.vocabulary import RequestClass
+
+MANY = 1_000_000
+NO_WISHES = Wishes()
+
+
+def request_of(body: bytes | dict[str, Any], wishes: Wishes = NO_WISHES) -> EmbedRequest:
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return decode(payload, wishes, one_model(), max_items=4)[0]
+
+
+def encoding_of(body: dict[str, Any], wishes: Wishes = NO_WISHES) -> Encoding:
+    return decode(json.dumps(body).encode(), wishes, one_model(), max_items=4)[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "texts", "is_single"),
+    [
+        ("a", ["a"], True),
+        (" ", [" "], True),
+        ("\0", ["\0"], True),
+        (["a"], ["a"], False),
+        (["a", "b", "a"], ["a", "b", "a"], False),
+        (["\ud83d\ude42 日本", "é"], ["🙂 日本", "é"], False),
+    ],
+)
+def test_texts(given: object, texts: list[str], is_single: bool) -> None:
+    request = request_of({"input": given})
+
+    assert (request.texts, request.token_ids) == (texts, None)
+    assert request.num_items == len(texts)
+    assert request.is_single is is_single
+
+
+@pytest.mark.parametrize(
+    ("given", "token_ids", "is_single"),
+    [
+        ([5], [[5]], True),
+        ([5, 6, 7, 8, 9], [[5, 6, 7, 8, 9]], True),  # more ids than a request may have items
+        ([[5]], [[5]], False),
+        ([[5, 6], [7]], [[5, 6], [7]], False),
+        ([[5], []], [[5], []], False),  # whether ids are there and the model's own is seen where its size is known
+        ([-1, 2**31, 2**63, -(2**70)], [[-1, 2**31, 2**63, -(2**70)]], True),
+    ],
+)
+def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -> None:
+    request = request_of({"input": given})
+
+    assert (request.texts, request.token_ids) == (None, token_ids)
+    assert request.is_single is is_single
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        # nothing to embed
+        (b'{"input":""}', "input"),
+        (b'{"input":[]}', "input"),
+        (b'{"input":["a",""]}', "input[1]"),
+        (b'{"model":"m"}', "input"),
+        (b"{}", "input"),
+        (b'{"Input":"a"}', "input"),
+        # of a wrong type
+        (b'{"input":null}', "input"),
+        (b'{"input":5}', "input"),
+        (b'{"input":1.5}', "input"),
+        (b'{"input":true}', "input"),
+        (b'{"input":{"text":"a"}}', "input"),
+        (b'{"input":[null]}', "input[0]"),
+        (b'{"input":[{}]}', "input[0]"),
+        (b'{"input":[1.0]}', "input[0]"),
+        (b'{"input":[1,1.5]}', "input[1]"),
+        (b'{"input":[true]}', "input[0]"),
+        (b'{"input":[1,false]}', "input[1]"),
+        (b'{"input":["a",null]}', "input[1]"),
+        (b'{"input":[[1],[2,2.0]]}', "input[1][1]"),
+        (b'{"input":[[true]]}', "input[0][0]"),
+        (b'{"input":[["a"]]}', "input[0][0]"),
+        (b'{"input":[[[1]]]}', "input[0][0]"),
+        # one kind only
+        (b'{"input":["a","b",3]}', "input[2]"),
+        (b'{"input":[1,"b"]}', "input[1]"),
+        (b'{"input":[1,[2]]}', "input[1]"),
+        (b'{"input":[[1],2]}', "input[1]"),
+        (b'{"input":[[1],"b"]}', "input[1]"),
+        # too many
+        (b'{"input":["a","a","a","a","a"]}', "input"),
+        (b'{"input":[[1],[1],[1],[1],[1]]}', "input"),
+        # the other fields
+        (b'{"input":"a","model":5}', "model"),
+        (b'{"input":"a","model":["m"]}', "model"),
+        (b'{"input":"a","user":5}', "user"),
+        (b'{"input":"a","encoding_format":"float16"}', "encoding_format"),
+        (b'{"input":"a","encoding_format":"FLOAT"}', "encoding_format"),
+        (b'{"input":"a","encoding_format":""}', "encoding_format"),
+        (b'{"input":"a","encoding_format":4}', "encoding_format"),
+        (b'{"input":"a","dimensions":0}', "dimensions"),
+        (b'{"input":"a","dimensions":-1}', "dimensions"),
+        (b'{"input":"a","dimensions":9}', "dimensions"),
+        (b'{"input":"a","dimensions":99999999999999999999999999}', "dimensions"),
+        (b'{"input":"a","dimensions":4.0}', "dimensions"),
+        (b'{"input":"a","dimensions":"4"}', "dimensions"),
+        (b'{"input":"a","dimensions":true}', "dimensions"),
+        (b'{"input":"a","dimensions":[4]}', "dimensions"),
+        # numbers that are none, or too large to be one
+        (b'{"input":[' + b"1" * 100_000 + b"]}", "input[0]"),
+        (b'{"input":"a","dimensions":' + b"1" * 100_000 + b"}", "dimensions"),
+        (b'{"input":[1e999]}', "input[0]"),
+        (b'{"input":"a","dimensions":1e999}', "dimensions"),
+        (b'{"input":NaN}', None),
+        (b'{"input":[Infinity]}', None),
+        # no object
+        (b"[]", None),
+        (b"null", None),
+        (b'"a"', None),
+        (b"5", None),
+        (b"true", None),
+        # no JSON
+        (b"", None),
+        (b" ", None),
+        (b"{", None),
+        (b'{"input":"a"', None),
+        (b'{"input":"a",}', None),
+        (b'{"input":"a"} {}', None),
+        (b"{'input':'a'}", None),
+        (b"input=a", None),
+        (b'\xef\xbb\xbf{"input":"a"}', None),  # a byte order mark is no part of JSON
+        ('{"input":"a"}'.encode("utf-16"), None),
+        # no text
+        (b'{"input":"\xff"}', None),
+        (b'{"input":"\xed\xa0\x80"}', None),
+        (b'{"input":"\\ud800"}', None),
+        (b'{"input":["a","\\udc00 b"]}', None),
+        (b'{"input":"\x00"}', None),  # allowed as \u0000 only
+        (b'{"input":"a\nb"}', None),
+        # deep
+        (b"[" * MANY, None),
+        (b'{"input":' + b"[" * MANY + b"]" * MANY + b"}", "input[0][0]"),
+        (b'{"other":' + b"[" * MANY + b"]" * MANY + b',"input":"a"}', None),
+        (b'{"other":' + b'{"a":' * MANY + b"1" + b"}" * MANY + b',"input":"a"}', None),
+    ],
+    ids=lambda value: repr(value[:50]) if isinstance(value, bytes) else str(value),
+)
+def test_what_is_refused_is_named(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        request_of(body)
+
+    assert refused.value.param == param
+    assert refused.value.message.startswith(param or "the body")
+    assert refused.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b'"other":{"deep":[1,{}]}',
+        b'"other":1e999',
+        b'"other":' + b"1" * 100_000,
+        b'"input_type":"query"',
+        b'"model":null,"user":null,"dimensions":null,"encoding_format":null',
+        b'"user":"somebody","model":"any name will do"',
+    ],
+    ids=lambda rest: repr(rest[:40]),
+)
+def test_what_is_allowed_beside_the_input(rest: bytes) -> None:
+    request = request_of(b'{"input":"a",' + rest + b"}")
+
+    assert request.texts == ["a"]
+    assert request.dimensions is None
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    assert request_of(b'{"input":"a","input":["b","c"]}').texts == ["b", "c"]
+
+
+def test_dimensions_go_from_1_to_the_models_own() -> None:
+    assert [request_of({"input": "a", "dimensions": wished}).dimensions for wished in (1, DIMENSIONS)] == [1, 8]
+
+
+@pytest.mark.parametrize(
+    ("wished", "encoding"),
+    [(None, Encoding.FLOAT), ("float", Encoding.FLOAT), ("base64", Encoding.BASE64), ("bytes", Encoding.BYTES)],
+)
+def test_encoding_formats(wished: str | None, encoding: Encoding) -> None:
+    assert encoding_of({"input": "a", "encoding_format": wished}) is encoding
+
+
+def test_the_accept_header_outranks_the_encoding_format_that_sdks_always_send() -> None:
+    raw = Wishes(raw_bytes=True)
+
+    assert encoding_of({"input": "a", "encoding_format": "base64"}, raw) is Encoding.BYTES
+    with pytest.raises(InvalidRequest):
+        encoding_of({"input": "a", "encoding_format": "nonsense"}, raw)
+
+
+def test_the_model_and_the_headers_say_the_rest() -> None:
+    wishes = Wishes(request_class=RequestClass.BULK, deadline=12.5)
+    models = one_model(default_prompt="query: ", truncation=Truncation.NONE)
+
+    request, _ = decode(b'{"input":"a"}', wishes, models, max_items=1)
+
+    assert request.model is models.models[0]
+    assert (request.request_class, request.deadline) == (RequestClass.BULK, 12.5)
+    assert (request.prompt, request.truncation) == ("query: ", Truncation.NONE)
+    assert request.normalize is None
+
+
+def test_with_several_models_the_name_must_be_one_of_them() -> None:
+    models = ModelTable([served_model(name="one"), served_model(index=1, name="two", dimensions=4)])
+
+    request, _ = decode(b'{"input":"a","model":"two"}', Wishes(), models, max_items=1)
+
+    assert request.model.name == "two"
+    for body in (b'{"input":"a"}', b'{"input":"a","model":"three-three"}'):
+        with pytest.raises(ModelNotFound) as refused:
+            decode(body, Wishes(), models, max_items=1)
+        assert refused.value.param == "model"
+        assert "three-three" not in refused.value.message
+    with pytest.raises(InvalidRequest, match="from 1 to 4"):
+        decode(b'{"input":"a","model":"two","dimensions":8}', Wishes(), models, max_items=1)

@@ -1,0 +1,100 @@
+"""What headers say of a request, and that nonsense in them is the client's fault and never ours."""
+
+import math
+import time
+
+import pytest
+
+from server.errors import InvalidRequest, UnsupportedMedia
+from server.request_headers import read_headers
+from wire.vocabulary import RequestClass
+
+
+def test_without_headers_there_are_no_wishes() -> None:
+    wishes = read_headers([(b"host", b"a"), (b"user-agent", b"b")])
+
+    assert (wishes.request_class, wishes.deadline, wishes.raw_bytes, wishes.content_length) == (
+        None,
+        math.inf,
+        False,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("accept", "raw"),
+    [
+        (b"application/octet-stream", True),
+        (b"application/octet-stream;q=0.9, application/json;q=0.1", True),
+        (b"application/octet-stream, application/json", True),
+        (b"text/plain, application/octet-stream", True),
+        (b"*/*, application/octet-stream", True),
+        (b"application/json, application/octet-stream", False),
+        (b"application/json", False),
+        (b"application/json, application/msgpack", False),  # as baseten-performance-client sends it
+        (b"*/*", False),
+        (b"", False),
+    ],
+)
+def test_accept(accept: bytes, raw: bool) -> None:
+    assert read_headers([(b"accept", accept)]).raw_bytes is raw
+
+
+@pytest.mark.parametrize(
+    ("value", "request_class"),
+    [(b"interactive", RequestClass.INTERACTIVE), (b"bulk", RequestClass.BULK), (b"Bulk", RequestClass.BULK)],
+)
+def test_class(value: bytes, request_class: RequestClass) -> None:
+    assert read_headers([(b"x-embedline-class", value)]).request_class is request_class
+
+
+@pytest.mark.parametrize("milliseconds", [1, 250, 24 * 3600 * 1000])
+def test_timeout(milliseconds: int) -> None:
+    before = time.monotonic()
+    deadline = read_headers([(b"request-timeout-ms", b"%d" % milliseconds)]).deadline
+
+    assert before <= deadline - milliseconds / 1000 <= time.monotonic()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"x-embedline-class", b""),
+        (b"x-embedline-class", b"urgent"),
+        (b"x-embedline-class", b"bulk, interactive"),
+        (b"x-embedline-class", b"\xff\xfe"),
+        (b"request-timeout-ms", b""),
+        (b"request-timeout-ms", b"0"),
+        (b"request-timeout-ms", b"-1"),
+        (b"request-timeout-ms", b"+5"),
+        (b"request-timeout-ms", b"1.5"),
+        (b"request-timeout-ms", b"1e3"),
+        (b"request-timeout-ms", b"0x10"),
+        (b"request-timeout-ms", b"1_000"),
+        (b"request-timeout-ms", b"nan"),
+        (b"request-timeout-ms", b"soon"),
+        (b"request-timeout-ms", "\N{ARABIC-INDIC DIGIT FIVE}".encode()),  # digits, but not ours
+        (b"request-timeout-ms", b"\xb2"),
+        (b"request-timeout-ms", b"86400001"),
+        (b"request-timeout-ms", b"9" * 20),
+        (b"request-timeout-ms", b"1" + b"0" * 5000),  # more digits than int() takes
+        (b"request-timeout-ms", b"0" * 11 + b"1" + b"0" * 5000),
+    ],
+)
+def test_nonsense_names_the_header(name: bytes, value: bytes) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_headers([(name, value)])
+
+    assert refused.value.param == name.decode()
+    assert name.decode() in refused.value.message
+
+
+def test_a_compressed_body_is_not_read() -> None:
+    assert read_headers([(b"content-encoding", b"Identity")]).raw_bytes is False
+    for encoding in (b"gzip", b"zstd", b"identity, gzip", b""):
+        with pytest.raises(UnsupportedMedia, match="content-encoding"):
+            read_headers([(b"content-encoding", encoding)])
+
+
+def test_content_length() -> None:
+    assert read_headers([(b"content-length", b"120")]).content_length == 120
