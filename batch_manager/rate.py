@@ -19,11 +19,13 @@ class Rate:
     def observe(self, num_tokens: int, compute_seconds: float, *, max_tokens: int) -> None:
         """Learn from a batch that was packed under `max_tokens`.
 
-        A batch that is less than half full shows an engine's fixed cost rather than its speed; it
-        counts only where nothing better is known.
+        One that is less than half full shows an engine's fixed cost rather than its speed, so it
+        counts only where it was faster than what is known.
         """
-        if compute_seconds <= 0 or (self.tokens_per_second and 2 * num_tokens < max_tokens):
+        if compute_seconds <= 0:
             return
         newest = num_tokens / compute_seconds
+        if 2 * num_tokens < max_tokens and newest <= self.tokens_per_second:
+            return
         known = self.tokens_per_second or newest
         self.tokens_per_second = known + _WEIGHT * (newest - known)

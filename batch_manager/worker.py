@@ -28,10 +28,12 @@ async def serve(child: Child) -> None:
     for engine in spec["engines"]:
         manager.add_engine(engine["path"], model=engine["model"])
     child.ready()
-    await child.stopping.wait()
-    await manager.drain()
-    server.close()
-    await manager.close()
+    try:
+        await child.stopping.wait()
+        await manager.drain()
+    finally:
+        server.close()
+        await manager.close()
 
 
 if __name__ == "__main__":

@@ -115,7 +115,8 @@ def _pooling_config(folder: Path, entry: Json) -> Json:
 
 
 def _pooling_mode(config: Json) -> str:
-    modes = config.get("pooling_mode") or [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)] or "mean"
+    flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
+    modes = config.get("pooling_mode") or [_POOLING_FLAGS.get(name, name) for name in flags] or "mean"
     modes = modes if isinstance(modes, list) else [modes]
     if len(modes) > 1:
         raise ModelError(f"the Pooling module joins {' and '.join(map(str, modes))}; one pooling is supported")

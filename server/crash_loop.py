@@ -10,10 +10,16 @@ class CrashLoop:
 
     def __init__(self) -> None:
         self._failures: dict[Member, int] = {}
+        self._served: set[Member] = set()
 
     def succeeded(self, member: Member) -> None:
         """It became ready."""
         self._failures[member] = 0
+        self._served.add(member)
+
+    def has_served(self, member: Member) -> bool:
+        """Whether it was ever ready."""
+        return member in self._served
 
     def failed(self, member: Member) -> float | None:
         """It died. Seconds to wait, None when it has failed too often."""

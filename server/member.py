@@ -112,12 +112,18 @@ class Member:
             signal.pidfd_send_signal(self._run.pidfd, signal.SIGKILL)
 
     async def stop(self, seconds: float) -> bool:
-        """Ask it to end and wait; kill it after so long. Whether it ended by itself."""
+        """Ask it to end and wait; kill it after so long, or at once while it is still loading.
+
+        Whether it ended by itself or held nothing.
+        """
         run = self._run
         if run is None:
             return True
-        if run.connection:
-            run.connection.send(control.STOP, 0, control.encode({}))
+        if not self.is_ready or run.connection is None:
+            self.kill()
+            await run.ended.wait()
+            return True
+        run.connection.send(control.STOP, 0, control.encode({}))
         try:
             async with asyncio.timeout(seconds):
                 await run.ended.wait()

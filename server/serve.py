@@ -73,6 +73,9 @@ def bind(hostname: str, port: int, flag: str) -> socket.socket:
     """A bound and listening TCP socket. Raises SettingsError that names the flag."""
     try:
         family, _, _, _, address = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise SettingsError(f"--hostname is no address of this machine: {error.strerror}") from None
+    try:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

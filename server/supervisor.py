@@ -9,6 +9,7 @@ import logging
 import signal
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from server.crash_loop import CrashLoop
 from server.house import House, ModelPlan
@@ -24,6 +25,14 @@ _EXIT_SETTINGS = 2
 logger = logging.getLogger("embedline.supervisor")
 
 
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How the server ends."""
+
+    code: int  # of the process
+    message: str = ""  # the last line of the log
+
+
 class Supervisor:
     """The running house. `run` returns the exit code of the whole server."""
 
@@ -36,7 +45,7 @@ class Supervisor:
         self._crashes = CrashLoop()
         self._infos: dict[Member, Json] = {}  # what each engine said when it became ready, with the time
         self._said: str | None = "starting"  # what the log knows of our readiness
-        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._exit: asyncio.Future[_Ending] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics = Registry(house.page, [model.name], lambda: self.why_not_ready() is None)
 
@@ -48,10 +57,12 @@ class Supervisor:
         for member in self._members:
             await member.start()
         watching = loop.create_task(self._watchdog.run(self._members))
-        code = await self._exit
+        ending = await self._exit
         watching.cancel()
         await self._stop(shutdown_seconds)
-        return code
+        if ending.message:
+            logger.critical("%s", ending.message)
+        return ending.code
 
     def why_not_ready(self) -> str | None:
         """None when a request sent now would be computed."""
@@ -76,14 +87,15 @@ class Supervisor:
         """It is gone; start it again unless the house is going down or it can't be helped."""
         if self._exit.done():
             return
+        if member.failure is not None and not self._crashes.has_served(member):
+            self._exit.set_result(_Ending(_EXIT_SETTINGS, member.failure))
+            return
         logger.error("%s has ended: %s", member.plan.title, member.failure or _reason(returncode))
         self._forget(member)
-        if member.failure is not None and member not in self._infos:
-            self._give_up(member.failure, _EXIT_SETTINGS)
-            return
         delay = self._crashes.failed(member)
         if delay is None:
-            self._give_up(f"{member.plan.title} can't be started: {_reason(returncode)}", _EXIT_FAILED)
+            message = f"{member.plan.title} can't be started: {member.failure or _reason(returncode)}"
+            self._exit.set_result(_Ending(_EXIT_FAILED, message))
             return
         self.metrics.count("embedline_process_restarts_total", member.plan.role)
         self._send_state()
@@ -148,12 +160,8 @@ class Supervisor:
                 member.kill()
             return
         logger.info("stopping")
-        self._exit.set_result(0)
+        self._exit.set_result(_Ending(0))
         self._send_state()
-
-    def _give_up(self, message: str, code: int) -> None:
-        logger.critical("%s", message)
-        self._exit.set_result(code)
 
     async def _stop(self, seconds: float) -> None:
         """Frontends first, so that what they still hold is computed; engines last."""

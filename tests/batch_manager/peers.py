@@ -113,8 +113,8 @@ class Engine:
 
     def close(self) -> None:
         """Go away for good."""
-        assert self._server is not None
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         self.cut()
 
     def cut(self) -> None:
@@ -191,12 +191,12 @@ class Frontend:
 
 
 class House:
-    """A batch manager with one scripted engine."""
+    """A batch manager with scripted engines."""
 
-    def __init__(self, folder: Path, **policy: float) -> None:
+    def __init__(self, folder: Path, num_engines: int, policy: dict[str, float]) -> None:
         self.path = folder / "manager"
         self.page = Page.create(num_frontends=1, num_managers=2, num_models=1)
-        self.engine = Engine(folder / "engine")
+        self.engines = [Engine(folder / f"engine {at}") for at in range(num_engines)]
         self.child = Child()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(self.path))
@@ -206,10 +206,15 @@ class House:
             "index": 1,
             "listener_fd": os.dup(self.listener.fileno()),
             "page_fd": self.page.fd,
-            "engines": [{"path": str(self.engine.path), "model": 0}],
+            "engines": [{"path": str(engine.path), "model": 0} for engine in self.engines],
             "models": ["tiny"],
             "policy": policy,
         }
+
+    @property
+    def engine(self) -> Engine:
+        """The first engine."""
+        return self.engines[0]
 
     async def frontend(self) -> Frontend:
         """A new frontend, connected."""
@@ -217,12 +222,15 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, *, has_engine: bool = True, **policy: float) -> AsyncIterator[House]:
+async def running(
+    folder: Path, *, num_engines: int = 1, has_engines: bool = True, **policy: float
+) -> AsyncIterator[House]:
     """The batch manager's role between these peers. On leaving it is told to stop and must come to an end."""
     async with asyncio.timeout(20):
-        house = House(folder, **policy)
-        if has_engine:
-            await house.engine.open()
+        house = House(folder, num_engines, policy)
+        if has_engines:
+            for engine in house.engines:
+                await engine.open()
         role = asyncio.create_task(serve(house.child))
         try:
             yield house
@@ -230,8 +238,10 @@ async def running(folder: Path, *, has_engine: bool = True, **policy: float) -> 
             await role
         finally:
             role.cancel()
-            if has_engine:
-                house.engine.close()
+            with contextlib.suppress(asyncio.CancelledError):
+                await role
+            for engine in house.engines:
+                engine.close()
             house.listener.close()
             os.close(house.page.fd)
             await asyncio.sleep(0)

@@ -10,12 +10,14 @@ def test_nothing_is_known_before_the_first_batch() -> None:
     assert Rate().tokens_per_second == 0
 
 
-def test_a_small_batch_counts_only_where_nothing_is_known() -> None:
+def test_a_small_batch_counts_only_where_it_is_faster_than_what_is_known() -> None:
     rate = Rate()
     rate.observe(10, 0.1, max_tokens=1000)
     assert rate.tokens_per_second == 100
     rate.observe(10, 1.0, max_tokens=1000)
     assert rate.tokens_per_second == 100
+    rate.observe(20, 0.1, max_tokens=1000)
+    assert rate.tokens_per_second == pytest.approx(120)
 
 
 def test_it_follows_the_engine() -> None:

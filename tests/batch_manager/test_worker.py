@@ -14,7 +14,7 @@ from batch_manager import messages
 from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
 from engine import messages as engine_messages
 from engine.types import Batch, EngineErrorKind, EngineLimits, OutputKind, Results, Rows
-from tests.batch_manager.peers import LIMITS, Engine, assert_same, expected, ids_of, rows_of, running, submission
+from tests.batch_manager.peers import LIMITS, assert_same, expected, ids_of, rows_of, running, submission
 from wire.vocabulary import RequestClass
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -337,7 +337,7 @@ def test_answers_to_nothing_and_unknown_frames_are_passed_over(run: Run, tmp_pat
 
 def test_a_deadline_is_kept_by_the_clock(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engine=False) as house:
+        async with running(tmp_path, has_engines=False) as house:
             frontend = await house.frontend()
             asked_at = time.monotonic()
             later = frontend.submit(submission(5, deadline=asked_at + 0.2))
@@ -352,7 +352,7 @@ def test_a_deadline_is_kept_by_the_clock(run: Run, tmp_path: Path) -> None:
 
 def test_no_engine_for_longer_than_the_grace(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engine=False, engine_start_grace=0.05, retry_after=3.0) as house:
+        async with running(tmp_path, has_engines=False, engine_start_grace=0.05, retry_after=3.0) as house:
             frontend = await house.frontend()
             refused = await frontend.ask(submission(5))
             assert refusal(refused) == (Refusal.NO_ENGINE, -1)
@@ -384,7 +384,7 @@ def test_stopping_finishes_what_an_engine_can_do_and_refuses_new_work(run: Run, 
 
 def test_stopping_without_an_engine_refuses_what_waits(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engine=False) as house:
+        async with running(tmp_path, has_engines=False) as house:
             frontend = await house.frontend()
             held = frontend.submit(submission(60, 60))
             await until(lambda: house.page.queued_tokens[1, 0, INTERACTIVE] == 120)
@@ -455,42 +455,34 @@ def test_a_frontend_that_breaks_the_rules_loses_its_own_connection_only(run: Run
     run(test())
 
 
-def test_engines_are_told_by_their_number(run: Run, tmp_path: Path) -> None:
-    """Two engines of one model share the work and take over from each other."""
-
+def test_two_engines_share_the_work_and_take_over_from_each_other(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engine=False) as house:
-            engines = [Engine(tmp_path / f"engine {at}") for at in range(2)]
-            for engine in engines:
-                await engine.open()
-            house.child.spec["engines"] = [{"path": str(engine.path), "model": 0} for engine in engines]
+        async with running(tmp_path, num_engines=2) as house:
+            first, second = house.engines
             frontend = await house.frontend()
             await until(lambda: house.page.engines_ready[1, 0] == 2)
             answers = [frontend.submit(submission(100, first=at)) for at in (1, 1000)]
-            await until(lambda: [engine.num_batches for engine in engines] == [1, 1])
-            engines[1].is_automatic = True
-            engines[0].close()
+            await until(lambda: [engine.num_batches for engine in house.engines] == [1, 1])
+            second.is_automatic = True
+            first.close()
             await until(lambda: house.page.engines_ready[1, 0] == 1)
-            frame_id, batch = await engines[1].batches.get()
-            engines[1].answer(frame_id, rows_of(batch))
+            frame_id, batch = await second.batches.get()
+            second.answer(frame_id, rows_of(batch))
             assert_same(await answers[0], expected(submission(100, first=1)))
             assert_same(await answers[1], expected(submission(100, first=1000)))
-            engines[1].close()
 
     run(test())
 
 
 def test_the_engine_may_come_late(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engine=False) as house:
+        async with running(tmp_path, has_engines=False) as house:
             frontend = await house.frontend()
             waiting, too_long = frontend.submit(submission(60)), frontend.submit(submission(5, LIMITS.max_seqlen + 1))
             await until(lambda: house.page.queued_tokens[1, 0, INTERACTIVE] == 166)
-            engine = Engine(Path(house.child.spec["engines"][0]["path"]))
-            engine.is_automatic = True
-            await engine.open()
+            house.engine.is_automatic = True
+            await house.engine.open()
             assert_same(await waiting, expected(submission(60)))
             assert refusal(await too_long) == (Refusal.TOO_LONG, 1)
-            engine.close()
 
     run(test())

@@ -1,0 +1,219 @@
+"""The command line: the list of flags, where each is read from, and one line for what is wrong."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+
+from embedline import __version__
+from server import cli
+from server.settings import Settings, SettingsError
+from tests.house.running import ROOT
+
+# A new flag needs a reason: whoever adds one adds it here, and says in its help how to choose it.
+FLAGS = {
+    "--model-id": "MODEL_ID",
+    "--revision": "REVISION",
+    "--served-model-name": "SERVED_MODEL_NAME",
+    "--huggingface-hub-cache": "HUGGINGFACE_HUB_CACHE",
+    "--hf-token": "HF_TOKEN",
+    "--engine": "ENGINE",
+    "--engine-python": "ENGINE_PYTHON",
+    "--devices": "DEVICES",
+    "--dtype": "DTYPE",
+    "--pooling": "POOLING",
+    "--hostname --host": None,
+    "--port -p": "PORT",
+    "--prometheus-port": "PROMETHEUS_PORT",
+    "--frontends": "FRONTENDS",
+    "--tokenization-workers": "TOKENIZATION_WORKERS",
+    "--batch-managers": "BATCH_MANAGERS",
+    "--max-batch-tokens": "MAX_BATCH_TOKENS",
+    "--max-batch-requests": "MAX_BATCH_REQUESTS",
+    "--max-client-batch-size": "MAX_CLIENT_BATCH_SIZE",
+    "--max-concurrent-requests": "MAX_CONCURRENT_REQUESTS",
+    "--payload-limit": "PAYLOAD_LIMIT",
+    "--auto-truncate --no-auto-truncate": "AUTO_TRUNCATE",
+    "--default-prompt-name": "DEFAULT_PROMPT_NAME",
+    "--default-prompt": "DEFAULT_PROMPT",
+    "--interactive-max-wait": "INTERACTIVE_MAX_WAIT",
+    "--bulk-max-wait": "BULK_MAX_WAIT",
+    "--engine-restart-grace": "ENGINE_RESTART_GRACE",
+    "--heartbeat-timeout": "HEARTBEAT_TIMEOUT",
+    "--batch-timeout": "BATCH_TIMEOUT",
+    "--shutdown-timeout": "SHUTDOWN_TIMEOUT",
+    "--log-level": "LOG_LEVEL",
+    "--fake-dim": "FAKE_DIM",
+    "--fake-cost-ms": "FAKE_COST_MS",
+    "--fake-tokens-per-second": "FAKE_TOKENS_PER_SECOND",
+    "--fake-fault": None,
+}
+
+
+class Ran(Exception):
+    """In place of a running server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+
+@pytest.fixture(autouse=True)
+def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_server(settings: Settings) -> int:
+        raise Ran(settings)
+
+    monkeypatch.setattr(cli, "run_server", run_server)
+    for variable in filter(None, FLAGS.values()):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> "Run":
+    return Run(monkeypatch)
+
+
+class Run:
+    """`embedline …` in this process, up to where the server would start."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+
+    def settings(self, *arguments: str) -> Settings:
+        with pytest.raises(Ran) as ran:
+            self("serve", *arguments)
+        return ran.value.settings
+
+    def exit_code(self, *arguments: str) -> object:
+        with pytest.raises(SystemExit) as ended:
+            self(*arguments)
+        return ended.value.code
+
+    def __call__(self, *arguments: str) -> None:
+        self._monkeypatch.setattr(sys, "argv", ["embedline", *arguments])
+        cli.main()
+
+
+def test_the_list_of_flags() -> None:
+    serve = get_command(cli.make_app()).commands["serve"]  # type: ignore[attr-defined]
+    options = [parameter for parameter in serve.params if parameter.name != "help"]
+
+    assert {" ".join([*it.opts, *it.secondary_opts]): it.envvar for it in options} == FLAGS
+
+
+def test_without_arguments_everything_has_its_default(run: Run) -> None:
+    assert run.settings() == Settings()
+
+
+def test_flags_and_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "1234")
+    monkeypatch.setenv("AUTO_TRUNCATE", "false")
+    monkeypatch.setenv("MODEL_ID", "from/the-environment")
+    monkeypatch.setenv("INTERACTIVE_MAX_WAIT", "2.5")
+
+    settings = run.settings("--model-id", "from/a-flag", "--fake-fault", "exit@load", "--fake-fault", "nan@token:9")
+
+    assert settings.model_id == "from/a-flag"  # a flag outranks a variable
+    assert (settings.port, settings.auto_truncate, settings.interactive_max_wait) == (1234, False, 2.5)
+    assert settings.fake_fault == ("exit@load", "nan@token:9")
+    assert run.settings("-p", "0", "--host", "::1", "--auto-truncate") == Settings(
+        port=0, hostname="::1", model_id="from/the-environment", interactive_max_wait=2.5
+    )
+
+
+def test_hostname_is_never_read_from_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOSTNAME", "HOST", "FAKE_FAULT", "EMBEDLINE_HOSTNAME"):
+        monkeypatch.setenv(name, "a-container")
+
+    assert run.settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serve", "--port", "many"], "--port"),
+        (["serve", "--port", "99999"], "--port"),
+        (["serve", "--port"], "--port"),
+        (["serve", "--port", "1.5"], "--port"),
+        (["serve", "--frontends", "0"], "--frontends"),
+        (["serve", "--interactive-max-wait", "nan"], "--interactive-max-wait"),
+        (["serve", "--interactive-max-wait", "soon"], "--interactive-max-wait"),
+        (["serve", "--auto-truncate=maybe"], "--auto-truncate"),
+        (["serve", "--dtype", "float8"], "--dtype"),
+        (["serve", "--default-prompt", "a", "--default-prompt-name", "b"], "--default-prompt-name"),
+        (["serve", "--devices", ","], "--devices"),
+        (["serve", "--max-batch-token", "5"], "--max-batch-token"),
+        (["serve", "extra"], "extra"),
+        (["sevre"], "sevre"),
+        (["--serve"], "--serve"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_one_line_that_names_the_flag(
+    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    assert run.exit_code(*arguments) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(r"embedline: [^\n]+\n", captured.err)
+    assert named in captured.err
+
+
+def test_a_wrong_variable_names_its_flag(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_BATCH_TOKENS", "lots")
+
+    assert run.exit_code("serve") == 2
+    assert "--max-batch-tokens" in capsys.readouterr().err
+
+
+def test_what_the_server_finds_wrong_is_one_line_too(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(settings: Settings) -> int:
+        raise SettingsError("--port 80: can't listen there")
+
+    monkeypatch.setattr(cli, "run_server", refuse)
+
+    assert run.exit_code("serve") == 2
+    assert capsys.readouterr().err == "embedline: --port 80: can't listen there\n"
+
+
+def test_the_servers_exit_code_is_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "run_server", lambda settings: 7)
+    assert run.exit_code("serve") == 7
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["version"]])
+def test_version(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    if arguments == ["version"]:
+        assert not run.exit_code(*arguments)
+    else:
+        run(*arguments)
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_lists_the_commands(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert not run.exit_code(*arguments)
+
+    shown = capsys.readouterr().out
+    assert "serve" in shown
+    assert "version" in shown
+
+
+def test_help_of_the_real_command_names_every_flag_in_full() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-P", "-m", "embedline", "serve", "--help"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    names = {name for names in FLAGS for name in names.split()}
+    assert {name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown)} == set()

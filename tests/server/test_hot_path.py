@@ -1,0 +1,225 @@
+"""The application of a frontend, in one process: its routes, and every way in which a request can end."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from server.openai import EMBEDDINGS_PATHS
+from tests.server.edge import Called, Edge, call, house
+
+BODY = b'{"input":["one","three"]}'
+PATH = "/v1/embeddings"
+
+
+def with_edge(test: Callable[[Edge], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        return await test(Edge())
+
+    return asyncio.run(run())
+
+
+def answer(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    called = with_edge(lambda edge: call(edge.app, method, path, body, named))
+    assert isinstance(called, Called)
+    return called
+
+
+@pytest.mark.parametrize("path", [*EMBEDDINGS_PATHS, *(f"{path}/" for path in EMBEDDINGS_PATHS)])
+def test_the_hot_route_by_all_its_names(path: str) -> None:
+    called = answer("POST", path, BODY)
+
+    assert called.status == 200
+    assert called.headers["content-length"] == str(len(called.body))
+    rows = [item["embedding"] for item in json.loads(called.body)["data"]]
+    assert rows == [[3.0] * 8, [5.0] * 8]
+
+
+def test_other_methods_of_the_hot_route() -> None:
+    for method in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        for path in (*EMBEDDINGS_PATHS, f"{PATH}/"):
+            called = answer(method, path, BODY)
+
+            assert called.status == 405
+            assert called.headers["allow"] == "POST"
+            assert called.error()["code"] == "method_not_supported"
+
+
+def test_other_methods_of_the_other_routes() -> None:
+    called = answer("POST", "/livez")
+
+    assert called.status == 405
+    assert called.headers["allow"] == "GET"
+    assert called.error()["code"] == "method_not_supported"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v2/embeddings", "/v1/embeddings/x", "//v1/embeddings", "/V1/EMBEDDINGS"]
+)
+def test_an_unknown_route(path: str) -> None:
+    called = answer("POST", path, BODY)
+
+    assert called.status == 404
+    assert called.error()["code"] == "unknown_url"
+    assert path not in called.error()["message"] or path == "/"
+
+
+def test_the_slow_routes() -> None:
+    assert [answer("GET", path).status for path in ("/livez", "/readyz", "/health", "/docs")] == [200] * 4
+    assert answer("GET", "/metrics").body == b"metrics of the whole server\n"
+    info = json.loads(answer("GET", "/info").body)
+    assert (info["ready"], info["max_client_batch_size"]) == (True, 4)
+    (card,) = json.loads(answer("GET", "/v1/models").body)["data"]
+    assert card == {
+        "id": "the-model",
+        "object": "model",
+        "created": 7,
+        "owned_by": "embedline",
+        "dimensions": 8,
+        "max_model_len": 16,
+    }
+
+
+@pytest.mark.parametrize("why", ["loading", "not ready", "no engine", "draining"])
+def test_readiness_is_honest(why: str) -> None:
+    async def test(edge: Edge) -> Called:
+        match why:
+            case "loading":
+                edge.state.update(house(ready=False, reason="no engine is ready", models=[]))
+            case "not ready":
+                edge.state.update(house(ready=False, reason="no tokenizer is ready"))
+            case "no engine":
+                edge.page.engines_ready[:] = 0  # before the supervisor has said so
+            case "draining":
+                edge.state.draining = True
+        return await call(edge.app, "GET", "/readyz")
+
+    called = with_edge(test)
+    assert called.status == 503
+    assert int(called.headers["retry-after"]) >= 1
+    assert called.body
+
+
+def test_before_the_model_is_loaded_there_is_503_and_the_body_is_not_read() -> None:
+    async def test(edge: Edge) -> Called:
+        edge = Edge()
+        edge.state._models = None
+        return await call(edge.app, "POST", PATH, [])  # reading would end as a client that left
+
+    called = with_edge(test)
+    assert called.status == 503
+    assert called.error()["code"] == "not_ready"
+    assert "retry-after" in called.headers
+
+
+def test_raw_bytes_by_header() -> None:
+    called = answer("POST", PATH, BODY, accept="application/octet-stream")
+
+    assert called.headers["content-type"] == "application/octet-stream"
+    assert called.headers["x-embedline-shape"] == "2,8"
+    assert len(called.body) == 2 * 8 * 4
+
+
+@pytest.mark.parametrize(
+    ("status", "param", "body", "headers"),
+    [
+        (400, "input", b"{}", {}),
+        (400, "request-timeout-ms", BODY, {"request_timeout_ms": "soon"}),
+        (400, "x-embedline-class", BODY, {"x_embedline_class": "urgent"}),
+        (413, None, BODY, {"content_length": "1001"}),
+        (413, None, b" " * 1001, {}),
+        (415, None, BODY, {"content_encoding": "gzip"}),
+    ],
+)
+def test_refusals(status: int, param: str | None, body: bytes, headers: dict[str, str]) -> None:
+    called = answer("POST", PATH, body, **headers)
+
+    assert called.status == status
+    assert called.error()["param"] == param
+
+
+def test_a_failure_of_our_own_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(edge: Edge) -> Called:
+        edge.managers.error = ZeroDivisionError("an inner detail")
+        return await call(edge.app, "POST", PATH, BODY)
+
+    with caplog.at_level(logging.ERROR):
+        called = with_edge(test)
+
+    assert called.status == 500
+    assert called.error()["type"] == "server_error"
+    assert b"inner detail" not in called.body
+    assert "an inner detail" in caplog.text
+
+
+def test_each_request_is_counted_by_its_route_and_status() -> None:
+    async def test(edge: Edge) -> dict[str, Any]:
+        await call(edge.app, "POST", PATH, BODY)
+        await call(edge.app, "POST", f"{PATH}/", b'{"input":"' + b"x" * 20 + b'"}')
+        await call(edge.app, "POST", "/embeddings", b"{}")
+        await call(edge.app, "GET", "/livez")
+        return edge.metrics.drain()
+
+    drained = with_edge(test)
+    assert {tuple(count) for count in drained["counts"]} == {
+        ("embedline_requests_total", PATH, "200", 2),
+        ("embedline_requests_total", "/embeddings", "400", 1),
+        ("embedline_input_tokens_total", "the-model", 8 + 20),
+        ("embedline_truncated_inputs_total", "the-model", 1),
+    }
+    assert {tuple(key) for *key, _ in drained["durations"]} == {
+        ("embedline_request_duration_seconds", PATH),
+        ("embedline_request_duration_seconds", "/embeddings"),
+    }
+
+
+def test_a_client_that_leaves_while_it_sends_is_counted_and_nothing_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(edge: Edge) -> dict[str, Any]:
+        await call(edge.app, "POST", PATH, [])
+        return edge.metrics.drain()
+
+    counts = with_edge(test)["counts"]
+
+    assert counts == [["embedline_requests_total", PATH, "499", 1]]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(("draining", "status"), [(False, 499), (True, 503)])
+def test_a_cancelled_request_is_answered_where_the_server_stops(draining: bool, status: int) -> None:
+    async def test(edge: Edge) -> Called:
+        edge.managers.gate = asyncio.Event()
+        waiting = asyncio.create_task(call(edge.app, "POST", PATH, BODY))
+        while not edge.managers.submitted:
+            await asyncio.sleep(0)
+        edge.state.draining = draining
+        waiting.cancel()
+        return await waiting
+
+    called = with_edge(test)
+    assert called.status == status
+    if draining:
+        assert called.error()["code"] == "not_ready"
+
+
+def test_the_body_is_taken_before_it_is_answered_and_held_until_then() -> None:
+    """Bodies of open requests count against the limit for all of them together: four times 1,000 bytes here."""
+
+    async def test(edge: Edge) -> list[int]:
+        edge.managers.gate = asyncio.Event()
+        large = [b'{"input":"a","user":"', b"x" * 950, b'"}']
+        waiting = [asyncio.create_task(call(edge.app, "POST", PATH, large)) for _ in range(4)]
+        while len(edge.managers.submitted) < 4:
+            await asyncio.sleep(0)
+        refused = await call(edge.app, "POST", PATH, large)
+        assert "retry-after" in refused.headers
+        edge.managers.gate.set()
+        answered = [(await task).status for task in waiting]
+        return [refused.status, *answered, (await call(edge.app, "POST", PATH, large)).status]
+
+    assert with_edge(test) == [429, 200, 200, 200, 200, 200]

@@ -1,0 +1,262 @@
+"""The way of a request through the edge: what is asked of the pool and the managers, what is made of their answers."""
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batch_manager import messages as batching
+from batch_manager.messages import RequestRefused
+from server.errors import DeadlineExceeded, EngineFailed, InvalidRequest, NotReady, Overloaded, RequestError
+from server.pipeline import BULK_ITEMS, BULK_TOKENS, Embedded, EmbedRequest
+from tests.server.edge import DIMENSIONS, Edge, served_model
+from tokenizer_pool import messages as tokenizing
+from tokenizer_pool.messages import TextRefused, Truncation
+from wire.vocabulary import RequestClass
+
+ROWS = np.array([[3, 4, 12, 0, 0, 0, 0, 84], [0, 0, 0, 0, 0, 0, 0, 0], [1e-20] * 8], np.float32)
+
+
+def a_request(**fields: Any) -> EmbedRequest:
+    return EmbedRequest(**{"model": served_model(), "texts": ["one", "three"], **fields})
+
+
+def embed(request: EmbedRequest, **stand_ins: Any) -> tuple[Embedded, Edge]:
+    """The rows; `stand_ins` are set on the pool and the managers, as managers_error=…."""
+
+    async def run() -> tuple[Embedded, Edge]:
+        edge = Edge()
+        for name, value in stand_ins.items():
+            part, _, attribute = name.partition("_")
+            setattr(getattr(edge, part), attribute, value)
+        try:
+            return await edge.pipeline.embed(request), edge
+        finally:
+            assert not edge.page.admitted_tokens.any()  # nothing stays reserved, whatever happened
+
+    return asyncio.run(run())
+
+
+def error_of(request: EmbedRequest, **stand_ins: Any) -> RequestError:
+    with pytest.raises(RequestError) as refused:
+        embed(request, **stand_ins)
+    assert refused.value.__cause__ is None
+    return refused.value
+
+
+# the way there
+
+
+def test_texts_go_through_the_pool_to_a_manager_and_come_back_as_rows() -> None:
+    embedded, edge = embed(a_request(prompt="query: ", truncation=Truncation.LEFT, deadline=time.monotonic() + 60))
+
+    assert embedded.rows[:, 0].tolist() == [3, 5]
+    assert embedded.num_tokens == 8
+    ((texts, how),) = edge.tokenizers.asked
+    assert texts == ["one", "three"]
+    assert (how["prompt"], how["truncation"], how["model"]) == ("query: ", Truncation.LEFT, 0)
+    (submission,) = edge.managers.submitted
+    assert list(submission.seqlens) == [3, 5]
+    assert bytes(submission.token_ids) == np.array([ord(c) % 100 for c in "onethree"], np.int32).tobytes()
+    assert submission.deadline < math.inf
+
+
+def test_ids_go_as_they_stand_without_the_pool() -> None:
+    ids = [[5, 6], list(range(40))]
+    embedded, edge = embed(a_request(texts=None, token_ids=ids, prompt="query: "))
+
+    assert edge.tokenizers.asked == []
+    (submission,) = edge.managers.submitted
+    assert list(submission.seqlens) == [2, 16]  # cut as text would be
+    assert bytes(submission.token_ids) == np.array([5, 6, *range(16)], np.int32).tobytes()
+    assert embedded.truncated.tolist() == [0, 1]
+    assert embedded.num_truncated == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (a_request(texts=["a"] * BULK_ITEMS), RequestClass.INTERACTIVE),
+        (a_request(texts=["a"] * (BULK_ITEMS + 1)), RequestClass.BULK),
+        (a_request(texts=["a"] * 9, request_class=RequestClass.INTERACTIVE), RequestClass.INTERACTIVE),
+        (a_request(request_class=RequestClass.BULK), RequestClass.BULK),
+        (a_request(texts=["a" * 10**6]), RequestClass.INTERACTIVE),  # most of it will be cut off
+        (a_request(model=served_model(max_seqlen=10**6), texts=["a" * 4 * BULK_TOKENS]), RequestClass.BULK),
+        (
+            a_request(model=served_model(max_seqlen=10**6), texts=None, token_ids=[[1] * BULK_TOKENS]),
+            RequestClass.INTERACTIVE,
+        ),
+        (a_request(model=served_model(max_seqlen=10**6), texts=None, token_ids=[[1] * 4097]), RequestClass.BULK),
+    ],
+)
+def test_the_class_is_by_size_unless_the_request_says(request_: EmbedRequest, expected: RequestClass) -> None:
+    _, edge = embed(request_)
+
+    assert edge.managers.submitted[0].request_class is expected
+    assert all(how["request_class"] is expected for _, how in edge.tokenizers.asked)
+
+
+def test_tokens_are_reserved_until_the_manager_has_them() -> None:
+    reserved: list[int] = []
+
+    async def run() -> None:
+        edge = Edge()
+        edge.tokenizers.at_work = lambda: reserved.append(int(edge.page.admitted_tokens.sum()))
+        await edge.pipeline.embed(a_request(texts=["a" * 16]))
+
+    asyncio.run(run())
+    assert reserved == [16 // 4 + 2]
+
+
+# the way back
+
+
+@pytest.mark.parametrize("dimensions", [None, 1, 3, DIMENSIONS])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("by_request", [False, True])
+def test_rows_are_cut_first_and_then_scaled(dimensions: int | None, normalize: bool, by_request: bool) -> None:
+    model = served_model(normalize=normalize != by_request)  # the request outranks it
+    wished = normalize if by_request else None
+
+    embedded, _ = embed(
+        a_request(model=model, texts=["a", "b", "c"], dimensions=dimensions, normalize=wished), managers_rows=ROWS
+    )
+
+    expected = ROWS[:, :dimensions].astype(np.float64)
+    if normalize:
+        lengths = np.linalg.norm(expected, axis=1, keepdims=True)
+        expected = expected / np.maximum(lengths, 1e-12)
+        assert np.linalg.norm(embedded.rows[0]) == pytest.approx(1)
+    assert embedded.rows.dtype == np.float32
+    assert np.allclose(embedded.rows, expected, rtol=1e-6, atol=0)
+    assert not embedded.rows[1].any()  # zero stays zero, and is no NaN
+
+
+# what goes wrong on the way
+
+MANY = a_request(texts=["a", "b"])
+SINGLE = a_request(texts=["a"], is_single=True)
+
+
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (TextRefused(tokenizing.Refusal.TOO_LONG, 1, num_tokens=20, max_tokens=16), "is longer than 16 tokens and"),
+        (TextRefused(tokenizing.Refusal.TOO_LONG, 1), "is longer than the model's limit and truncation is off"),
+        (TextRefused(tokenizing.Refusal.FAILED, 1), "can't be tokenized"),
+        (TextRefused(tokenizing.Refusal.EMPTY, 1), "has no tokens"),
+        (TextRefused(tokenizing.Refusal.OUT_OF_VOCABULARY, 1), "has a token id that is not from 0 to 99"),
+    ],
+)
+def test_a_text_that_is_refused(refused: TextRefused, message: str) -> None:
+    error = error_of(MANY, tokenizers_error=refused)
+    assert isinstance(error, InvalidRequest)
+    assert error.param == "input[1]"
+    assert error.message.startswith(f"input[1] {message}")
+
+    alone = error_of(SINGLE, tokenizers_error=TextRefused(refused.reason, 0))
+    assert alone.param == "input"
+    assert alone.message.startswith("input ")
+
+    unknown = error_of(MANY, tokenizers_error=TextRefused(refused.reason, -1))
+    assert unknown.param == "input"
+
+
+def test_every_refusal_of_a_text_has_words_of_its_own() -> None:
+    said = [error_of(MANY, tokenizers_error=TextRefused(reason, 1)).message for reason in tokenizing.Refusal]
+    assert len(set(said)) == len(tokenizing.Refusal)
+
+
+@pytest.mark.parametrize(
+    ("ids", "param", "message"),
+    [
+        ([[5], []], "input[1]", "has no tokens"),
+        ([[5], [99, 100]], "input[1]", "from 0 to 99"),
+        ([[-1], [5]], "input[0]", "from 0 to 99"),
+        ([[5], [2**31]], "input[1]", "from 0 to 99"),
+        ([[5], [2**63]], "input[1]", "from 0 to 99"),
+        ([[5], [-(2**80)]], "input[1]", "from 0 to 99"),
+        ([[5], [*range(16), 100]], "input[1]", "from 0 to 99"),  # although it would be cut off
+    ],
+)
+def test_ids_that_are_none_of_the_models(ids: list[list[int]], param: str, message: str) -> None:
+    error = error_of(a_request(texts=None, token_ids=ids))
+
+    assert isinstance(error, InvalidRequest)
+    assert error.param == param
+    assert message in error.message
+
+
+def test_ids_that_are_too_many_where_truncation_is_off() -> None:
+    error = error_of(a_request(texts=None, token_ids=[[1] * 17], is_single=True, truncation=Truncation.NONE))
+    assert (error.param, error.message) == ("input", "input is longer than 16 tokens and truncation is off")
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (batching.Refusal.DEADLINE, DeadlineExceeded),
+        (batching.Refusal.NO_ENGINE, NotReady),
+        (batching.Refusal.ENGINE_FAILED, EngineFailed),
+        (batching.Refusal.POISON, EngineFailed),
+        (batching.Refusal.NON_FINITE, EngineFailed),
+        (batching.Refusal.TOO_LONG, InvalidRequest),
+        (batching.Refusal.STOPPING, NotReady),
+    ],
+)
+def test_what_the_batch_manager_refuses(reason: batching.Refusal, kind: type[RequestError]) -> None:
+    blamed = error_of(MANY, managers_error=RequestRefused(reason, 1))
+    nobody = error_of(MANY, managers_error=RequestRefused(reason))
+
+    assert type(blamed) is type(nobody) is kind
+    assert nobody.param is None
+    if kind in (EngineFailed, InvalidRequest):
+        assert blamed.param == "input[1]"
+        assert "input[1]" in blamed.message
+    assert (nobody.retry_after is not None) == (kind is NotReady)
+
+
+def test_every_refusal_of_the_batch_manager_is_a_request_error() -> None:
+    assert all(error_of(MANY, managers_error=RequestRefused(reason, 0)).message for reason in batching.Refusal)
+
+
+def test_when_to_try_again_is_passed_on() -> None:
+    refused = RequestRefused(batching.Refusal.NO_ENGINE, retry_after=4.5)
+    assert error_of(MANY, managers_error=refused).retry_after == 4.5
+
+
+def test_a_deadline_that_passes_ends_the_wait() -> None:
+    async def run() -> None:
+        edge = Edge()
+        edge.managers.gate = asyncio.Event()  # never set
+        with pytest.raises(DeadlineExceeded):
+            await edge.pipeline.embed(a_request(deadline=time.monotonic() + 0.01))
+
+    asyncio.run(run())
+
+
+def test_nothing_stays_counted_when_a_request_is_cancelled_or_refused() -> None:
+    async def run() -> None:
+        edge = Edge(max_requests=1)
+        edge.managers.gate = asyncio.Event()
+        waiting = asyncio.create_task(edge.pipeline.embed(a_request()))
+        while not edge.managers.submitted:
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await edge.pipeline.embed(a_request())
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        edge.managers.gate.set()
+        edge.tokenizers.error = TextRefused(tokenizing.Refusal.FAILED, 0)
+        for _ in range(3):
+            with pytest.raises(InvalidRequest):
+                await edge.pipeline.embed(a_request())
+        edge.tokenizers.error = None
+        assert len((await edge.pipeline.embed(a_request())).rows) == 2
+        assert not edge.page.admitted_tokens.any()
+
+    asyncio.run(run())

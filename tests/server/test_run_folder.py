@@ -1,0 +1,94 @@
+"""The folder of a running server: closed to others, found again by nobody, swept when its server was killed."""
+
+import fcntl
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.run_folder import RunFolder
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="r-", dir="/tmp"))  # a socket's path must be short
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def mode(path: Path | str) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_only_this_user_can_reach_the_sockets(runtime: Path) -> None:
+    previous = os.umask(0)
+    try:
+        folder = RunFolder()
+        listener, path = folder.listen("engine-0")
+    finally:
+        assert os.umask(previous) == 0  # put back as it was
+
+    assert folder.path.parent == runtime
+    assert mode(folder.path) == 0o700
+    assert mode(path) == 0o600
+    with listener, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(path)
+    folder.remove()
+
+
+def test_remove_leaves_nothing(runtime: Path) -> None:
+    folder = RunFolder()
+    folder.listen("a")[0].close()
+
+    folder.remove()
+
+    assert list(runtime.iterdir()) == []
+
+
+def test_what_a_killed_server_left_is_swept_and_a_running_ones_is_not(runtime: Path) -> None:
+    running = RunFolder()
+    dead = runtime / "embedline-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    (dead / "engine-0.sock").touch()
+    starting = runtime / "embedline-starting"  # its lock is not in place yet
+    starting.mkdir()
+    (starting / "lock.new").touch()
+    foreign = runtime / "somebody-elses"
+    foreign.mkdir()
+    (foreign / "lock").touch()
+
+    following = RunFolder()
+
+    assert set(runtime.iterdir()) == {running.path, following.path, starting, foreign}
+    running.remove()
+    following.remove()
+
+
+def test_the_lock_is_held_as_long_as_the_server_lives(runtime: Path) -> None:
+    folder = RunFolder()
+    lock = os.open(folder.path / "lock", os.O_RDWR)
+
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    folder.remove()
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(lock)
+
+
+@pytest.mark.parametrize("unusable", ["/nowhere/at/all", "/tmp/" + "long" * 20])
+def test_where_the_runtime_folder_can_not_be_used_there_is_tmp(unusable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
+
+    folder = RunFolder()
+    listener, path = folder.listen("batch-manager-99")
+    listener.close()
+    folder.remove()
+
+    assert Path(path).parent.parent == Path("/tmp")
