@@ -65,7 +65,9 @@ class Backlog:
 
     def oldest(self, request_class: RequestClass) -> float:
         """When the oldest waiting request of one class arrived; inf where none waits."""
-        return min((queues[request_class].oldest for queues in self._queues.values()), default=math.inf)
+        if not self.num_tokens(request_class):
+            return math.inf
+        return min(queues[request_class].oldest for queues in self._queues.values())
 
     def next_batch(self, budget: Budget, *, may_be_suspect: bool) -> Batch | None:
         """Take out the next batch. Something must wait. None where it is a suspect's turn and that may not be."""

@@ -51,8 +51,12 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Para
 
 def make_app() -> typer.Typer:
     """The commands."""
-    # rich would cut the names of flags short on a usual terminal
-    app = typer.Typer(help="A self-hosted embedding inference server.", add_completion=False, rich_markup_mode=None)
+    app = typer.Typer(
+        help="A self-hosted embedding inference server.",
+        add_completion=False,
+        rich_markup_mode=None,  # rich would cut the names of flags short on a usual terminal
+        pretty_exceptions_enable=False,
+    )
     annotations = typing.get_type_hints(Settings)
     parameters = [_parameter(field, annotations[field.name]) for field in dataclasses.fields(Settings)]
     serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

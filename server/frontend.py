@@ -23,6 +23,7 @@ async def serve(child: Child) -> None:
     spec = child.spec
     page = Page.attach(spec["page_fd"])
     state = FrontendState(page, child.metrics)
+    state.update(spec["state"])
     child.on_state = state.update
     tokenizers = TokenizerPool(spec["tokenizer_paths"], max_seqlens=spec["max_seqlens"])
     managers = BatchManagers([ManagerAddress(m["path"], tuple(m["models"])) for m in spec["managers"]], page)

@@ -40,6 +40,9 @@ class MemberEvents(Protocol):
     def member_ready(self, member: "Member", info: Json) -> None:
         """It serves."""
 
+    def state_seen(self, member: "Member") -> None:
+        """It has taken in the newest state it was sent."""
+
     def member_exited(self, member: "Member", returncode: int) -> None:
         """It is gone and reaped."""
 
@@ -68,6 +71,7 @@ class Member:
     failure    what it said in FAILED, None otherwise
     last_beat  time.monotonic() of its last sign of life
     busy       what an engine computes: {"batch", "tokens", "since"}, None while idle
+    seen       the number of the newest STATE that it has taken in
     """
 
     def __init__(self, plan: Plan, events: MemberEvents, log_level: str) -> None:
@@ -76,6 +80,7 @@ class Member:
         self.failure: str | None = None
         self.last_beat = 0.0
         self.busy: Json | None = None
+        self.seen = 0
         self._events = events
         self._log_level = log_level
         self._run: _Run | None = None
@@ -86,25 +91,31 @@ class Member:
         """None while no process runs."""
         return self._run.process.pid if self._run else None
 
-    async def start(self) -> None:
-        """Start the process and tell it what to be."""
+    async def start(self, state: Json, state_number: int) -> None:
+        """Start the process and tell it what to be and what the house looks like."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = self._spawn(theirs.fileno())
         run = self._run = _Run(process, os.pidfd_open(process.pid))
-        self.is_ready, self.failure, self.busy = False, None, None
+        self.is_ready, self.failure, self.busy, self.seen = False, None, None, state_number
         self.last_beat = time.monotonic()
         self._loop.add_reader(run.pidfd, self._reap, run)
         _, run.connection = await self._loop.create_unix_connection(
             lambda: Connection(self._received, lambda _: None), sock=ours
         )
-        spec = {"title": self.plan.title, "index": self.plan.index, "log_level": self._log_level, **self.plan.spec}
+        spec = {
+            "title": self.plan.title,
+            "index": self.plan.index,
+            "log_level": self._log_level,
+            "state": state,
+            **self.plan.spec,
+        }
         run.connection.send(control.START, 0, control.encode(spec))
 
-    def send_state(self, state: Json) -> None:
-        """Tell it what the house looks like."""
+    def send_state(self, number: int, state: Json) -> None:
+        """Tell it what the house looks like; `state_seen` follows."""
         if self._run and self._run.connection:
-            self._run.connection.send(control.STATE, 0, control.encode(state))
+            self._run.connection.send(control.STATE, number, control.encode(state))
 
     def kill(self) -> None:
         """SIGKILL; `member_exited` follows."""
@@ -169,6 +180,9 @@ class Member:
         elif kind == control.READY:
             self.is_ready = True
             self._events.member_ready(self, fields)
+        elif kind == control.SEEN:
+            self.seen = frame_id
+            self._events.state_seen(self)
         elif kind == control.FAILED:
             self.failure = fields["message"]
         elif kind == control.REQUEST:

@@ -7,10 +7,9 @@ no request, so that it answers when anything else is stuck.
 import asyncio
 import logging
 import signal
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from server.broadcast import ROLES, Broadcast
 from server.crash_loop import CrashLoop
 from server.house import House, ModelPlan
 from server.member import Member
@@ -18,7 +17,6 @@ from server.metrics import Registry
 from server.watchdog import Watchdog
 from wire.control import Json, Request
 
-_RESTART_ORDER = ("engine", "tokenizer", "batch manager", "frontend")
 _EXIT_FAILED = 1
 _EXIT_SETTINGS = 2
 
@@ -38,16 +36,13 @@ class Supervisor:
 
     def __init__(self, house: House, model: ModelPlan, *, limits: Json, log_level: str, watchdog: Watchdog) -> None:
         self._house = house
-        self._model = model
-        self._limits = limits
         self._watchdog = watchdog
         self._members = [Member(plan, self, log_level) for plan in house.plans()]
+        self._broadcast = Broadcast(self._members, model, page=house.page, limits=limits)
         self._crashes = CrashLoop()
-        self._infos: dict[Member, Json] = {}  # what each engine said when it became ready, with the time
-        self._said: str | None = "starting"  # what the log knows of our readiness
         self._exit: asyncio.Future[_Ending] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.metrics = Registry(house.page, [model.name], lambda: self.why_not_ready() is None)
+        self.metrics = Registry(house.page, [model.name], lambda: self._broadcast.why_not_ready() is None)
 
     async def run(self, shutdown_seconds: float) -> int:
         """Serve until a signal or until it makes no sense to go on."""
@@ -55,7 +50,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         for member in self._members:
-            await member.start()
+            await self._broadcast.start(member)
         watching = loop.create_task(self._watchdog.run(self._members))
         ending = await self._exit
         watching.cancel()
@@ -66,12 +61,7 @@ class Supervisor:
 
     def why_not_ready(self) -> str | None:
         """None when a request sent now would be computed."""
-        if self._exit.done():
-            return "the server is stopping"
-        for role in _RESTART_ORDER:
-            if not any(member.is_ready for member in self._of(role)):
-                return f"no {role} is ready"
-        return None
+        return self._broadcast.why_not_ready()
 
     # MemberEvents
 
@@ -80,8 +70,12 @@ class Supervisor:
         logger.info("%s is ready", member.plan.title)
         self._crashes.succeeded(member)
         if member.plan.role == "engine":
-            self._infos[member] = {**info, "loaded_at": int(time.time())}
-        self._send_state()
+            self._broadcast.engine_loaded(member, info)
+        self._broadcast.send()
+
+    def state_seen(self, member: Member) -> None:
+        """It has taken in the newest state it was sent."""
+        self._broadcast.log()
 
     def member_exited(self, member: Member, returncode: int) -> None:
         """It is gone; start it again unless the house is going down or it can't be helped."""
@@ -98,7 +92,7 @@ class Supervisor:
             self._exit.set_result(_Ending(_EXIT_FAILED, message))
             return
         self.metrics.count("embedline_process_restarts_total", member.plan.role)
-        self._send_state()
+        self._broadcast.send()
         self._spawn(self._start_again(member, delay))
 
     def metrics_arrived(self, deltas: Json) -> None:
@@ -109,9 +103,6 @@ class Supervisor:
         """It asks something."""
         assert what == Request.METRICS
         return {"text": self.metrics.text()}
-
-    def _of(self, role: str) -> Iterable[Member]:
-        return (member for member in self._members if member.plan.role == role)
 
     def _forget(self, member: Member) -> None:
         """Clear what a dead process had written on the shared page."""
@@ -124,34 +115,7 @@ class Supervisor:
         if delay:
             await asyncio.sleep(delay)
         if not self._exit.done():
-            await member.start()
-
-    def _send_state(self) -> None:
-        """Tell the frontends what the house looks like now."""
-        reason = self.why_not_ready()
-        if reason != self._said:
-            logger.info("not ready: %s", reason) if reason else logger.info("ready")
-            self._said = reason
-        state = {"ready": reason is None, "reason": reason, "models": self._models(), "limits": self._limits}
-        for member in self._of("frontend"):
-            member.send_state(state)
-
-    def _models(self) -> list[Json]:
-        """What the frontends need to know of each model; nothing before its first engine was ready."""
-        for info in self._infos.values():
-            model = self._model
-            return [
-                {
-                    **info,
-                    "source": model.source,
-                    "revision": model.revision,
-                    "prompts": model.folder.prompts,
-                    "default_prompt": model.default_prompt,
-                    "truncation": self._limits["truncation"],
-                    "devices": [engine["info"]["device"] for engine in self._infos.values()],
-                }
-            ]
-        return []
+            await self._broadcast.start(member)
 
     def _signalled(self) -> None:
         """The first signal stops in order, the second at once."""
@@ -161,12 +125,13 @@ class Supervisor:
             return
         logger.info("stopping")
         self._exit.set_result(_Ending(0))
-        self._send_state()
+        self._broadcast.stopping()
 
     async def _stop(self, seconds: float) -> None:
         """Frontends first, so that what they still hold is computed; engines last."""
-        for role in reversed(_RESTART_ORDER):
-            ended = await asyncio.gather(*(member.stop(seconds) for member in self._of(role)))
+        for role in reversed(ROLES):
+            members = [member for member in self._members if member.plan.role == role]
+            ended = await asyncio.gather(*(member.stop(seconds) for member in members))
             if not all(ended):
                 logger.error("a %s did not end within %g s and was killed", role, seconds)
 

@@ -23,15 +23,14 @@ class StartError(Exception):
 class Child:
     """This process as the supervisor knows it.
 
-    spec      what START said: "title", "index" and whatever the role needs
-    state     the newest STATE, {} before the first
+    spec      what START said: "title", "index", "state" and whatever the role needs
+    on_state  called with each STATE that comes after that
     metrics   deltas that the next heartbeat carries
     stopping  set once the supervisor says STOP, after which the role should return
     """
 
     def __init__(self) -> None:
         self.spec: Json = {}
-        self.state: Json = {}
         self.metrics = Recorder()
         self.stopping = asyncio.Event()
         self.on_state: Callable[[Json], None] = lambda state: None
@@ -85,8 +84,8 @@ class Child:
             self.spec = fields
             self._started.set()
         elif kind == control.STATE:
-            self.state = fields
             self.on_state(fields)
+            self._connection.send(control.SEEN, frame_id, control.encode({}))
         elif kind == control.STOP:
             self.stopping.set()
         elif kind == control.REPLY:

@@ -94,7 +94,10 @@ class Server:
         """Until it says that it is ready; the number of the log's next line."""
         if not self.port:
             self.port = int(self.log.wait_for(_ADDRESS.pattern)[0][1])
-        return self.log.wait_for(r"INFO supervisor: ready$", after=after)[1]
+        seen = self.log.wait_for(r"INFO supervisor: ready$", after=after)[1]
+        while self.request("GET", "/readyz").status != 200:
+            assert self.process.poll() is None
+        return seen
 
     def processes(self) -> dict[str, int]:
         """Its children by the title that `ps` shows, less "embedline: "."""

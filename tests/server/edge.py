@@ -79,9 +79,11 @@ class Managers:
     rows: np.ndarray[Any, np.dtype[np.float32]] | None = None
     gate: asyncio.Event | None = None
     submitted: list[Submission] = field(default_factory=list)
+    arrivals: "asyncio.Queue[Submission]" = field(default_factory=asyncio.Queue)
 
     async def submit(self, submission: Submission) -> Answer:
         self.submitted.append(submission)
+        self.arrivals.put_nowait(submission)
         if self.gate is not None:
             await self.gate.wait()
         if self.error is not None:
@@ -95,12 +97,13 @@ class Managers:
 class Edge:
     """A frontend without its process. Must be made inside a running event loop."""
 
-    def __init__(self, *, max_bytes: int = 1000, max_requests: int = 10) -> None:
+    def __init__(self, *, max_bytes: int = 1000, max_requests: int = 10, is_loaded: bool = True) -> None:
         self.page = Page.create(num_frontends=1, num_managers=1, num_models=1)
         self.page.engines_ready[:] = 1
         self.metrics = Recorder()
         self.state = FrontendState(self.page, self.metrics)
-        self.state.update(house())
+        if is_loaded:
+            self.state.update(house())
         self.tokenizers = Tokenizers()
         self.managers = Managers()
         self.admission = Admission(self.page, frontend=0, budgets=WaitBudgets(1, 10), max_requests=max_requests)

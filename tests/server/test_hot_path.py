@@ -105,12 +105,10 @@ def test_readiness_is_honest(why: str) -> None:
 
 
 def test_before_the_model_is_loaded_there_is_503_and_the_body_is_not_read() -> None:
-    async def test(edge: Edge) -> Called:
-        edge = Edge()
-        edge.state._models = None
-        return await call(edge.app, "POST", PATH, [])  # reading would end as a client that left
+    async def test() -> Called:
+        return await call(Edge(is_loaded=False).app, "POST", PATH, [])  # reading would end as a client that left
 
-    called = with_edge(test)
+    called = asyncio.run(test())
     assert called.status == 503
     assert called.error()["code"] == "not_ready"
     assert "retry-after" in called.headers
@@ -195,8 +193,7 @@ def test_a_cancelled_request_is_answered_where_the_server_stops(draining: bool, 
     async def test(edge: Edge) -> Called:
         edge.managers.gate = asyncio.Event()
         waiting = asyncio.create_task(call(edge.app, "POST", PATH, BODY))
-        while not edge.managers.submitted:
-            await asyncio.sleep(0)
+        await edge.managers.arrivals.get()
         edge.state.draining = draining
         waiting.cancel()
         return await waiting
@@ -214,8 +211,8 @@ def test_the_body_is_taken_before_it_is_answered_and_held_until_then() -> None:
         edge.managers.gate = asyncio.Event()
         large = [b'{"input":"a","user":"', b"x" * 950, b'"}']
         waiting = [asyncio.create_task(call(edge.app, "POST", PATH, large)) for _ in range(4)]
-        while len(edge.managers.submitted) < 4:
-            await asyncio.sleep(0)
+        for _ in waiting:
+            await edge.managers.arrivals.get()
         refused = await call(edge.app, "POST", PATH, large)
         assert "retry-after" in refused.headers
         edge.managers.gate.set()

@@ -243,8 +243,7 @@ def test_nothing_stays_counted_when_a_request_is_cancelled_or_refused() -> None:
         edge = Edge(max_requests=1)
         edge.managers.gate = asyncio.Event()
         waiting = asyncio.create_task(edge.pipeline.embed(a_request()))
-        while not edge.managers.submitted:
-            await asyncio.sleep(0)
+        await edge.managers.arrivals.get()
         with pytest.raises(Overloaded):
             await edge.pipeline.embed(a_request())
         waiting.cancel()

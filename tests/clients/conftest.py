@@ -1,0 +1,24 @@
+"""One server with the fake engine for all clients, and no proxies between."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.expected import FAKE
+from tests.house.running import Server, serving
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(*FAKE, folder=tmp_path_factory.mktemp("clients")) as running:
+        # the log says so a moment before the frontends know
+        while running.request("GET", "/readyz").status != 200:
+            pass
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)

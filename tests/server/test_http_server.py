@@ -1,0 +1,236 @@
+"""The HTTP server around any application: connections, clients that leave, and an end that loses nothing."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import uvloop
+
+from server.asgi import Receive, Scope, Send, send_answer
+from server.http_server import HttpServer
+
+GET = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
+Test = Callable[["Running"], Awaitable[None]]
+
+
+class App:
+    """Answers with the path; waits for `gate` where the path is /wait, and fails at /fail."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.waiting: asyncio.Queue[None] = asyncio.Queue()
+        self.cancelled: asyncio.Queue[None] = asyncio.Queue()
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.paths.append(scope["path"])
+        if scope["path"] == "/fail":
+            raise ZeroDivisionError("planted")
+        try:
+            if scope["path"] != "/now":
+                self.waiting.put_nowait(None)
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.put_nowait(None)
+            if scope["path"] == "/wait":
+                raise
+            await send_answer(send, 503, [(b"content-length", b"5")], b"sorry")
+            return
+        body = scope["path"].encode()
+        await send_answer(send, 200, [(b"content-length", b"%d" % len(body))], body)
+
+
+class Client:
+    """A connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    def send(self, *requests: bytes) -> None:
+        self.writer.writelines(requests)
+
+    async def answer(self) -> tuple[int, bytes]:
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        lines = head.lower().split(b"\r\n")
+        length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length"))
+        return int(head.split()[1]), await self._reader.readexactly(length)
+
+    async def rest(self) -> bytes:
+        """Everything up to the end of the connection."""
+        return await self._reader.read()
+
+
+class Running:
+    """A server and its application, on a free port."""
+
+    def __init__(self) -> None:
+        self.app = App()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._address = self._listener.getsockname()
+        self.server = HttpServer(self.app, self._listener)
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        reader, writer = await asyncio.open_connection(*self._address)
+        try:
+            yield Client(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
+    """Runs a test against a running server."""
+
+    async def start_and_run(test: Test) -> None:
+        async with asyncio.timeout(20):
+            running = Running()
+            await running.server.start()
+            try:
+                await test(running)
+            finally:
+                running.app.gate.set()
+                await running.server.stop(10)
+
+    def run_it(test: Test) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(start_and_run(test))
+
+    return run_it
+
+
+def test_a_connection_is_kept_for_many_requests(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            for _ in range(3):
+                client.send(GET % b"now")
+                assert await client.answer() == (200, b"/now")
+
+    run(test)
+
+
+def test_requests_sent_ahead_are_answered_in_order(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(GET % b"slow", GET % b"now")
+            await running.app.waiting.get()
+            running.app.gate.set()
+            assert [await client.answer(), await client.answer()] == [(200, b"/slow"), (200, b"/now")]
+
+    run(test)
+
+
+def test_a_client_that_leaves_ends_the_work_for_it(
+    run: Callable[[Test], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(running: Running) -> None:
+        for path in (b"wait", b"slow"):  # whether the handler lets itself be cancelled or has last words
+            async with running.client() as client:
+                client.send(GET % path)
+                await running.app.waiting.get()
+            await running.app.cancelled.get()
+        async with running.client() as client:  # others go on
+            client.send(GET % b"now")
+            assert await client.answer() == (200, b"/now")
+
+    with caplog.at_level(logging.INFO):
+        run(test)
+    assert caplog.records == []
+
+
+def test_stop_waits_for_what_is_open_and_closes_what_is_idle(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as idle, running.client() as busy, running.client() as silent:
+            idle.send(GET % b"now")
+            await idle.answer()
+            busy.send(GET % b"slow")
+            await running.app.waiting.get()
+
+            stopping = asyncio.create_task(running.server.stop(10))
+            assert [await idle.rest(), await silent.rest()] == [b"", b""]
+            assert not stopping.done()
+            running.app.gate.set()
+
+            assert await busy.answer() == (200, b"/slow")
+            assert await busy.rest() == b""
+            await stopping
+
+    run(test)
+
+
+@pytest.mark.parametrize(("path", "rest"), [(b"slow", b"sorry"), (b"wait", b"")])
+def test_stop_cancels_what_takes_too_long_and_lets_it_say_so(
+    run: Callable[[Test], None], path: bytes, rest: bytes
+) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(GET % path)
+            await running.app.waiting.get()
+
+            await running.server.stop(0)
+
+            await running.app.cancelled.get()
+            answered = await client.rest()
+            assert answered.endswith(rest)
+            assert answered.startswith(b"HTTP/1.1 503" if rest else b"")
+
+    run(test)
+
+
+def test_after_stop_nobody_is_let_in(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        await running.server.stop(10)
+        with pytest.raises(ConnectionRefusedError):
+            async with running.client():
+                pass
+
+    run(test)
+
+
+def test_a_handler_that_fails_is_logged_and_its_client_is_not_left_waiting(
+    run: Callable[[Test], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(GET % b"fail")
+            assert await client.rest() == b""
+        async with running.client() as client:
+            client.send(GET % b"now")
+            assert await client.answer() == (200, b"/now")
+
+    run(test)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"content-length: 5\r\ncontent-length: 6",
+        b"content-length: 5\r\ncontent-length: 5",
+        b"content-length: 5, 5",
+        b"content-length: five",
+        b"content-length: -5",
+        b"content-length: +5",
+        b"content-length: 5.0",
+        b"content-length:",
+        b"content-length: 99999999999999999999999999",
+        b"content-length: 5\r\ntransfer-encoding: chunked",
+        b"transfer-encoding: chunked\r\n\r\nnonsense",
+        b"no header",
+    ],
+)
+def test_a_body_of_unclear_length_is_refused_by_the_parser(run: Callable[[Test], None], head: bytes) -> None:
+    """So that whoever reads content-length may trust it."""
+
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(b"POST /slow HTTP/1.1\r\nhost: a\r\n" + head + b"\r\n\r\nhello")
+            assert (await client.rest()).startswith(b"HTTP/1.1 400")
+
+    run(test)
