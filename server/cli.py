@@ -39,7 +39,8 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Para
     """A field of Settings as typer understands it."""
     flag: Flag = field.metadata["flag"]
     names = flag.names or (f"--{field.name.replace('_', '-')}",)
-    option = typer.Option(*names, help=flag.help, envvar=field.name.upper() if flag.env else None)
+    help_text = f"{flag.help} One of: {', '.join(flag.one_of)}." if flag.one_of else flag.help
+    option = typer.Option(*names, help=help_text, envvar=field.name.upper() if flag.env else None)
     if typing.get_origin(annotation) is tuple:
         annotation, default = list[str] | None, None
     else:

@@ -59,4 +59,4 @@ async def serve(child: Child) -> None:
 
 
 if __name__ == "__main__":
-    run(serve)
+    run(serve, exits_on_error=False)

@@ -4,6 +4,7 @@ Binds every listening socket once and keeps it, so that whoever serves it can di
 """
 
 import dataclasses
+import os
 import socket
 import sys
 from dataclasses import dataclass
@@ -64,6 +65,10 @@ class House:
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
 
+    def stop_listening(self) -> None:
+        """Let go of the HTTP port; it closes with the last frontend that serves it."""
+        self._http.close()
+
     def _engine(self, index: int) -> Plan:
         listener = self._engines[index].listener
         return Plan(
@@ -98,7 +103,14 @@ class House:
                 "tokens_per_second": settings.fake_tokens_per_second,
                 "faults": list(settings.fake_fault),
             }
-        return {**options, "path": str(folder.path), "dtype": settings.dtype, "pooling": settings.pooling}
+        return {
+            **options,
+            "path": str(folder.path),
+            "dtype": settings.dtype,
+            "pooling": settings.pooling,
+            # engines on the CPU share its cores; a single one takes them all
+            "num_threads": max(1, (os.cpu_count() or 1) // len(settings.device_list)),
+        }
 
     def _tokenizer(self, index: int) -> Plan:
         listener, folder = self._tokenizers[index].listener, self._model.folder

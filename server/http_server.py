@@ -9,6 +9,7 @@ import logging
 import socket
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -22,9 +23,40 @@ logger = logging.getLogger("embedline.server")
 
 
 class _Protocol(HttpToolsProtocol):
-    """Cancels a request's task when its client leaves."""
+    """Cancels a request's task when its client leaves, and declines upgrades.
+
+    The parser takes what follows an upgrade's head for another protocol, but a client may offer one and send
+    a usual body, as Java's does with `Upgrade: h2c`. Such a request is read again without the offer.
+    """
 
     _task: asyncio.Task[None] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._decline(data[upgrade.args[0] :])
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def on_headers_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _decline(self, rest: bytes) -> None:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("This is no proxy.")
+            return
+        start = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
+        headers = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        self.parser = HttpRequestParser(self)
+        self.data_received(b"".join([start, *headers, b"\r\n", rest]))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # a reference is kept in `tasks`, as uvicorn does: the loop holds tasks weakly
@@ -42,8 +74,6 @@ async def _run(cycle: RequestResponseCycle, app: Any) -> None:
     """One request. Uvicorn's own `run_asgi` takes a cancelled handler for a failed one."""
     try:
         await app(cycle.scope, cycle.receive, cycle.send)
-    except asyncio.CancelledError:
-        pass
     except Exception:
         logger.exception("a handler failed")
     finally:

@@ -7,6 +7,7 @@ import asyncio
 import enum
 import re
 from collections.abc import Iterator, Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,8 +23,19 @@ from server.request_headers import Wishes
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 
 _ROWS_A_SLICE = 16  # floats of so many rows are written before the event loop gets its turn: about 1 ms
-_PATH = re.compile(r" - at `\$\.?(.*)`$")  # where msgspec says that a field is wrong
+_PLACE = re.compile(r" - at `\$\.?(.*)`$")  # where msgspec says that a field is wrong
 _MISSING = re.compile(r"missing required field `(\w+)`")  # and that one is not there
+_MAX_IDS = 1 << 22  # of one request: 2,048 lists of 2,048. OpenAI takes 300,000 tokens
+_FIRST_ITEM = re.compile(rb"\[\s*(.)")
+_INPUT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+    ]
+}
+_Parsed = TypeVar("_Parsed")
 
 
 class Encoding(enum.Enum):
@@ -37,68 +49,83 @@ class Encoding(enum.Enum):
 class EmbeddingsBody(msgspec.Struct):
     """The body of POST /v1/embeddings as it may come; fields that are not named here are ignored."""
 
-    input: str | list[str | int | list[int]]
+    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_INPUT_SCHEMA)]
     model: str | None = None
     encoding_format: str | None = None
     dimensions: int | None = None
     user: str | None = None
 
 
-_DECODER = msgspec.json.Decoder(EmbeddingsBody)
+# `input` is looked at before it is decoded: 64 MB of JSON can be 20 million lists, which take seconds and a gigabyte
+_BODY = msgspec.json.Decoder(EmbeddingsBody)
+_TEXT = msgspec.json.Decoder(str)
+_TEXTS = msgspec.json.Decoder(list[str])
+_IDS = msgspec.json.Decoder(list[int])
+_ID_LISTS = msgspec.json.Decoder(list[list[int]])
+
+
+class _Input(msgspec.Struct, frozen=True):
+    """Texts, or lists of token ids."""
+
+    texts: Sequence[str] | None = None
+    token_ids: Sequence[Sequence[int]] | None = None
+    is_single: bool = False
 
 
 def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> tuple[EmbedRequest, Encoding]:
     """Raises InvalidRequest and ModelNotFound, naming the field or index."""
-    try:
-        fields = _DECODER.decode(body)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _malformed(error) from None
+    fields = _parse(_BODY, body)
     model = models.choose(fields.model)
-    texts, token_ids = _read_input(fields.input, max_items)
+    given = _read_input(bytes(fields.input), max_items)
     encoding = _read_encoding(fields.encoding_format)
     request = EmbedRequest(
         model=model,
-        texts=texts,
-        token_ids=token_ids,
+        texts=given.texts,
+        token_ids=given.token_ids,
         prompt=model.default_prompt,
         truncation=model.truncation,
         dimensions=_read_dimensions(fields.dimensions, model.dimensions),
         request_class=wishes.request_class,
         deadline=wishes.deadline,
-        is_single=isinstance(fields.input, str) or isinstance(fields.input[0], int),
+        is_single=given.is_single,
     )
     return request, Encoding.BYTES if wishes.raw_bytes else encoding
 
 
-def _read_input(
-    value: str | list[str | int | list[int]], max_items: int
-) -> tuple[Sequence[str] | None, Sequence[Sequence[int]] | None]:
-    """Texts, or lists of token ids."""
-    if isinstance(value, str):
-        return _check_texts([value], "input"), None
-    if not value:
-        raise InvalidRequest("input must not be empty", param="input")
-    kind = type(value[0])
-    if kind is int:
-        _check_kinds(value, int)
-        return None, [value]  # type: ignore[list-item]  # all are int, as just checked
-    if len(value) > max_items:
-        raise InvalidRequest(
-            f"input has {len(value)} items, more than the {max_items} of --max-client-batch-size", param="input"
-        )
-    _check_kinds(value, kind)
-    if kind is str:
-        return _check_texts(value, "input[{}]"), None  # type: ignore[arg-type]
-    return None, value  # type: ignore[return-value]
+def _read_input(raw: bytes, max_items: int) -> _Input:
+    """What it is shows in its first characters."""
+    if raw.startswith(b'"'):
+        return _Input(texts=_check_texts([_parse(_TEXT, raw, "input")], "input"), is_single=True)
+    first = _FIRST_ITEM.match(raw)
+    if first is None:
+        raise InvalidRequest("input must be a text, or a list of texts, token ids or lists of ids", param="input")
+    match first[1]:
+        case b"]":
+            raise InvalidRequest("input must not be empty", param="input")
+        case b'"':
+            # two quotes a text; a text that ends with a backslash looks as if it had one
+            _check_num_items((raw.count(b'"') - raw.count(b'\\"')) // 2, max_items)
+            texts = _parse(_TEXTS, raw, "input")
+            _check_num_items(len(texts), max_items)
+            return _Input(texts=_check_texts(texts, "input[{}]"))
+        case b"[":
+            _check_num_items(raw.count(b"[") - 1, max_items)
+            _check_num_ids(raw)
+            return _Input(token_ids=_parse(_ID_LISTS, raw, "input"))
+        case _:
+            _check_num_ids(raw)
+            ids = _parse(_IDS, raw, "input")
+            return _Input(token_ids=[ids], is_single=True)
 
 
-def _check_kinds(items: Sequence[object], kind: type) -> None:
-    if set(map(type, items)) != {kind}:
-        index = next(index for index, item in enumerate(items) if type(item) is not kind)
-        raise InvalidRequest(
-            f"input[{index}] is of another type than input[0]: an input is texts, token ids or lists of token ids",
-            param=f"input[{index}]",
-        )
+def _check_num_items(num_items: int, max_items: int) -> None:
+    if num_items > max_items:
+        raise InvalidRequest(f"input has more than the {max_items} items of --max-client-batch-size", param="input")
+
+
+def _check_num_ids(raw: bytes) -> None:
+    if raw.count(b",") >= _MAX_IDS:
+        raise InvalidRequest(f"input has more than {_MAX_IDS} token ids", param="input")
 
 
 def _check_texts(texts: list[str], name: str) -> list[str]:
@@ -123,17 +150,20 @@ def _read_encoding(wished: str | None) -> Encoding:
         raise InvalidRequest("encoding_format must be float, base64 or bytes", param="encoding_format") from None
 
 
-def _malformed(error: Exception) -> InvalidRequest:
-    """msgspec's messages name types and places, never values."""
-    if not isinstance(error, msgspec.ValidationError):
-        return InvalidRequest("the body is not valid JSON in UTF-8")
-    message = str(error)
+def _parse(decoder: "msgspec.json.Decoder[_Parsed]", data: bytes, field: str | None = None) -> _Parsed:
+    """Raises InvalidRequest. msgspec's messages name types and places, never values."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        message = str(error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidRequest(f"{field or 'the body'} is not valid JSON in UTF-8", param=field) from None
     if missing := _MISSING.search(message):
-        return InvalidRequest(f"{missing[1]} is missing", param=missing[1])
-    place = _PATH.search(message)
+        raise InvalidRequest(f"{missing[1]} is missing", param=missing[1])
+    place = _PLACE.search(message)
+    param = (field or "") + (place[1] if place else "") or None
     problem = message[: place.start()] if place else message
-    param = (place[1] or None) if place else None
-    return InvalidRequest(f"{param or 'the body'}: {problem.lower()}", param=param)
+    raise InvalidRequest(f"{param or 'the body'}: {problem.lower()}", param=param)
 
 
 def headers(embedded: Embedded, encoding: Encoding) -> list[tuple[bytes, bytes]]:

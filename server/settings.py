@@ -59,7 +59,7 @@ class Settings:
     engine: str = _flag(
         "auto",
         "What computes. auto takes the first engine that is installed and serves the model; /info says which and why. "
-        "transformers serves every architecture; fake needs no weights and is for tests and for measuring everything "
+        "transformers serves most architectures; fake needs no weights and is for tests and for measuring everything "
         "but the model.",
     )
     engine_python: str = _flag(

@@ -19,6 +19,7 @@ from wire.control import Json, Request
 
 _EXIT_FAILED = 1
 _EXIT_SETTINGS = 2
+_LAST_WORDS_SECONDS = 5.0  # to say what could not be finished, and to end
 
 logger = logging.getLogger("embedline.supervisor")
 
@@ -128,12 +129,14 @@ class Supervisor:
         self._broadcast.stopping()
 
     async def _stop(self, seconds: float) -> None:
-        """Frontends first, so that what they still hold is computed; engines last."""
+        """Frontends first, with time to finish what they hold; the others hold nothing then. Engines last."""
+        self._house.stop_listening()
         for role in reversed(ROLES):
+            patience = seconds + _LAST_WORDS_SECONDS if role == "frontend" else _LAST_WORDS_SECONDS
             members = [member for member in self._members if member.plan.role == role]
-            ended = await asyncio.gather(*(member.stop(seconds) for member in members))
+            ended = await asyncio.gather(*(member.stop(patience) for member in members))
             if not all(ended):
-                logger.error("a %s did not end within %g s and was killed", role, seconds)
+                logger.error("%d %s process(es) had to be killed after %g s", ended.count(False), role, patience)
 
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

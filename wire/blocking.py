@@ -52,7 +52,7 @@ class BlockingConnection:
         return num_bytes
 
     def _send(self, parts: list[Buffer]) -> None:
-        unsent = [memoryview(part).cast("B") for part in parts if len(part)]
+        unsent = [memoryview(part).cast("B") for part in parts]
         while unsent:
             num_bytes = self._socket.sendmsg(unsent[:_MAX_PARTS])
             while unsent and num_bytes >= len(unsent[0]):

@@ -92,12 +92,24 @@ class Child:
             self._replies.pop(frame_id).set_result(fields)
 
 
-def run(role: Role) -> None:
-    """Be a child process: `<python> -P -m <module> <control descriptor> <supervisor's pid>`."""
+def run(role: Role, *, exits_on_error: bool = True) -> None:
+    """Be a child process: `<python> -P -m <module> <control descriptor> <supervisor's pid>`.
+
+    An error that nobody catches in a callback leaves a process alive of which nobody knows what it
+    still does. It exits and is started again; what it held is sent again. Not so a process whose
+    callbacks run on what strangers send.
+    """
     control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     settle(parent_pid)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        if exits_on_error:
+            runner.get_loop().set_exception_handler(_exit_on_error)
         sys.exit(runner.run(_main(role, control_fd)))
+
+
+def _exit_on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    loop.default_exception_handler(context)
+    os._exit(1)
 
 
 async def _main(role: Role, control_fd: int) -> int:

@@ -35,11 +35,15 @@ class OnFrame(Protocol):
 def frame(kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> list[Buffer]:
     """One frame as buffers ready for `writelines` or `sendmsg`; the parts are not copied."""
     length = 0
+    buffers: list[Buffer] = [b""]
     for part in parts:
-        length += part.nbytes if isinstance(part, memoryview) else len(part)
+        if size := part.nbytes if isinstance(part, memoryview) else len(part):
+            length += size
+            buffers.append(part)  # never an empty one: asyncio's `writelines` would wait for ever until it is sent
     if length > MAX_PAYLOAD:
         raise ProtocolError(f"a payload of {length} bytes is over the limit of {MAX_PAYLOAD}")
-    return [HEADER.pack(length, kind, 0, frame_id), *parts]
+    buffers[0] = HEADER.pack(length, kind, 0, frame_id)
+    return buffers
 
 
 def hello() -> list[Buffer]:

@@ -6,14 +6,14 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from batch_manager import messages
-from batch_manager.messages import Answer, RequestRefused, Submission
+from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
 from batch_manager.worker import serve
 from engine import messages as engine_messages
 from engine.types import Batch, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
@@ -23,6 +23,8 @@ from wire.connection import Connection
 from wire.frames import Buffer
 from wire.page import Page
 from wire.vocabulary import RequestClass
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
 
 INFO = ModelInfo(
     name="tiny",
@@ -92,6 +94,18 @@ def assert_same(answer: Answer | RequestRefused, wanted: Results) -> None:
             np.testing.assert_array_equal(answer.results[kind].offsets, rows.offsets)
 
 
+def refusal(outcome: Answer | RequestRefused) -> tuple[Refusal, int]:
+    """Why, and which sequence is to blame."""
+    assert isinstance(outcome, RequestRefused)
+    return outcome.reason, outcome.index
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let everything on the loop go on until this holds."""
+    while not condition():  # noqa: ASYNC110 - what is waited for is in shared memory, or in a peer
+        await asyncio.sleep(0)
+
+
 class Engine:
     """A scripted engine worker: batches wait in `batches` until the test answers them, or it answers by itself."""
 
@@ -100,6 +114,7 @@ class Engine:
         self.limits = LIMITS
         self.is_automatic = False
         self.num_batches = 0
+        self.was_served_well = True  # every frame was a whole batch
         self.batches: asyncio.Queue[tuple[int, Batch]] = asyncio.Queue()
         self.connections: list[Connection] = []
         self._server: asyncio.Server | None = None
@@ -146,8 +161,10 @@ class Engine:
         one.send(engine_messages.READY, 0, engine_messages.encode_ready(INFO, self.limits))
 
     def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
-        assert kind == engine_messages.BATCH
         batch = engine_messages.decode_batch("tiny", payload)
+        types = batch.token_ids if batch.token_type_ids is None else batch.token_type_ids
+        sizes = {int(batch.cu_seqlens[-1]), len(batch.token_ids), len(types)}
+        self.was_served_well &= kind == engine_messages.BATCH and len(sizes) == 1
         self.num_batches += 1
         if self.is_automatic:
             self.answer(frame_id, rows_of(batch))
@@ -236,6 +253,7 @@ async def running(
             yield house
             house.child.stopping.set()
             await role
+            assert all(engine.was_served_well for engine in house.engines)
         finally:
             role.cancel()
             with contextlib.suppress(asyncio.CancelledError):

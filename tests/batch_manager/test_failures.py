@@ -78,15 +78,18 @@ def test_what_was_staged_is_sent_again_in_order() -> None:
     harness = Harness()
     harness.ready()
     first = harness.submit(50)
-    second, third = harness.submit(50), harness.submit(10)
-    assert len(harness.engines[0].batches) == 2
+    second = harness.offer(30, 20)
+    third = harness.offer(10)
+    harness.tick()
+    assert [batch.num_seqs for batch in harness.engines[0].batches] == [1, 3]
     harness.lose()
     assert harness.scheduler.models[0].backlog.num_tokens(INTERACTIVE) == 110
+    fourth = harness.submit(40)
     harness.ready()
     assert harness.dispatched[2].is_suspect
-    harness.finish_all()
-    assert harness.finished == [first, second, third]
-    assert [batch.num_tokens for batch in harness.dispatched] == [50, 50, 50, 60]
+    harness.done()
+    assert harness.finished == [first]
+    assert harness.batch() == [(second, 0), (second, 1), (third, 0), (fourth, 0)]
 
 
 def test_rows_delivered_before_the_engine_died_stay() -> None:
@@ -149,6 +152,20 @@ def test_an_engine_that_says_ready_twice_has_lost_what_it_held() -> None:
     harness.done()
     assert harness.finished == [request]
     assert len(harness.scheduler.models[0].engines) == 1
+
+
+def test_later_work_of_its_class_does_not_pass_what_has_to_be_tried_again() -> None:
+    harness = Harness()
+    harness.ready(engine_limits=limits(depth=1))
+    tried = [harness.offer(10, request_class=BULK) for _ in range(4)]
+    harness.tick()
+    later = harness.offer(10, request_class=BULK)
+    harness.offer(10)
+    harness.fail()
+    assert harness.dispatched[-1].num_seqs == 1  # the query; a retry takes nothing along
+    while later not in harness.finished:
+        harness.done()
+    assert set(tried) < set(harness.finished)
 
 
 def test_another_engine_takes_over() -> None:

@@ -1,7 +1,9 @@
 """Whatever happens in whatever order, the invariants of the harness hold, and in the end everybody has an answer."""
 
 import math
+import random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -124,6 +126,54 @@ TestAnyOrder.settings = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def one_step(harness: Harness, chance: random.Random) -> None:
+    """Something that happens, about as often as it does in a busy server with bad luck."""
+    busy = [engine_id for engine_id, engine in sorted(harness.engines.items()) if engine.batches]
+    dice = chance.random()
+    if dice < 0.45 and len(harness.open) < 60:
+        harness.offer(
+            *(chance.randint(1, 30) for _ in range(chance.choice([1, 1, 1, 2, 12]))),
+            request_class=chance.choice(list(RequestClass)),
+            outputs=chance.choice([OutputKind.POOLED, OutputKind.POOLED, OutputKind.SPARSE]),
+            model=chance.randrange(NUM_MODELS),
+            timeout=chance.choice([math.inf, 2.0, 0.5]),
+        )
+        if chance.random() < 0.5:
+            harness.tick()
+    elif dice < 0.90 and busy:
+        engine_id = chance.choice(busy)
+        harness.done(engine_id, which=chance.randrange(len(harness.engines[engine_id].computing)))
+    elif dice < 0.92 and busy:
+        harness.fail(chance.choice(busy), kind=chance.choice(list(EngineErrorKind)))
+    elif dice < 0.925 and harness.engines:
+        harness.lose(chance.choice(sorted(harness.engines)))
+    elif dice < 0.94 and harness.open:
+        harness.cancel(chance.choice(sorted(harness.open)))
+    elif dice < 0.96:
+        engine_id = chance.randrange(4)
+        if engine_id not in harness.engines:
+            streams = chance.choice([1, 2])
+            engine_limits = limits(streams=streams, depth=streams + 1, tokens_per_second=200.0)
+            harness.ready(engine_id, model=engine_id % NUM_MODELS, engine_limits=engine_limits)
+    else:
+        harness.advance(chance.choice([0.05, 0.2]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_life(seed: int) -> None:
+    harness, chance = Harness(POLICY, num_models=NUM_MODELS), random.Random(seed)
+    for _ in range(2500):
+        one_step(harness, chance)
+    assert len(harness.finished) > 300
+    assert {refuse.reason for refuse in harness.refused.values()} >= {Refusal.DEADLINE, Refusal.ENGINE_FAILED}
+    for model in range(NUM_MODELS):
+        harness.ready(model, model=model)
+    harness.drain()
+    harness.finish_all()
+    assert not harness.open
+
 
 REQUESTS = st.lists(
     st.tuples(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.sampled_from(RequestClass)),

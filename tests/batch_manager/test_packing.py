@@ -152,6 +152,13 @@ def test_a_deep_queue_seals_batches_at_a_buckets_edge() -> None:
     assert [batch.num_tokens for batch in harness.dispatched] == [64, 64, 64, 64, 44]
 
 
+def test_a_queue_that_does_not_fill_the_budget_is_taken_whole() -> None:
+    harness = Harness(Policy(max_batch_tokens=90))
+    harness.ready(engine_limits=limits(token_buckets=(32, 64, 128), max_num_seqs=1000))
+    harness.submit(*[1] * 80)
+    assert [batch.num_tokens for batch in harness.dispatched] == [80]
+
+
 def test_engines_of_one_model_with_different_limits_agree_on_the_shorter() -> None:
     harness = Harness()
     harness.ready(0)

@@ -11,9 +11,6 @@ from tests.house.running import Server, serving
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(*FAKE, folder=tmp_path_factory.mktemp("clients")) as running:
-        # the log says so a moment before the frontends know
-        while running.request("GET", "/readyz").status != 200:
-            pass
         yield running
 
 

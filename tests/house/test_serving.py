@@ -30,6 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(*FAKE, "--frontends", "2", folder=tmp_path_factory.mktemp("server")) as running:
         for index in range(2):
             running.log.wait_for(f"frontend {index} is ready")
+        # the second is told of the model a moment after it is ready, and either may be asked
+        while any(running.request("GET", "/readyz").status != 200 for _ in range(16)):
+            pass
         yield running
 
 

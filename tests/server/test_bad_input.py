@@ -22,7 +22,6 @@ SECRET = "QXZJ-9173-secret"  # in no message of ours
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     flags = (*FAKE, "--payload-limit", str(PAYLOAD_LIMIT), "--max-client-batch-size", "64")
     with serving(*flags, folder=tmp_path_factory.mktemp("bad-input")) as running:
-        wait_until_it_answers(running)
         yield running
         assert not [line for line in running.log.lines if " ERROR " in line or "Traceback" in line]
 
@@ -32,14 +31,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Takes one request at a time and no text that is too long."""
     flags = ("--fake-cost-ms", "400", "--no-auto-truncate", "--max-concurrent-requests", "1")
     with serving(*FAKE, *flags, folder=tmp_path_factory.mktemp("slow")) as running:
-        wait_until_it_answers(running)
         yield running
-
-
-def wait_until_it_answers(server: Server) -> None:
-    """The log says that it is ready a moment before the frontends know."""
-    while server.request("GET", "/readyz").status != 200:
-        pass
 
 
 def check_error(reply: Reply, status: int, param: str | None = None) -> Any:
@@ -99,11 +91,11 @@ def is_well(server: Server) -> bool:
         (SECRET.encode(), None),
         (json.dumps(SECRET).encode(), None),
         (f'{{"input":"{SECRET}"'.encode(), None),
-        (f'{{"input":"{SECRET}\xff"}}'.encode("latin-1"), None),
+        (f'{{"input":"{SECRET}\xff"}}'.encode("latin-1"), "input"),
         (f'{{"input":"{SECRET}\\ud800"}}'.encode(), None),
         (b"[" * (PAYLOAD_LIMIT - 1), None),
         (b'{"input":[' + b"1" * 100_000 + b"]}", "input[0]"),
-        (b'{"input":' + b"[" * 90_000 + b"]" * 90_000 + b"}", "input[0][0]"),
+        (b'{"input":' + b"[" * 90_000 + b"]" * 90_000 + b"}", None),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -17,7 +17,7 @@ Test = Callable[["Running"], Awaitable[None]]
 
 
 class App:
-    """Answers with the path; waits for `gate` where the path is /wait, and fails at /fail."""
+    """Answers with the path, or at /echo with the body; fails at /fail, waits for `gate` everywhere but at /now."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -29,6 +29,10 @@ class App:
         self.paths.append(scope["path"])
         if scope["path"] == "/fail":
             raise ZeroDivisionError("planted")
+        if scope["path"] == "/echo":
+            body = await whole_body(receive)
+            await send_answer(send, 200, [(b"content-length", b"%d" % len(body))], body)
+            return
         try:
             if scope["path"] != "/now":
                 self.waiting.put_nowait(None)
@@ -41,6 +45,15 @@ class App:
             return
         body = scope["path"].encode()
         await send_answer(send, 200, [(b"content-length", b"%d" % len(body))], body)
+
+
+async def whole_body(receive: Receive) -> bytes:
+    message = await receive()
+    body: bytes = message["body"]
+    while message["more_body"]:
+        message = await receive()
+        body += message["body"]
+    return body
 
 
 class Client:
@@ -206,6 +219,45 @@ def test_a_handler_that_fails_is_logged_and_its_client_is_not_left_waiting(
 
     run(test)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+UPGRADE = b"POST /echo HTTP/1.1\r\nhost: a\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize("size", [5, 300_000])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_an_offer_to_upgrade_is_declined_and_the_body_is_read(
+    run: Callable[[Test], None], size: int, is_chunked: bool
+) -> None:
+    """Java's client offers HTTP/2 with every request, one with a body too."""
+    body = bytes(range(256)) * (size // 256) + b"hello"
+    length = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d" % len(body)
+    sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(UPGRADE, length, b"\r\n\r\n", sent)
+            assert await client.answer() == (200, body)
+            client.send(UPGRADE, length, b"\r\n\r\n")
+            await client.writer.drain()
+            client.send(sent)
+            assert await client.answer() == (200, body)
+            client.send(GET % b"now")
+            assert await client.answer() == (200, b"/now")
+
+    run(test)
+
+
+def test_a_web_socket_is_a_usual_request_here_and_a_tunnel_is_none(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(b"GET /now HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+            assert await client.answer() == (200, b"/now")
+            client.send(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert (await client.rest()).startswith(b"HTTP/1.1 400")
+        assert running.app.paths == ["/now"]
+
+    run(test)
 
 
 @pytest.mark.parametrize(

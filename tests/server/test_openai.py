@@ -35,6 +35,7 @@ def encoding_of(body: dict[str, Any], wishes: Wishes = NO_WISHES) -> Encoding:
         ("\0", ["\0"], True),
         (["a"], ["a"], False),
         (["a", "b", "a"], ["a", "b", "a"], False),
+        (['"a", "b", "c", "d", "e"', "[[[[[[", "\\"], ['"a", "b", "c", "d", "e"', "[[[[[[", "\\"], False),
         (["\ud83d\ude42 日本", "é"], ["🙂 日本", "é"], False),
     ],
 )
@@ -100,6 +101,11 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
         # too many
         (b'{"input":["a","a","a","a","a"]}', "input"),
         (b'{"input":[[1],[1],[1],[1],[1]]}', "input"),
+        (b'{"input":[' + b"5," * 5 * MANY + b"5]}", "input"),
+        (b'{"input":[[' + b"5," * 5 * MANY + b"5]]}", "input"),
+        (b'{"input":[' + b"[]," * MANY + b"[]]}", "input"),
+        (b'{"input":[' + b'"",' * MANY + b'""]}', "input"),
+        (b'{"input":["\\\\","\\\\","\\\\","\\\\","\\\\"]}', "input"),
         # the other fields
         (b'{"input":"a","model":5}', "model"),
         (b'{"input":"a","model":["m"]}', "model"),
@@ -141,15 +147,16 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
         (b'\xef\xbb\xbf{"input":"a"}', None),  # a byte order mark is no part of JSON
         ('{"input":"a"}'.encode("utf-16"), None),
         # no text
-        (b'{"input":"\xff"}', None),
-        (b'{"input":"\xed\xa0\x80"}', None),
+        (b'{"input":"\xff"}', "input"),
+        (b'{"input":["a","\xed\xa0\x80"]}', "input"),
+        (b'{"input":"a","model":"\xff"}', None),
         (b'{"input":"\\ud800"}', None),
         (b'{"input":["a","\\udc00 b"]}', None),
         (b'{"input":"\x00"}', None),  # allowed as \u0000 only
         (b'{"input":"a\nb"}', None),
         # deep
         (b"[" * MANY, None),
-        (b'{"input":' + b"[" * MANY + b"]" * MANY + b"}", "input[0][0]"),
+        (b'{"input":' + b"[" * MANY + b"]" * MANY + b"}", None),
         (b'{"other":' + b"[" * MANY + b"]" * MANY + b',"input":"a"}', None),
         (b'{"other":' + b'{"a":' * MANY + b"1" + b"}" * MANY + b',"input":"a"}', None),
     ],

@@ -68,3 +68,8 @@ def test_an_absurd_length_is_refused_before_it_is_allocated() -> None:
 
     with pytest.raises(ProtocolError, match="over the limit"):
         parse(b"".join(frames.hello()) + header, [1000])
+
+
+def test_empty_parts_are_left_out() -> None:
+    """asyncio's `writelines` keeps an empty buffer at the end for ever, and the connection never closes."""
+    assert frames.frame(KIND, 1, [b"", b"ab", memoryview(b""), b"c", b""])[1:] == [b"ab", b"c"]

@@ -1,0 +1,174 @@
+"""A frontend's side: what is handed over is kept until its answer is in, whatever becomes of the batch manager."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batch_manager import messages
+from batch_manager.client import BatchManagers, ManagerAddress
+from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
+from engine.types import OutputKind, Rows
+from tests.batch_manager.peers import submission
+from wire.connection import Connection, serve
+from wire.page import Page
+from wire.vocabulary import RequestClass
+
+
+class Manager:
+    """A scripted batch manager behind a listening socket that outlives it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.submitted: asyncio.Queue[tuple[int, Submission]] = asyncio.Queue()
+        self.cancelled: asyncio.Queue[int] = asyncio.Queue()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._connections: list[Connection] = []
+        self._gone = asyncio.Event()
+
+    async def start(self) -> None:
+        self._server = await serve(self._listener.dup(), self._received, self._connections.append, self._lost)
+
+    async def die(self) -> None:
+        """Lose every connection, as a killed process does; the listening socket stays."""
+        self._server.close()
+        self._gone.clear()
+        for connection in list(self._connections):
+            connection.close()
+        if self._connections:
+            await self._gone.wait()
+
+    async def close(self) -> None:
+        await self.die()
+        self._listener.close()
+
+    def answer(self, request_id: int, row: float) -> None:
+        rows = Rows(np.full((1, 2), row, np.float32))
+        parts = messages.encode_answer(Answer({OutputKind.POOLED: rows}, 0.0, 0.0))
+        self._connections[-1].send(messages.ANSWER, request_id, parts)
+
+    def _received(self, _: Connection, kind: int, request_id: int, payload: memoryview) -> None:
+        if kind == messages.SUBMIT:
+            self.submitted.put_nowait((request_id, messages.decode_submission(payload)))
+        else:
+            assert kind == messages.CANCEL
+            self.cancelled.put_nowait(request_id)
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.remove(connection)
+        if not self._connections:
+            self._gone.set()
+
+
+@contextlib.asynccontextmanager
+async def house(folder: Path, num_managers: int = 1) -> AsyncIterator[tuple[BatchManagers, list[Manager], Page]]:
+    managers = [Manager(folder / f"{index}.sock") for index in range(num_managers)]
+    page = Page.create(num_frontends=1, num_managers=num_managers, num_models=1)
+    for manager in managers:
+        await manager.start()
+    client = BatchManagers([ManagerAddress(manager.path, (0,)) for manager in managers], page)
+    client.open()
+    try:
+        async with asyncio.timeout(20):
+            yield client, managers, page
+    finally:
+        client.close()
+        for manager in managers:
+            await manager.close()
+
+
+def value(answer: Answer) -> float:
+    return float(answer.results[OutputKind.POOLED].values[0, 0])
+
+
+def test_answers_find_their_requests_in_any_order(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as (client, (manager,), _):
+            first = asyncio.ensure_future(client.submit(submission(3)))
+            second = asyncio.ensure_future(client.submit(submission(5)))
+            ids = [await manager.submitted.get() for _ in range(2)]
+            assert [one.seqlens for _, one in ids] == [(3,), (5,)]
+            manager.answer(ids[1][0], 2.0)
+            manager.answer(ids[0][0], 1.0)
+            assert [value(await first), value(await second)] == [1.0, 2.0]
+
+    asyncio.run(scenario())
+
+
+def test_what_a_dead_manager_held_is_submitted_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as (client, (manager,), _):
+            asked = asyncio.ensure_future(client.submit(submission(3, 4)))
+            request_id, before = await manager.submitted.get()
+            await manager.die()
+            await manager.start()
+            again, after = await manager.submitted.get()
+            assert again == request_id
+            assert (after.seqlens, bytes(after.token_ids)) == (before.seqlens, bytes(before.token_ids))
+            manager.answer(again, 7.0)
+            assert value(await asked) == 7.0
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_three_managers_died_with_is_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as (client, (manager,), _):
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            for _ in range(3):
+                await manager.submitted.get()
+                await manager.die()
+                await manager.start()
+            with pytest.raises(RequestRefused) as refused:
+                await asked
+            assert refused.value.reason is Refusal.ENGINE_FAILED
+            assert manager.submitted.empty()
+
+    asyncio.run(scenario())
+
+
+def test_whoever_stops_waiting_cancels(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as (client, (manager,), _):
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            request_id, _ = await manager.submitted.get()
+            asked.cancel()
+            assert await manager.cancelled.get() == request_id
+            manager.answer(request_id, 1.0)  # too late, and harmless
+            following = asyncio.ensure_future(client.submit(submission(3)))
+            manager.answer((await manager.submitted.get())[0], 2.0)
+            assert value(await following) == 2.0
+
+    asyncio.run(scenario())
+
+
+def test_the_manager_with_the_fewest_queued_tokens_is_asked(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+            page.queued_tokens[0, 0, RequestClass.BULK] = 10
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            request_id, _ = await second.submitted.get()
+            assert first.submitted.empty()
+            second.answer(request_id, 1.0)
+            await asked
+
+    asyncio.run(scenario())
+
+
+def test_closing_refuses_what_is_held(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as (client, (manager,), _):
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            await manager.submitted.get()
+            client.close()
+            with pytest.raises(RequestRefused) as refused:
+                await asked
+            assert refused.value.reason is Refusal.STOPPING
+
+    asyncio.run(scenario())

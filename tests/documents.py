@@ -1,0 +1,58 @@
+"""What the tests of the documentation read: its pages, their fenced blocks, and the flags they may name."""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from server.settings import Flag, Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A block of code, and the text block that says what it prints, if one follows."""
+
+    language: str
+    code: str
+    output: str | None
+
+
+def pages() -> list[Path]:
+    """All Markdown files that people write, relative to the repository's root."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/*.md")]
+    return sorted(path.relative_to(ROOT) for path in found)
+
+
+def examples(text: str) -> list[Example]:
+    """The fenced blocks in order; a `text` block belongs to the block before it."""
+    blocks = [(match[1], match[2]) for match in _FENCED.finditer(text)]
+    return [
+        Example(language, code, output if kind == "text" else None)
+        for (language, code), (kind, output) in pairwise([*blocks, ("", "")])
+        if language != "text"
+    ]
+
+
+def prose(text: str) -> str:
+    """A page without its fenced blocks."""
+    return _FENCED.sub("", text)
+
+
+def flags_in(text: str) -> set[str]:
+    """Everything that looks like a long flag."""
+    return set(_FLAG.findall(text))
+
+
+def known_flags() -> set[str]:
+    """The flags of `embedline serve`."""
+    known = {"--help"}
+    for field in dataclasses.fields(Settings):
+        flag: Flag = field.metadata["flag"]
+        for names in flag.names or (f"--{field.name.replace('_', '-')}",):
+            known.update(names.split("/"))
+    return known
