@@ -25,6 +25,9 @@ def serve(**values: Any) -> None:
     """Serve a model over HTTP until SIGTERM or Ctrl-C."""
     try:
         values["fake_fault"] = tuple(values["fake_fault"] or ())
+        for field in dataclasses.fields(Settings):  # LOG_LEVEL=INFO is as good as info
+            if field.metadata["flag"].one_of and values[field.name]:
+                values[field.name] = values[field.name].lower()
         sys.exit(run_server(Settings(**values)))
     except (SettingsError, ModelError) as error:
         _exit_with(str(error))

@@ -65,6 +65,10 @@ class House:
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
 
+    @property
+    def _open_payload_limit(self) -> int:
+        return max(_GIB, _OPEN_PAYLOAD_FACTOR * self._settings.payload_limit)
+
     def stop_listening(self) -> None:
         """Let go of the HTTP port; it closes with the last frontend that serves it."""
         self._http.close()
@@ -169,7 +173,7 @@ class House:
                 "max_concurrent_requests": -(-settings.max_concurrent_requests // settings.frontends),
                 "max_client_batch_size": settings.max_client_batch_size,
                 "payload_limit": settings.payload_limit,
-                "open_payload_limit": max(_GIB, _OPEN_PAYLOAD_FACTOR * settings.payload_limit) // settings.frontends,
+                "open_payload_limit": max(settings.payload_limit, self._open_payload_limit // settings.frontends),
                 "shutdown_timeout": settings.shutdown_timeout,
             },
         )

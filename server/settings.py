@@ -149,7 +149,7 @@ class Settings:
         least=0.1,
     )
     shutdown_timeout: float = _flag(30.0, "Seconds that open requests get to finish at a stop.", least=0)
-    log_level: str = _flag("INFO", "How much is logged.", one_of=("DEBUG", "INFO", "WARNING", "ERROR"))
+    log_level: str = _flag("info", "How much is logged.", one_of=("debug", "info", "warning", "error"))
     fake_dim: int = _flag(1024, "Dimensions of the fake engine's rows.", least=4)
     fake_cost_ms: float = _flag(0.0, "Milliseconds that each batch takes the fake engine.", least=0)
     fake_tokens_per_second: float = _flag(0.0, "Tokens a second of the fake engine; at 0 tokens cost nothing.", least=0)

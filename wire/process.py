@@ -24,7 +24,7 @@ def settle(parent_pid: int) -> None:
 def begin(title: str, log_level: str) -> None:
     """Take the name that START gave, and log under it."""
     set_title(title)
-    logging.basicConfig(level=log_level, format=LOG_FORMAT.replace("%(role)s", title))
+    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT.replace("%(role)s", title))
 
 
 def set_title(title: str) -> None:
