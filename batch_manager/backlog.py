@@ -8,6 +8,20 @@ however much interactive work comes, and interactive work never waits for two ba
 leads in a row unless the last of them was a single sequence longer than a batch.
 
 Room that one class leaves is lent to the other and never asked back.
+
+For example, bulk_share is 0.3, a batch takes 1,000 tokens, and much of both classes waits in sequences of 10 tokens.
+Bulk is owed 0.3 of a batch, so 300 tokens are reserved; interactive work takes 700, bulk 300, and is charged the 0.3
+it was owed: it is owed nothing and the next batch is the same. If bulk waits in sequences of 800, none fits into
+300: interactive work takes these too, and bulk is charged nothing. In the next batches it is owed 0.6, then 0.9; now
+900 are reserved, 800 are used and charged, interactive work takes the other 200, and 0.1 stays owed. A sequence of
+1,000 does not fit into 900 either: bulk is then owed 1.2, which makes it the leader; whoever leads is charged a whole
+batch at least, so 0.2 stays owed. Had it had 2,000 tokens, it would be charged two batches, and bulk wait the longer.
+If only 100 tokens of interactive work wait beside small bulk sequences, bulk fills the other 900; it is charged the
+300 that were reserved, and the 600 are lent.
+
+Suspects (see `batch_manager.scheduler`) wait in the place of their class: it is their class's turn when they are
+computed, and while other work of their class waits too, the two take turns, so a thousand suspects hold nobody up for
+more than a batch each, and are themselves not held up for ever.
 """
 
 import math
@@ -16,7 +30,7 @@ from dataclasses import dataclass
 from batch_manager.batches import Batch, Request
 from batch_manager.queue import Queue
 from engine.types import OutputKind
-from wire.vocabulary import RequestClass
+from wire.vocabulary import NUM_CLASSES, RequestClass
 
 _INTERACTIVE, _BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 
@@ -47,6 +61,7 @@ class Backlog:
     def __init__(self, bulk_share: float) -> None:
         self._bulk_share = bulk_share
         self._owed = 0.0  # to bulk, in batches
+        self._suspect_was_last = [False] * NUM_CLASSES  # whether what was last computed of a class was a suspect
         self._queues: dict[OutputKind, tuple[Queue, Queue]] = {}
 
     def queue(self, request: Request) -> Queue:
@@ -67,7 +82,8 @@ class Backlog:
         """When the oldest waiting request of one class arrived; inf where none waits."""
         if not self.num_tokens(request_class):
             return math.inf
-        return min(queues[request_class].oldest for queues in self._queues.values())
+        queues = [queues[request_class] for queues in self._queues.values()]
+        return min(min(queue.oldest, queue.oldest_suspect) for queue in queues)
 
     def next_batch(self, budget: Budget, *, may_be_suspect: bool) -> Batch | None:
         """Take out the next batch. Something must wait. None where it is a suspect's turn and that may not be."""
@@ -75,42 +91,71 @@ class Backlog:
         is_shared = interactive_waits and self.num_tokens(_BULK) > 0
         owed = self._owed + self._bulk_share if is_shared else 0.0
         leader = _INTERACTIVE if interactive_waits and owed < 1 else _BULK
-        queues = self._turn(leader)
-        retry = queues[leader].next_retry
-        if retry is not None and not budget.fits(retry):
-            queues[leader].push_front(queues[leader].take_retry().slices)
-            retry = None
-        if retry is None:
-            batch, charge = self._pack(queues, leader, budget=budget, owed=owed)
-        elif retry.is_suspect and not may_be_suspect:
-            return None
+        if not self._is_suspects_turn(leader):
+            batch, charge = self._take(leader, budget=budget, owed=owed)
+        elif may_be_suspect:
+            batch, charge = self._take_suspect(leader, budget), float(leader == _BULK)
         else:
-            batch, charge = queues[leader].take_retry(), float(leader == _BULK)
-            batch.max_tokens = budget.max_tokens
+            return None
+        self._suspect_was_last[leader] = batch.is_suspect
         self._owed = owed - charge if is_shared else 0.0
         return batch
 
+    def _is_suspects_turn(self, request_class: RequestClass) -> bool:
+        queues = [queues[request_class] for queues in self._queues.values()]
+        if all(queue.oldest_suspect == math.inf for queue in queues):
+            return False
+        return not self._suspect_was_last[request_class] or all(queue.oldest == math.inf for queue in queues)
+
+    def _take_suspect(self, request_class: RequestClass, budget: Budget) -> Batch:
+        queues = (queues[request_class] for queues in self._queues.values())
+        batch = min(queues, key=lambda queue: queue.oldest_suspect).take_suspect()
+        batch.max_tokens = budget.max_tokens
+        return batch
+
+    def _take(self, leader: RequestClass, *, budget: Budget, owed: float) -> tuple[Batch, float]:
+        """The next batch that is no suspect, and what of a batch bulk was served of what it was owed."""
+        queues = self._turn(leader)
+        retry = queues[leader].next_retry
+        if retry is None:
+            return self._pack(queues, leader, budget=budget, owed=owed)
+        batch = queues[leader].take_retry()
+        if not budget.fits(batch):
+            queues[leader].push_front(batch.slices)
+            return self._pack(queues, leader, budget=budget, owed=owed)
+        batch.max_tokens = budget.max_tokens
+        return batch, float(leader == _BULK)
+
     def _turn(self, request_class: RequestClass) -> tuple[Queue, Queue]:
-        """The queues of the output kind that this class has waited longest for."""
+        """The queues of the output kind that this class has waited longest for, suspects left aside."""
         kinds = list(self._queues.values())
         return kinds[0] if len(kinds) == 1 else min(kinds, key=lambda queues: queues[request_class].oldest)
 
     def _pack(
         self, queues: tuple[Queue, Queue], leader: RequestClass, *, budget: Budget, owed: float
     ) -> tuple[Batch, float]:
-        """The batch, and what of a batch bulk was served of what it was owed."""
-        leading, other = queues[leader], queues[1 - leader]
+        """A batch of new work; `_take` says what is returned, and the top of this file has an example.
+
+        reserved  tokens of the batch that are kept for bulk because it is owed them, where it can use them
+        charge    in batches; what bulk got beyond what was reserved is lent
+        """
+        other_class = RequestClass(1 - leader)
+        leading, other = queues[leader], queues[other_class]
         max_tokens, max_seqs = budget.sealed(leading.num_tokens + other.num_tokens), budget.max_num_seqs
         batch = Batch()
         batch.max_tokens = max_tokens
         reserved = 0
-        if leader == _INTERACTIVE and owed > 0 and self._turn(_BULK) is queues and other.next_retry is None:
+        # what of the other class has to be computed by itself first is not passed by what came after it
+        is_joined = other.num_tokens and other.next_retry is None and not self._is_suspects_turn(other_class)
+        if is_joined and leader == _INTERACTIVE and owed > 0 and self._turn(_BULK) is queues:
             reserved = int(owed * max_tokens)
         leading.take(batch, max_tokens - reserved, max_seqs=max_seqs)
         led_tokens = batch.num_tokens
-        if other.num_tokens and other.next_retry is None:
+        if is_joined:
             other.take(batch, max_tokens, max_seqs=max_seqs)
         other_tokens = batch.num_tokens - led_tokens
+        if other_tokens:
+            self._suspect_was_last[other_class] = False
         if reserved:
             leading.take(batch, max_tokens, max_seqs=max_seqs)
         if leader == _BULK:

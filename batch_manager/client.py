@@ -1,19 +1,25 @@
 """A frontend's side of the batch managers: hands a request over, keeps it until its answer is in.
 
-If a batch manager dies, what it held is submitted again to the restarted one. Knows nothing of texts or HTTP.
+If a batch manager dies, what it held is submitted again, to another or to the restarted one. Knows nothing of texts
+or HTTP.
 """
 
 import asyncio
-from collections.abc import Sequence
+import logging
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batch_manager import messages
 from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
-from wire.frames import Buffer
+from wire.frames import MAX_PAYLOAD, Buffer
 from wire.link import Link
 from wire.page import Page
 
-_MAX_DEATHS = 3  # of batch managers, after which a request that each of them held is refused
+_MAX_TRIES = 3  # submissions of one request: whatever takes batch managers down takes no more of them than that
+_RETRY_SECONDS = 1.0  # told to whoever is given up: the batch managers are back by then
+
+logger = logging.getLogger("embedline.frontend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,49 +30,89 @@ class ManagerAddress:
     models: tuple[int, ...]
 
 
-@dataclass(slots=True)
+class _ManagerLost(Exception):
+    """The batch manager died while it held the request."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
     """A request whose answer is not in yet."""
 
     payload: list[Buffer]
     future: asyncio.Future[Answer]
-    num_deaths: int = 0  # of batch managers that held it
 
 
 class _Manager:
     """One batch manager and the requests it holds for this frontend."""
 
     def __init__(self, path: str) -> None:
-        self.held: dict[int, _Held] = {}
-        self.link = Link(path, on_frame=self._received, on_up=self._submit_again, on_down=self._died)
+        self.is_up = False  # whether a connection is open; its peer may still have to accept it
+        self._loop = asyncio.get_running_loop()
+        self._held: dict[int, _Held] = {}
+        self._is_closed = False
+        self._link = Link(path, on_frame=self._received, on_up=self._up, on_down=self._down)
 
-    def _submit_again(self) -> None:
-        for request_id, held in self.held.items():
-            self.link.send(messages.SUBMIT, request_id, held.payload)
+    def open(self) -> None:
+        """Begin to connect."""
+        self._link.open()
 
-    def _died(self) -> None:
-        """Give up what may be the cause: it was there each time."""
-        for request_id, held in list(self.held.items()):
-            held.num_deaths += 1
-            if held.num_deaths >= _MAX_DEATHS and not held.future.done():
-                held.future.set_exception(RequestRefused(Refusal.ENGINE_FAILED))
-                del self.held[request_id]
+    def close(self) -> None:
+        """Close for good; what is held is refused, and so is what comes."""
+        self._is_closed = True
+        self._link.close()
+        self._end_all(lambda: RequestRefused(Refusal.STOPPING))
+
+    async def ask(self, request_id: int, payload: list[Buffer]) -> Answer:
+        """Submit once and wait. Raises RequestRefused and _ManagerLost."""
+        if self._is_closed:
+            raise RequestRefused(Refusal.STOPPING)
+        held = self._held[request_id] = _Held(payload, self._loop.create_future())
+        self._link.send(messages.SUBMIT, request_id, payload)
+        try:
+            return await held.future
+        except asyncio.CancelledError:
+            if self._held.pop(request_id, None) is not None:
+                self._link.send(messages.CANCEL, request_id)
+            raise
+
+    def _up(self) -> None:
+        """Send what was submitted while the link was down."""
+        self.is_up = True
+        for request_id, held in self._held.items():
+            self._link.send(messages.SUBMIT, request_id, held.payload)
+
+    def _down(self) -> None:
+        self.is_up = False
+        self._end_all(_ManagerLost)
+
+    def _end_all(self, error: Callable[[], Exception]) -> None:
+        for held in self._held.values():
+            if not held.future.done():
+                held.future.set_exception(error())
+        self._held.clear()
 
     def _received(self, kind: int, request_id: int, payload: memoryview) -> None:
-        held = self.held.pop(request_id, None)
-        if held is None or held.future.done():  # cancelled meanwhile
+        held = self._held.get(request_id)
+        if held is None:  # cancelled meanwhile
             return
-        if kind == messages.ANSWER:
-            held.future.set_result(messages.decode_answer(payload))
-        elif kind == messages.REFUSED:
-            held.future.set_exception(messages.decode_refused(payload))
+        try:
+            outcome = _decode(kind, payload)
+        except (ValueError, OverflowError, struct.error) as error:
+            logger.error("a batch manager gave a malformed answer: %s", error)
+            outcome = RequestRefused(Refusal.ENGINE_FAILED)
+        del self._held[request_id]
+        if held.future.done():  # cancelled in this very tick
+            return
+        if isinstance(outcome, Answer):
+            held.future.set_result(outcome)
+        else:
+            held.future.set_exception(outcome)
 
 
 class BatchManagers:
     """All batch managers of this server."""
 
     def __init__(self, addresses: Sequence[ManagerAddress], page: Page) -> None:
-        self._loop = asyncio.get_running_loop()
         self._page = page
         self._managers = [_Manager(address.path) for address in addresses]
         self._num_requests = 0
@@ -78,34 +124,63 @@ class BatchManagers:
     def open(self) -> None:
         """Begin to connect."""
         for manager in self._managers:
-            manager.link.open()
+            manager.open()
 
     def close(self) -> None:
         """Close the links; what is still held is refused."""
         for manager in self._managers:
-            manager.link.close()
-            for held in manager.held.values():
-                if not held.future.done():
-                    held.future.set_exception(RequestRefused(Refusal.STOPPING))
+            manager.close()
 
     async def submit(self, submission: Submission) -> Answer:
-        """Rows for the sequences, in order. Raises RequestRefused. Cancelling drops the request everywhere."""
-        manager = self._managers[self._least_loaded(submission.model)]
+        """Rows for the sequences, in order. Raises RequestRefused. Cancelling drops the request everywhere.
+
+        A request is submitted again, at most `_MAX_TRIES` times in all, where its batch manager died, and where that
+        has no engine while another has one.
+        """
         self._num_requests += 1
         request_id = self._num_requests
         payload = messages.encode_submission(submission)
-        future: asyncio.Future[Answer] = self._loop.create_future()
-        manager.held[request_id] = _Held(payload, future)
-        manager.link.send(messages.SUBMIT, request_id, payload)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if manager.held.pop(request_id, None) is not None:
-                manager.link.send(messages.CANCEL, request_id)
-            raise
+        if sum(map(len, payload)) > MAX_PAYLOAD:
+            raise RequestRefused(Refusal.TOO_LONG)
+        for _ in range(_MAX_TRIES):
+            manager = self._managers[self._choose(submission.model)]
+            try:
+                return await manager.ask(request_id, payload)
+            except _ManagerLost:
+                # not this request's fault as far as anybody knows: a long one is there at many deaths
+                reason = RequestRefused(Refusal.NO_ENGINE, retry_after=_RETRY_SECONDS)
+            except RequestRefused as refused:
+                if refused.reason is not Refusal.NO_ENGINE or not self._has_engine(submission.model):
+                    raise
+                reason = refused
+        raise reason
 
-    def _least_loaded(self, model: int) -> int:
+    def _has_engine(self, model: int) -> bool:
+        """Whether the manager that would be asked now has an engine."""
+        return bool(self._page.engines_ready[self._choose(model), model])
+
+    def _choose(self, model: int) -> int:
+        """The manager of this model with the shortest wait, by preference one that is up and has an engine."""
         serving = self._serving[model]
         if len(serving) == 1:
             return serving[0]
-        return min(serving, key=lambda index: int(self._page.queued_tokens[index, model].sum()))
+        rates = self._page.tokens_per_second[serving, model]
+        fastest = float(rates.max()) or 1.0  # for those of whom nothing is known yet
+
+        def cost(index: int) -> tuple[bool, bool, float]:
+            page = self._page
+            wait = int(page.queued_tokens[index, model].sum()) / (
+                float(page.tokens_per_second[index, model]) or fastest
+            )
+            return not self._managers[index].is_up, not page.engines_ready[index, model], wait
+
+        return min(serving, key=cost)
+
+
+def _decode(kind: int, payload: memoryview) -> Answer | RequestRefused:
+    """Raises ValueError, OverflowError or struct.error where the frame is malformed."""
+    if kind == messages.ANSWER:
+        return messages.decode_answer(payload)
+    if kind == messages.REFUSED:
+        return messages.decode_refused(payload)
+    raise ValueError(f"a frame of kind {kind:#06x}")

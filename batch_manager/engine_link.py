@@ -1,5 +1,6 @@
 """The connection to one engine worker: batches out, checked rows in. Decides nothing."""
 
+import asyncio
 import logging
 import struct
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from batch_manager.answers import MalformedAnswer, Shapes, check_results
 from batch_manager.batches import Batch
 from engine import messages
 from engine.types import EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results
-from wire.frames import Buffer
+from wire.frames import Buffer, PayloadTooLarge
 from wire.link import Link
 
 logger = logging.getLogger("embedline.batch_manager")
@@ -39,6 +40,7 @@ class EngineLink:
     """One engine, ready or not. Connects again whenever it is lost. `shapes` is shared by all engines of a model."""
 
     def __init__(self, path: str, engine_id: int, *, shapes: Shapes, events: EngineEvents) -> None:
+        self._loop = asyncio.get_running_loop()
         self._engine_id = engine_id
         self._shapes = shapes
         self._events = events
@@ -54,43 +56,62 @@ class EngineLink:
         self._link.close()
 
     def send(self, batch: Batch, token_ids: Sequence[Buffer], token_type_ids: Sequence[Buffer]) -> None:
-        """Give the engine a batch whose ids are these buffers one after another."""
+        """Give the engine a batch whose ids are these buffers one after another.
+
+        One that no frame can carry is reported as failed, as any other, once the caller has returned.
+        """
         self._sent[batch.batch_id] = batch
         seqlens: list[int] = []
         for piece in batch.slices:
             seqlens += piece.seqlens
-        self._link.send(
-            messages.BATCH, batch.batch_id, messages.encode_batch(batch.outputs, seqlens, token_ids, token_type_ids)
-        )
+        parts = messages.encode_batch(batch.outputs, seqlens, token_ids, token_type_ids)
+        try:
+            self._link.send(messages.BATCH, batch.batch_id, parts)
+        except PayloadTooLarge as error:
+            logger.error("a batch can't be sent to engine %d: %s", self._engine_id, error)
+            self._loop.call_soon(self._could_not_send, batch)
 
     def _received(self, kind: int, frame_id: int, payload: memoryview) -> None:
         if kind == messages.READY:
             self._ready(*messages.decode_ready(payload))
             return
-        batch = self._sent.pop(frame_id, None)
+        batch = self._sent.get(frame_id)
         if batch is None:
             logger.error("engine %d answered batch %d, which it does not have", self._engine_id, frame_id)
-        elif kind == messages.RESULT:
-            self._result(batch, payload)
-        elif kind == messages.FAILED:
-            error = messages.decode_failed(payload)
-            logger.warning("engine %d: a batch failed: %s: %s", self._engine_id, error.kind.name, error)
-            self._events.batch_failed(self._engine_id, batch, error.kind)
+            return
+        try:
+            outcome = self._decode(batch, kind, payload)
+        except (MalformedAnswer, ValueError, OverflowError, struct.error) as error:
+            logger.error("engine %d gave a malformed answer: %s", self._engine_id, error)
+            outcome = EngineErrorKind.FAILED
+        del self._sent[frame_id]
+        if isinstance(outcome, EngineErrorKind):
+            self._events.batch_failed(self._engine_id, batch, outcome)
+        else:
+            self._events.batch_done(self._engine_id, batch, *outcome)
+
+    def _could_not_send(self, batch: Batch) -> None:
+        if (
+            self._sent.pop(batch.batch_id, None) is not None
+        ):  # else the engine was lost meanwhile, and the batch with it
+            self._events.batch_failed(self._engine_id, batch, EngineErrorKind.OUT_OF_MEMORY)
 
     def _ready(self, info: ModelInfo, limits: EngineLimits) -> None:
         if OutputKind.POOLED in info.outputs:
             self._shapes[OutputKind.POOLED] = (False, info.dimensions)
         self._events.engine_ready(self._engine_id, limits)
 
-    def _result(self, batch: Batch, payload: memoryview) -> None:
-        try:
+    def _decode(self, batch: Batch, kind: int, payload: memoryview) -> tuple[Results, float] | EngineErrorKind:
+        """Checked rows and the seconds of computing, or why there are none. Raises what malformed frames raise."""
+        if kind == messages.RESULT:
             results, compute_seconds = messages.decode_result(payload)
             check_results(results, batch.outputs, num_seqs=batch.num_seqs, shapes=self._shapes)
-        except (MalformedAnswer, ValueError, struct.error) as error:
-            logger.error("engine %d gave a malformed answer: %s", self._engine_id, error)
-            self._events.batch_failed(self._engine_id, batch, EngineErrorKind.FAILED)
-            return
-        self._events.batch_done(self._engine_id, batch, results, compute_seconds)
+            return results, compute_seconds
+        if kind == messages.FAILED:
+            error = messages.decode_failed(payload)
+            logger.warning("engine %d: a batch failed: %s: %s", self._engine_id, error.kind.name, error)
+            return error.kind
+        raise MalformedAnswer(f"it is a frame of kind {kind:#06x}")
 
     def _lost(self) -> None:
         num_batches = len(self._sent)

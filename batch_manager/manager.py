@@ -15,12 +15,13 @@ from batch_manager.batches import Batch, Request
 from batch_manager.effects import Dispatch, Effect, Refuse
 from batch_manager.engine_link import EngineLink
 from batch_manager.held import HeldRequest, pack
-from batch_manager.messages import Answer, RequestRefused, Submission
+from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
 from batch_manager.policy import Policy
 from batch_manager.publish import Publisher
 from batch_manager.scheduler import Scheduler
 from engine.types import EngineErrorKind, EngineLimits, Results
 from wire.connection import Connection
+from wire.frames import PayloadTooLarge
 from wire.metrics import Recorder
 from wire.page import Page
 
@@ -37,7 +38,9 @@ class Manager:
         self._loop = asyncio.get_running_loop()
         self._models = models
         self._metrics = metrics
-        self._scheduler = Scheduler(policy, num_models=len(models), now=time.monotonic())
+        # an engine may still hold batches of this process's predecessor: no id of theirs may be given again
+        first_batch_id = time.monotonic_ns()
+        self._scheduler = Scheduler(policy, num_models=len(models), now=time.monotonic(), first_batch_id=first_batch_id)
         self._publisher = Publisher(page, index)
         self._num_requests = 0
         self._held: dict[int, HeldRequest] = {}  # by request id
@@ -219,11 +222,16 @@ class Manager:
         held.connection.send(messages.REFUSED, held.frame_id, messages.encode_refused(refused))
 
     def _answer(self, held: HeldRequest) -> None:
+        answer = Answer(held.assembly.results(), held.queue_seconds, held.compute_seconds)
+        try:
+            held.connection.send(messages.ANSWER, held.frame_id, messages.encode_answer(answer))
+        except PayloadTooLarge as error:
+            logger.error("an answer can't be sent: %s", error)
+            self._refuse(Refuse(held.request.request_id, Refusal.ANSWER_TOO_LARGE))
+            return
         self._release(held.request.request_id)
         name, its_class = self._models[held.request.model], held.request.request_class.name.lower()
         self._metrics.observe("embedline_queue_duration_seconds", name, its_class, seconds=held.queue_seconds)
-        answer = Answer(held.assembly.results(), held.queue_seconds, held.compute_seconds)
-        held.connection.send(messages.ANSWER, held.frame_id, messages.encode_answer(answer))
 
     def _release(self, request_id: int) -> HeldRequest:
         held = self._held.pop(request_id)

@@ -26,12 +26,13 @@ class Refusal(enum.IntEnum):
     """Why a request got no rows."""
 
     DEADLINE = 0  # it passed while the request waited
-    NO_ENGINE = 1  # none was there for longer than the grace
+    NO_ENGINE = 1  # none was there for longer than the grace, or the batch managers that had the request died
     ENGINE_FAILED = 2  # the engine failed on this very sequence
     POISON = 3  # this very sequence took an engine process down
     NON_FINITE = 4  # this very sequence gave NaN or infinite numbers
     TOO_LONG = 5  # longer than the engine can take
     STOPPING = 6  # the server is going down
+    ANSWER_TOO_LARGE = 7  # its rows are more bytes than a frame can carry; fewer sequences would pass
 
 
 class RequestRefused(Exception):

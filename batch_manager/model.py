@@ -28,14 +28,18 @@ class Model:
         self.engines: list[Engine] = []
         self.max_seqlen: float = math.inf  # tokens of one sequence; not known before the first engine is
         self.queued_tokens = [0] * NUM_CLASSES
-        self.gives_up_at = now + policy.engine_start_grace
+        self.gives_up_at = now + policy.engine_restart_grace
         self.last_batch_at = 0.0
         self.last_interactive_at = -math.inf
+        self._num_streams = 0  # of all ready engines, or of those that were there last
 
     @property
     def tokens_per_second(self) -> float:
-        """What all ready engines compute together; 0 where that is not known."""
-        return self.rate.tokens_per_second * sum(engine.limits.streams for engine in self.engines)
+        """What all streams of all ready engines compute together, each at `rate`; 0 where that is not known.
+
+        While no engine is there, what the last ones did: they will be back, and then what waits goes as fast.
+        """
+        return self.rate.tokens_per_second * self._num_streams
 
     @property
     def waits(self) -> bool:
@@ -71,6 +75,8 @@ class Model:
 
     def _note_limits(self) -> None:
         """While no engine is there, what the last one could take is the best guess."""
+        if self.engines:
+            self._num_streams = sum(engine.limits.streams for engine in self.engines)
         self.max_seqlen = min((engine.limits.max_seqlen for engine in self.engines), default=self.max_seqlen)
 
     def first_too_long(self, request: Request) -> int:

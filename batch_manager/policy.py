@@ -1,6 +1,5 @@
 """The settings of one batch manager. Knows no engine; what an engine can take comes with its READY."""
 
-import math
 from dataclasses import dataclass
 
 
@@ -18,6 +17,7 @@ class Policy:
     # query has to wait for was packed before the query arrived.
     interactive_memory: float = 1.0
     bulk_share: float = 0.3  # of each batch while interactive work waits too
-    engine_restart_grace: float = 5.0  # how long work waits for a model whose last engine was lost
-    engine_start_grace: float = math.inf  # how long it waits for the first engine of a model
+    engine_restart_grace: float = (
+        5.0  # how long work waits for a model that has no engine, also after the manager's own start
+    )
     retry_after: float = 5.0  # told to whoever is refused for want of an engine

@@ -25,6 +25,7 @@ class Publisher:
                 oldest = model.backlog.oldest(request_class)
                 self._queued_tokens[index, request_class] = model.queued_tokens[request_class]
                 self._oldest_since[index, request_class] = 0.0 if oldest == math.inf else oldest
-            self._tokens_per_second[index] = model.tokens_per_second
+            if model.tokens_per_second:  # else what the predecessor of this process found is the best guess
+                self._tokens_per_second[index] = model.tokens_per_second
             self._engines_ready[index] = len(model.engines)
             self._last_batch_at[index] = model.last_batch_at

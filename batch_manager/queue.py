@@ -10,16 +10,18 @@ from batch_manager.batches import Batch, Request, Slice
 
 class Queue:
     """First come, first served, with two ways to the front: slices that come back from a lost engine, and
-    batches that have to be tried again exactly as they are.
+    batches that have to be tried again exactly as they are. Suspects wait beside all this, in a line of their own.
 
     A closed request's slices stay until they reach the head; its tokens leave the count at once.
+    `num_tokens` is of everything, suspects too.
     """
 
-    __slots__ = ("_retries", "_slices", "num_tokens")
+    __slots__ = ("_retries", "_slices", "_suspects", "num_tokens")
 
     def __init__(self) -> None:
         self._slices: deque[Slice] = deque()
         self._retries: deque[Batch] = deque()
+        self._suspects: deque[Batch] = deque()
         self.num_tokens = 0
 
     def push(self, request: Request) -> None:
@@ -35,8 +37,11 @@ class Queue:
         self._count(slices)
 
     def retry(self, batches: Sequence[Batch]) -> None:
-        """Batches to be dispatched just so, before everything else in their order."""
-        self._retries.extendleft(reversed(batches))
+        """Batches to be dispatched just so, in their order: suspects after the other suspects, others before all."""
+        for batch in reversed(batches):
+            if not batch.is_suspect:
+                self._retries.appendleft(batch)
+        self._suspects.extend(batch for batch in batches if batch.is_suspect)
         for batch in batches:
             self._count(batch.slices)
 
@@ -47,7 +52,7 @@ class Queue:
 
     @property
     def oldest(self) -> float:
-        """When the request of the head arrived; inf where nothing waits."""
+        """When the request of the head arrived, suspects left aside; inf where nothing else waits."""
         self._drop_closed()
         oldest = self._slices[0].request.arrived if self._slices else math.inf
         if self._retries:
@@ -56,18 +61,30 @@ class Queue:
         return oldest
 
     @property
+    def oldest_suspect(self) -> float:
+        """When the request of the next suspect arrived; inf where none waits."""
+        self._drop_closed()
+        return self._suspects[0].slices[0].request.arrived if self._suspects else math.inf
+
+    @property
     def next_retry(self) -> Batch | None:
-        """The batch that has to go before any other of this queue; it stays here."""
+        """The batch that has to go before any other of this queue but suspects; it stays here."""
         self._drop_closed()
         return self._retries[0] if self._retries else None
 
     def take_retry(self) -> Batch:
         """Take out `next_retry`, without what was closed meanwhile."""
-        retry = self._retries.popleft()
-        batch = Batch((piece for piece in retry.slices if piece.request.is_open), is_suspect=retry.is_suspect)
+        batch = Batch(piece for piece in self._retries.popleft().slices if piece.request.is_open)
         for piece in batch.slices:
             self._discount(piece)
         return batch
+
+    def take_suspect(self) -> Batch:
+        """Take out the next suspect; there must be one."""
+        self._drop_closed()
+        suspect = self._suspects.popleft()
+        self._discount(suspect.slices[0])
+        return suspect
 
     def take(self, batch: Batch, max_tokens: int, *, max_seqs: int) -> None:
         """Move whole sequences into the batch, in order, until the next one would break a limit of the batch.
@@ -100,8 +117,9 @@ class Queue:
     def _drop_closed(self) -> None:
         while self._slices and not self._slices[0].request.is_open:
             self._slices.popleft()
-        while self._retries and not any(piece.request.is_open for piece in self._retries[0].slices):
-            self._retries.popleft()
+        for batches in (self._retries, self._suspects):
+            while batches and not any(piece.request.is_open for piece in batches[0].slices):
+                batches.popleft()
 
     def _count(self, slices: Sequence[Slice]) -> None:
         for piece in slices:

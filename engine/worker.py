@@ -24,19 +24,20 @@ from engine.warmup import warm_up
 from wire import control
 from wire.blocking import BlockingConnection
 from wire.control import Json
-from wire.frames import ProtocolError
+from wire.frames import PayloadTooLarge, ProtocolError
 from wire.process import begin, settle
 
 logger = logging.getLogger("embedline.engine")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
     """A batch inside the engine."""
 
     connection: BlockingConnection
     frame_id: int
     num_tokens: int
+    began: float = 0.0  # time.monotonic() seconds; 0 = no stream is free for it yet
 
 
 class Worker:
@@ -47,8 +48,7 @@ class Worker:
         self._listener = listener
         self._limits = dataclasses.replace(engine.limits, tokens_per_second=tokens_per_second)
         self._held: dict[int, _Held] = {}  # by ticket; insertion order is submission order
-        self._noted = threading.Condition()  # guards the two around it; notified when a ticket is noted
-        self._busy_since = 0.0
+        self._noted = threading.Condition()  # guards `_held`; notified when a ticket is noted
 
     def start(self) -> threading.Thread:
         """Start both threads and return the one that ends once the engine is closed."""
@@ -58,23 +58,24 @@ class Worker:
         return collector
 
     def busy(self) -> Json | None:
-        """The oldest batch in the engine and since when (time.monotonic seconds) it has been computing."""
+        """The batch that has been computing for longest, and since when (time.monotonic seconds)."""
         with self._noted:
-            for held in self._held.values():
-                return {"batch": held.frame_id, "tokens": held.num_tokens, "since": self._busy_since}
-        return None
+            running = [held for held in self._held.values() if held.began]
+        if not running:
+            return None
+        oldest = min(running, key=lambda held: held.began)
+        return {"batch": oldest.frame_id, "tokens": oldest.num_tokens, "since": oldest.began}
 
     def _submit_forever(self) -> None:
         while True:
             channel, _ = self._listener.accept()
-            connection = BlockingConnection(channel)
-            try:
-                self._serve(connection)
-            except (EOFError, OSError):
-                logger.info("the batch manager has gone; waiting for the next one")
-            except ProtocolError as error:
-                logger.error("connection cut: %s", error)
-            connection.close()
+            with channel:
+                try:
+                    self._serve(BlockingConnection(channel))
+                except (EOFError, OSError):  # also one that had gone before it was accepted
+                    logger.info("the batch manager has gone; waiting for the next one")
+                except ProtocolError as error:
+                    logger.error("connection cut: %s", error)
 
     def _serve(self, connection: BlockingConnection) -> None:
         connection.send(messages.READY, 0, messages.encode_ready(self._engine.info, self._limits))
@@ -85,12 +86,20 @@ class Worker:
 
     def _submit(self, connection: BlockingConnection, frame_id: int, payload: memoryview) -> None:
         batch = messages.decode_batch(self._engine.info.name, payload)
+        now = time.monotonic()
         ticket = self._engine.submit(batch)
         with self._noted:
-            if not self._held:
-                self._busy_since = time.monotonic()
             self._held[ticket] = _Held(connection, frame_id, batch.num_tokens)
+            self._begin_next(now)
             self._noted.notify()
+
+    def _begin_next(self, now: float) -> None:
+        """Free streams take the batches that came first."""
+        num_free = self._limits.streams - sum(held.began > 0 for held in self._held.values())
+        for held in self._held.values():
+            if num_free > 0 and not held.began:
+                held.began = now
+                num_free -= 1
 
     def _collect_forever(self) -> None:
         while True:
@@ -102,22 +111,28 @@ class Worker:
             with self._noted:  # a batch can be finished before `_submit` has noted it
                 self._noted.wait_for(lambda: ticket in self._held)  # noqa: B023 - runs only here
                 held = self._held.pop(ticket)
-                compute_seconds, self._busy_since = max(now - self._busy_since, 0.0), now
-            self._answer(held, results, compute_seconds)
+                self._begin_next(now)
+            self._answer(held, results, compute_seconds=max(now - held.began, 0.0) if held.began else 0.0)
 
-    def _answer(self, held: _Held, results: Results | EngineError, compute_seconds: float) -> None:
+    def _answer(self, held: _Held, results: Results | EngineError, *, compute_seconds: float) -> None:
         if not isinstance(results, EngineError) and not _all_finite(results):
             results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
         try:
-            if isinstance(results, EngineError):
-                logger.error("a batch of %d tokens failed: %s", held.num_tokens, results)
-                held.connection.send(messages.FAILED, held.frame_id, messages.encode_failed(results))
-            else:
+            if not isinstance(results, EngineError):
                 held.connection.send(messages.RESULT, held.frame_id, messages.encode_result(results, compute_seconds))
+                return
+            _send_failed(held, results)
+        except PayloadTooLarge:
+            _send_failed(held, EngineError(EngineErrorKind.OUT_OF_MEMORY, "the rows are too large for a frame"))
         except OSError:
             logger.info("a batch is finished whose batch manager has gone")
         if isinstance(results, EngineError) and results.kind is EngineErrorKind.FATAL:
             os._exit(1)
+
+
+def _send_failed(held: _Held, error: EngineError) -> None:
+    logger.error("a batch of %d tokens failed: %s", held.num_tokens, error)
+    held.connection.send(messages.FAILED, held.frame_id, messages.encode_failed(error))
 
 
 def _all_finite(results: Results) -> bool:
@@ -187,16 +202,16 @@ def _send_heartbeat(supervisor: BlockingConnection, busy: Json | None) -> None:
 
 def _beat_until_stopped(supervisor: BlockingConnection, worker: Worker) -> None:
     """Answer the supervisor until it says STOP; without a supervisor this process has no reason to live."""
-    supervisor.set_timeout(control.HEARTBEAT_SECONDS)
-    while True:
-        try:
+    try:
+        while True:
+            if not supervisor.wait(control.HEARTBEAT_SECONDS):
+                _send_heartbeat(supervisor, worker.busy())
+                continue
             for kind, _, _ in supervisor.receive():
                 if kind == control.STOP:
                     return
-        except TimeoutError:
-            _send_heartbeat(supervisor, worker.busy())
-        except EOFError:
-            os._exit(1)
+    except (EOFError, OSError):
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -43,21 +43,24 @@ class Admission:
         return int(num_characters * self._tokens_per_character[model]) + _SPECIAL_TOKENS * num_texts
 
     def learn(self, model: int, num_characters: int, num_tokens: int) -> None:
-        """Take note of what tokenizing gave."""
+        """Take note of what tokenizing gave for texts of which nothing was cut off."""
         if num_characters:
             old = self._tokens_per_character[model]
             self._tokens_per_character[model] += (num_tokens / num_characters - old) * _LEARNING_RATE
 
     @contextlib.contextmanager
     def open_request(self) -> Iterator[None]:
-        """Count a request as open while the block runs. Raises Overloaded where too many are."""
-        if self._num_requests >= self._max_requests:
-            raise Overloaded("too many requests are open; see --max-concurrent-requests", retry_after=1.0)
+        """Count a request as open while the block runs: from its head to its answer's last byte."""
         self._num_requests += 1
         try:
             yield
         finally:
             self._num_requests -= 1
+
+    def check_open(self) -> None:
+        """Raises Overloaded where too many requests are open, the asking one among them."""
+        if self._num_requests > self._max_requests:
+            raise Overloaded("too many requests are open; see --max-concurrent-requests", retry_after=1.0)
 
     def check(self, model: int, request_class: RequestClass) -> None:
         """Raises Overloaded where what waits already would keep this request waiting for too long."""

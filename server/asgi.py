@@ -14,6 +14,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 
+_WRITE_BUFFER_BYTES = 64 * 1024  # what uvicorn lets wait for a client before it holds back a handler
+
+
 class ClientLeft(Exception):
     """The connection closed before the request was whole."""
 
@@ -82,6 +85,10 @@ class BodyReader:
 
 
 async def send_answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
-    """A whole answer."""
+    """A whole answer; returns once all but a buffer's worth of a large one has left."""
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    if len(body) <= _WRITE_BUFFER_BYTES:
+        await send({"type": "http.response.body", "body": body})
+        return
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})  # waits until the client has read what is ahead

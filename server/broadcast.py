@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from server.house import ModelPlan
 from server.member import Member
+from server.model_plan import ModelPlan
 from wire.control import Json
 from wire.page import Page
 
@@ -20,10 +20,10 @@ logger = logging.getLogger("embedline.supervisor")
 class Broadcast:
     """Numbers each STATE, and knows which frontends have taken in which."""
 
-    def __init__(self, members: Sequence[Member], model: ModelPlan, *, page: Page, limits: Json) -> None:
+    def __init__(self, members: Sequence[Member], models: Sequence[ModelPlan], *, page: Page, limits: Json) -> None:
         self._members = members
         self._page = page
-        self._model = model
+        self._models = models
         self._limits = limits
         self._infos: dict[Member, Json] = {}  # what each engine said when it became ready, and when
         self._number = 0  # of the newest STATE
@@ -43,7 +43,7 @@ class Broadcast:
     def state(self) -> Json:
         """The house as it is now."""
         reason = self._why_not_up()
-        return {"ready": reason is None, "reason": reason, "models": self._models(), "limits": self._limits}
+        return {"ready": reason is None, "reason": reason, "models": self._loaded(), "limits": self._limits}
 
     async def start(self, member: Member) -> None:
         """Start a process that knows the house from the beginning."""
@@ -87,23 +87,33 @@ class Broadcast:
         for role in ROLES:
             if not any(member.is_ready for member in self._of(role)):
                 return f"no {role} is ready"
+        for index, model in enumerate(self._models):
+            if not any(engine.is_ready for engine in self._engines(index)):
+                return f"no engine for {model.name} is ready"
         return None
 
-    def _models(self) -> list[Json]:
-        """Nothing before the first engine was ready; what it said then stays true while it restarts."""
-        if not self._infos:
-            return []
-        return [
-            {
-                **next(iter(self._infos.values())),
-                "source": self._model.source,
-                "revision": self._model.revision,
-                "prompts": self._model.folder.prompts,
-                "default_prompt": self._model.default_prompt,
-                "truncation": self._limits["truncation"],
-                "devices": [info["info"]["device"] for info in self._infos.values()],
-            }
-        ]
+    def _loaded(self) -> list[Json]:
+        """Models whose first engine has been ready; what it said then stays true while it restarts."""
+        entries = []
+        for index, model in enumerate(self._models):
+            infos = [self._infos[engine] for engine in self._engines(index) if engine in self._infos]
+            if infos:
+                entries.append(
+                    {
+                        "index": index,
+                        **infos[0],
+                        "source": model.source,
+                        "revision": model.revision,
+                        "prompts": model.folder.prompts,
+                        "default_prompt": model.default_prompt,
+                        "truncation": model.truncation,
+                        "devices": [info["info"]["device"] for info in infos],
+                    }
+                )
+        return entries
 
     def _of(self, role: str) -> Iterable[Member]:
         return (member for member in self._members if member.plan.role == role)
+
+    def _engines(self, model: int) -> Iterable[Member]:
+        return (member for member in self._of("engine") if member.plan.model == model)

@@ -39,8 +39,9 @@ async def serve(child: Child) -> None:
 
     app = HotPath(
         state,
-        Pipeline(admission, tokenizers, managers),
-        BodyReader(max_bytes=spec["payload_limit"], max_total_bytes=spec["open_payload_limit"]),
+        admission,
+        pipeline=Pipeline(admission, tokenizers, managers),
+        bodies=BodyReader(max_bytes=spec["payload_limit"], max_total_bytes=spec["open_payload_limit"]),
         fallback=make_app(state, metrics),
         max_items=spec["max_client_batch_size"],
     )

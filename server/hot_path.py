@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from server import openai
+from server.admission import Admission
 from server.asgi import App, BodyReader, ClientLeft, Headers, Receive, Scope, Send, send_answer
 from server.errors import EngineFailed, NotReady, RequestError, openai_answer
 from server.frontend_state import FrontendState
@@ -26,9 +27,17 @@ class HotPath:
     """The ASGI application: hot routes here, everything else in `fallback`."""
 
     def __init__(
-        self, state: FrontendState, pipeline: Pipeline, bodies: BodyReader, *, fallback: App, max_items: int
+        self,
+        state: FrontendState,
+        admission: Admission,
+        *,
+        pipeline: Pipeline,
+        bodies: BodyReader,
+        fallback: App,
+        max_items: int,
     ) -> None:
         self._state = state
+        self._admission = admission
         self._pipeline = pipeline
         self._bodies = bodies
         self._fallback = fallback
@@ -45,13 +54,15 @@ class HotPath:
             return
         path, handler = route
         began = time.perf_counter()
-        try:
-            status, headers, body = await handler(scope, receive)
-        except (ClientLeft, asyncio.CancelledError):
-            status, headers, body = self._interrupted()
-        except Exception as error:
-            status, headers, body = _failed(error)
-        await send_answer(send, status, headers, body)
+        with self._admission.open_request():
+            try:
+                self._admission.check_open()
+                status, headers, body = await handler(scope, receive)
+            except (ClientLeft, asyncio.CancelledError):
+                status, headers, body = self._interrupted()
+            except Exception as error:
+                status, headers, body = _failed(error)
+            await send_answer(send, status, headers, body)
         self._state.record(path, status, time.perf_counter() - began)
 
     async def _embeddings(self, scope: Scope, receive: Receive) -> Answer:

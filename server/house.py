@@ -7,31 +7,20 @@ import dataclasses
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.model_folder import ModelFolder
 from server.member import Plan
+from server.model_plan import ModelPlan
 from server.run_folder import RunFolder
 from server.settings import Settings
-from tokenizer_pool.tokenizer import TokenizerSpec
+from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.control import Json
 from wire.page import Page
 
 _OPEN_PAYLOAD_FACTOR = 16  # --payload-limit times this, at least 1 GiB, over all open bodies
 _GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPlan:
-    """A model as it will be served."""
-
-    name: str
-    engine: str
-    reason: str  # why this engine
-    folder: ModelFolder
-    source: str  # "local folder", "hub", …
-    revision: str  # commit, "" where not known
-    default_prompt: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,63 +30,78 @@ class Endpoint:
     listener: socket.socket
     path: str
 
+    @property
+    def fd(self) -> int:
+        """As a child inherits it."""
+        return self.listener.fileno()
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """One engine process: a model on a device."""
+
+    endpoint: Endpoint
+    model: int
+    device: str
+
 
 class House:
     """The plans of all processes, in the order in which they are started."""
 
-    def __init__(self, settings: Settings, model: ModelPlan, folder: RunFolder, http: socket.socket) -> None:
+    def __init__(self, settings: Settings, models: Sequence[ModelPlan], folder: RunFolder, http: socket.socket) -> None:
         self._settings = settings
-        self._model = model
+        self._models = models
         self._http = http
         self.page = Page.create(
-            num_frontends=settings.frontends, num_managers=settings.num_batch_managers, num_models=1
+            num_frontends=settings.frontends, num_managers=settings.num_batch_managers, num_models=len(models)
         )
-        self._engines = [Endpoint(*folder.listen(f"engine-{i}")) for i in range(len(settings.device_list))]
-        self._tokenizers = [Endpoint(*folder.listen(f"tokenizer-{i}")) for i in range(settings.tokenization_workers)]
-        self._managers = [Endpoint(*folder.listen(f"batch-manager-{i}")) for i in range(settings.num_batch_managers)]
+        pairs = [(model, device) for model in range(len(models)) for device in settings.device_list]
+        self._engines = [
+            EnginePlace(endpoint, *pair)
+            for endpoint, pair in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
+        ]
+        self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers)
+        self._managers = _listen(folder, "batch-manager", settings.num_batch_managers)
 
     def plans(self) -> list[Plan]:
         """Engines first: they take longest."""
         return [
-            *(self._engine(index) for index in range(len(self._engines))),
-            *(self._tokenizer(index) for index in range(len(self._tokenizers))),
-            *(self._manager(index) for index in range(len(self._managers))),
+            *(self._engine(index, place) for index, place in enumerate(self._engines)),
+            *(self._tokenizer(index, endpoint) for index, endpoint in enumerate(self._tokenizers)),
+            *(self._manager(index, endpoint) for index, endpoint in enumerate(self._managers)),
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
-
-    @property
-    def _open_payload_limit(self) -> int:
-        return max(_GIB, _OPEN_PAYLOAD_FACTOR * self._settings.payload_limit)
 
     def stop_listening(self) -> None:
         """Let go of the HTTP port; it closes with the last frontend that serves it."""
         self._http.close()
 
-    def _engine(self, index: int) -> Plan:
-        listener = self._engines[index].listener
+    def _engine(self, index: int, place: EnginePlace) -> Plan:
+        model = self._models[place.model]
         return Plan(
             role="engine",
             index=index,
             module="engine.worker",
             python=self._settings.engine_python,
-            fds=(listener.fileno(),),
+            fds=(place.endpoint.fd,),
+            model=place.model,
             spec={
-                "listener_fd": listener.fileno(),
-                "engine": self._model.engine,
-                "reason": self._model.reason,
-                "model": self._model.name,
-                "options": self._engine_options(index),
+                "listener_fd": place.endpoint.fd,
+                "engine": model.engine,
+                "reason": model.reason,
+                "model": model.name,
+                "options": self._engine_options(model, place.device),
             },
         )
 
-    def _engine_options(self, index: int) -> Json:
-        settings, folder = self._settings, self._model.folder
+    def _engine_options(self, model: ModelPlan, device: str) -> Json:
+        settings, folder = self._settings, model.folder
         options: Json = {
-            "device": settings.device_list[index],
+            "device": device,
             "max_num_tokens": settings.max_batch_tokens,
             "max_num_seqs": settings.max_batch_requests,
         }
-        if self._model.engine == "fake":
+        if model.engine == "fake":
             return {
                 **options,
                 "dimensions": settings.fake_dim,
@@ -113,40 +117,36 @@ class House:
             "dtype": settings.dtype,
             "pooling": settings.pooling,
             # engines on the CPU share its cores; a single one takes them all
-            "num_threads": max(1, (os.cpu_count() or 1) // len(settings.device_list)),
+            "num_threads": max(1, (os.cpu_count() or 1) // len(self._engines)),
         }
 
-    def _tokenizer(self, index: int) -> Plan:
-        listener, folder = self._tokenizers[index].listener, self._model.folder
-        spec = TokenizerSpec(folder=str(folder.path), max_seqlen=folder.max_seqlen, do_lower_case=folder.do_lower_case)
+    def _tokenizer(self, index: int, endpoint: Endpoint) -> Plan:
+        start = TokenizerStart(
+            listener_fd=endpoint.fd,
+            models=[model.name for model in self._models],
+            tokenizers=[_tokenizer_spec(model.folder) for model in self._models],
+        )
         return Plan(
             role="tokenizer",
             index=index,
             module="tokenizer_pool.worker",
             python=sys.executable,
-            fds=(listener.fileno(),),
-            spec={
-                "listener_fd": listener.fileno(),
-                "models": [self._model.name],
-                "tokenizers": [dataclasses.asdict(spec)],
-            },
+            fds=(endpoint.fd,),
+            spec=dataclasses.asdict(start),
         )
 
-    def _manager(self, index: int) -> Plan:
-        listener = self._managers[index].listener
-        # the managers split the engines between them; the first has at least one, or start says so
-        engines = self._engines[index :: len(self._managers)]
+    def _manager(self, index: int, endpoint: Endpoint) -> Plan:
         return Plan(
             role="batch manager",
             index=index,
             module="batch_manager.worker",
             python=sys.executable,
-            fds=(listener.fileno(), self.page.fd),
+            fds=(endpoint.fd, self.page.fd),
             spec={
-                "listener_fd": listener.fileno(),
+                "listener_fd": endpoint.fd,
                 "page_fd": self.page.fd,
-                "models": [self._model.name],
-                "engines": [{"path": engine.path, "model": 0} for engine in engines],
+                "models": [model.name for model in self._models],
+                "engines": [{"path": place.endpoint.path, "model": place.model} for place in self._engines_of(index)],
                 "policy": {
                     "max_batch_tokens": self._settings.max_batch_tokens,
                     "engine_restart_grace": self._settings.engine_restart_grace,
@@ -154,8 +154,16 @@ class House:
             },
         )
 
+    def _engines_of(self, manager: int) -> list[EnginePlace]:
+        """The managers split the engines between them; each has at least one."""
+        return self._engines[manager :: len(self._managers)]
+
     def _frontend(self, index: int) -> Plan:
         settings = self._settings
+        managers = [
+            {"path": endpoint.path, "models": sorted({place.model for place in self._engines_of(manager)})}
+            for manager, endpoint in enumerate(self._managers)
+        ]
         return Plan(
             role="frontend",
             index=index,
@@ -166,8 +174,8 @@ class House:
                 "listener_fd": self._http.fileno(),
                 "page_fd": self.page.fd,
                 "tokenizer_paths": [endpoint.path for endpoint in self._tokenizers],
-                "max_seqlens": [self._model.folder.max_seqlen],
-                "managers": [{"path": endpoint.path, "models": [0]} for endpoint in self._managers],
+                "max_seqlens": [model.folder.max_seqlen for model in self._models],
+                "managers": managers,
                 "wait_budgets": {"interactive": settings.interactive_max_wait, "bulk": settings.bulk_max_wait},
                 # the limits of the whole server, shared out among its frontends
                 "max_concurrent_requests": -(-settings.max_concurrent_requests // settings.frontends),
@@ -177,3 +185,20 @@ class House:
                 "shutdown_timeout": settings.shutdown_timeout,
             },
         )
+
+    @property
+    def _open_payload_limit(self) -> int:
+        return max(_GIB, _OPEN_PAYLOAD_FACTOR * self._settings.payload_limit)
+
+
+def _listen(folder: RunFolder, role: str, num: int) -> list[Endpoint]:
+    return [Endpoint(*folder.listen(f"{role}-{index}")) for index in range(num)]
+
+
+def _tokenizer_spec(folder: ModelFolder) -> TokenizerSpec:
+    return TokenizerSpec(
+        folder=str(folder.path),
+        max_seqlen=folder.max_seqlen,
+        do_lower_case=folder.do_lower_case,
+        vocab_size=folder.vocab_size,
+    )

@@ -5,9 +5,11 @@ that its client has left; of uvicorn we use the configuration and the protocol.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
-from typing import Any
+import time
+from typing import Any, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn import Config
@@ -20,6 +22,14 @@ _KEEP_ALIVE_SECONDS = 90  # longer than the proxies in front, or they reuse a co
 _LAST_WORDS_SECONDS = 1.0  # what cancelled handlers get to say so
 
 logger = logging.getLogger("embedline.server")
+
+
+class _State(ServerState):
+    """Uvicorn's, with an event for the last connection's end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.empty = asyncio.Event()
 
 
 class _Protocol(HttpToolsProtocol):
@@ -68,6 +78,8 @@ class _Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._task is not None and not self._task.done():
             self._task.cancel()
+        if not self.connections:
+            cast(_State, self.server_state).empty.set()
 
 
 async def _run(cycle: RequestResponseCycle, app: Any) -> None:
@@ -87,7 +99,7 @@ class HttpServer:
 
     def __init__(self, app: App, listener: socket.socket) -> None:
         self._listener = listener
-        self._state = ServerState()
+        self._state = _State()
         self._config = Config(
             app,
             http=_Protocol,
@@ -121,13 +133,24 @@ class HttpServer:
             connection.shutdown()
 
     async def stop(self, seconds: float) -> None:
-        """Wait at most so long for open requests, then cancel what is left."""
+        """Wait at most so long for open requests and for their answers to be read, then end what is left."""
         self.stop_accepting()
+        deadline = time.monotonic() + seconds
         if self._state.tasks:
             _, unfinished = await asyncio.wait(self._state.tasks, timeout=seconds)
             for task in unfinished:
                 task.cancel()
             if unfinished:
                 await asyncio.wait(unfinished, timeout=_LAST_WORDS_SECONDS)
+        await self._close_connections(max(_LAST_WORDS_SECONDS, deadline - time.monotonic()))
+
+    async def _close_connections(self, seconds: float) -> None:
+        """What was written leaves first, as far as the client reads it in time."""
+        self._state.empty.clear()
         for connection in list(self._state.connections):
             connection.transport.close()
+        if self._state.connections:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._state.empty.wait(), seconds)
+        for connection in list(self._state.connections):
+            connection.transport.abort()

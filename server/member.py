@@ -1,6 +1,7 @@
 """One supervised process: its start, its control channel, its end. Decides nothing; the supervisor does."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -27,11 +28,16 @@ class Plan:
     python: str  # the interpreter
     spec: Json  # START, less what every role gets
     fds: tuple[int, ...]  # inherited, under the same numbers
+    model: int | None = None  # index of the one model it serves; None = all of them
 
     @property
     def title(self) -> str:
         """As `ps` shows it, after "embedline: "."""
         return f"{self.role} {self.index}"
+
+
+class SpawnError(Exception):
+    """The system could not start a process; one line that says which and why."""
 
 
 class MemberEvents(Protocol):
@@ -92,10 +98,14 @@ class Member:
         return self._run.process.pid if self._run else None
 
     async def start(self, state: Json, state_number: int) -> None:
-        """Start the process and tell it what to be and what the house looks like."""
+        """Start the process and tell it what to be and what the house looks like. Raises SpawnError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            process = self._spawn(theirs.fileno())
+            try:
+                process = self._spawn(theirs.fileno())
+            except OSError as error:
+                ours.close()
+                raise SpawnError(f"{self.plan.title} can't be started: {self.plan.python}: {error.strerror}") from None
         run = self._run = _Run(process, os.pidfd_open(process.pid))
         self.is_ready, self.failure, self.busy, self.seen = False, None, None, state_number
         self.last_beat = time.monotonic()
@@ -120,7 +130,8 @@ class Member:
     def kill(self) -> None:
         """SIGKILL; `member_exited` follows."""
         if self._run:
-            signal.pidfd_send_signal(self._run.pidfd, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and is about to be noted
+                signal.pidfd_send_signal(self._run.pidfd, signal.SIGKILL)
 
     async def stop(self, seconds: float) -> bool:
         """Ask it to end and wait; kill it after so long, or at once while it is still loading.
@@ -152,12 +163,12 @@ class Member:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "TOKENIZERS_PARALLELISM": "false"},
             pass_fds=(control_fd, *self.plan.fds),
             stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is the supervisor's business, also before the child ignores it
         )
 
     def _reap(self, run: _Run) -> None:
         """The pidfd is readable: the process has ended, whatever it did with its sockets."""
         self._loop.remove_reader(run.pidfd)
-        os.close(run.pidfd)
         returncode = run.process.wait()
         # what it sent before it ended is still to be read: its last words, and its last counts
         self._loop.call_soon(self._finish, run, returncode)
@@ -165,6 +176,7 @@ class Member:
     def _finish(self, run: _Run, returncode: int) -> None:
         if run.connection:
             run.connection.close()
+        os.close(run.pidfd)
         self._run = None
         self.is_ready, self.busy = False, None
         run.ended.set()

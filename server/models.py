@@ -43,7 +43,7 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
     """The models of a STATE."""
     return [
         ServedModel(
-            index=index,
+            index=entry["index"],
             name=entry["info"]["name"],
             dimensions=entry["info"]["dimensions"],
             max_seqlen=entry["info"]["max_seqlen"],
@@ -53,5 +53,5 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
             default_prompt=entry["default_prompt"],
             facts=entry,
         )
-        for index, entry in enumerate(entries)
+        for entry in entries
     ]

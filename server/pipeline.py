@@ -78,14 +78,13 @@ class Pipeline:
 
     async def embed(self, request: EmbedRequest) -> Embedded:
         """Rows for a request. Raises RequestError; cancelling it drops the work everywhere."""
-        with self._admission.open_request():
-            if request.deadline == math.inf:
+        if request.deadline == math.inf:
+            return await self._embed(request)
+        try:
+            async with asyncio.timeout_at(request.deadline):
                 return await self._embed(request)
-            try:
-                async with asyncio.timeout_at(request.deadline):
-                    return await self._embed(request)
-            except TimeoutError:
-                raise DeadlineExceeded("the request's own deadline passed") from None
+        except TimeoutError:
+            raise DeadlineExceeded("the request's own deadline passed") from None
 
     async def _embed(self, request: EmbedRequest) -> Embedded:
         model = request.model
@@ -128,7 +127,7 @@ class Pipeline:
     async def _tokenize(self, request: EmbedRequest, request_class: RequestClass) -> TokenizedTexts:
         model = request.model
         if request.texts is None:
-            return check_token_ids(
+            return await check_token_ids(
                 request.token_ids or (),
                 vocab_size=model.vocab_size,
                 max_seqlen=model.max_seqlen,
@@ -141,7 +140,8 @@ class Pipeline:
             truncation=request.truncation,
             prompt=request.prompt,
         )
-        self._admission.learn(model.index, sum(map(len, request.texts)), len(tokens.token_ids))
+        if not tokens.truncated.any():
+            self._admission.learn(model.index, sum(map(len, request.texts)), len(tokens.token_ids))
         return tokens
 
 
@@ -184,6 +184,8 @@ def _batch_error(refused: RequestRefused, request: EmbedRequest) -> RequestError
             return NotReady("the server is stopping", retry_after=1.0)
         case batching.Refusal.TOO_LONG:
             return InvalidRequest(f"{where} is longer than the engine takes", param=param)
+        case batching.Refusal.ANSWER_TOO_LARGE:
+            return InvalidRequest("the answer would be too large; send fewer inputs a request")
         case batching.Refusal.NON_FINITE:
             return EngineFailed(f"the model gives numbers that are not finite for {where}", param=param)
         case _:

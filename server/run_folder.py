@@ -20,6 +20,7 @@ class RunFolder:
             parent = Path("/tmp")
         _sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
+        self._listeners: list[socket.socket] = []
         unlocked = self.path / "lock.new"
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # held as long as this process lives
@@ -35,10 +36,13 @@ class RunFolder:
         finally:
             os.umask(previous)
         listener.listen(1024)
+        self._listeners.append(listener)
         return listener, path
 
     def remove(self) -> None:
-        """Remove the folder and what is in it."""
+        """Close the sockets; remove the folder and what is in it."""
+        for listener in self._listeners:
+            listener.close()
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 

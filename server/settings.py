@@ -5,6 +5,7 @@ Built and checked once, then frozen; the parts of the server receive values, not
 
 import dataclasses
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +141,7 @@ class Settings:
     heartbeat_timeout: float = _flag(
         10.0,
         "Seconds of silence after which a process is killed and started again. Raise it on machines that stall.",
-        least=0.6,
+        least=2,
     )
     batch_timeout: float = _flag(
         60.0,
@@ -165,6 +166,8 @@ class Settings:
             raise SettingsError("--default-prompt and --default-prompt-name exclude each other")
         if self.num_batch_managers > len(self.device_list):
             raise SettingsError("--batch-managers must not be more than there are --devices")
+        if shutil.which(self.engine_python) is None:
+            raise SettingsError("--engine-python is no program here")
         if not all(self.device_list):
             raise SettingsError("--devices takes names separated by commas")
 

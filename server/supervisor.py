@@ -7,13 +7,16 @@ no request, so that it answers when anything else is stuck.
 import asyncio
 import logging
 import signal
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.broadcast import ROLES, Broadcast
 from server.crash_loop import CrashLoop
-from server.house import House, ModelPlan
-from server.member import Member
+from server.house import House
+from server.member import Member, SpawnError
 from server.metrics import Registry
+from server.model_plan import ModelPlan
 from server.watchdog import Watchdog
 from wire.control import Json, Request
 
@@ -29,29 +32,36 @@ class _Ending:
     """How the server ends."""
 
     code: int  # of the process
-    message: str = ""  # the last line of the log
+    message: str  # the last line of the log; "" = none
 
 
 class Supervisor:
     """The running house. `run` returns the exit code of the whole server."""
 
-    def __init__(self, house: House, model: ModelPlan, *, limits: Json, log_level: str, watchdog: Watchdog) -> None:
+    def __init__(
+        self, house: House, models: Sequence[ModelPlan], *, limits: Json, log_level: str, watchdog: Watchdog
+    ) -> None:
         self._house = house
         self._watchdog = watchdog
         self._members = [Member(plan, self, log_level) for plan in house.plans()]
-        self._broadcast = Broadcast(self._members, model, page=house.page, limits=limits)
+        self._broadcast = Broadcast(self._members, models, page=house.page, limits=limits)
         self._crashes = CrashLoop()
         self._exit: asyncio.Future[_Ending] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.metrics = Registry(house.page, [model.name], lambda: self._broadcast.why_not_ready() is None)
+        self.metrics = Registry(
+            house.page, [model.name for model in models], lambda: self._broadcast.why_not_ready() is None
+        )
 
     async def run(self, shutdown_seconds: float) -> int:
         """Serve until a signal or until it makes no sense to go on."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._signalled)
-        for member in self._members:
-            await self._broadcast.start(member)
+        try:
+            for member in self._members:
+                await self._broadcast.start(member)
+        except SpawnError as error:
+            self._end(_EXIT_SETTINGS, str(error))
         watching = loop.create_task(self._watchdog.run(self._members))
         ending = await self._exit
         watching.cancel()
@@ -69,7 +79,7 @@ class Supervisor:
     def member_ready(self, member: Member, info: Json) -> None:
         """It serves."""
         logger.info("%s is ready", member.plan.title)
-        self._crashes.succeeded(member)
+        self._crashes.succeeded(member, time.monotonic())
         if member.plan.role == "engine":
             self._broadcast.engine_loaded(member, info)
         self._broadcast.send()
@@ -80,21 +90,10 @@ class Supervisor:
 
     def member_exited(self, member: Member, returncode: int) -> None:
         """It is gone; start it again unless the house is going down or it can't be helped."""
-        if self._exit.done():
-            return
         if member.failure is not None and not self._crashes.has_served(member):
-            self._exit.set_result(_Ending(_EXIT_SETTINGS, member.failure))
-            return
-        logger.error("%s has ended: %s", member.plan.title, member.failure or _reason(returncode))
+            self._end(_EXIT_SETTINGS, member.failure)
         self._forget(member)
-        delay = self._crashes.failed(member)
-        if delay is None:
-            message = f"{member.plan.title} can't be started: {member.failure or _reason(returncode)}"
-            self._exit.set_result(_Ending(_EXIT_FAILED, message))
-            return
-        self.metrics.count("embedline_process_restarts_total", member.plan.role)
-        self._broadcast.send()
-        self._spawn(self._start_again(member, delay))
+        self._lost(member, member.failure or _reason(returncode))
 
     def metrics_arrived(self, deltas: Json) -> None:
         """It counted something."""
@@ -112,11 +111,38 @@ class Supervisor:
         elif member.plan.role == "batch manager":
             self._house.page.clear_manager(member.plan.index)
 
+    def _lost(self, member: Member, reason: str) -> None:
+        """A process has died or could not be started."""
+        if self._exit.done():
+            return
+        title, role = member.plan.title, member.plan.role
+        logger.error("%s has ended: %s", title, reason)
+        delay = self._crashes.failed(member, time.monotonic())
+        if self._crashes.is_beyond_help(member) and not self._has_stand_in(member):
+            self._end(_EXIT_FAILED, f"{title} can't be started: {reason}")
+            return
+        self.metrics.count("embedline_process_restarts_total", role)
+        self._broadcast.send()
+        self._spawn(self._start_again(member, delay))
+
+    def _has_stand_in(self, member: Member) -> bool:
+        """Whether another process does the same work."""
+        plan = member.plan
+        return any(m.is_ready for m in self._members if (m.plan.role, m.plan.model) == (plan.role, plan.model))
+
     async def _start_again(self, member: Member, delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
-        if not self._exit.done():
+        if self._exit.done():
+            return
+        try:
             await self._broadcast.start(member)
+        except SpawnError as error:
+            self._lost(member, str(error))
+
+    def _end(self, code: int, message: str = "") -> None:
+        if not self._exit.done():
+            self._exit.set_result(_Ending(code, message))
 
     def _signalled(self) -> None:
         """The first signal stops in order, the second at once."""
@@ -125,7 +151,7 @@ class Supervisor:
                 member.kill()
             return
         logger.info("stopping")
-        self._exit.set_result(_Ending(0))
+        self._end(0)
         self._broadcast.stopping()
 
     async def _stop(self, seconds: float) -> None:

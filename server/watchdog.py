@@ -5,6 +5,8 @@ import logging
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from server.member import Member
 from wire import control
 from wire.page import Page
@@ -45,11 +47,15 @@ class Watchdog:
             return f"no sign of life for {now - member.last_beat:.1f} s"
         if member.busy is not None:
             seconds = now - member.busy["since"]
-            if seconds > self._longest_batch(member.busy["tokens"]):
+            if seconds > self._longest_batch(member):
                 return f"one batch for {seconds:.1f} s"
         return None
 
-    def _longest_batch(self, num_tokens: int) -> float:
-        rates = self._page.tokens_per_second
+    def _longest_batch(self, member: Member) -> float:
+        """Seconds. The page has the rate of a batch manager's engines together; the slowest manager's counts."""
+        assert member.busy is not None
+        model = slice(None) if member.plan.model is None else member.plan.model
+        rates = self._page.tokens_per_second[:, model] / np.maximum(self._page.engines_ready[:, model], 1)
         slowest = float(rates[rates > 0].min(initial=float("inf")))
+        num_tokens = int(member.busy["tokens"])
         return max(self._batch_timeout, _SLOWER_THAN_PREDICTED * num_tokens / slowest)

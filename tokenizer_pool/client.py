@@ -3,13 +3,12 @@
 Cuts requests into pieces, spreads them over the workers and joins the answers. Knows nothing of HTTP or batches.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 
-from tokenizer_pool import messages
 from tokenizer_pool.job import Job, Part
 from tokenizer_pool.lane import Lane
-from tokenizer_pool.messages import Piece, Refusal, TextRefused, Truncation
+from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
 from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Pace, cap, cut
 from tokenizer_pool.token_ids import TokenizedTexts
 from wire.vocabulary import RequestClass
@@ -30,13 +29,11 @@ class TokenizerPool:
         """`paths` are the workers' sockets; `max_seqlens` the tokens a text may have, for each model."""
         self._max_seqlens = max_seqlens
         self._paces = [Pace() for _ in max_seqlens]
-        self._waiting: dict[RequestClass, deque[Job]] = {request_class: deque() for request_class in RequestClass}
+        # Ordered sets: whoever leaves is taken out of the middle, at the same price however many wait.
+        self._waiting: dict[RequestClass, OrderedDict[Job, None]] = {
+            request_class: OrderedDict() for request_class in RequestClass
+        }
         self._lanes = [Lane(path, on_ready=self._pump, on_answer=self._answered, on_lost=self._lost) for path in paths]
-
-    @property
-    def num_live(self) -> int:
-        """Workers that can answer now."""
-        return sum(lane.is_live for lane in self._lanes)
 
     def open(self) -> None:
         """Begin to connect to the workers; they may be started later."""
@@ -77,9 +74,14 @@ class TokenizerPool:
                 for span in spans
             ]
         )
-        self._waiting[request_class].append(job)
+        waiting = self._waiting[request_class]
+        waiting[job] = None
         self._pump()
-        tokenized = await job.future
+        try:
+            tokenized = await job.future
+        finally:
+            waiting.pop(job, None)
+            job.unsent.clear()
         return _mark_truncated(tokenized, cut_short) if cut_short else tokenized
 
     def _pump(self) -> None:
@@ -89,12 +91,12 @@ class TokenizerPool:
                 lane = self._choose_lane(request_class)
                 if lane is None:
                     break
-                job = waiting.popleft()
+                job, _ = waiting.popitem(last=False)
                 if job.future.done():
                     continue
                 part = job.unsent.popleft()
                 if job.unsent:
-                    waiting.append(job)
+                    waiting[job] = None
                 self._send(lane, job, part)
 
     def _choose_lane(self, request_class: RequestClass) -> Lane | None:
@@ -112,13 +114,12 @@ class TokenizerPool:
         except UnicodeEncodeError:
             job.refuse(part, TextRefused(Refusal.FAILED, _first_unencodable(part.piece.texts)))
 
-    def _answered(self, job: Job, part: Part, kind: int, payload: memoryview) -> None:
-        if kind == messages.TOKENIZED:
-            tokenized = messages.decode_tokenized(payload)
-            self._paces[part.piece.model].learn(part.num_chars, tokenized.seconds)
-            job.take(part, tokenized)
+    def _answered(self, job: Job, part: Part, answer: TokenizedPiece | TextRefused) -> None:
+        if isinstance(answer, TokenizedPiece):
+            self._paces[part.piece.model].learn(part.num_chars, answer.seconds)
+            job.take(part, answer)
         else:
-            job.refuse(part, messages.decode_refused(payload))
+            job.refuse(part, answer)
         self._pump()
 
     def _lost(self, owed: list[tuple[Job, Part]]) -> None:
@@ -129,9 +130,8 @@ class TokenizerPool:
                 continue
             job.unsent.appendleft(part)
             waiting = self._waiting[part.piece.request_class]
-            if job in waiting:
-                waiting.remove(job)
-            waiting.appendleft(job)
+            waiting[job] = None
+            waiting.move_to_end(job, last=False)
         self._pump()
 
 

@@ -3,10 +3,13 @@
 Knows nothing of what waits or of other workers.
 """
 
+import logging
+import struct
 from collections.abc import Callable
 
 from tokenizer_pool import messages
 from tokenizer_pool.job import Job, Part
+from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece
 from tokenizer_pool.pieces import MAX_PIECE_SECONDS
 from wire.link import Link
 from wire.vocabulary import NUM_CLASSES, RequestClass
@@ -15,6 +18,8 @@ from wire.vocabulary import NUM_CLASSES, RequestClass
 # turns, where it can still go to whichever worker is free first, and costs nothing once its client has left.
 _MAX_BULK_PARTS = 2
 _MAX_INTERACTIVE_SECONDS = MAX_PIECE_SECONDS  # beyond it nothing more is sent
+
+logger = logging.getLogger("embedline.tokenizer_pool")
 
 
 class Lane:
@@ -25,10 +30,10 @@ class Lane:
         path: str,
         *,
         on_ready: Callable[[], None],
-        on_answer: Callable[[Job, Part, int, memoryview], None],
+        on_answer: Callable[[Job, Part, TokenizedPiece | TextRefused], None],
         on_lost: Callable[[list[tuple[Job, Part]]], None],
     ) -> None:
-        """`on_answer` gets the frame's kind and payload; `on_lost` what a dead worker owes, in sending order."""
+        """`on_answer` gets what became of a part; `on_lost` what a dead worker owes, in sending order."""
         self.is_live = False  # READY came: a connection alone may wait for a worker that is only being started
         self._seconds = [0.0] * NUM_CLASSES  # of work that is outstanding, estimated
         self._num_parts = [0] * NUM_CLASSES  # that are outstanding
@@ -73,10 +78,12 @@ class Lane:
             self.is_live = True
             self._on_ready()
             return
-        job, part = self._outstanding.pop(frame_id)
+        job, part = self._outstanding[frame_id]
+        answer = _decode(kind, payload, num_texts=len(part.piece.texts))
+        del self._outstanding[frame_id]
         self._seconds[part.piece.request_class] -= part.seconds
         self._num_parts[part.piece.request_class] -= 1
-        self._on_answer(job, part, kind, payload)
+        self._on_answer(job, part, answer)
 
     def _lost(self) -> None:
         self._on_lost(self._forget())
@@ -88,3 +95,18 @@ class Lane:
         self._seconds = [0.0] * NUM_CLASSES
         self._num_parts = [0] * NUM_CLASSES
         return owed
+
+
+def _decode(kind: int, payload: memoryview, *, num_texts: int) -> TokenizedPiece | TextRefused:
+    """An answer, whatever came: a request must not wait for one that nobody can read."""
+    try:
+        if kind == messages.REFUSED:
+            return messages.decode_refused(payload)
+        tokenized = messages.decode_tokenized(payload)
+        if kind == messages.TOKENIZED and len(tokenized.truncated) == num_texts:
+            return tokenized
+    except (struct.error, ValueError) as error:
+        logger.error("an answer of a tokenizer can't be read: %s", error)
+    else:
+        logger.error("an answer of a tokenizer is not to what was asked")
+    return TextRefused(Refusal.FAILED, -1)

@@ -1,4 +1,4 @@
-"""Frames between a frontend and a tokenizer worker.
+"""What a tokenizer worker is told at its start, and the frames between it and a frontend.
 
 The worker sends READY on each connection it accepts; it answers TOKENIZE with TOKENIZED or REFUSED under the same id.
 """
@@ -7,10 +7,12 @@ import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.control import Json
 from wire.frames import Buffer
 from wire.vocabulary import RequestClass
 
@@ -41,7 +43,32 @@ class Refusal(enum.IntEnum):
     TOO_LONG = 0  # only with Truncation.NONE
     FAILED = 1  # the tokenizer could not take the text
     EMPTY = 2  # no tokens: a given list is empty, or the text is blank and the model has no special tokens
-    OUT_OF_VOCABULARY = 3  # a given id is not one of the model's
+    OUT_OF_VOCABULARY = 3  # an id that the model has no row for: a given one, or of an added token in the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSpec:
+    """What a worker needs to know of a model."""
+
+    folder: str  # a local model folder with a tokenizer.json
+    max_seqlen: int  # tokens of a text, special tokens included
+    do_lower_case: bool = False  # of sentence_bert_config.json: lower-case before anything else
+    vocab_size: int | None = None  # rows of the model's embedding table; None = ids are not checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerStart:
+    """What START tells a worker; goes there by `dataclasses.asdict` and comes out by `from_spec`."""
+
+    listener_fd: int  # of its listening Unix socket
+    models: list[str]  # names
+    tokenizers: list[TokenizerSpec]  # of the same models
+
+    @classmethod
+    def from_spec(cls, spec: Json) -> Self:
+        """`spec` may hold more, such as what every child is told."""
+        tokenizers = [TokenizerSpec(**fields) for fields in spec["tokenizers"]]
+        return cls(listener_fd=spec["listener_fd"], models=spec["models"], tokenizers=tokenizers)
 
 
 @dataclass(frozen=True, slots=True)

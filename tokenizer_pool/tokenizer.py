@@ -3,48 +3,35 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 
 from tokenizer_pool.loading import TokenizerError, load
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 
 _DIRECTIONS = {Truncation.RIGHT: "right", Truncation.LEFT: "left"}
 
 logger = logging.getLogger("embedline.tokenizer_pool")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerSpec:
-    """What a worker needs to know of a model; goes through JSON by `dataclasses.asdict` and `**`."""
-
-    folder: str  # a local model folder with a tokenizer.json
-    max_seqlen: int  # tokens of a text, special tokens included
-    do_lower_case: bool = False  # of sentence_bert_config.json: lower-case before anything else
-
-
 class Tokenizer:
-    """The tokenizer of one model."""
+    """The tokenizer of one model. Not for two threads at a time."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
         """Raises TokenizerError, whose message is one line for the operator."""
         self._spec = spec
         self._backend = self._load()
-
-    @property
-    def num_special_tokens(self) -> int:
-        """How many special tokens each text gets."""
-        return int(self._backend.num_special_tokens_to_add(False))
+        self._vocab_size = self._checked_vocab_size()
 
     def encode(
         self, texts: Sequence[str], *, prompt: str = "", truncation: Truncation = Truncation.RIGHT
     ) -> TokenizedPiece:
         """Ids of each text with the prompt before it, special tokens included.
 
-        Raises TextRefused: TOO_LONG with Truncation.NONE, FAILED for a text the library can't take, EMPTY.
+        Raises TextRefused: TOO_LONG with Truncation.NONE, FAILED for a text the library can't take, EMPTY,
+        OUT_OF_VOCABULARY for a text with an id that the model has no row for.
         """
         start = time.perf_counter()
         if prompt:
@@ -64,6 +51,16 @@ class Tokenizer:
                 f"{spec.folder}: {num_special} special tokens leave no room for a text of {spec.max_seqlen} tokens"
             )
         return backend
+
+    def _checked_vocab_size(self) -> int | None:
+        """What ids must be below; None with the many models where all are, so that theirs are never looked at.
+
+        That a tokenizer has ids beyond is no reason to refuse the model: they may be of tokens that nobody writes.
+        """
+        vocab_size = self._spec.vocab_size
+        if vocab_size is None or max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) < vocab_size:
+            return None
+        return vocab_size
 
     def _encode(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         try:
@@ -100,9 +97,19 @@ class Tokenizer:
                 raise TextRefused(Refusal.EMPTY, index)
             token_ids += encoding.ids
             offsets.append(len(token_ids))
-        return TokenizedPiece(
+        piece = TokenizedPiece(
             token_ids=np.array(token_ids, np.int32),
             offsets=np.array(offsets, np.int32),
             truncated=np.frombuffer(truncated, np.uint8),
             seconds=time.perf_counter() - start,
         )
+        if self._vocab_size is not None:
+            _check_ids(piece, vocab_size=self._vocab_size)
+        return piece
+
+
+def _check_ids(piece: TokenizedPiece, *, vocab_size: int) -> None:
+    is_foreign = piece.token_ids >= vocab_size
+    if is_foreign.any():
+        index = int(np.searchsorted(piece.offsets, np.argmax(is_foreign), side="right")) - 1
+        raise TextRefused(Refusal.OUT_OF_VOCABULARY, index)

@@ -1,25 +1,34 @@
 """A tokenizer worker: `python -P -m tokenizer_pool.worker <control fd> <supervisor pid>`.
 
 Takes pieces from frontends, tokenizes them one at a time and answers. Knows nothing of whole requests.
-START carries "listener_fd", "models" (names) and "tokenizers" (a TokenizerSpec as a dict for each model).
 """
 
 import asyncio
+import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from tokenizer_pool import messages
 from tokenizer_pool.loading import TokenizerError
-from tokenizer_pool.messages import Piece, TextRefused, TokenizedPiece
+from tokenizer_pool.messages import Piece, TextRefused, TokenizedPiece, TokenizerSpec, TokenizerStart
 from tokenizer_pool.queue import PieceQueue
-from tokenizer_pool.tokenizer import Tokenizer, TokenizerSpec
+from tokenizer_pool.tokenizer import Tokenizer
 from wire import child
 from wire.child import Child, StartError
 from wire.connection import Connection, serve
 from wire.metrics import Recorder
+
+# About 50 ms of work. A piece of more is mostly a single long text, and seconds without a heartbeat would look stuck.
+MAX_CHARS_ON_LOOP = 50_000
+# Heartbeats go on while a long text runs, so it is for the worker itself to see that it will not end. The longest
+# texts of the longest models take some seconds.
+_MAX_SECONDS = 120.0
+
+logger = logging.getLogger("embedline.tokenizer_pool")
 
 
 class _Asked(NamedTuple):
@@ -34,6 +43,7 @@ class Worker:
     """Runs one piece after the other, and reads what has arrived in between.
 
     So a query waits for the piece that runs and never for those that wait, which are behind it in the queue.
+    A long text runs in a thread, where it does not keep the process from its heartbeat; it is still the only one.
     """
 
     def __init__(self, tokenizers: Sequence[Tokenizer], *, models: Sequence[str], metrics: Recorder) -> None:
@@ -78,28 +88,40 @@ class Worker:
         await self._alone.wait()
 
     def _run_one(self) -> None:
-        if self._queue:
-            self._answer(self._queue.pop())
-        if self._queue:
-            # Twice, because a loop polls its sockets before it runs what is ready: the first tick sends this answer
-            # and reads what has come, and only then the next piece is chosen.
-            self._loop.call_soon(self._loop.call_soon, self._run_one)
-        else:
+        if not self._queue:  # whoever asked has left
             self._idle.set()
-
-    def _answer(self, asked: _Asked) -> None:
+            return
+        asked = self._queue.pop()
         piece = asked.piece
+        encode = partial(
+            self._tokenizers[piece.model].encode, piece.texts, prompt=piece.prompt, truncation=piece.truncation
+        )
         start = time.perf_counter()
+        if sum(map(len, piece.texts)) <= MAX_CHARS_ON_LOOP:
+            self._answer(asked, encode, start)
+            return
+        stuck = self._loop.call_later(_MAX_SECONDS, _give_up)
+        running = self._loop.run_in_executor(None, encode)
+        running.add_done_callback(lambda _: stuck.cancel())
+        running.add_done_callback(lambda done: self._answer(asked, done.result, start))
+
+    def _answer(self, asked: _Asked, result: Callable[[], TokenizedPiece], start: float) -> None:
+        """Send what `result` returns or raises, and go on to the next piece."""
+        piece = asked.piece
         try:
-            tokenized = self._tokenizers[piece.model].encode(
-                piece.texts, prompt=piece.prompt, truncation=piece.truncation
-            )
+            tokenized = result()
         except TextRefused as refused:
             asked.connection.send(messages.REFUSED, asked.frame_id, messages.encode_refused(refused))
         else:
             asked.connection.send(messages.TOKENIZED, asked.frame_id, messages.encode_tokenized(tokenized))
             self._count(piece.model, tokenized)
         self._queue.spent(piece.request_class, time.perf_counter() - start)
+        if self._queue:
+            # Twice, because a loop polls its sockets before it runs what is ready: the first tick sends this answer
+            # and reads what has come, and only then the next piece is chosen.
+            self._loop.call_soon(self._loop.call_soon, self._run_one)
+        else:
+            self._idle.set()
 
     def _count(self, model: int, tokenized: TokenizedPiece) -> None:
         name = self._models[model]
@@ -112,14 +134,20 @@ async def serve_frontends(child: Child) -> None:
     """The role. Raises StartError where a model folder has no usable tokenizer."""
     # One piece on one core: the pool is the parallelism, and the library's own threads would fight it.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizers = [_load(TokenizerSpec(**fields)) for fields in child.spec["tokenizers"]]
-    worker = Worker(tokenizers, models=child.spec["models"], metrics=child.metrics)
-    listener = socket.socket(fileno=child.spec["listener_fd"])
+    start = TokenizerStart.from_spec(child.spec)
+    worker = Worker([_load(spec) for spec in start.tokenizers], models=start.models, metrics=child.metrics)
+    listener = socket.socket(fileno=start.listener_fd)
     server = await serve(listener, worker.received, worker.accepted, worker.lost)
     child.ready()
     await child.stopping.wait()
     server.close()
     await worker.finish()
+
+
+def _give_up() -> None:
+    """End this process, for its thread can't be stopped. What it owes is tried elsewhere, and refused in the end."""
+    logger.error("a text has been tokenized for %.0f s: this worker ends", _MAX_SECONDS)
+    os._exit(1)
 
 
 def _load(spec: TokenizerSpec) -> Tokenizer:

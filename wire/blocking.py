@@ -1,5 +1,6 @@
 """The same framed connection for a process that uses threads instead of an event loop."""
 
+import select
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -26,17 +27,18 @@ class BlockingConnection:
     def receive(self) -> Iterator[tuple[int, int, memoryview]]:
         """Block until something comes and yield the whole frames in it: kind, id, payload.
 
-        Raises EOFError once the peer has closed, TimeoutError where the socket has a timeout,
-        ProtocolError where the peer is not one of ours.
+        Raises EOFError once the peer has closed, ProtocolError where it is not one of ours.
         """
         if not self._arrived:  # whoever stopped in the middle of the last call gets the rest first
             self._parser.advance(self._receive_some())
         while self._arrived:
             yield self._arrived.popleft()
 
-    def set_timeout(self, seconds: float) -> None:
-        """How long `receive` waits before it raises TimeoutError."""
-        self._socket.settimeout(seconds)
+    def wait(self, seconds: float) -> bool:
+        """Whether something to receive comes within so long."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(self._arrived or poll.poll(1000 * seconds))
 
     def close(self) -> None:
         """Close the socket."""

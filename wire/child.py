@@ -89,7 +89,9 @@ class Child:
         elif kind == control.STOP:
             self.stopping.set()
         elif kind == control.REPLY:
-            self._replies.pop(frame_id).set_result(fields)
+            reply = self._replies.pop(frame_id)
+            if not reply.done():  # whoever asked may have left
+                reply.set_result(fields)
 
 
 def run(role: Role, *, exits_on_error: bool = True) -> None:

@@ -45,12 +45,16 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None
 
     def send(self, kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> None:
-        """Queue one frame; it leaves at the end of this tick. The parts must not change until then."""
+        """Queue one frame; it leaves at the end of this tick. The parts must not change until then.
+
+        Raises PayloadTooLarge.
+        """
         if self._transport is None:
             return
+        buffers = frames.frame(kind, frame_id, parts)
         if not self._unsent:
             self._loop.call_soon(self._flush)
-        self._unsent += frames.frame(kind, frame_id, parts)
+        self._unsent += buffers
 
     def close(self) -> None:
         """Flush and close; `on_lost` follows."""

@@ -26,6 +26,10 @@ class ProtocolError(Exception):
     """The peer sent something that is not our protocol, or not our version of it."""
 
 
+class PayloadTooLarge(ValueError):
+    """This process tried to send more than a frame can carry; the peer is not to blame, and nothing was sent."""
+
+
 class OnFrame(Protocol):
     """Called with each whole frame. The payload belongs to the callee."""
 
@@ -33,7 +37,7 @@ class OnFrame(Protocol):
 
 
 def frame(kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> list[Buffer]:
-    """One frame as buffers ready for `writelines` or `sendmsg`; the parts are not copied."""
+    """One frame as buffers ready for `writelines` or `sendmsg`; the parts are not copied. Raises PayloadTooLarge."""
     length = 0
     buffers: list[Buffer] = [b""]
     for part in parts:
@@ -41,7 +45,7 @@ def frame(kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> list[Buffer
             length += size
             buffers.append(part)  # never an empty one: asyncio's `writelines` would wait for ever until it is sent
     if length > MAX_PAYLOAD:
-        raise ProtocolError(f"a payload of {length} bytes is over the limit of {MAX_PAYLOAD}")
+        raise PayloadTooLarge(f"a payload of {length} bytes is over the limit of {MAX_PAYLOAD}")
     buffers[0] = HEADER.pack(length, kind, 0, frame_id)
     return buffers
 

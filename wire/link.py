@@ -60,26 +60,38 @@ class Link:
             self._connection.close()
 
     async def _connect(self) -> None:
-        while True:
+        while not self._closed:
             try:
-                _, connection = await self._loop.create_unix_connection(
-                    lambda: Connection(self._received, self._lost), self._path
-                )
+                await self._loop.create_unix_connection(lambda: _Linked(self), self._path)
             except OSError:
                 await asyncio.sleep(_RETRY_SECONDS)
-                continue
-            if connection.is_open:
-                break
+            else:
+                return
+
+    def made(self, connection: Connection) -> None:
+        """The connection is open: noted before a frame can come over it or it can be lost."""
         self._connection = connection
         self._on_up()
 
-    def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+    def received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        """A frame came."""
         self._on_frame(kind, frame_id, payload)
 
-    def _lost(self, connection: Connection) -> None:
-        if self._connection is not connection:  # lost before `_connect` took note of it, which tries again
-            return
+    def lost(self, _: Connection) -> None:
+        """The connection is gone."""
         self._connection = None
         if not self._closed:
             self._on_down()
             self.open()
+
+
+class _Linked(Connection):
+    """A connection that tells its link of itself."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link.received, link.lost)
+        self._link = link
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._link.made(self)

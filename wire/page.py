@@ -26,7 +26,8 @@ class Page:
     """F frontends, M batch managers, N models, C classes.
 
     queued_tokens      int64   [M, N, C]  tokens held by a batch manager: waiting or in an engine
-    tokens_per_second  float64 [M, N]     measured rate of a batch manager's ready engines; 0 = not known yet
+    tokens_per_second  float64 [M, N]     measured rate of a batch manager's ready engines, or of the last ones
+                               while none is there; 0 = not known yet
     engines_ready      int64   [M, N]     how many of its engines can take a batch now
     oldest_since       float64 [M, N, C]  time.monotonic() at which the oldest waiting item came; 0 = none waits
     last_batch_at      float64 [M, N]     time.monotonic() of the last finished batch; 0 = none yet
@@ -39,9 +40,7 @@ class Page:
     def __init__(self, fd: int, num_frontends: int, num_managers: int, num_models: int) -> None:
         self.fd = fd
         self.num_frontends, self.num_managers, self.num_models = num_frontends, num_managers, num_models
-        per_manager = num_managers * num_models
-        size = _CELLS_AT + 8 * (per_manager * (3 + 2 * NUM_CLASSES) + num_frontends * num_models * NUM_CLASSES)
-        self._memory = mmap.mmap(fd, size)
+        self._memory = mmap.mmap(fd, 0)  # all of it
         self._next_cell = _CELLS_AT
         by_class = (num_managers, num_models, NUM_CLASSES)
         self.queued_tokens: NDArray[np.int64] = self._take(np.int64, by_class)
@@ -55,9 +54,8 @@ class Page:
     def create(cls, *, num_frontends: int, num_managers: int, num_models: int) -> Self:
         """Make a page of zeros; its descriptor is `fd`."""
         fd = os.memfd_create("embedline-page", os.MFD_CLOEXEC)
-        per_manager = num_managers * num_models
-        cells = per_manager * (3 + 2 * NUM_CLASSES) + num_frontends * num_models * NUM_CLASSES
-        os.ftruncate(fd, _CELLS_AT + 8 * cells)
+        by_manager, by_frontend = 3 + 2 * NUM_CLASSES, NUM_CLASSES  # cells for each model
+        os.ftruncate(fd, _CELLS_AT + 8 * num_models * (num_managers * by_manager + num_frontends * by_frontend))
         os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, num_frontends, num_managers, num_models), 0)
         return cls(fd, num_frontends, num_managers, num_models)
 

@@ -5,6 +5,7 @@ import ctypes
 import logging
 import os
 import signal
+import sys
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(role)s: %(message)s"
 _PR_SET_PDEATHSIG = 1
@@ -17,7 +18,8 @@ def settle(parent_pid: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # the supervisor died before the line above
+    if os.getppid() != parent_pid:
+        print("embedline: the supervisor is gone, or started this process through another one", file=sys.stderr)
         os._exit(1)
 
 

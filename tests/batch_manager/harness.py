@@ -59,6 +59,7 @@ class Harness:
         self.delivered: dict[int, set[int]] = defaultdict(set)
         self.dispatched: list[Batch] = []
         self._never_dispatched: dict[tuple[int, OutputKind, RequestClass], list[Sequence]] = defaultdict(list)
+        self._newest_is_suspect: dict[tuple[int, RequestClass], bool] = {}  # of the batches with work of a class
         self._without_bulk = defaultdict[int, int](int)  # batches of a model since bulk last had a part or did not wait
 
     # Events
@@ -224,6 +225,7 @@ class Harness:
         assert not any(at in self.delivered[request_id] for request_id, at in in_batch)
         self._check_order(engine.model, batch.outputs, in_batch)
         self._check_starvation(engine, in_batch)
+        self._check_suspects(engine.model, batch)
         engine.batches.append(batch)
         self.dispatched.append(batch)
         assert len(engine.batches) <= engine.limits.depth
@@ -243,6 +245,18 @@ class Harness:
         self._without_bulk[engine.model] = 0 if has_bulk or not bulk else self._without_bulk[engine.model] + 1
         longest = engine.limits.max_seqlen / min(self.policy.max_batch_tokens, self.policy.min_batch_tokens)
         assert self._without_bulk[engine.model] <= (1 + longest) / self.policy.bulk_share + 1, "bulk starves"
+
+    def _check_suspects(self, model: int, batch: Batch) -> None:
+        """In no class two suspects in a row while new work of it waits, nor two other batches while suspects do."""
+        assert batch.num_seqs == 1 or not batch.is_suspect
+        for request_class in {piece.request.request_class for piece in batch.slices}:
+            lines = [line for key, line in self._never_dispatched.items() if (key[0], key[2]) == (model, request_class)]
+            if self._newest_is_suspect.get((model, request_class)) is True and batch.is_suspect:
+                assert not any(lines), "new work waits for suspects"
+            if self._newest_is_suspect.get((model, request_class)) is False and not batch.is_suspect:
+                queues = self.scheduler.models[model].backlog._queues.values()
+                assert all(queue[request_class].oldest_suspect == math.inf for queue in queues), "suspects are passed"
+            self._newest_is_suspect[model, request_class] = batch.is_suspect
 
     def _seqlen(self, one: Sequence) -> int:
         cu_seqlens = self.requests[one[0]].cu_seqlens

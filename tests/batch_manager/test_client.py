@@ -15,6 +15,7 @@ from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
 from engine.types import OutputKind, Rows
 from tests.batch_manager.peers import submission
 from wire.connection import Connection, serve
+from wire.frames import Buffer
 from wire.page import Page
 from wire.vocabulary import RequestClass
 
@@ -52,6 +53,12 @@ class Manager:
         rows = Rows(np.full((1, 2), row, np.float32))
         parts = messages.encode_answer(Answer({OutputKind.POOLED: rows}, 0.0, 0.0))
         self._connections[-1].send(messages.ANSWER, request_id, parts)
+
+    def refuse(self, request_id: int, reason: Refusal) -> None:
+        self.send(messages.REFUSED, request_id, messages.encode_refused(RequestRefused(reason)))
+
+    def send(self, kind: int, request_id: int, parts: list[Buffer]) -> None:
+        self._connections[-1].send(kind, request_id, parts)
 
     def _received(self, _: Connection, kind: int, request_id: int, payload: memoryview) -> None:
         if kind == messages.SUBMIT:
@@ -127,7 +134,7 @@ def test_a_request_that_three_managers_died_with_is_given_up(tmp_path: Path) -> 
                 await manager.start()
             with pytest.raises(RequestRefused) as refused:
                 await asked
-            assert refused.value.reason is Refusal.ENGINE_FAILED
+            assert (refused.value.reason, refused.value.retry_after) == (Refusal.NO_ENGINE, 1.0)
             assert manager.submitted.empty()
 
     asyncio.run(scenario())
@@ -157,6 +164,89 @@ def test_the_manager_with_the_fewest_queued_tokens_is_asked(tmp_path: Path) -> N
             assert first.submitted.empty()
             second.answer(request_id, 1.0)
             await asked
+
+    asyncio.run(scenario())
+
+
+def test_the_shortest_wait_counts_not_the_fewest_tokens(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+            page.queued_tokens[:, 0, RequestClass.BULK] = [100, 200]
+            page.tokens_per_second[:, 0] = [10, 100]
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            second.answer((await second.submitted.get())[0], 1.0)
+            await asked
+            assert first.submitted.empty()
+
+    asyncio.run(scenario())
+
+
+def test_a_manager_without_an_engine_is_not_asked_for_its_empty_queue(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+            page.engines_ready[1, 0] = 1
+            page.queued_tokens[1, 0, RequestClass.BULK] = 1000
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            second.answer((await second.submitted.get())[0], 1.0)
+            await asked
+            assert first.submitted.empty()
+
+    asyncio.run(scenario())
+
+
+def test_what_one_manager_has_no_engine_for_goes_to_one_that_has(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            request_id, _ = await first.submitted.get()
+            page.engines_ready[1, 0] = 1
+            first.refuse(request_id, Refusal.NO_ENGINE)
+            second.answer((await second.submitted.get())[0], 1.0)
+            assert value(await asked) == 1.0
+
+    asyncio.run(scenario())
+
+
+def test_want_of_an_engine_is_told_after_a_few_tries_or_where_nobody_has_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+            for has_engine, num_tries in ((0, 1), (1, 3)):
+                page.engines_ready[0, 0] = has_engine
+                asked = asyncio.ensure_future(client.submit(submission(3)))
+                for _ in range(num_tries):
+                    first.refuse((await first.submitted.get())[0], Refusal.NO_ENGINE)
+                with pytest.raises(RequestRefused) as refused:
+                    await asked
+                assert refused.value.reason is Refusal.NO_ENGINE
+                assert first.submitted.empty()
+                assert second.submitted.empty()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_dead_manager_held_goes_to_another_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+            page.engines_ready[:, 0] = 1
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            await first.submitted.get()
+            page.queued_tokens[1, 0, RequestClass.BULK] = 1000
+            await first.die()  # and stays dead
+            second.answer((await second.submitted.get())[0], 1.0)
+            assert value(await asked) == 1.0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [messages.ANSWER, messages.REFUSED, 0x0777])
+def test_a_malformed_answer_ends_its_request(tmp_path: Path, kind: int) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as (client, (manager,), _):
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            manager.send(kind, (await manager.submitted.get())[0], [b"?"])
+            with pytest.raises(RequestRefused) as refused:
+                await asked
+            assert refused.value.reason is Refusal.ENGINE_FAILED
 
     asyncio.run(scenario())
 

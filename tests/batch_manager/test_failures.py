@@ -4,8 +4,9 @@ import pytest
 
 from batch_manager.messages import Refusal
 from batch_manager.policy import Policy
-from engine.types import EngineErrorKind
+from engine.types import EngineErrorKind, OutputKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, Sequence, limits, sequences
+from wire.vocabulary import RequestClass
 
 FAILED, FATAL = EngineErrorKind.FAILED, EngineErrorKind.FATAL
 
@@ -112,11 +113,42 @@ def test_suspects_run_alone_and_with_nothing_beside_them() -> None:
     harness.submit(100)
     harness.lose()
     harness.ready()
-    for request in suspects:
+    staged = len(harness.requests)
+    for request in [suspects[0], staged, suspects[1], suspects[2]]:
         assert [sequences(batch.slices) for batch in harness.engines[0].batches] == [[(request, 0)]]
         harness.done()
-    harness.finish_all()
     assert len(harness.finished) == 4
+
+
+@pytest.mark.parametrize("request_class", [INTERACTIVE, BULK])
+def test_new_work_does_not_wait_for_many_suspects_nor_they_for_it(request_class: RequestClass) -> None:
+    harness = Harness(Policy(max_batch_tokens=40))
+    harness.ready(engine_limits=limits(max_num_seqs=1000))
+    suspects = [harness.offer(1, request_class=request_class) for _ in range(40)]
+    harness.tick()
+    harness.lose()
+    others = [harness.offer(20, request_class=request_class) for _ in range(10)]
+    also = harness.offer(20, request_class=request_class, outputs=OutputKind.TOKENS)
+    harness.ready(engine_limits=limits(max_num_seqs=1000))
+    for _ in range(12):
+        harness.done()
+    assert [batch.is_suspect for batch in harness.dispatched[1:13]] == [True, False] * 6
+    assert set(harness.finished) == {*suspects[:6], *others, also}
+
+
+def test_suspects_of_bulk_get_their_turn_beside_much_other_work() -> None:
+    harness = Harness(Policy(max_batch_tokens=100))
+    harness.ready()
+    suspects = [harness.offer(1, request_class=BULK) for _ in range(5)]
+    harness.tick()
+    harness.lose()
+    harness.offer(*[10] * 1000)
+    later = harness.offer(*[10] * 1000, request_class=BULK)
+    harness.ready()
+    for _ in range(30):
+        harness.done()
+    assert set(suspects) <= set(harness.finished)
+    assert harness.delivered[later]
 
 
 @pytest.mark.parametrize("streams", [1, 2])

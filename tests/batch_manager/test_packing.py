@@ -184,4 +184,7 @@ def test_what_is_told_to_the_page() -> None:
     assert (model.backlog.oldest(BULK), harness.queued_tokens(BULK)) == (float("inf"), 100)
     harness.done()
     assert model.last_batch_at == 1001.0
+    rate = model.tokens_per_second
+    harness.lose()
+    assert model.tokens_per_second == rate > 0
     assert harness.queued_tokens(BULK) == 0

@@ -144,12 +144,46 @@ def test_a_deadline_is_kept_by_the_clock(run: Run, tmp_path: Path) -> None:
 
 def test_no_engine_for_longer_than_the_grace(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engines=False, engine_start_grace=0.05, retry_after=3.0) as house:
+        async with running(tmp_path, has_engines=False, engine_restart_grace=0.05, retry_after=3.0) as house:
             frontend = await house.frontend()
             refused = await frontend.ask(submission(5))
             assert refusal(refused) == (Refusal.NO_ENGINE, -1)
             assert isinstance(refused, RequestRefused)
             assert refused.retry_after == 3.0
+
+    run(test())
+
+
+def test_a_new_manager_leaves_the_old_ones_rate_until_it_knows_better(run: Run, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(tmp_path, has_engines=False) as house:
+            house.page.tokens_per_second[1, 0] = 123.0
+            frontend = await house.frontend()
+            answer = frontend.submit(submission(60))
+            await until(lambda: house.page.queued_tokens[1, 0, INTERACTIVE] == 60)
+            assert house.page.tokens_per_second[1, 0] == 123.0
+            house.engine.is_automatic = True
+            await house.engine.open()
+            await answer
+            await until(lambda: house.page.tokens_per_second[1, 0] > 123.0)
+
+    run(test())
+
+
+def test_batch_ids_of_a_new_manager_are_not_those_of_the_old(run: Run, tmp_path: Path) -> None:
+    async def test() -> None:
+        frame_ids = []
+        for life in ("first", "second"):
+            (tmp_path / life).mkdir()
+            async with running(tmp_path / life) as house:
+                frontend = await house.frontend()
+                for _ in range(3):
+                    answer = frontend.submit(submission(5))
+                    frame_id, batch = await house.engine.batches.get()
+                    frame_ids.append(frame_id)
+                    house.engine.answer(frame_id, rows_of(batch))
+                    await answer
+        assert len(set(frame_ids)) == 6
 
     run(test())
 

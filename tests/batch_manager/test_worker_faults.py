@@ -144,6 +144,19 @@ def test_a_malformed_answer_is_a_failed_batch(
     run(test())
 
 
+@pytest.mark.parametrize("kind", [engine_messages.FAILED, 0x0777])
+def test_an_answer_that_says_nothing_is_a_failed_batch(run: Run, tmp_path: Path, kind: int) -> None:
+    async def test() -> None:
+        async with running(tmp_path) as house:
+            frontend = await house.frontend()
+            answer = frontend.submit(submission(6))
+            frame_id, _ = await house.engine.batches.get()
+            house.engine.send(kind, frame_id, [b"?"])
+            assert refusal(await answer) == (Refusal.ENGINE_FAILED, 0)
+
+    run(test())
+
+
 def test_ragged_rows_that_do_not_add_up_are_malformed(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
         async with running(tmp_path) as house:

@@ -208,3 +208,16 @@ def test_signals_of_the_terminal_are_the_supervisors_business(start: Any) -> Non
 
     engine.wait_for(control.HEARTBEAT)
     assert engine.process.poll() is None
+
+
+def test_connections_that_died_while_the_model_was_loading_are_passed_over(start: Any) -> None:
+    engine = start()
+    for _ in range(5):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
+            gone.connect(engine.path)
+    engine.wait_for(control.READY)
+
+    manager = engine.connect()
+    send_batch(manager, 1, [1])
+
+    assert receive(manager)[:2] == (messages.RESULT, 1)

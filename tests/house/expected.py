@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from engine import fake
 from engine.model_source import resolve
-from tokenizer_pool.tokenizer import Tokenizer, TokenizerSpec
+from tokenizer_pool.messages import TokenizerSpec
+from tokenizer_pool.tokenizer import Tokenizer
 
 DIMENSIONS = 64
 MAX_SEQLEN = 256

@@ -96,6 +96,7 @@ def test_a_model_that_cannot_be_served(spoil: Callable[[Path], None], words: str
         (("--interactive-max-wait", "nan"), "--interactive-max-wait"),
         (("--batch-managers", "2"), "--batch-managers"),
         (("--dtype", "float8"), "--dtype"),
+        (("--engine-python", "/nope"), "--engine-python"),
     ],
 )
 def test_a_setting_that_cannot_be(flags: tuple[str, ...], words: str, tmp_path: Path) -> None:

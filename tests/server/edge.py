@@ -48,7 +48,7 @@ def one_model(**changes: Any) -> ModelTable:
 def house(**changes: Any) -> Json:
     """A STATE of a server that is ready."""
     info = {"name": "the-model", "dimensions": DIMENSIONS, "max_seqlen": 16, "vocab_size": 100, "normalize": False}
-    model = {"info": info, "truncation": Truncation.RIGHT, "default_prompt": "", "loaded_at": 7}
+    model = {"index": 0, "info": info, "truncation": Truncation.RIGHT, "default_prompt": "", "loaded_at": 7}
     return {"ready": True, "reason": None, "models": [model], "limits": {"max_client_batch_size": 4}, **changes}
 
 
@@ -112,8 +112,9 @@ class Edge:
         )
         self.app = HotPath(
             self.state,
-            self.pipeline,
-            BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
+            self.admission,
+            pipeline=self.pipeline,
+            bodies=BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
             fallback=make_app(self.state, _metrics_text),
             max_items=4,
         )

@@ -220,3 +220,17 @@ def test_the_body_is_taken_before_it_is_answered_and_held_until_then() -> None:
         return [refused.status, *answered, (await call(edge.app, "POST", PATH, large)).status]
 
     assert with_edge(test) == [429, 200, 200, 200, 200, 200]
+
+
+def test_a_request_is_open_from_its_head_to_its_answers_last_byte() -> None:
+    async def run() -> None:
+        edge = Edge(max_requests=1)
+        edge.managers.gate = asyncio.Event()
+        first = asyncio.create_task(call(edge.app, "POST", PATH, BODY))
+        await edge.managers.arrivals.get()
+        assert (await call(edge.app, "POST", PATH, BODY)).status == 429
+        edge.managers.gate.set()
+        assert (await first).status == 200
+        assert (await call(edge.app, "POST", PATH, BODY)).status == 200
+
+    asyncio.run(run())

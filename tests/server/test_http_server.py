@@ -31,6 +31,7 @@ class App:
             raise ZeroDivisionError("planted")
         if scope["path"] == "/echo":
             body = await whole_body(receive)
+            self.waiting.put_nowait(None)
             await send_answer(send, 200, [(b"content-length", b"%d" % len(body))], body)
             return
         try:
@@ -284,5 +285,21 @@ def test_a_body_of_unclear_length_is_refused_by_the_parser(run: Callable[[Test],
         async with running.client() as client:
             client.send(b"POST /slow HTTP/1.1\r\nhost: a\r\n" + head + b"\r\n\r\nhello")
             assert (await client.rest()).startswith(b"HTTP/1.1 400")
+
+    run(test)
+
+
+def test_stop_waits_until_a_large_answer_is_read(run: Callable[[Test], None]) -> None:
+    """Uvicorn takes a request for finished once its answer is in the socket's buffer."""
+
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            size = 20_000_000
+            client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size, b"x" * size)
+            await running.app.waiting.get()
+            stopping = asyncio.create_task(running.server.stop(20))
+            status, body = await client.answer()
+            assert (status, len(body)) == (200, size)
+            await stopping
 
     run(test)

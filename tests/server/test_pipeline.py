@@ -10,7 +10,7 @@ import pytest
 
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
-from server.errors import DeadlineExceeded, EngineFailed, InvalidRequest, NotReady, Overloaded, RequestError
+from server.errors import DeadlineExceeded, EngineFailed, InvalidRequest, NotReady, RequestError
 from server.pipeline import BULK_ITEMS, BULK_TOKENS, Embedded, EmbedRequest
 from tests.server.edge import DIMENSIONS, Edge, served_model
 from tokenizer_pool import messages as tokenizing
@@ -219,6 +219,13 @@ def test_what_the_batch_manager_refuses(reason: batching.Refusal, kind: type[Req
     assert (nobody.retry_after is not None) == (kind is NotReady)
 
 
+def test_an_answer_too_large_for_a_frame_is_the_requests_fault_as_a_whole() -> None:
+    error = error_of(MANY, managers_error=RequestRefused(batching.Refusal.ANSWER_TOO_LARGE))
+
+    assert type(error) is InvalidRequest
+    assert "fewer inputs" in error.message
+
+
 def test_every_refusal_of_the_batch_manager_is_a_request_error() -> None:
     assert all(error_of(MANY, managers_error=RequestRefused(reason, 0)).message for reason in batching.Refusal)
 
@@ -244,8 +251,6 @@ def test_nothing_stays_counted_when_a_request_is_cancelled_or_refused() -> None:
         edge.managers.gate = asyncio.Event()
         waiting = asyncio.create_task(edge.pipeline.embed(a_request()))
         await edge.managers.arrivals.get()
-        with pytest.raises(Overloaded):
-            await edge.pipeline.embed(a_request())
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting

@@ -24,7 +24,7 @@ class FakeMember:
     is_ready: bool = True
     busy: dict[str, Any] | None = None
     pid: int | None = 1
-    plan: Any = field(default_factory=lambda: types.SimpleNamespace(title="engine 0"))
+    plan: Any = field(default_factory=lambda: types.SimpleNamespace(title="engine 0", model=0))
     num_kills: int = 0
 
     def kill(self) -> None:

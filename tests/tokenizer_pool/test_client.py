@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.tokenizer_pool.scripted import MANY, MAX_SEQLEN, answer_all, ask, numbers, scripted_pool, until
+from tests.tokenizer_pool.scripted import MANY, MAX_SEQLEN, answer_all, ask, num_live, numbers, scripted_pool, until
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from wire.vocabulary import RequestClass
@@ -101,7 +101,7 @@ async def test_nothing_is_sent_to_a_worker_before_it_is_ready() -> None:
         (await workers[1].asked.get()).answer()
         assert (await request).token_ids.tolist() == [7]
         assert workers[0].asked.empty()
-        assert pool.num_live == 1
+        assert num_live(pool) == 1
 
 
 async def test_a_refusal_names_the_text_of_the_request() -> None:

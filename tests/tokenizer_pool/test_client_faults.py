@@ -1,10 +1,14 @@
 """What becomes of requests when a worker dies or a client leaves."""
 
 import asyncio
+import gc
+import struct
+import weakref
 
 import pytest
 
-from tests.tokenizer_pool.scripted import MANY, ScriptedWorker, answer_all, ask, numbers, scripted_pool, until
+from tests.tokenizer_pool.scripted import MANY, ScriptedWorker, answer_all, ask, num_live, numbers, scripted_pool, until
+from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizedTexts
 from tokenizer_pool.messages import Refusal, TextRefused
 from wire.vocabulary import RequestClass
@@ -12,6 +16,21 @@ from wire.vocabulary import RequestClass
 pytestmark = pytest.mark.asyncio
 
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+
+UNREADABLE = [
+    (messages.TOKENIZED, b""),
+    (messages.TOKENIZED, b"short"),
+    (messages.TOKENIZED, struct.pack("<dI", 0.1, 2)),  # the offsets are missing
+    (messages.TOKENIZED, struct.pack("<dI3i", 0.1, 2, 0, 1, 9)),  # the ids are
+    (messages.TOKENIZED, struct.pack("<dI2iiB", 0.1, 1, 0, 1, 7, 0)),  # a text too few
+    (messages.REFUSED, b""),
+    (messages.REFUSED, struct.pack("<BiII", 99, 0, 0, 0)),  # for no known reason
+    (0x02FF, struct.pack("<dI3i2iH", 0.1, 2, 0, 1, 2, 7, 8, 0)),
+]
+
+
+class Text(str):
+    """A text of which a weak reference can be had."""
 
 
 async def test_what_a_dead_worker_owes_goes_to_another() -> None:
@@ -23,7 +42,7 @@ async def test_what_a_dead_worker_owes_goes_to_another() -> None:
         for number, query in enumerate(queries):
             assert (await answer_all(workers[1:], query)).token_ids.tolist() == [number]
         assert (await answer_all(workers[1:], request)).token_ids.tolist() == list(range(2048))
-        assert pool.num_live == 1
+        assert num_live(pool) == 1
 
 
 async def test_what_a_dead_worker_owes_waits_for_it_where_there_is_no_other() -> None:
@@ -32,7 +51,7 @@ async def test_what_a_dead_worker_owes_waits_for_it_where_there_is_no_other() ->
         query = ask(pool, ["7"])
         await until(lambda: worker.asked.qsize() == 3)
         worker.die(restart=False)
-        await until(lambda: pool.num_live == 0)
+        await until(lambda: num_live(pool) == 0)
         late = ask(pool, ["8"])
         await until(lambda: worker.num_connections > 0)  # the link is up again, but nobody is behind it
         assert worker.asked.empty()
@@ -56,7 +75,7 @@ async def test_a_text_that_takes_three_workers_down_is_refused_and_the_others_ar
             await until(lambda: worker.asked.qsize() == 8)
             assert worker.asked.get_nowait().piece.texts == ["666"]
             worker.die()
-            await until(lambda: pool.num_live == 0)
+            await until(lambda: num_live(pool) == 0)
         with pytest.raises(TextRefused) as caught:
             await poison
         assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 0)
@@ -74,7 +93,7 @@ async def test_a_bulk_piece_that_takes_workers_down_is_refused_though_queries_ne
             await until(lambda: not worker.asked.empty())
             worker.die()
             deaths += 1
-            await until(lambda: pool.num_live == 0)
+            await until(lambda: num_live(pool) == 0)
             await answer_queries(worker, query)
         with pytest.raises(TextRefused) as caught:
             await poison
@@ -116,13 +135,62 @@ async def test_a_client_that_leaves_drops_what_was_not_sent() -> None:
         last.cancel()
 
 
+async def test_those_who_leave_while_no_worker_is_there_leave_nothing_behind() -> None:
+    async with scripted_pool(1, started=False) as (pool, (worker,)):
+        texts = [Text(number) for number in MANY]
+        kept = weakref.ref(texts[-1])
+        left = [ask(pool, texts, request_class) for request_class in RequestClass]
+        first, last = ask(pool, ["1"]), ask(pool, ["2"])
+        await asyncio.sleep(0)  # they wait
+        del texts
+        for request in left:
+            request.cancel()
+        await asyncio.wait(left)
+        del left, request
+        gc.collect()
+        assert kept() is None
+        worker.start()
+        for request, number in ((first, "1"), (last, "2")):
+            asked = await worker.asked.get()
+            assert asked.piece.texts == [number]
+            asked.answer()
+            await request
+
+
+async def test_who_leaves_with_a_piece_in_a_workers_hands_leaves_nothing_else_behind() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        texts = [Text(number) for number in MANY]
+        kept = weakref.ref(texts[-1])
+        left = ask(pool, texts, BULK)
+        await worker.asked.get()
+        del texts
+        left.cancel()
+        await asyncio.wait([left])
+        del left
+        gc.collect()
+        assert kept() is None
+
+
+async def test_an_answer_that_cannot_be_read_fails_its_request_and_no_other() -> None:
+    for kind, payload in UNREADABLE:
+        async with scripted_pool(1) as (pool, (worker,)):
+            request, other = ask(pool, ["1", "2"]), ask(pool, ["3"])
+            asked = await worker.asked.get()
+            asked.connection.send(kind, asked.frame_id, [payload])
+            with pytest.raises(TextRefused) as caught:
+                await asyncio.wait_for(request, 20)
+            assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, -1)
+            assert (await answer_all([worker], other)).token_ids.tolist() == [3]
+            assert (await answer_all([worker], ask(pool, ["4"]))).token_ids.tolist() == [4]
+
+
 async def test_a_dead_worker_owes_nothing_to_those_who_left() -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         left = ask(pool, ["1"])
         await worker.asked.get()
         left.cancel()
         worker.die()
-        await until(lambda: pool.num_live == 0)
+        await until(lambda: num_live(pool) == 0)
         last = ask(pool, ["7"])
         assert (await worker.asked.get()).piece.texts == ["7"]
         last.cancel()

