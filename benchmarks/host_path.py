@@ -2,7 +2,7 @@
 
     python -m benchmarks.host_path [--write]
 
-One text of about 20 tokens, raw bytes, dimension 1024, 16 connections, the fake engine.
+One text of 20 tokens, raw bytes, dimension 1024, 16 connections, the fake engine.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from benchmarks.report import Report
 from tests.house.expected import ids_of
 from tests.house.running import Server, serving
 
-TEXT = "the quick brown fox jumps over the lazy dog and then runs far away from us"
+TEXT = "the quick brown fox jumps over the lazy dog and then runs far away from us again today"
 _TICK = os.sysconf("SC_CLK_TCK")
 
 

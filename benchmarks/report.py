@@ -64,7 +64,7 @@ class Report:
                 f"# {self._title}",
                 "",
                 f"- Date: {today}",
-                f"- Machine: {hardware()}, {platform.system()} {platform.release()}",
+                f"- Machine: {hardware()}, {platform.system()} {platform.release().partition('-')[0]}",
                 f"- Versions: Python {platform.python_version()}, {versions}",
                 f"- Command: `{command}`",
                 "",
