@@ -14,6 +14,8 @@ from wire.page import Page
 
 ROLES = ("engine", "tokenizer", "batch manager", "frontend")  # in the order of starting
 
+_UNTOLD = "a frontend is yet to be told"  # for a moment, so no line of the log
+
 logger = logging.getLogger("embedline.supervisor")
 
 
@@ -71,14 +73,14 @@ class Broadcast:
     def log(self) -> None:
         """One line whenever readiness changes."""
         reason = self._why_not_told()
-        if reason != self._said:
+        if reason != self._said and reason != _UNTOLD:
             self._said = reason
             logger.info("not ready: %s", reason) if reason else logger.info("ready")
 
     def _why_not_told(self) -> str | None:
         reason = self._why_not_up()
         if reason is None and any(m.is_ready and m.seen < self._up_since for m in self._of("frontend")):
-            return "a frontend is yet to be told"
+            return _UNTOLD
         return reason
 
     def _why_not_up(self) -> str | None:
