@@ -140,7 +140,7 @@ class BatchManagers:
         self._num_requests += 1
         request_id = self._num_requests
         payload = messages.encode_submission(submission)
-        if sum(map(len, payload)) > MAX_PAYLOAD:
+        if sum(memoryview(part).nbytes for part in payload) > MAX_PAYLOAD:
             raise RequestRefused(Refusal.TOO_LONG)
         for _ in range(_MAX_TRIES):
             manager = self._managers[self._choose(submission.model)]

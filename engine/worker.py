@@ -118,16 +118,21 @@ class Worker:
         if not isinstance(results, EngineError) and not _all_finite(results):
             results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
         try:
-            if not isinstance(results, EngineError):
-                held.connection.send(messages.RESULT, held.frame_id, messages.encode_result(results, compute_seconds))
-                return
-            _send_failed(held, results)
-        except PayloadTooLarge:
-            _send_failed(held, EngineError(EngineErrorKind.OUT_OF_MEMORY, "the rows are too large for a frame"))
+            if isinstance(results, EngineError):
+                _send_failed(held, results)
+            else:
+                _send_rows(held, results, compute_seconds)
         except OSError:
             logger.info("a batch is finished whose batch manager has gone")
         if isinstance(results, EngineError) and results.kind is EngineErrorKind.FATAL:
             os._exit(1)
+
+
+def _send_rows(held: _Held, results: Results, compute_seconds: float) -> None:
+    try:
+        held.connection.send(messages.RESULT, held.frame_id, messages.encode_result(results, compute_seconds))
+    except PayloadTooLarge:
+        _send_failed(held, EngineError(EngineErrorKind.OUT_OF_MEMORY, "the rows are too large for a frame"))
 
 
 def _send_failed(held: _Held, error: EngineError) -> None:

@@ -1,10 +1,11 @@
 """The few ASGI words the hot path uses, and reading a body that may be too large."""
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from server.errors import Overloaded, PayloadTooLarge
+from server.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -15,6 +16,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 _WRITE_BUFFER_BYTES = 64 * 1024  # what uvicorn lets wait for a client before it holds back a handler
+_PIECE_SECONDS = 60.0  # for which a body may not come any further
+_ANSWER_SECONDS = 300.0  # in which a large answer has to be read
 
 
 class ClientLeft(Exception):
@@ -35,9 +38,7 @@ class BodyReader:
         """The whole body. Raises PayloadTooLarge and Overloaded as soon as it is known, ClientLeft."""
         if content_length is not None and content_length > self._max_bytes:
             raise self._too_large()
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
+        message = await _receive(receive)
         if not message.get("more_body"):
             body: bytes = message["body"]
             if len(body) > self._max_bytes:
@@ -53,9 +54,7 @@ class BodyReader:
             more = True
             while more:
                 self._check(num_bytes)
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientLeft
+                message = await _receive(receive)
                 chunks.append(message["body"])
                 num_bytes += len(message["body"])
                 self._room -= len(message["body"])
@@ -84,11 +83,24 @@ class BodyReader:
         return PayloadTooLarge(f"the body is over the {self._max_bytes} bytes of --payload-limit")
 
 
+async def _receive(receive: Receive) -> Message:
+    """The next piece of a body."""
+    try:
+        async with asyncio.timeout(_PIECE_SECONDS):
+            message = await receive()
+    except TimeoutError:
+        raise BodyTooSlow(f"nothing more of the body came for {_PIECE_SECONDS:g} seconds") from None
+    if message["type"] == "http.disconnect":
+        raise ClientLeft
+    return message
+
+
 async def send_answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
-    """A whole answer; returns once all but a buffer's worth of a large one has left."""
+    """A whole answer; returns once all but a buffer's worth of a large one has left. Raises TimeoutError."""
     await send({"type": "http.response.start", "status": status, "headers": headers})
     if len(body) <= _WRITE_BUFFER_BYTES:
         await send({"type": "http.response.body", "body": body})
         return
     await send({"type": "http.response.body", "body": body, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})  # waits until the client has read what is ahead
+    async with asyncio.timeout(_ANSWER_SECONDS):
+        await send({"type": "http.response.body", "body": b""})  # waits until the client has read what is ahead

@@ -20,6 +20,8 @@ def bind(hostname: str, port: int, flag: str) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # inherited by what is accepted: a client that vanished without a word is noticed some day
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:

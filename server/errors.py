@@ -2,6 +2,7 @@
 
     RequestError
      ├─ InvalidRequest      400  the request itself is at fault; `param` names the field or index
+     ├─ BodyTooSlow         408  the body stopped coming
      ├─ PayloadTooLarge     413
      ├─ UnsupportedMedia    415
      ├─ ModelNotFound       404
@@ -33,6 +34,10 @@ class RequestError(Exception):
 
 class InvalidRequest(RequestError):
     """The request itself is at fault."""
+
+
+class BodyTooSlow(RequestError):
+    """The body stopped coming."""
 
 
 class PayloadTooLarge(RequestError):
@@ -80,6 +85,7 @@ class _Row:
 
 _TABLE: dict[type[RequestError], _Row] = {
     InvalidRequest: _Row(400, "invalid_request_error", None),
+    BodyTooSlow: _Row(408, "invalid_request_error", "body_too_slow"),
     PayloadTooLarge: _Row(413, "invalid_request_error", "payload_too_large"),
     UnsupportedMedia: _Row(415, "invalid_request_error", "unsupported_media_type"),
     ModelNotFound: _Row(404, "invalid_request_error", "model_not_found"),

@@ -62,7 +62,10 @@ class HotPath:
                 status, headers, body = self._interrupted()
             except Exception as error:
                 status, headers, body = _failed(error)
-            await send_answer(send, status, headers, body)
+            try:
+                await send_answer(send, status, headers, body)
+            except TimeoutError:
+                status = _CLIENT_LEFT  # it stopped reading; the connection is closed behind us
         self._state.record(path, status, time.perf_counter() - began)
 
     async def _embeddings(self, scope: Scope, receive: Receive) -> Answer:

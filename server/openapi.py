@@ -16,6 +16,7 @@ _HEADERS = {
 _ERRORS = {
     "400": "The request is at fault; `param` names the field or index",
     "404": "No model of that name is served",
+    "408": "The body stopped coming",
     "413": "The body is over --payload-limit",
     "415": "The body is compressed",
     "429": "Too much work waits; try again after `retry-after` seconds",

@@ -55,8 +55,10 @@ class Supervisor:
     async def run(self, shutdown_seconds: float) -> int:
         """Serve until a signal or until it makes no sense to go on."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+            loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         try:
             for member in self._members:
                 await self._broadcast.start(member)
@@ -126,9 +128,9 @@ class Supervisor:
         self._spawn(self._start_again(member, delay))
 
     def _has_stand_in(self, member: Member) -> bool:
-        """Whether another process does the same work."""
-        plan = member.plan
-        return any(m.is_ready for m in self._members if (m.plan.role, m.plan.model) == (plan.role, plan.model))
+        """Whether another process does the same work, or may yet."""
+        same = [m for m in self._members if (m.plan.role, m.plan.model) == (member.plan.role, member.plan.model)]
+        return any(m is not member and not self._crashes.is_beyond_help(m) for m in same)
 
     async def _start_again(self, member: Member, delay: float) -> None:
         if delay:
@@ -153,6 +155,11 @@ class Supervisor:
         logger.info("stopping")
         self._end(0)
         self._broadcast.stopping()
+
+    def _hung_up(self) -> None:
+        """The terminal closed; it may say so twice, which is not impatience."""
+        if not self._exit.done():
+            self._signalled()
 
     async def _stop(self, seconds: float) -> None:
         """Frontends first, with time to finish what they hold; the others hold nothing then. Engines last."""

@@ -15,7 +15,7 @@ _PR_SET_NAME = 15
 def settle(parent_pid: int) -> None:
     """Tie this process to the supervisor. Signals from a terminal or a service manager go to the whole
     group; only the supervisor acts on them, and tells its children through their control channel."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from server import asgi
 from server.asgi import BodyReader, ClientLeft, Message, Receive
-from server.errors import Overloaded, PayloadTooLarge
+from server.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 from tests.server.edge import aiter_of
 
 LIMIT = 100
@@ -125,3 +126,34 @@ def test_bodies_that_are_being_read_count() -> None:
 
 def test_one_body_fits_even_where_the_total_is_shared_out_thin() -> None:
     assert len(asyncio.run(reader(max_total_bytes=10).read(large(), None))) == 80
+
+
+def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "_PIECE_SECONDS", 0.01)
+
+    async def run(*first: Message) -> None:
+        pieces = list(first)
+
+        async def receive() -> Message:
+            if pieces:
+                return pieces.pop(0)
+            never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+            return await never
+
+        with pytest.raises(BodyTooSlow):
+            await BodyReader(max_bytes=100, max_total_bytes=100).read(receive, None)
+
+    asyncio.run(run())
+    asyncio.run(run({"type": "http.request", "body": b"half", "more_body": True}))
+
+
+def test_an_answer_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "_ANSWER_SECONDS", 0.01)
+
+    async def send(message: Message) -> None:
+        if message.get("body") == b"":  # as uvicorn waits before what follows a full buffer
+            await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(asgi.send_answer(send, 200, [], b"x" * 100_000))
+    asyncio.run(asgi.send_answer(send, 200, [], b"small"))

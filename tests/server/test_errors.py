@@ -41,6 +41,7 @@ def test_the_documented_statuses() -> None:
 
     assert statuses == {
         "InvalidRequest": 400,
+        "BodyTooSlow": 408,
         "PayloadTooLarge": 413,
         "UnsupportedMedia": 415,
         "ModelNotFound": 404,
