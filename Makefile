@@ -2,6 +2,7 @@
 #
 # PYTHON=python3.12                which Python to make the environment with (3.11 or later)
 # TORCH_INDEX=https://...          where to take torch from, for example an index of CPU builds
+# PEERS=.peers/infinity             where `make bench` keeps the environment of a server to compare with
 # PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test`
 
 VENV := .venv
@@ -10,22 +11,31 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PORT ?= 8080
 ARGS ?=
 TORCH_INDEX ?=
+QUICK ?=
+PEERS ?= .peers/infinity
 
 # A name on the path may be a launcher without a Python behind it, or one without venv, so each is tried.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
 
-.PHONY: help serve test check fix clean
+.PHONY: help serve test nightly bench check fix clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 serve: $(VENV)/.server ## set up and serve all-MiniLM-L6-v2 on port 8080 (PORT=)
 	$(BIN)/embedline serve --port $(PORT) $(ARGS)
 
 test: check ## set up, check and test
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -m "not nightly" $(ARGS)
+
+nightly: $(VENV)/.test ## the tests that take long or need root and Debian tools
+	$(BIN)/pytest -m nightly $(ARGS)
+
+bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb ## engines alone, servers side by side: 20 minutes (QUICK=1: 5)
+	$(BIN)/python -m benchmarks.engines $(if $(QUICK),--quick) --write
+	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick) --write --infinity $(PEERS)
 
 check: $(VENV)/.test ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check
@@ -60,3 +70,10 @@ $(VENV)/.server: pyproject.toml $(VENV)/.torch
 $(VENV)/.test: pyproject.toml $(VENV)/.server
 	$(PIP) --editable '.[server,test]'
 	touch $@
+
+$(VENV)/.bench: pyproject.toml $(VENV)/.test
+	$(PIP) --editable '.[server,test,bench]'
+	touch $@
+
+$(PEERS)/bin/infinity_emb: benchmarks/make_peer_env.sh
+	PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) sh $< $(PEERS)

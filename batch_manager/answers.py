@@ -1,5 +1,7 @@
 """Rows out of an engine's answer into the requests that were in its batch. Knows nothing of scheduling."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,14 +15,14 @@ class MalformedAnswer(Exception):
 Shapes = dict[OutputKind, tuple[bool, int]]  # is ragged, D
 
 
-def check_results(results: Results, outputs: OutputKind, *, num_seqs: int, shapes: Shapes) -> None:
-    """Raise MalformedAnswer unless there are rows of every output kind for `num_seqs` sequences, in the shapes
-    that this model's rows always have; a kind not seen before is put into `shapes`."""
+def check_results(results: Results, outputs: OutputKind, *, seqlens: Sequence[int], shapes: Shapes) -> None:
+    """Raise MalformedAnswer unless there are rows of every output kind for sequences of these lengths, in the
+    shapes that this model's rows always have; a kind not seen before is put into `shapes`."""
     if set(results) != set(outputs):
         raise MalformedAnswer("its output kinds are not those that were asked for")
     for kind, rows in results.items():
-        if not _fits(rows, num_seqs):
-            raise MalformedAnswer(f"its {kind.name} rows do not belong to {num_seqs} sequences")
+        if not _fits(rows, len(seqlens)) or (kind is OutputKind.TOKENS and not _is_row_per_token(rows, seqlens)):
+            raise MalformedAnswer(f"its {kind.name} rows do not belong to {len(seqlens)} sequences")
         shape = (rows.offsets is not None, rows.values.shape[1])
         if not shape[1] or shapes.setdefault(kind, shape) != shape:
             raise MalformedAnswer(f"its {kind.name} rows, {shape[1]} numbers each, are not shaped as this model's are")
@@ -33,6 +35,10 @@ def _fits(rows: Rows, num_seqs: int) -> bool:
     if len(offsets) != num_seqs + 1 or offsets[0] != 0 or offsets[-1] != len(rows.values):
         return False
     return bool((offsets[1:] >= offsets[:-1]).all())
+
+
+def _is_row_per_token(rows: Rows, seqlens: Sequence[int]) -> bool:
+    return rows.offsets is not None and np.diff(rows.offsets).tolist() == list(seqlens)
 
 
 def cut_rows(rows: Rows, start: int, stop: int) -> Rows:

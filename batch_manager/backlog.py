@@ -27,7 +27,7 @@ more than a batch each, and are themselves not held up for ever.
 import math
 from dataclasses import dataclass
 
-from batch_manager.batches import Batch, Request
+from batch_manager.batches import Batch, Release, Request
 from batch_manager.queue import Queue
 from engine.types import OutputKind
 from wire.vocabulary import NUM_CLASSES, RequestClass
@@ -123,7 +123,7 @@ class Backlog:
         if not budget.fits(batch):
             queues[leader].push_front(batch.slices)
             return self._pack(queues, leader, budget=budget, owed=owed)
-        batch.max_tokens = budget.max_tokens
+        batch.max_tokens, batch.release = budget.max_tokens, Release.RETRY
         return batch, float(leader == _BULK)
 
     def _turn(self, request_class: RequestClass) -> tuple[Queue, Queue]:
@@ -158,6 +158,10 @@ class Backlog:
             self._suspect_was_last[other_class] = False
         if reserved:
             leading.take(batch, max_tokens, max_seqs=max_seqs)
+        if leading.was_cut or (is_joined and other.was_cut):
+            batch.release = Release.FULL if max_tokens == budget.max_tokens else Release.BUCKET
+        elif self.num_tokens(_INTERACTIVE) or self.num_tokens(_BULK):
+            batch.release = Release.KIND
         if leader == _BULK:
             return batch, max(1.0, led_tokens / max_tokens)
         return batch, min(other_tokens, reserved) / max_tokens

@@ -1,5 +1,6 @@
 """Requests and batches as the scheduler sees them: lengths and places, no token ids, no rows."""
 
+import enum
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -92,19 +93,34 @@ class Slice(NamedTuple):
         return [stop - start for start, stop in pairwise(cu_seqlens)]
 
 
+class Release(enum.StrEnum):
+    """Why a batch is no larger than it is."""
+
+    FULL = "full"  # the next sequence is over the budget, or the engine's number of sequences
+    BUCKET = "bucket"  # the same, for a budget that was cut to an edge of the engine's
+    CLASS = "class"  # the same, for a budget that is small because queries and bulk work share the engine
+    SHARE = "share"  # the same, for a budget that leaves other idle streams their part
+    DRAINED = "drained"  # nothing more waits
+    KIND = "kind"  # what else waits can't go into the same batch
+    RETRY = "retry"  # a part of a batch that failed, as it was cut
+    SUSPECT = "suspect"  # alone, after its engine died
+
+
 class Batch:
     """What one engine computes in one go; not changed any more once it is dispatched.
 
     max_tokens  the budget it was packed under
+    release     why it is no larger; set as it is taken out of the backlog
     is_suspect  its one sequence was being computed when an engine died, so it runs with nothing beside it
     """
 
-    __slots__ = ("batch_id", "is_suspect", "max_tokens", "num_seqs", "num_tokens", "slices")
+    __slots__ = ("batch_id", "is_suspect", "max_tokens", "num_seqs", "num_tokens", "release", "slices")
 
     def __init__(self, slices: Iterable[Slice] = (), *, is_suspect: bool = False) -> None:
         self.batch_id = -1
         self.max_tokens = 0
         self.is_suspect = is_suspect
+        self.release = Release.SUSPECT if is_suspect else Release.DRAINED
         self.slices: list[Slice] = []
         self.num_tokens = 0
         self.num_seqs = 0
@@ -115,6 +131,13 @@ class Batch:
     def outputs(self) -> OutputKind:
         """What all its sequences are computed for."""
         return self.slices[0].request.outputs
+
+    def seqlens(self) -> list[int]:
+        """Tokens of each sequence, in order."""
+        seqlens: list[int] = []
+        for piece in self.slices:
+            seqlens += piece.seqlens
+        return seqlens
 
     def add(self, piece: Slice) -> None:
         """Put a slice at the end."""

@@ -61,10 +61,7 @@ class EngineLink:
         One that no frame can carry is reported as failed, as any other, once the caller has returned.
         """
         self._sent[batch.batch_id] = batch
-        seqlens: list[int] = []
-        for piece in batch.slices:
-            seqlens += piece.seqlens
-        parts = messages.encode_batch(batch.outputs, seqlens, token_ids, token_type_ids)
+        parts = messages.encode_batch(batch.outputs, batch.seqlens(), token_ids, token_type_ids)
         try:
             self._link.send(messages.BATCH, batch.batch_id, parts)
         except PayloadTooLarge as error:
@@ -105,7 +102,7 @@ class EngineLink:
         """Checked rows and the seconds of computing, or why there are none. Raises what malformed frames raise."""
         if kind == messages.RESULT:
             results, compute_seconds = messages.decode_result(payload)
-            check_results(results, batch.outputs, num_seqs=batch.num_seqs, shapes=self._shapes)
+            check_results(results, batch.outputs, seqlens=batch.seqlens(), shapes=self._shapes)
             return results, compute_seconds
         if kind == messages.FAILED:
             error = messages.decode_failed(payload)

@@ -22,9 +22,9 @@ class Engine:
         self.newest_tokens = 0  # of the batch sent last
 
     @property
-    def has_idle_stream(self) -> bool:
-        """Whether a batch sent now is computed at once."""
-        return len(self.batches) < self.limits.streams
+    def num_idle_streams(self) -> int:
+        """Batches that would be computed at once if they were sent now."""
+        return max(0, self.limits.streams - len(self.batches))
 
     @property
     def has_room(self) -> bool:

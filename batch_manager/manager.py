@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from batch_manager import messages
 from batch_manager.answers import Shapes
-from batch_manager.batches import Batch, Request
+from batch_manager.batches import Batch, Release, Request
 from batch_manager.effects import Dispatch, Effect, Refuse
 from batch_manager.engine_link import EngineLink
 from batch_manager.held import HeldRequest, pack
@@ -22,8 +22,10 @@ from batch_manager.scheduler import Scheduler
 from engine.types import EngineErrorKind, EngineLimits, Results
 from wire.connection import Connection
 from wire.frames import PayloadTooLarge
-from wire.metrics import Recorder
+from wire.metrics import POWERS, RATIOS, Recorder
 from wire.page import Page
+
+_RETRIES = {Release.RETRY: "failed", Release.SUSPECT: "suspect"}
 
 logger = logging.getLogger("embedline.batch_manager")
 
@@ -53,6 +55,9 @@ class Manager:
         self._timer_at = math.inf
         self._empty = asyncio.Event()  # no requests are held
         self._alone = asyncio.Event()  # no frontends are connected
+        metrics.watch(
+            "embedline_queue_sequences", f"batch manager {index}", level=lambda: self._scheduler.num_sequences
+        )
 
     def add_engine(self, path: str, *, model: int) -> None:
         """Begin to connect to an engine."""
@@ -154,10 +159,14 @@ class Manager:
 
     def batch_done(self, engine_id: int, batch: Batch, results: Results, compute_seconds: float) -> None:
         """The rows of a batch."""
-        self._count(self._models[self._engine_models[engine_id]], batch, compute_seconds)
+        model = self._models[self._engine_models[engine_id]]
+        self._count(model, batch, compute_seconds)
         deliveries = self._scheduler.batch_done(
             engine_id, batch.batch_id, compute_seconds=compute_seconds, now=time.monotonic()
         )
+        num_wasted = batch.num_tokens - sum(delivery.piece.num_tokens for delivery in deliveries)
+        if num_wasted:
+            self._metrics.count("embedline_wasted_tokens_total", model, by=num_wasted)
         for delivery in deliveries:
             piece = delivery.piece
             held = self._held[piece.request.request_id]
@@ -168,10 +177,11 @@ class Manager:
         self._changed()
 
     def _count(self, model: str, batch: Batch, compute_seconds: float) -> None:
-        self._metrics.count("embedline_batches_total", model)
-        self._metrics.count("embedline_batch_tokens_total", model, by=batch.num_tokens)
-        self._metrics.count("embedline_batch_sequences_total", model, by=batch.num_seqs)
-        self._metrics.observe("embedline_engine_duration_seconds", model, seconds=compute_seconds)
+        observe = self._metrics.observe
+        observe("embedline_batch_tokens", model, value=batch.num_tokens, edges=POWERS)
+        observe("embedline_batch_sequences", model, value=batch.num_seqs, edges=POWERS)
+        observe("embedline_batch_fill_ratio", model, value=batch.num_tokens / batch.max_tokens, edges=RATIOS)
+        observe("embedline_engine_duration_seconds", model, value=compute_seconds)
 
     # What the scheduler wants
 
@@ -214,10 +224,16 @@ class Manager:
         for piece in batch.slices:
             self._held[piece.request.request_id].queue_seconds = now - piece.request.arrived
         self._engines[dispatch.engine_id].send(batch, *pack(batch, self._held))
+        model = self._models[self._engine_models[dispatch.engine_id]]
+        self._metrics.count("embedline_batch_release_total", model, batch.release)
+        if batch.release in _RETRIES:
+            self._metrics.count("embedline_retried_sequences_total", model, _RETRIES[batch.release], by=batch.num_seqs)
 
     def _refuse(self, refuse: Refuse) -> None:
         held = self._release(refuse.request_id)
         self._metrics.count("embedline_refused_total", refuse.reason.name.lower())
+        if refuse.reason is Refusal.NON_FINITE:
+            self._metrics.count("embedline_nonfinite_rows_total", self._models[held.request.model])
         refused = RequestRefused(refuse.reason, refuse.index, retry_after=refuse.retry_after)
         held.connection.send(messages.REFUSED, held.frame_id, messages.encode_refused(refused))
 
@@ -231,7 +247,7 @@ class Manager:
             return
         self._release(held.request.request_id)
         name, its_class = self._models[held.request.model], held.request.request_class.name.lower()
-        self._metrics.observe("embedline_queue_duration_seconds", name, its_class, seconds=held.queue_seconds)
+        self._metrics.observe("embedline_queue_duration_seconds", name, its_class, value=held.queue_seconds)
 
     def _release(self, request_id: int) -> HeldRequest:
         held = self._held.pop(request_id)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 class Policy:
     """How batches are sized and shared. Seconds and tokens; see docs/ARCHITECTURE.md for how to choose them."""
 
-    max_batch_tokens: int = 16_384
-    max_batch_seconds: float = 0.25  # of computing, by the measured rate
-    max_batch_seconds_mixed: float = 0.05  # the same while bulk work waits and interactive work is about
+    max_batch_tokens: int | None = None  # None = from where on each engine gains nothing from more, as it measured
     # Below this, smaller batches save no time worth having; an engine whose fixed cost alone is above the
     # allowed seconds would otherwise be driven down to one sequence a batch.
     min_batch_tokens: int = 256

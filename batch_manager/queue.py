@@ -86,6 +86,11 @@ class Queue:
         self._discount(suspect.slices[0])
         return suspect
 
+    @property
+    def was_cut(self) -> bool:
+        """Whether the last `take` left something for want of room."""
+        return bool(self._slices)
+
     def take(self, batch: Batch, max_tokens: int, *, max_seqs: int) -> None:
         """Move whole sequences into the batch, in order, until the next one would break a limit of the batch.
 

@@ -48,6 +48,11 @@ class Scheduler:
         """Requests that are neither answered nor refused nor cancelled."""
         return len(self._requests)
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of them that have no rows yet."""
+        return sum(request.num_left for request in self._requests.values())
+
     # What frontends do
 
     def submit(self, request: Request, now: float) -> list[Refuse]:

@@ -7,23 +7,20 @@ One text of 20 tokens, raw bytes, dimension 1024, 16 connections, the fake engin
 
 import argparse
 import json
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.closed_loop import Outcome, drive, post
+from benchmarks.load import drive
+from benchmarks.processes import cpu_seconds
 from benchmarks.report import Report
+from embedline.bench.bodies import Request, post
+from embedline.bench.load import Load
+from embedline.bench.options import Target
+from embedline.bench.summary import Summary, summarize
 from tests.house.expected import ids_of
 from tests.house.running import Server, serving
 
 TEXT = "the quick brown fox jumps over the lazy dog and then runs far away from us again today"
-_TICK = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICK
 
 
 def cpu_by_process(server: Server) -> dict[str, float]:
@@ -31,16 +28,16 @@ def cpu_by_process(server: Server) -> dict[str, float]:
     return {title: cpu_seconds(pid) for title, pid in sorted(pids.items())}
 
 
-def measure(server: Server, *, encoding: str, seconds: float) -> tuple[Outcome, dict[str, float]]:
+def measure(server: Server, *, encoding: str, seconds: float) -> tuple[Summary, dict[str, float]]:
     """What came back, and microseconds of CPU a request by process."""
     body = json.dumps({"input": TEXT, "model": "m", "encoding_format": encoding}).encode()
-    requests = [post("/v1/embeddings", body)]
-    drive(server.port, requests, num_connections=16, seconds=1)
+    target = Target("127.0.0.1", server.port, False, "")
+    requests = [Request(post(target, "/v1/embeddings", body), 1)]
+    drive(server.port, requests, Load(concurrency=16, seconds=1))
     before = cpu_by_process(server)
-    outcome = drive(server.port, requests, num_connections=16, seconds=seconds)
+    summary = summarize(drive(server.port, requests, Load(concurrency=16, seconds=seconds)))
     after = cpu_by_process(server)
-    num = len(outcome.latencies)
-    return outcome, {title: (after[title] - before[title]) / num * 1e6 for title in after}
+    return summary, {title: (after[title] - before[title]) / summary.num_requests * 1e6 for title in after}
 
 
 def main() -> None:
@@ -56,15 +53,15 @@ def main() -> None:
     ):
         for round_number in range(arguments.rounds):
             for encoding in ("bytes", "base64", "float"):
-                outcome, by_process = measure(server, encoding=encoding, seconds=arguments.seconds)
+                summary, by_process = measure(server, encoding=encoding, seconds=arguments.seconds)
                 report.row(
                     {
                         "round": round_number,
                         "encoding": encoding,
-                        "requests/s": f"{outcome.requests_per_second:.0f}",
-                        "failed": outcome.num_failed,
-                        "p50 ms": f"{outcome.percentile(50):.2f}",
-                        "p99 ms": f"{outcome.percentile(99):.2f}",
+                        "requests/s": f"{summary.requests_per_second:.0f}",
+                        "failed": sum(summary.failures.values()),
+                        "p50 ms": f"{summary.percentile_ms(50):.2f}",
+                        "p99 ms": f"{summary.percentile_ms(99):.2f}",
                         **{f"{title} µs": f"{micros:.0f}" for title, micros in by_process.items()},
                         "sum µs": f"{sum(by_process.values()):.0f}",
                     }

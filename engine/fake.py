@@ -34,6 +34,7 @@ from engine.types import (
 TABLE_ROWS = 4096
 IDENTITY_FLOATS = 4  # each 16 bits of the hash: whole numbers that float32 holds exactly
 _DEPTH = 2
+_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
 
 
 def table(dimensions: int) -> NDArray[np.float32]:
@@ -51,6 +52,21 @@ def row(fixed: NDArray[np.float32], token_ids: bytes | memoryview) -> NDArray[np
     answer: NDArray[np.float32] = fixed[zlib.crc32(token_ids) % TABLE_ROWS].copy()
     answer[:IDENTITY_FLOATS] = identity(token_ids)
     return answer
+
+
+def token_rows(fixed: NDArray[np.float32], token_ids: bytes | memoryview) -> NDArray[np.float32]:
+    """What the engine answers for the tokens of one sequence, float32 [S, dimensions]: the reference for tests.
+
+    Each is the sequence's row with the token's position (0, 1, …) added to its identity, modulo 65,536.
+    """
+    answer = np.repeat(row(fixed, token_ids)[None], len(token_ids) // 4, axis=0)
+    return _mix_in(answer, np.arange(len(answer)))
+
+
+def _mix_in(rows: NDArray[np.float32], positions: NDArray[np.integer]) -> NDArray[np.float32]:
+    numbers = rows[:, :IDENTITY_FLOATS].astype(np.int64) + positions[:, None]
+    rows[:, :IDENTITY_FLOATS] = numbers % 65_536
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +145,22 @@ class FakeEngine:
         seconds = self._cost_seconds + (batch.num_tokens / self._token_rate if self._token_rate else 0)
         if seconds:
             self._never.wait(seconds)
-        rows = self._rows(batch)
+        results = self._results(batch)
         if any(fault.action == "nan" and fault.strikes(batch, batch_number) for fault in self._faults):
-            rows[0, 0] = np.nan
-        return {OutputKind.POOLED: Rows(rows)}
+            for rows in results.values():
+                rows.values[0, 0] = np.nan
+        return results
+
+    def _results(self, batch: Batch) -> Results:
+        pooled = self._rows(batch)
+        results = {}
+        if OutputKind.POOLED in batch.outputs:
+            results[OutputKind.POOLED] = Rows(pooled)
+        if OutputKind.TOKENS in batch.outputs:
+            seqlens = np.diff(batch.cu_seqlens)
+            positions = np.arange(batch.num_tokens) - np.repeat(batch.cu_seqlens[:-1], seqlens)
+            results[OutputKind.TOKENS] = Rows(_mix_in(np.repeat(pooled, seqlens, axis=0), positions), batch.cu_seqlens)
+        return results
 
     def _rows(self, batch: Batch) -> NDArray[np.float32]:
         ids = batch.token_ids.data.cast("B")
@@ -167,7 +195,7 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> FakeEngine:
         name=name,
         engine="fake",
         reason=reason,
-        outputs=OutputKind.POOLED,
+        outputs=OutputKind.POOLED | OutputKind.TOKENS,
         dimensions=options["dimensions"],
         max_seqlen=options["max_seqlen"],
         vocab_size=options["vocab_size"],
@@ -178,11 +206,13 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> FakeEngine:
         architecture="",
         notes=("rows are made of the token ids' hash, not by a model",),
     )
+    max_num_tokens = max(options["max_num_tokens"] or _MAX_NUM_TOKENS, options["max_seqlen"])
     limits = EngineLimits(
-        max_num_tokens=max(options["max_num_tokens"], options["max_seqlen"]),
+        max_num_tokens=max_num_tokens,
         max_num_seqs=options["max_num_seqs"],
         max_seqlen=options["max_seqlen"],
         depth=_DEPTH,
+        target_num_tokens=max_num_tokens,  # its costs are linear, and faults count the batches of a warm-up
     )
     return FakeEngine(
         info, limits, cost_seconds=options["cost_ms"] / 1000, token_rate=options["tokens_per_second"], faults=faults

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model_json import Json, number_in, object_in, read_object, read_optional
-from engine.sentence_files import read_modules, read_prompts
+from engine.sentence_files import SentenceFiles, read_modules, read_prompts
 from engine.types import ModelError
 
 # They number positions from padding_idx + 1 and lose as many of them.
@@ -35,9 +35,11 @@ class ModelFolder:
     hidden_size: int
     vocab_size: int
     max_seqlen: int  # tokens, special ones included
+    max_seqlen_source: str  # the file or flag that says so
     padding_idx: int | None  # positions are numbered from padding_idx + 1 (RoBERTa and its kin); None = from 0
     do_lower_case: bool  # lower-case the text before tokenizing, whatever the tokenizer does itself
     pooling: str  # "cls", "mean" or "last"
+    pooling_source: str  # the file or flag that says so
     normalize: bool  # a Normalize module follows the pooling
     prompts: dict[str, str]  # by name, to be put before a text
     default_prompt_name: str | None  # a key of prompts
@@ -63,22 +65,24 @@ def read(path: Path | str, *, pooling: str | None = None, needs_weights: bool = 
     if needs_weights:
         _check_weights(folder)
     padding_idx = _padding_idx(config) if architecture in _POSITIONS_AFTER_PADDING else None
-    max_seqlen, length_note = _max_seqlen(folder, config, asked=files.max_seqlen, padding_idx=padding_idx)
+    length = _length(folder, config, files, padding_idx=padding_idx)
     return ModelFolder(
         path=folder,
         architecture=architecture,
         architectures=tuple(map(str, config.get("architectures") or ())),
         hidden_size=_needed_number(config, "hidden_size", "dim", "n_embd", "d_model"),
         vocab_size=_needed_number(config, "vocab_size"),
-        max_seqlen=max_seqlen,
+        max_seqlen=length.max_seqlen,
+        max_seqlen_source=length.source,
         padding_idx=padding_idx,
         do_lower_case=files.do_lower_case,
         pooling=files.pooling,
+        pooling_source=files.pooling_source,
         normalize=files.normalize,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
         include_prompt=files.include_prompt,
-        notes=tuple(filter(None, (auto_map_note, files.note, length_note))),
+        notes=tuple(filter(None, (auto_map_note, files.note, length.note))),
     )
 
 
@@ -151,15 +155,27 @@ def _needed_number(config: Json, *keys: str) -> int:
     return number
 
 
-def _max_seqlen(folder: Path, config: Json, *, asked: int | None, padding_idx: int | None) -> tuple[int, str]:
-    """Tokens a sequence, and a note where that is fewer than the model's files ask for."""
+@dataclass(frozen=True, slots=True)
+class _Length:
+    max_seqlen: int  # tokens
+    source: str
+    note: str  # where that is fewer than the model's files ask for
+
+
+def _length(folder: Path, config: Json, files: SentenceFiles, *, padding_idx: int | None) -> _Length:
+    """How long a sequence may be, and who says so."""
     limit, why = _num_positions(config, padding_idx)
-    asked = asked or number_in(read_optional(folder / "tokenizer_config.json"), "model_max_length") or _UNLIMITED
+    asked, source = files.max_seqlen, files.max_seqlen_source
+    if asked is None:
+        source = "tokenizer_config.json"
+        asked = number_in(read_optional(folder / source), "model_max_length") or _UNLIMITED
     if limit < 1:
         raise ModelError("config.json leaves no position for a token (max_position_embeddings)")
     if min(asked, limit) >= _UNLIMITED:
-        return _MAX_SEQLEN_WHERE_NOT_SAID, f"no length is given anywhere: {_MAX_SEQLEN_WHERE_NOT_SAID} tokens"
-    return min(asked, limit), f"{why}: {limit} tokens" if limit < asked < _UNLIMITED or why == _LONG_ROPE else ""
+        note = f"no length is given anywhere: {_MAX_SEQLEN_WHERE_NOT_SAID} tokens"
+        return _Length(_MAX_SEQLEN_WHERE_NOT_SAID, "no file", note)
+    note = f"{why}: {limit} tokens" if limit < asked < _UNLIMITED or why == _LONG_ROPE else ""
+    return _Length(min(asked, limit), source if asked <= limit else "config.json", note)
 
 
 def _num_positions(config: Json, padding_idx: int | None) -> tuple[int, str]:

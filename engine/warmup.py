@@ -1,42 +1,85 @@
-"""The first batches of a freshly loaded engine: is what it gives whole, and how fast is it?"""
+"""The first batches of a freshly loaded engine: is what it gives whole, how fast is it, and from what size on?"""
 
+import dataclasses
 import time
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.types import Batch, Engine, EngineError, ModelError, OutputKind, Results
+from engine.types import Batch, Engine, EngineError, EngineLimits, ModelError, OutputKind, Results
 
 _SEQLENS = (1, 5, 5, 16)  # tokens; equal lengths are there on purpose
-_RATE_SECONDS = 0.3  # about how long the measured batch may take
-_MAX_RATE_SEQLEN = 128
+_SEQLEN = 64  # tokens of each sequence in the batches that are measured
+_SIZES = (128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)  # tokens of these
+_MIN_TARGET = 512  # tokens: what is gained below is small, and what a busy machine makes of the figures is not
+_MAX_SECONDS = 0.6  # for all of them together
+_ENOUGH = 0.95  # of the best rate: what larger batches gain beyond it is not worth the wait
 
 
-def warm_up(engine: Engine) -> float:
-    """Run two batches and return tokens per second. Raises ModelError where a row is not as it should be."""
-    outputs = OutputKind(engine.info.outputs & -engine.info.outputs)  # the lowest flag: what it is mainly for
+def warm_up(engine: Engine) -> EngineLimits:
+    """Run a few batches on all streams at once; the engine's limits with what was measured.
+
+    Raises ModelError where a row is not as it should be.
+    """
     seqlens = [min(seqlen, engine.limits.max_seqlen) for seqlen in _SEQLENS]
-    _run(engine, outputs, seqlens)  # the very first batch also pays for lazy initialisation
-    seconds = _run(engine, outputs, seqlens)
-    seqlen = min(_MAX_RATE_SEQLEN, engine.limits.max_seqlen)
-    affordable = int(_RATE_SECONDS / max(seconds, 1e-6) * sum(seqlens))
-    num_seqs = min(affordable, engine.limits.max_num_tokens) // seqlen
-    num_seqs = max(1, min(num_seqs, engine.limits.max_num_seqs))
-    return num_seqs * seqlen / max(_run(engine, outputs, [seqlen] * num_seqs), 1e-6)
+    _run(engine, seqlens)  # the very first batches also pay for lazy initialisation
+    seconds = _run(engine, seqlens)
+    if engine.limits.target_num_tokens:  # known without measuring
+        seqlens = _equal_seqlens(engine.limits, int(sum(seqlens) / seconds * _MAX_SECONDS / 4))
+        return dataclasses.replace(engine.limits, tokens_per_second=sum(seqlens) / _run(engine, seqlens))
+    rates = _rates(engine)
+    target = _target(rates)
+    rate = rates[target] if target else max(rates.values())
+    return dataclasses.replace(engine.limits, tokens_per_second=rate, target_num_tokens=target)
 
 
-def _run(engine: Engine, outputs: OutputKind, seqlens: list[int]) -> float:
-    """Seconds of one batch of arbitrary ids."""
+def _rates(engine: Engine) -> dict[int, float]:
+    """Tokens per second of one stream by the tokens of a batch, as far as there is time to measure them."""
+    rates: dict[int, float] = {}
+    seconds_left = _MAX_SECONDS
+    for size in _SIZES:
+        seqlens = _equal_seqlens(engine.limits, size)
+        trials = [_run(engine, seqlens)]
+        if 2 * trials[0] <= seconds_left:
+            trials.append(_run(engine, seqlens))  # the quicker counts: others start at the same time
+        num_tokens, seconds = sum(seqlens), min(trials)
+        rates[num_tokens] = num_tokens / seconds
+        seconds_left -= sum(trials)
+        # the next size takes about as much longer as it is larger, or less where a batch has a cost of its own
+        if num_tokens < size or 2 * seconds > engine.limits.max_batch_seconds or 4 * seconds > seconds_left:
+            break
+    return rates
+
+
+def _target(rates: dict[int, float]) -> int:
+    """The least size that is about as fast as any; 0 where larger ones than were measured may be faster still."""
+    least_rate = _ENOUGH * max(rates.values())
+    target = min((size for size, rate in rates.items() if size >= _MIN_TARGET and rate >= least_rate), default=0)
+    return target if target < max(rates) else 0
+
+
+def _equal_seqlens(limits: EngineLimits, num_tokens: int) -> list[int]:
+    """Sequences that come to this many tokens, or as near as the limits allow."""
+    seqlen = min(_SEQLEN, limits.max_seqlen)
+    num_seqs = min(num_tokens, limits.max_num_tokens) // seqlen
+    return [seqlen] * max(1, min(num_seqs, limits.max_num_seqs))
+
+
+def _run(engine: Engine, seqlens: list[int]) -> float:
+    """Seconds of one batch of arbitrary ids on each stream."""
+    outputs = OutputKind(engine.info.outputs & -engine.info.outputs)  # the lowest flag: what it is mainly for
     cu_seqlens: NDArray[np.int32] = np.cumsum([0, *seqlens], dtype=np.int32)
     token_ids = np.arange(cu_seqlens[-1], dtype=np.int32) % engine.info.vocab_size
     began = time.perf_counter()
-    engine.submit(Batch(engine.info.name, outputs, token_ids, cu_seqlens))
-    _, results = engine.collect()
+    for _ in range(engine.limits.streams):
+        engine.submit(Batch(engine.info.name, outputs, token_ids, cu_seqlens))
+    collected = [engine.collect() for _ in range(engine.limits.streams)]
     seconds = time.perf_counter() - began
-    if isinstance(results, EngineError):
-        raise ModelError(f"the warm-up batch failed: {results}")
-    _check(engine, results, num_seqs=len(seqlens))
-    return seconds
+    for _, results in collected:
+        if isinstance(results, EngineError):
+            raise ModelError(f"the warm-up batch failed: {results}")
+        _check(engine, results, num_seqs=len(seqlens))
+    return max(seconds, 1e-6)
 
 
 def _check(engine: Engine, results: Results, *, num_seqs: int) -> None:

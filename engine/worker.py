@@ -19,7 +19,8 @@ from typing import NoReturn
 import numpy as np
 
 from engine import messages, registry
-from engine.types import Engine, EngineClosed, EngineError, EngineErrorKind, ModelError, Results
+from engine.start import EngineStart
+from engine.types import Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
 from engine.warmup import warm_up
 from wire import control
 from wire.blocking import BlockingConnection
@@ -43,10 +44,10 @@ class _Held:
 class Worker:
     """Moves batches between a connection and an engine."""
 
-    def __init__(self, engine: Engine, listener: socket.socket, tokens_per_second: float) -> None:
+    def __init__(self, engine: Engine, listener: socket.socket, limits: EngineLimits) -> None:
         self._engine = engine
         self._listener = listener
-        self._limits = dataclasses.replace(engine.limits, tokens_per_second=tokens_per_second)
+        self._limits = limits  # the engine's, with what was measured at warm-up
         self._held: dict[int, _Held] = {}  # by ticket; insertion order is submission order
         self._noted = threading.Condition()  # guards `_held`; notified when a ticket is noted
 
@@ -64,7 +65,8 @@ class Worker:
         if not running:
             return None
         oldest = min(running, key=lambda held: held.began)
-        return {"batch": oldest.frame_id, "tokens": oldest.num_tokens, "since": oldest.began}
+        streams = self._limits.streams
+        return {"batch": oldest.frame_id, "tokens": oldest.num_tokens, "since": oldest.began, "streams": streams}
 
     def _submit_forever(self) -> None:
         while True:
@@ -151,16 +153,17 @@ def main() -> NoReturn:
     threading.excepthook = _die  # a worker that lost a thread would hold its batches for ever
     supervisor = BlockingConnection(socket.socket(fileno=control_fd))
     spec = _wait_for_start(supervisor)
-    begin(spec["title"], spec["log_level"])
+    begin(spec["title"], spec["log_level"], json_output=spec.get("json_output", False))
+    start = EngineStart.from_spec(spec)
     loading = _Heartbeat(supervisor)
     try:
-        engine = registry.load(spec["engine"], name=spec["model"], reason=spec["reason"], options=spec["options"])
-        tokens_per_second = warm_up(engine)
+        engine = registry.load(start.engine, name=start.model, reason=start.reason, options=start.options)
+        limits = warm_up(engine)
     except ModelError as error:
         loading.stop()
         supervisor.send(control.FAILED, 0, control.encode({"message": str(error)}))
         sys.exit(2)
-    worker = Worker(engine, socket.socket(fileno=spec["listener_fd"]), tokens_per_second)
+    worker = Worker(engine, socket.socket(fileno=start.listener_fd), limits)
     collector = worker.start()
     loading.stop()
     supervisor.send(control.READY, 0, control.encode({"info": dataclasses.asdict(engine.info)}))

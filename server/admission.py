@@ -48,6 +48,11 @@ class Admission:
             old = self._tokens_per_character[model]
             self._tokens_per_character[model] += (num_tokens / num_characters - old) * _LEARNING_RATE
 
+    @property
+    def num_open(self) -> int:
+        """Requests that are open now."""
+        return self._num_requests
+
     @contextlib.contextmanager
     def open_request(self) -> Iterator[None]:
         """Count a request as open while the block runs: from its head to its answer's last byte."""
@@ -60,17 +65,16 @@ class Admission:
     def check_open(self) -> None:
         """Raises Overloaded where too many requests are open, the asking one among them."""
         if self._num_requests > self._max_requests:
-            raise Overloaded("too many requests are open; see --max-concurrent-requests", retry_after=1.0)
+            message = "too many requests are open; see --max-concurrent-requests"
+            raise Overloaded(message, retry_after=1.0, reason="concurrency")
 
     def check(self, model: int, request_class: RequestClass) -> None:
         """Raises Overloaded where what waits already would keep this request waiting for too long."""
-        rate = float(self._page.tokens_per_second[:, model].sum())
-        if rate <= 0:
-            return
-        wait = self._tokens_ahead(model, request_class) / rate
+        wait = expected_wait(self._page, model, request_class)
         budget = self._budgets.of(request_class)
         if wait > budget:
-            raise Overloaded("more work is waiting than can be done in time", retry_after=wait - budget)
+            message = "more work is waiting than can be done in time"
+            raise Overloaded(message, retry_after=wait - budget, reason="wait")
 
     @contextlib.contextmanager
     def reserved(self, model: int, request_class: RequestClass, num_tokens: int) -> Iterator[None]:
@@ -81,8 +85,15 @@ class Admission:
         finally:
             self._row[model, request_class] -= num_tokens
 
-    def _tokens_ahead(self, model: int, request_class: RequestClass) -> int:
-        """Interactive work goes before bulk work, so only bulk waits for both."""
-        ahead = slice(0, request_class + 1)
-        queued = self._page.queued_tokens[:, model, ahead].sum()
-        return int(queued + self._page.admitted_tokens[:, model, ahead].sum())
+
+def expected_wait(page: Page, model: int, request_class: RequestClass) -> float:
+    """Seconds that a request which comes now would wait for its turn; 0 before a rate is known.
+
+    Interactive work goes before bulk work, so only bulk waits for both.
+    """
+    rate = float(page.tokens_per_second[:, model].sum())
+    if rate <= 0:
+        return 0.0
+    ahead = slice(0, request_class + 1)
+    num_tokens = int(page.queued_tokens[:, model, ahead].sum()) + int(page.admitted_tokens[:, model, ahead].sum())
+    return num_tokens / rate

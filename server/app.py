@@ -9,9 +9,12 @@ from starlette.exceptions import HTTPException
 from embedline import __version__
 from server.errors import NoSuchRoute, WrongMethod, openai_answer
 from server.frontend_state import FrontendState
+from server.info import info as describe
 from server.metrics import MetricsSource
-from server.openai import EMBEDDINGS_PATHS
 from server.openapi import with_hot_routes
+from server.routes import ROUTES
+
+_POST_PATHS = frozenset(route.path for route in ROUTES)
 
 
 def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
@@ -26,6 +29,8 @@ def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
 
     @app.get("/readyz", summary="Whether a request sent now would be computed")
     @app.get("/health", summary="The same as /readyz, as TEI names it")
+    @app.get("/", summary="The same as /readyz, as TEI has it too")
+    @app.get("/ping", summary="The same as /readyz, as SageMaker names it")
     async def readyz() -> Response:
         reason = state.why_not_ready()
         if reason is None:
@@ -34,7 +39,7 @@ def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
 
     @app.get("/info", summary="What is served, by which engine, and why")
     async def info() -> Response:
-        return JSONResponse(_info(state))
+        return JSONResponse(describe(state))
 
     @app.get("/v1/models", summary="The served models, as OpenAI lists them")
     async def models() -> Response:
@@ -45,16 +50,6 @@ def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
         return PlainTextResponse(await metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
-
-
-def _info(state: FrontendState) -> dict[str, Any]:
-    house = state.house
-    return {
-        "version": __version__,
-        "ready": state.why_not_ready() is None,
-        "models": house.get("models", []),
-        **house.get("limits", {}),
-    }
 
 
 def _model_cards(state: FrontendState) -> list[dict[str, Any]]:
@@ -77,8 +72,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 in the same shape as every other error."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
-    if request.scope["path"].rstrip("/") in EMBEDDINGS_PATHS:  # only what is no POST gets as far as here
-        headers["allow"] = "POST"
+    if (request.scope["path"].rstrip("/") or "/") in _POST_PATHS:  # only what is no POST gets as far as here
+        headers["allow"] = ", ".join(filter(None, (headers.get("Allow"), "POST")))
     if "allow" in map(str.lower, headers):
         answer = openai_answer(WrongMethod("this route does not have that method"))
     else:

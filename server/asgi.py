@@ -77,7 +77,7 @@ class BodyReader:
         if num_bytes > self._max_bytes:
             raise self._too_large()
         if self._room < 0:
-            raise Overloaded("too many large bodies are open", retry_after=1.0)
+            raise Overloaded("too many large bodies are open", retry_after=1.0, reason="open_payload")
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body is over the {self._max_bytes} bytes of --payload-limit")

@@ -3,7 +3,7 @@
 import logging
 import socket
 
-from server.settings import SettingsError
+from server.flag import SettingsError
 
 _DEFAULT_PROMETHEUS_PORT = 9000
 _BACKLOG = 2048

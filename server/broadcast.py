@@ -35,6 +35,8 @@ class Broadcast:
 
     def engine_loaded(self, engine: Member, info: Json) -> None:
         """Take note of what an engine says of its model."""
+        model = info["info"]
+        logger.info("%s is computed by %s on %s (%s)", model["name"], model["engine"], model["device"], model["reason"])
         self._infos[engine] = {**info, "loaded_at": int(time.time())}
 
     def stopping(self) -> None:
@@ -45,7 +47,13 @@ class Broadcast:
     def state(self) -> Json:
         """The house as it is now."""
         reason = self._why_not_up()
-        return {"ready": reason is None, "reason": reason, "models": self._loaded(), "limits": self._limits}
+        return {
+            "ready": reason is None,
+            "reason": reason,
+            "names": [model.name for model in self._models],
+            "models": self._loaded(),
+            "limits": self._limits,
+        }
 
     async def start(self, member: Member) -> None:
         """Start a process that knows the house from the beginning."""
@@ -100,10 +108,14 @@ class Broadcast:
         for index, model in enumerate(self._models):
             infos = [self._infos[engine] for engine in self._engines(index) if engine in self._infos]
             if infos:
+                info = infos[0]["info"]
                 entries.append(
                     {
                         "index": index,
                         **infos[0],
+                        # an engine may take longer texts than are asked for
+                        "info": {**info, "max_seqlen": min(info["max_seqlen"], model.folder.max_seqlen)},
+                        "model_id": model.settings.model_id,
                         "source": model.source,
                         "revision": model.revision,
                         "prompts": model.folder.prompts,

@@ -1,19 +1,28 @@
-"""The command line. The flags of `serve` are made from the fields of server.settings.Settings, so there is one list."""
+"""The command line. The flags of `serve` are made from the fields of the settings, so there is one list."""
 
-import dataclasses
-import inspect
+import os
 import sys
-import typing
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from embedline import __version__
-from engine.types import ModelError
-from server.serve import serve as run_server
-from server.settings import Flag, Settings, SettingsError
+from server.config_file import VARIABLE as CONFIG_VARIABLE
+from server.flag import SettingsError, flags_of
+from server.model_settings import ModelSettings
+from server.options import GroupedCommand, with_flags
+from server.settings import Settings
+from server.sources import settings_from
 
 _EXIT_SETTINGS = 2
+_CONFIG_HELP = (
+    "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
+    f"line and the environment outrank it. [{CONFIG_VARIABLE}]"
+)
+_FOR_INSPECT = frozenset({"huggingface_hub_cache", "hf_token"})  # of the server's
+# Flags of text-embeddings-inference that start commands carry over, and that have no like here.
+_NOT_OURS = frozenset({"--dense-path", "--disable-spans", "--otlp-endpoint", "--otlp-service-name", "--uds-path"})
 
 
 def version() -> None:
@@ -21,61 +30,127 @@ def version() -> None:
     print(__version__)
 
 
-def serve(**values: Any) -> None:
-    """Serve a model over HTTP until SIGTERM or Ctrl-C."""
+def health(
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="By default this machine's, on PORT or 8080.")
+    ] = None,
+) -> None:
+    """Ask a server whether it is ready: exit code 0 if it is, 1 if not."""
+    from server.health_command import health as ask
+    from server.health_command import local_url
+
+    sys.exit(ask(url or local_url()))
+
+
+def serve(
+    *, config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None, **words: Any
+) -> None:
+    """Serve models over HTTP until SIGTERM or Ctrl-C."""
+    config = config or os.environ.get(CONFIG_VARIABLE) or None
+    _run(lambda: run_server(settings_from(words, os.environ, config=config)))
+
+
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
+    *,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    **words: Any,
+) -> None:
+    """Print what is known of a model before it is loaded, and why. One that is on the hub alone is fetched."""
+    _run(lambda: run_inspection(settings_from({**words, "model_id": model}, os.environ), as_json=json))
+
+
+def run_server(settings: Settings) -> int:
+    """Serve; the exit code."""
+    from server.serve import serve as run  # the other commands have no use for it, nor time
+
+    return run(settings)
+
+
+def run_inspection(settings: Settings, *, as_json: bool) -> int:
+    """Print; the exit code."""
+    from server.inspection import inspect as run
+
+    return run(settings, as_json=as_json)
+
+
+def _run(command: Callable[[], int]) -> NoReturn:
+    """Exit with what a command returns, or with one line and 2."""
+    from engine.types import ModelError
+
     try:
-        values["fake_fault"] = tuple(values["fake_fault"] or ())
-        for field in dataclasses.fields(Settings):  # LOG_LEVEL=INFO is as good as info
-            if field.metadata["flag"].one_of and values[field.name]:
-                values[field.name] = values[field.name].lower()
-        sys.exit(run_server(Settings(**values)))
+        sys.exit(command())
     except (SettingsError, ModelError) as error:
         _exit_with(str(error))
 
 
 def _exit_with(message: str) -> NoReturn:
-    print(f"embedline: {message}", file=sys.stderr)
+    print(f"embedline: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(_EXIT_SETTINGS)
 
 
-def _parameter(field: "dataclasses.Field[Any]", annotation: Any) -> inspect.Parameter:
-    """A field of Settings as typer understands it."""
-    flag: Flag = field.metadata["flag"]
-    names = flag.names or (f"--{field.name.replace('_', '-')}",)
-    help_text = f"{flag.help} One of: {', '.join(flag.one_of)}." if flag.one_of else flag.help
-    option = typer.Option(*names, help=help_text, envvar=field.name.upper() if flag.env else None)
-    if typing.get_origin(annotation) is tuple:
-        annotation, default = list[str] | None, None
-    else:
-        default = field.default
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=typing.Annotated[annotation, option]
-    )
-
-
-def make_app() -> typer.Typer:
-    """The commands."""
+def make_app(*, only: str | None = None) -> typer.Typer:
+    """All commands, or the one of this name: each costs its imports."""
     app = typer.Typer(
         help="A self-hosted embedding inference server.",
         add_completion=False,
         rich_markup_mode=None,  # rich would cut the names of flags short on a usual terminal
         pretty_exceptions_enable=False,
     )
-    annotations = typing.get_type_hints(Settings)
-    parameters = [_parameter(field, annotations[field.name]) for field in dataclasses.fields(Settings)]
-    serve.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    serve.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command()(serve)
-    app.command()(version)
+    app.callback()(_nothing)  # so that a single command is called by its name as well
+    for name, add in _COMMANDS.items():
+        if only in (None, name) or only not in _COMMANDS:
+            add(app)
     return app
+
+
+def _nothing() -> None:
+    """A self-hosted embedding inference server."""
+
+
+def _add_serve(app: typer.Typer) -> None:
+    app.command(cls=GroupedCommand)(with_flags(serve, [*flags_of(ModelSettings), *flags_of(Settings)]))
+
+
+def _add_inspect(app: typer.Typer) -> None:
+    of_model = [flag for flag in flags_of(ModelSettings) if flag.group != "Testing" and flag.name != "model_id"]
+    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_INSPECT]
+    app.command(cls=GroupedCommand)(with_flags(inspect, [*of_model, *of_server]))
+
+
+def _add_health(app: typer.Typer) -> None:
+    app.command()(health)
+
+
+def _add_version(app: typer.Typer) -> None:
+    app.command()(version)
+
+
+def _add_bench(app: typer.Typer) -> None:
+    from server.bench_command import bench
+
+    app.command()(bench)
+
+
+_COMMANDS: dict[str, Callable[[typer.Typer], None]] = {
+    "serve": _add_serve,
+    "inspect": _add_inspect,
+    "health": _add_health,
+    "bench": _add_bench,
+    "version": _add_version,
+}
 
 
 def main() -> None:
     """The console script. What is wrong with the arguments is one line, without typer's frame around it."""
-    if sys.argv[1:] == ["--version"]:
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
         version()
         return
     try:
-        sys.exit(make_app()(sys.argv[1:] or ["--help"], prog_name="embedline", standalone_mode=False))
+        app = make_app(only=arguments[0] if arguments else None)
+        sys.exit(app(arguments or ["--help"], prog_name="embedline", standalone_mode=False))
     except typer.TyperException as error:
-        _exit_with(" ".join(error.format_message().split()))
+        foreign = sorted(_NOT_OURS & {argument.partition("=")[0] for argument in arguments})
+        hint = f"; {foreign[0]} is not supported here, leave it out" if foreign else ""
+        _exit_with(f"{error.format_message()}{hint}")

@@ -4,14 +4,20 @@ import asyncio
 import gc
 import socket
 
-from batch_manager.client import BatchManagers, ManagerAddress
-from server.admission import Admission, WaitBudgets
+from batch_manager.client import BatchManagers
+from server.admission import Admission
 from server.app import make_app
 from server.asgi import BodyReader
+from server.auth import Keys
+from server.cors import with_cors
+from server.frontend_start import FrontendStart
 from server.frontend_state import FrontendState
 from server.hot_path import HotPath
 from server.http_server import HttpServer
+from server.observer import Observer
 from server.pipeline import Pipeline
+from server.request_log import Logged, RequestLog
+from server.route import Resources
 from tokenizer_pool.client import TokenizerPool
 from wire.child import Child, run
 from wire.control import Request
@@ -20,32 +26,39 @@ from wire.page import Page
 
 async def serve(child: Child) -> None:
     """The role of a frontend."""
-    spec = child.spec
-    page = Page.attach(spec["page_fd"])
-    state = FrontendState(page, child.metrics)
-    state.update(spec["state"])
+    start = FrontendStart.from_spec(child.spec)
+    page = Page.attach(start.page_fd)
+    state = FrontendState(page, strict_model_name=start.strict_model_name)
+    state.update(child.spec["state"])
     child.on_state = state.update
-    tokenizers = TokenizerPool(spec["tokenizer_paths"], max_seqlens=spec["max_seqlens"])
-    managers = BatchManagers([ManagerAddress(m["path"], tuple(m["models"])) for m in spec["managers"]], page)
+    tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
+    managers = BatchManagers(start.managers, page)
     admission = Admission(
-        page,
-        frontend=child.index,
-        budgets=WaitBudgets(**spec["wait_budgets"]),
-        max_requests=spec["max_concurrent_requests"],
+        page, frontend=child.index, budgets=start.wait_budgets, max_requests=start.max_concurrent_requests
     )
 
     async def metrics() -> str:
         return str((await child.request(Request.METRICS))["text"])
 
-    app = HotPath(
-        state,
-        admission,
+    resources = Resources(
+        state=state,
+        admission=admission,
         pipeline=Pipeline(admission, tokenizers, managers),
-        bodies=BodyReader(max_bytes=spec["payload_limit"], max_total_bytes=spec["open_payload_limit"]),
-        fallback=make_app(state, metrics),
-        max_items=spec["max_client_batch_size"],
+        bodies=BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
+        max_items=start.max_client_batch_size,
     )
-    server = HttpServer(app, socket.socket(fileno=spec["listener_fd"]))
+    log = RequestLog(Logged(start.request_log), child.metrics)
+    app = HotPath(
+        resources,
+        keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth),
+        observer=Observer(child.metrics, log=log.write),
+        fallback=make_app(state, metrics),
+    )
+    server = HttpServer(
+        with_cors(app, start.cors_allow_origin), socket.socket(fileno=start.listener_fd), on_refused=app.refused
+    )
+    child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
+    child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     tokenizers.open()
     managers.open()
     await server.start()
@@ -53,9 +66,10 @@ async def serve(child: Child) -> None:
     child.ready()
     await child.stopping.wait()
     state.draining = True
-    await server.stop(spec["shutdown_timeout"])
+    await server.stop(start.shutdown_timeout)
     tokenizers.close()
     managers.close()
+    await log.close()
     await asyncio.sleep(0)  # the last answers are flushed at the end of a tick
 
 

@@ -3,18 +3,17 @@
 from server.errors import NotReady
 from server.models import ModelTable, served_models
 from wire.control import Json
-from wire.metrics import Recorder
 from wire.page import Page
 
 _RETRY_SECONDS = 2.0
 
 
 class FrontendState:
-    """Written by the supervisor's STATE and by the hot path; read by every route."""
+    """Written by the supervisor's STATE; read by every route."""
 
-    def __init__(self, page: Page, metrics: Recorder) -> None:
+    def __init__(self, page: Page, *, strict_model_name: bool = False) -> None:
         self._page = page
-        self._metrics = metrics
+        self._strict_model_name = strict_model_name
         self._house: Json = {}
         self._models: ModelTable | None = None
         self.draining = False
@@ -23,7 +22,9 @@ class FrontendState:
         """Take in a STATE."""
         self._house = house
         if house["models"]:
-            self._models = ModelTable(served_models(house["models"]))
+            self._models = ModelTable(
+                served_models(house["models"]), names=house.get("names", ()), is_strict=self._strict_model_name
+            )
 
     @property
     def house(self) -> Json:
@@ -51,14 +52,3 @@ class FrontendState:
         if (self._page.engines_ready.sum(axis=0) < 1).any():
             return "no engine is ready"
         return None
-
-    def record(self, path: str, status: int, seconds: float) -> None:
-        """Count a finished request."""
-        self._metrics.count("embedline_requests_total", path, str(status))
-        self._metrics.observe("embedline_request_duration_seconds", path, seconds=seconds)
-
-    def record_input(self, model: str, num_tokens: int, num_truncated: int) -> None:
-        """Count what an answered request gave to compute."""
-        self._metrics.count("embedline_input_tokens_total", model, by=num_tokens)
-        if num_truncated:
-            self._metrics.count("embedline_truncated_inputs_total", model, by=num_truncated)

@@ -1,98 +1,149 @@
-"""The routes that must be cheap, reached by a small table of paths in front of FastAPI's stack.
+"""The ASGI application of a frontend: every request passes here, and the cheap routes are answered here.
 
-A usual FastAPI handler costs some 250 µs a request more than this (docs/decisions/0003-hot-path.md).
+Hot routes are reached by a small table of paths in front of FastAPI's stack, since a usual FastAPI handler costs some
+250 µs a request more than this (docs/decisions/0003-hot-path.md). FastAPI answers everything else.
 """
 
 import asyncio
+import itertools
 import logging
-import time
-from collections.abc import Awaitable, Callable
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from server import openai
-from server.admission import Admission
-from server.asgi import App, BodyReader, ClientLeft, Headers, Receive, Scope, Send, send_answer
-from server.errors import EngineFailed, NotReady, RequestError, openai_answer
-from server.frontend_state import FrontendState
-from server.pipeline import Pipeline
-from server.request_headers import read_headers
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
+
+from server.asgi import ClientLeft, Message, Receive, Scope, Send, send_answer
+from server.auth import Keys
+from server.errors import EngineFailed, ErrorShape, NotReady, RequestError, Unauthorized, openai_answer
+from server.observer import Observer
+from server.request_headers import read_headers, request_id
+from server.route import Answer, Call, Resources, Route
+from server.routes import ROUTES
+from server.trace import Trace
 
 _CLIENT_LEFT = 499  # as nginx logs it; nobody is there to read it
-
-Answer = tuple[int, Headers, bytes | memoryview]  # status, headers, body
 
 logger = logging.getLogger("embedline.server")
 
 
-class HotPath:
-    """The ASGI application: hot routes here, everything else in `fallback`."""
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One request as it came."""
 
-    def __init__(
-        self,
-        state: FrontendState,
-        admission: Admission,
-        *,
-        pipeline: Pipeline,
-        bodies: BodyReader,
-        fallback: App,
-        max_items: int,
-    ) -> None:
-        self._state = state
-        self._admission = admission
-        self._pipeline = pipeline
-        self._bodies = bodies
+    scope: Scope
+    receive: Receive
+    send: Send
+    headers: Mapping[bytes, bytes]
+    trace: Trace
+
+
+class HotPath:
+    """Each request: who asks, the answer, and a note of it."""
+
+    def __init__(self, resources: Resources, *, keys: Keys, observer: Observer, fallback: FastAPI) -> None:
+        self._resources = resources
+        self._keys = keys
+        self._observer = observer
         self._fallback = fallback
-        self._max_items = max_items
-        self._routes: dict[tuple[str, str], tuple[str, Callable[[Scope, Receive], Awaitable[Answer]]]] = {
-            ("POST", path + slash): (path, self._embeddings) for path in openai.EMBEDDINGS_PATHS for slash in ("", "/")
-        }
+        self._routes = {("POST", route.path.rstrip("/") + slash): route for route in ROUTES for slash in ("", "/")}
+        # a label of the metrics, so there may be only as many as there are routes
+        self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
+        self._request_ids = _request_ids()
+
+    @property
+    def slow_routes(self) -> list[BaseRoute]:
+        """What FastAPI answers."""
+        return self._fallback.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        route = self._routes.get((scope["method"], scope["path"]))
-        if route is None:
-            await self._fallback(scope, receive, send)
+        headers = dict(scope["headers"])
+        method, path = scope["method"], scope["path"]
+        route = self._routes.get((method, path))
+        trace = Trace(method, path if path in self._names else "other", request_id(headers) or next(self._request_ids))
+        request = _Request(scope, receive, send, headers, trace)
+        try:
+            with self._resources.admission.open_request():
+                if route is None:
+                    await self._answer_slowly(request)
+                else:
+                    trace.route = route.path
+                    await self._send(request, await self._answer(route, request))
+        finally:
+            trace.status = trace.status or _CLIENT_LEFT  # it left while FastAPI was at it
+            trace.end()
+            self._observer.finished(trace)
+
+    def refused(self, error: RequestError) -> None:
+        """Take note of what never became a request: its head was too long or too slow, or no HTTP."""
+        trace = Trace(route="other", request_id=next(self._request_ids), error=type(error).__name__)
+        trace.status = openai_answer(error).status
+        self._observer.finished(trace)
+
+    async def _answer(self, route: Route, request: _Request) -> Answer:
+        """A hot route's."""
+        trace = request.trace
+        try:
+            trace.key = self._keys.check(trace.method, trace.route, request.headers)
+            self._resources.admission.check_open()
+            models = self._resources.state.models_or_not_ready()
+            wishes = read_headers(request.headers)
+            return await route.handler(Call(self._resources, request.receive, wishes, trace, models))
+        except (ClientLeft, asyncio.CancelledError):
+            return self._interrupted(trace, route.error_shape)
+        except Exception as error:
+            return _failed(error, trace, route.error_shape)
+
+    async def _answer_slowly(self, request: _Request) -> None:
+        """FastAPI's."""
+        trace = request.trace
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                trace.status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", trace.request_id.encode())]
+            else:
+                trace.num_bytes += len(message.get("body", b""))
+            await request.send(message)
+
+        try:
+            trace.key = self._keys.check(trace.method, request.scope["path"], request.headers)
+        except Unauthorized as error:
+            await self._send(request, _failed(error, trace, openai_answer))
             return
-        path, handler = route
-        began = time.perf_counter()
-        with self._admission.open_request():
-            try:
-                self._admission.check_open()
-                status, headers, body = await handler(scope, receive)
-            except (ClientLeft, asyncio.CancelledError):
-                status, headers, body = self._interrupted()
-            except Exception as error:
-                status, headers, body = _failed(error)
-            try:
-                await send_answer(send, status, headers, body)
-            except TimeoutError:
-                status = _CLIENT_LEFT  # it stopped reading; the connection is closed behind us
-        self._state.record(path, status, time.perf_counter() - began)
+        await self._fallback(request.scope, request.receive, send)
 
-    async def _embeddings(self, scope: Scope, receive: Receive) -> Answer:
-        """POST /v1/embeddings: decode, embed, encode."""
-        wishes = read_headers(scope["headers"])
-        models = self._state.models_or_not_ready()
-        body = await self._bodies.read(receive, wishes.content_length)
-        with self._bodies.held(len(body)):
-            request, encoding = openai.decode(body, wishes, models, max_items=self._max_items)
-            del body  # what is in it was copied out
-            embedded = await self._pipeline.embed(request)
-        answer = await openai.encode(embedded, encoding, request.model.name)
-        self._state.record_input(request.model.name, embedded.num_tokens, embedded.num_truncated)
-        headers = openai.headers(embedded, encoding)
-        headers.append((b"content-length", b"%d" % len(answer)))
-        return 200, headers, answer
+    async def _send(self, request: _Request, answer: Answer) -> None:
+        trace = request.trace
+        trace.status, headers, body = answer
+        trace.num_bytes = len(body)
+        headers.append((b"content-length", b"%d" % len(body)))
+        headers.append((b"x-request-id", trace.request_id.encode()))
+        try:
+            await send_answer(request.send, trace.status, headers, body)
+        except TimeoutError:
+            trace.status = _CLIENT_LEFT  # it stopped reading; the connection is closed behind us
 
-    def _interrupted(self) -> Answer:
+    def _interrupted(self, trace: Trace, shape: ErrorShape) -> Answer:
         """The client left, and gets nothing that is sent now; or the server stops and can't wait any longer."""
-        if self._state.draining:
-            return _failed(NotReady("the server is stopping", retry_after=1.0))
+        if self._resources.state.draining:
+            return _failed(NotReady("the server is stopping", retry_after=1.0), trace, shape)
+        trace.error = "ClientLeft"
         return _CLIENT_LEFT, [], b""
 
 
-def _failed(error: Exception) -> Answer:
+def _failed(error: Exception, trace: Trace, shape: ErrorShape) -> Answer:
     if not isinstance(error, RequestError):
-        logger.error("a request failed for a reason of our own", exc_info=error)
+        logger.error("request %s failed for a reason of our own", trace.request_id, exc_info=error)
         error = EngineFailed("the server failed on this request")
-    answer = openai_answer(error)
+    trace.error, trace.reason = type(error).__name__, error.reason
+    answer = shape(error)
     return answer.status, answer.headers, answer.body
+
+
+def _request_ids() -> Iterator[str]:
+    """No two are the same, whichever process gives them."""
+    prefix = secrets.token_hex(6)
+    return (f"{prefix}{number:x}" for number in itertools.count())

@@ -10,7 +10,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from batch_manager.client import ManagerAddress
+from batch_manager.policy import Policy
+from batch_manager.start import EngineAddress, ManagerStart
 from engine.model_folder import ModelFolder
+from engine.start import EngineStart
+from server.admission import WaitBudgets
+from server.auth import ApiKey
+from server.frontend_start import FrontendStart
 from server.member import Plan
 from server.model_plan import ModelPlan
 from server.run_folder import RunFolder
@@ -45,17 +52,29 @@ class EnginePlace:
     device: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """What the house has towards its clients."""
+
+    http: socket.socket  # listening
+    keys: Sequence[ApiKey] = ()  # none = nobody is asked for one
+
+
 class House:
     """The plans of all processes, in the order in which they are started."""
 
-    def __init__(self, settings: Settings, models: Sequence[ModelPlan], folder: RunFolder, http: socket.socket) -> None:
+    def __init__(
+        self, settings: Settings, models: Sequence[ModelPlan], *, folder: RunFolder, door: Door, cache_dir: str | None
+    ) -> None:
+        """`cache_dir`: where engines keep what they have compiled, None = nowhere."""
         self._settings = settings
         self._models = models
-        self._http = http
+        self._door = door
+        self._cache_dir = cache_dir
         self.page = Page.create(
             num_frontends=settings.frontends, num_managers=settings.num_batch_managers, num_models=len(models)
         )
-        pairs = [(model, device) for model in range(len(models)) for device in settings.device_list]
+        pairs = [(index, device) for index, model in enumerate(models) for device in model.settings.device_list]
         self._engines = [
             EnginePlace(endpoint, *pair)
             for endpoint, pair in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
@@ -65,19 +84,28 @@ class House:
 
     def plans(self) -> list[Plan]:
         """Engines first: they take longest."""
-        return [
+        plans = [
             *(self._engine(index, place) for index, place in enumerate(self._engines)),
             *(self._tokenizer(index, endpoint) for index, endpoint in enumerate(self._tokenizers)),
             *(self._manager(index, endpoint) for index, endpoint in enumerate(self._managers)),
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
+        log = {"log_level": self._settings.log_level, "json_output": self._settings.json_output}
+        return [dataclasses.replace(plan, spec={**log, **plan.spec}) for plan in plans]
 
     def stop_listening(self) -> None:
         """Let go of the HTTP port; it closes with the last frontend that serves it."""
-        self._http.close()
+        self._door.http.close()
 
     def _engine(self, index: int, place: EnginePlace) -> Plan:
         model = self._models[place.model]
+        start = EngineStart(
+            listener_fd=place.endpoint.fd,
+            engine=model.engine,
+            model=model.name,
+            reason=model.reason,
+            options=self._engine_options(model, place.device),
+        )
         return Plan(
             role="engine",
             index=index,
@@ -85,20 +113,14 @@ class House:
             python=self._settings.engine_python,
             fds=(place.endpoint.fd,),
             model=place.model,
-            spec={
-                "listener_fd": place.endpoint.fd,
-                "engine": model.engine,
-                "reason": model.reason,
-                "model": model.name,
-                "options": self._engine_options(model, place.device),
-            },
+            spec=dataclasses.asdict(start),
         )
 
     def _engine_options(self, model: ModelPlan, device: str) -> Json:
-        settings, folder = self._settings, model.folder
+        settings, folder = model.settings, model.folder
         options: Json = {
             "device": device,
-            "max_num_tokens": settings.max_batch_tokens,
+            "max_num_tokens": settings.max_batch_tokens,  # None = as the engine likes
             "max_num_seqs": settings.max_batch_requests,
         }
         if model.engine == "fake":
@@ -115,7 +137,9 @@ class House:
             **options,
             "path": str(folder.path),
             "dtype": settings.dtype,
+            "quantization": settings.quantization,
             "pooling": settings.pooling,
+            "cache_dir": self._cache_dir,
             # engines on the CPU share its cores; a single one takes them all
             "num_threads": max(1, (os.cpu_count() or 1) // len(self._engines)),
         }
@@ -136,54 +160,68 @@ class House:
         )
 
     def _manager(self, index: int, endpoint: Endpoint) -> Plan:
+        start = ManagerStart(
+            listener_fd=endpoint.fd,
+            page_fd=self.page.fd,
+            models=[model.name for model in self._models],
+            engines=[EngineAddress(place.endpoint.path, place.model) for place in self._engines_of(index)],
+            policy=Policy(
+                max_batch_tokens=self._max_batch_tokens, engine_restart_grace=self._settings.engine_restart_grace
+            ),
+        )
         return Plan(
             role="batch manager",
             index=index,
             module="batch_manager.worker",
             python=sys.executable,
             fds=(endpoint.fd, self.page.fd),
-            spec={
-                "listener_fd": endpoint.fd,
-                "page_fd": self.page.fd,
-                "models": [model.name for model in self._models],
-                "engines": [{"path": place.endpoint.path, "model": place.model} for place in self._engines_of(index)],
-                "policy": {
-                    "max_batch_tokens": self._settings.max_batch_tokens,
-                    "engine_restart_grace": self._settings.engine_restart_grace,
-                },
-            },
+            spec=dataclasses.asdict(start),
         )
+
+    @property
+    def _max_batch_tokens(self) -> int | None:
+        """What all models have in common. Where they differ, each engine still holds to what it was told."""
+        asked = {model.settings.max_batch_tokens for model in self._models}
+        return asked.pop() if len(asked) == 1 else None
 
     def _engines_of(self, manager: int) -> list[EnginePlace]:
         """The managers split the engines between them; each has at least one."""
         return self._engines[manager :: len(self._managers)]
 
     def _frontend(self, index: int) -> Plan:
-        settings = self._settings
-        managers = [
-            {"path": endpoint.path, "models": sorted({place.model for place in self._engines_of(manager)})}
-            for manager, endpoint in enumerate(self._managers)
-        ]
         return Plan(
             role="frontend",
             index=index,
             module="server.frontend",
             python=sys.executable,
-            fds=(self._http.fileno(), self.page.fd),
-            spec={
-                "listener_fd": self._http.fileno(),
-                "page_fd": self.page.fd,
-                "tokenizer_paths": [endpoint.path for endpoint in self._tokenizers],
-                "max_seqlens": [model.folder.max_seqlen for model in self._models],
-                "managers": managers,
-                "wait_budgets": {"interactive": settings.interactive_max_wait, "bulk": settings.bulk_max_wait},
-                # the limits of the whole server, shared out among its frontends
-                "max_concurrent_requests": -(-settings.max_concurrent_requests // settings.frontends),
-                "max_client_batch_size": settings.max_client_batch_size,
-                "payload_limit": settings.payload_limit,
-                "open_payload_limit": max(settings.payload_limit, self._open_payload_limit // settings.frontends),
-                "shutdown_timeout": settings.shutdown_timeout,
-            },
+            fds=(self._door.http.fileno(), self.page.fd),
+            spec=self._frontend_start().to_spec(),
+        )
+
+    def _frontend_start(self) -> FrontendStart:
+        settings = self._settings
+        managers = [
+            ManagerAddress(endpoint.path, tuple(sorted({place.model for place in self._engines_of(manager)})))
+            for manager, endpoint in enumerate(self._managers)
+        ]
+        return FrontendStart(
+            listener_fd=self._door.http.fileno(),
+            page_fd=self.page.fd,
+            tokenizer_paths=[endpoint.path for endpoint in self._tokenizers],
+            max_seqlens=[model.folder.max_seqlen for model in self._models],
+            managers=managers,
+            wait_budgets=WaitBudgets(settings.interactive_max_wait, settings.bulk_max_wait),
+            # the limits of the whole server, shared out among its frontends
+            max_concurrent_requests=-(-settings.max_concurrent_requests // settings.frontends),
+            max_client_batch_size=settings.max_client_batch_size,
+            payload_limit=settings.payload_limit,
+            open_payload_limit=max(settings.payload_limit, self._open_payload_limit // settings.frontends),
+            shutdown_timeout=settings.shutdown_timeout,
+            keys=list(self._door.keys),
+            metrics_auth=settings.metrics_auth,
+            strict_model_name=settings.strict_model_name,
+            cors_allow_origin=list(settings.cors_allow_origin),
+            request_log=settings.request_log,
         )
 
     @property

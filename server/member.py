@@ -26,7 +26,7 @@ class Plan:
     index: int
     module: str
     python: str  # the interpreter
-    spec: Json  # START, less what every role gets
+    spec: Json  # START, less title, index and the state of the house
     fds: tuple[int, ...]  # inherited, under the same numbers
     model: int | None = None  # index of the one model it serves; None = all of them
 
@@ -76,11 +76,11 @@ class Member:
     is_ready   it said READY and has not died since
     failure    what it said in FAILED, None otherwise
     last_beat  time.monotonic() of its last sign of life
-    busy       what an engine computes: {"batch", "tokens", "since"}, None while idle
+    busy       what an engine computes: {"batch", "tokens", "since", "streams"}, None while idle
     seen       the number of the newest STATE that it has taken in
     """
 
-    def __init__(self, plan: Plan, events: MemberEvents, log_level: str) -> None:
+    def __init__(self, plan: Plan, events: MemberEvents) -> None:
         self.plan = plan
         self.is_ready = False
         self.failure: str | None = None
@@ -88,7 +88,6 @@ class Member:
         self.busy: Json | None = None
         self.seen = 0
         self._events = events
-        self._log_level = log_level
         self._run: _Run | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -116,7 +115,6 @@ class Member:
         spec = {
             "title": self.plan.title,
             "index": self.plan.index,
-            "log_level": self._log_level,
             "state": state,
             **self.plan.spec,
         }

@@ -1,10 +1,14 @@
 """The models this server has, as a frontend knows them. Filled from the supervisor's STATE."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.errors import ModelNotFound
+from engine.types import OutputKind
+from server.errors import ModelNotFound, NotReady
 from tokenizer_pool.messages import Truncation
+
+_RETRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,26 +21,36 @@ class ServedModel:
     max_seqlen: int  # tokens, special ones included
     vocab_size: int
     normalize: bool
+    outputs: OutputKind  # what its engine can give
     truncation: Truncation  # what --auto-truncate says
     default_prompt: str = ""  # put before each text
     facts: dict[str, Any] = field(default_factory=dict)  # the rest of what the engine says, for /info
 
 
 class ModelTable:
-    """Chooses by the request's `model`. With one model any name will do, and is answered with the served one."""
+    """Chooses by the request's `model`. With one model any name will do, and is answered with the served one.
 
-    def __init__(self, models: list[ServedModel]) -> None:
+    models     those that are loaded
+    names      those that are served, the ones that are loading included
+    is_strict  whether one model, too, has to be called by its name where a request has one
+    """
+
+    def __init__(self, models: list[ServedModel], *, names: Sequence[str] = (), is_strict: bool = False) -> None:
         self.models = models
         self._by_name = {model.name: model for model in models}
+        self._names = frozenset(names) | self._by_name.keys()
+        self._is_strict = is_strict
 
     def choose(self, name: str | None) -> ServedModel:
-        """Raises ModelNotFound."""
-        if len(self.models) == 1:
-            return self.models[0]
+        """Raises ModelNotFound, and NotReady for a model that is loading."""
         model = self._by_name.get(name or "")
-        if model is None:
-            raise ModelNotFound("no model of that name is served here; GET /v1/models lists them", param="model")
-        return model
+        if model is not None:
+            return model
+        if len(self._names) == 1 and (name is None or not self._is_strict):
+            return self.models[0]
+        if name in self._names:
+            raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS, param="model")
+        raise ModelNotFound("no model of that name is served here; GET /v1/models lists them", param="model")
 
 
 def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
@@ -49,6 +63,7 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
             max_seqlen=entry["info"]["max_seqlen"],
             vocab_size=entry["info"]["vocab_size"],
             normalize=entry["info"]["normalize"],
+            outputs=OutputKind(entry["info"]["outputs"]),
             truncation=Truncation(entry["truncation"]),
             default_prompt=entry["default_prompt"],
             facts=entry,

@@ -7,11 +7,20 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from server.auth import Keys
+from server.errors import Unauthorized, openai_answer
 
-def make_monitor(metrics: Callable[[], str], why_not_ready: Callable[[], str | None]) -> Starlette:
+
+def make_monitor(metrics: Callable[[], str], why_not_ready: Callable[[], str | None], keys: Keys) -> Starlette:
     """/metrics, /livez, /readyz."""
 
-    async def metrics_page(_: Request) -> Response:
+    async def metrics_page(request: Request) -> Response:
+        try:
+            keys.check(request.method, request.url.path, dict(request.headers.raw))
+        except Unauthorized as error:
+            answer = openai_answer(error)
+            headers = {name.decode(): value.decode() for name, value in answer.headers}
+            return Response(answer.body, status_code=answer.status, headers=headers)
         return PlainTextResponse(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def livez(_: Request) -> Response:

@@ -1,5 +1,6 @@
 """The hot routes in the OpenAPI page, although FastAPI never sees a request for them."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -7,22 +8,15 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from server.openai import EMBEDDINGS_PATHS, EmbeddingsBody
+from server.errors import HeadTooLarge, NoSuchRoute, RequestError, WrongMethod
+from server.route import Route
+from server.routes import ROUTES
 
 _HEADERS = {
     "request-timeout-ms": ("integer", "Milliseconds after which the answer is of no use: 504, and the work is dropped"),
     "x-embedline-class": ("string", "interactive or bulk; by default by the request's size"),
 }
-_ERRORS = {
-    "400": "The request is at fault; `param` names the field or index",
-    "404": "No model of that name is served",
-    "408": "The body stopped coming",
-    "413": "The body is over --payload-limit",
-    "415": "The body is compressed",
-    "429": "Too much work waits; try again after `retry-after` seconds",
-    "503": "No engine is ready",
-    "504": "The deadline passed",
-}
+_BEFORE_A_ROUTE = (HeadTooLarge, NoSuchRoute, WrongMethod)
 
 
 def with_hot_routes(app: FastAPI) -> Callable[[], dict[str, Any]]:
@@ -31,7 +25,7 @@ def with_hot_routes(app: FastAPI) -> Callable[[], dict[str, Any]]:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            components = _add_embeddings(schema)
+            components = _add_hot_routes(schema)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
             app.openapi_schema = schema
         return app.openapi_schema
@@ -39,17 +33,19 @@ def with_hot_routes(app: FastAPI) -> Callable[[], dict[str, Any]]:
     return openapi
 
 
-def _add_embeddings(schema: dict[str, Any]) -> dict[str, Any]:
-    (body,), components = msgspec.json.schema_components([EmbeddingsBody], ref_template="#/components/schemas/{name}")
-    for path in EMBEDDINGS_PATHS:
-        schema["paths"][path] = {"post": _embeddings(body, operation_id=path.strip("/").replace("/", "_"))}
+def _add_hot_routes(schema: dict[str, Any]) -> dict[str, Any]:
+    bodies, components = msgspec.json.schema_components(
+        [route.body for route in ROUTES], ref_template="#/components/schemas/{name}"
+    )
+    for route, body in zip(ROUTES, bodies, strict=True):
+        schema["paths"].setdefault(route.path, {})["post"] = _operation(route, body)
     return components
 
 
-def _embeddings(body: dict[str, Any], *, operation_id: str) -> dict[str, Any]:
+def _operation(route: Route, body: dict[str, Any]) -> dict[str, Any]:
     return {
-        "summary": "Embeddings, as OpenAI has them",
-        "operationId": operation_id,
+        "summary": route.summary,
+        "operationId": "post_" + route.path.strip("/").replace("/", "_"),
         "parameters": [
             {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": kind}}
             for name, (kind, text) in _HEADERS.items()
@@ -57,31 +53,19 @@ def _embeddings(body: dict[str, Any], *, operation_id: str) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {
             "200": {
-                "description": "One row for each input, in order",
-                "content": {
-                    "application/json": {"schema": _answer_schema()},
-                    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-                },
+                "description": "The answer, in the order of the inputs",
+                "content": {name: {"schema": answer} for name, answer in route.responses.items()},
             },
-            **{status: {"description": text} for status, text in _ERRORS.items()},
+            **{status: {"description": text} for status, text in _errors(route).items()},
         },
     }
 
 
-def _answer_schema() -> dict[str, Any]:
-    numbers = {"oneOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}]}
-    item = {
-        "object": {"const": "embedding"},
-        "index": {"type": "integer"},
-        "embedding": numbers,
-    }
-    usage = {"prompt_tokens": {"type": "integer"}, "total_tokens": {"type": "integer"}}
-    return {
-        "type": "object",
-        "properties": {
-            "object": {"const": "list"},
-            "data": {"type": "array", "items": {"type": "object", "properties": item}},
-            "model": {"type": "string"},
-            "usage": {"type": "object", "properties": usage},
-        },
-    }
+def _errors(route: Route) -> dict[str, str]:
+    """For each status of the route's family what it stands for."""
+    found: dict[str, list[str]] = {}
+    for kind in RequestError.__subclasses__():
+        if kind in _BEFORE_A_ROUTE:
+            continue
+        found.setdefault(str(route.error_shape(kind("")).status), []).append(inspect.cleandoc(kind.__doc__ or ""))
+    return {status: " ".join(texts) for status, texts in sorted(found.items())}

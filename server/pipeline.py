@@ -5,6 +5,7 @@ Knows texts, ids and rows; nothing of HTTP, JSON or any dialect.
 
 import asyncio
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,16 +17,28 @@ from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
 from engine.types import OutputKind
 from server.admission import Admission
-from server.errors import DeadlineExceeded, EngineFailed, InvalidRequest, NotReady, RequestError
+from server.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    InvalidRequest,
+    NotReady,
+    NotTokenizable,
+    RequestError,
+    UnsupportedTask,
+)
 from server.models import ServedModel
+from server.tokens import BULK_ITEMS, BULK_TOKENS, Tokens
+from server.trace import Trace
 from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids
 from wire.vocabulary import RequestClass
 
-BULK_ITEMS = 8  # a request of more items, or of more tokens, is bulk unless it says otherwise
-BULK_TOKENS = 4096
+_TOO_LARGE = "the answer would be too large; send fewer inputs a request"
+
+MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are five times that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +51,12 @@ class EmbedRequest:
     prompt: str = ""  # put before each text, not before ids
     truncation: Truncation = Truncation.RIGHT
     dimensions: int | None = None  # of each row handed out; None = the model's own
-    normalize: bool | None = None  # None = as the model does
+    normalize: bool | None = None  # None = as the model does with pooled rows, and not for token rows
+    outputs: OutputKind = OutputKind.POOLED  # one kind, POOLED or TOKENS
     request_class: RequestClass | None = None  # None = by size
     deadline: float = math.inf  # time.monotonic() seconds
     field: str = "input"  # what the dialect calls the texts, for error messages
+    first_field: str = ""  # what it calls the first text, where that is no part of `field`
     is_single: bool = False  # whether the field holds one text or one list of ids, not a list of them
 
     @property
@@ -51,16 +66,19 @@ class EmbedRequest:
 
     def name_of(self, index: int) -> str:
         """What an error message calls an item; all of them where the index is -1."""
-        return self.field if index < 0 or self.is_single else f"{self.field}[{index}]"
+        if index == 0 and self.first_field:
+            return self.first_field
+        return self.field if index < 0 or self.is_single else f"{self.field}[{index - bool(self.first_field)}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
     """What every dialect's encoder starts from."""
 
-    rows: NDArray[np.float32]  # [items, dimensions], finished
+    rows: NDArray[np.float32]  # [items, dimensions], finished; token rows: [num_tokens, dimensions]
     num_tokens: int
     truncated: NDArray[np.uint8]  # [items], 1 where tokens were cut off
+    offsets: NDArray[np.int32] | None = None  # token rows: [items + 1], item i has rows[offsets[i] : offsets[i + 1]]
 
     @property
     def num_truncated(self) -> int:
@@ -75,32 +93,41 @@ class Pipeline:
         self._admission = admission
         self._tokenizers = tokenizers
         self._managers = managers
+        self.tokens = Tokens(tokenizers)  # for those who want tokens and texts, and no rows
 
-    async def embed(self, request: EmbedRequest) -> Embedded:
+    async def embed(self, request: EmbedRequest, trace: Trace) -> Embedded:
         """Rows for a request. Raises RequestError; cancelling it drops the work everywhere."""
+        trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
         if request.deadline == math.inf:
-            return await self._embed(request)
+            return await self._embed(request, trace)
         try:
             async with asyncio.timeout_at(request.deadline):
-                return await self._embed(request)
+                return await self._embed(request, trace)
         except TimeoutError:
             raise DeadlineExceeded("the request's own deadline passed") from None
 
-    async def _embed(self, request: EmbedRequest) -> Embedded:
+    async def _embed(self, request: EmbedRequest, trace: Trace) -> Embedded:
         model = request.model
-        num_tokens, request_class = self._classify(request)
+        if request.outputs not in model.outputs:
+            raise UnsupportedTask(f"this model gives no {_OUTPUT_NAMES[request.outputs]}")
+        num_tokens, request_class = self._classify(request, trace)
+        trace.stage, trace.request_class = "admit", request_class.name.lower()
         self._admission.check(model.index, request_class)
         try:
+            trace.stage, began = "tokenize", time.perf_counter()
             with self._admission.reserved(model.index, request_class, num_tokens):
                 tokens = await self._tokenize(request, request_class)
-            seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [len(tokens.token_ids)]
+            trace.stage, trace.tokenize_seconds = "queue", time.perf_counter() - began
+            trace.num_tokens = len(tokens.token_ids)
+            _check_size(request, trace.num_tokens)
+            trace.seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [trace.num_tokens]
             answer = await self._managers.submit(
                 Submission(
                     model=model.index,
                     request_class=request_class,
-                    outputs=OutputKind.POOLED,
+                    outputs=request.outputs,
                     deadline=request.deadline,
-                    seqlens=seqlens,
+                    seqlens=trace.seqlens,
                     token_ids=tokens.token_ids.data.cast("B"),
                 )
             )
@@ -108,14 +135,18 @@ class Pipeline:
             raise _text_error(refused, request) from None
         except RequestRefused as refused:
             raise _batch_error(refused, request) from None
-        rows = _finish(answer.results[OutputKind.POOLED].values, request)
-        return Embedded(rows, len(tokens.token_ids), tokens.truncated)
+        trace.stage, trace.responds_since = "respond", time.perf_counter()
+        trace.queue_seconds, trace.compute_seconds = answer.queue_seconds, answer.compute_seconds
+        rows = answer.results[request.outputs]
+        embedded = Embedded(_finish(rows.values, request), trace.num_tokens, tokens.truncated, rows.offsets)
+        trace.num_truncated = embedded.num_truncated
+        return embedded
 
-    def _classify(self, request: EmbedRequest) -> tuple[int, RequestClass]:
+    def _classify(self, request: EmbedRequest, trace: Trace) -> tuple[int, RequestClass]:
         """Estimated tokens, and the class: what the request says, else by its size."""
         if request.texts is not None:
-            num_characters = sum(map(len, request.texts))
-            num_tokens = self._admission.estimate(request.model.index, num_characters, len(request.texts))
+            trace.num_characters = sum(map(len, request.texts))
+            num_tokens = self._admission.estimate(request.model.index, trace.num_characters, len(request.texts))
         else:
             num_tokens = sum(map(len, request.token_ids or ()))
         num_tokens = min(num_tokens, request.num_items * request.model.max_seqlen)
@@ -145,12 +176,22 @@ class Pipeline:
         return tokens
 
 
+_OUTPUT_NAMES = {OutputKind.POOLED: "embeddings", OutputKind.TOKENS: "rows of single tokens"}
+
+
+def _check_size(request: EmbedRequest, num_tokens: int) -> None:
+    """Raises InvalidRequest, before anything is computed, where the rows would be more than a frontend can write."""
+    if request.outputs is OutputKind.TOKENS and 4 * num_tokens * request.model.dimensions > MAX_TOKEN_ROW_BYTES:
+        raise InvalidRequest(_TOO_LARGE)
+
+
 def _finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float32]:
     """Cut to the wished dimensions, then scale to length 1 where the model does: in this order, or the
     cut rows would be shorter than 1."""
     if request.dimensions is not None and request.dimensions < rows.shape[1]:
         rows = rows[:, : request.dimensions]
-    if request.model.normalize if request.normalize is None else request.normalize:
+    by_model = request.model.normalize and request.outputs is OutputKind.POOLED
+    if by_model if request.normalize is None else request.normalize:
         norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))
         # torch's normalize has the same floor, so a row of zeros stays zero
         rows = rows / np.maximum(norms, np.float32(1e-12))[:, None]
@@ -169,7 +210,15 @@ def _text_error(refused: TextRefused, request: EmbedRequest) -> RequestError:
             problem = f"has a token id that is not from 0 to {request.model.vocab_size - 1}"
         case tokenizing.Refusal.FAILED:
             problem = "can't be tokenized"
-    return InvalidRequest(f"{param} {problem}", param=param)
+        case tokenizing.Refusal.TOO_MUCH:
+            problem = "is too large for one request; send fewer items a request"
+    return _TEXT_ERRORS.get(refused.reason, InvalidRequest)(f"{param} {problem}", param=param)
+
+
+_TEXT_ERRORS: dict[tokenizing.Refusal, type[RequestError]] = {
+    tokenizing.Refusal.EMPTY: EmptyInput,
+    tokenizing.Refusal.FAILED: NotTokenizable,
+}
 
 
 def _batch_error(refused: RequestRefused, request: EmbedRequest) -> RequestError:
@@ -185,7 +234,7 @@ def _batch_error(refused: RequestRefused, request: EmbedRequest) -> RequestError
         case batching.Refusal.TOO_LONG:
             return InvalidRequest(f"{where} is longer than the engine takes", param=param)
         case batching.Refusal.ANSWER_TOO_LARGE:
-            return InvalidRequest("the answer would be too large; send fewer inputs a request")
+            return InvalidRequest(_TOO_LARGE)
         case batching.Refusal.NON_FINITE:
             return EngineFailed(f"the model gives numbers that are not finite for {where}", param=param)
         case _:

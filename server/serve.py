@@ -1,13 +1,22 @@
-"""From settings to a running house: find the model, choose the engine, bind the ports, hand over to the supervisor."""
+"""From settings to a running house: find the models, choose engines, bind the ports, hand over to the supervisor."""
 
 import asyncio
 import logging
+import os
+import signal
 import socket
+import sys
+from dataclasses import dataclass
+from typing import NoReturn
 
+from server.api_keys import api_keys
+from server.auth import ApiKey, Keys
 from server.bind import bind, bind_monitor
-from server.house import House
+from server.compiled_cache import cache_folder
+from server.flag import SettingsError
+from server.house import Door, House
 from server.http_server import HttpServer
-from server.model_plan import ModelPlan, plan_model
+from server.model_plan import ModelPlan, plan_models
 from server.monitor import make_monitor
 from server.run_folder import RunFolder
 from server.settings import Settings
@@ -16,47 +25,75 @@ from server.watchdog import Watchdog
 from wire.control import Json
 from wire.process import begin
 
+_AUTO_BATCH_TOKENS = 16_384  # what /info shows where engines choose: TEI's default, as its field must be a number
+
 logger = logging.getLogger("embedline.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that could be wrong with the settings is right."""
+
+    models: list[ModelPlan]
+    keys: list[ApiKey]
+    cache_dir: str | None  # for what engines compile
+    http: socket.socket  # listening
+    monitor: socket.socket | None  # the same, the supervisor's own
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Find the models and bind the ports. Raises SettingsError and ModelError."""
+    keys = api_keys(settings.api_key, settings.api_key_file)
+    models = plan_models(settings)
+    compiles = any(model.engine != "fake" for model in models)
+    cache_dir = cache_folder(settings.compiled_cache, os.environ) if compiles else None
+    http = bind(settings.hostname, settings.port, "--port")
+    try:
+        monitor = bind_monitor(settings.hostname, settings.prometheus_port)
+    except SettingsError:
+        http.close()
+        raise
+    return Prepared(models, keys, cache_dir, http, monitor)
 
 
 def serve(settings: Settings) -> int:
     """Run until stopped; the exit code. Raises SettingsError and ModelError before anything is started."""
-    begin("supervisor", settings.log_level)
-    models = [plan_model(settings)]
-    http = bind(settings.hostname, settings.port, "--port")
-    monitor = bind_monitor(settings.hostname, settings.prometheus_port)
+    begin("supervisor", settings.log_level, json_output=settings.json_output)
+    for number in (signal.SIGTERM, signal.SIGINT):  # until the supervisor takes them: the hub may be slow
+        signal.signal(number, _stopped_early)
+    prepared = prepare(settings)
+    _say(prepared)
     folder = RunFolder()
     try:
-        return asyncio.run(_supervise(settings, models, folder, http=http, monitor=monitor))
+        return asyncio.run(_supervise(settings, prepared, folder))
     finally:
         folder.remove()
 
 
-async def _supervise(
-    settings: Settings,
-    models: list[ModelPlan],
-    folder: RunFolder,
-    *,
-    http: socket.socket,
-    monitor: socket.socket | None,
-) -> int:
-    house = House(settings, models, folder, http)
-    supervisor = Supervisor(
-        house,
-        models,
-        limits=_limits(settings),
-        log_level=settings.log_level,
-        watchdog=Watchdog(
-            house.page, heartbeat_timeout=settings.heartbeat_timeout, batch_timeout=settings.batch_timeout
-        ),
-    )
+def _stopped_early(number: int, frame: object) -> NoReturn:
+    sys.exit(0)
+
+
+def _say(prepared: Prepared) -> None:
+    """What is about to be served, to whoever reads the log."""
+    host, port = prepared.http.getsockname()[:2]
+    for model in prepared.models:
+        logger.info("serving %s on http://%s:%d", model.name, host, port)
+    if prepared.keys:
+        logger.info("requests need one of %d API key(s)", len(prepared.keys))
+
+
+async def _supervise(settings: Settings, prepared: Prepared, folder: RunFolder) -> int:
+    door = Door(http=prepared.http, keys=prepared.keys)
+    house = House(settings, prepared.models, folder=folder, door=door, cache_dir=prepared.cache_dir)
+    watchdog = Watchdog(house.page, heartbeat_timeout=settings.heartbeat_timeout, batch_timeout=settings.batch_timeout)
+    supervisor = Supervisor(house, prepared.models, limits=_limits(settings), watchdog=watchdog)
     monitoring = None
-    if monitor is not None:
-        monitoring = HttpServer(make_monitor(supervisor.metrics.text, supervisor.why_not_ready), monitor)
+    if prepared.monitor is not None:
+        keys = Keys(prepared.keys, metrics_need_a_key=settings.metrics_auth)
+        page = make_monitor(supervisor.metrics.text, supervisor.why_not_ready, keys)
+        monitoring = HttpServer(page, prepared.monitor)
         await monitoring.start()
-    host, port = http.getsockname()[:2]
-    for model in models:
-        logger.info("serving %s with the %s engine on http://%s:%d", model.name, model.engine, host, port)
     try:
         return await supervisor.run(settings.shutdown_timeout)
     finally:
@@ -65,14 +102,15 @@ async def _supervise(
 
 
 def _limits(settings: Settings) -> Json:
-    """The part of the settings that /info shows, under TEI's names."""
+    """The part of the settings that /info shows, under TEI's names; of several models, what holds for the first."""
+    model = settings.models[0]
     return {
         "max_concurrent_requests": settings.max_concurrent_requests,
-        "max_batch_tokens": settings.max_batch_tokens,
-        "max_batch_requests": settings.max_batch_requests,
+        "max_batch_tokens": model.max_batch_tokens or _AUTO_BATCH_TOKENS,
+        "max_batch_requests": model.max_batch_requests,
         "max_client_batch_size": settings.max_client_batch_size,
         "payload_limit": settings.payload_limit,
-        "auto_truncate": settings.auto_truncate,
+        "auto_truncate": model.auto_truncate,
         "tokenization_workers": settings.tokenization_workers,
         "frontends": settings.frontends,
     }

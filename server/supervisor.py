@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from server.broadcast import ROLES, Broadcast
 from server.crash_loop import CrashLoop
 from server.house import House
+from server.levels import Levels, ModelInfo
 from server.member import Member, SpawnError
 from server.metrics import Registry
 from server.model_plan import ModelPlan
+from server.process_metrics import ProcessLevels, Seen
 from server.watchdog import Watchdog
 from wire.control import Json, Request
 
@@ -38,18 +40,20 @@ class _Ending:
 class Supervisor:
     """The running house. `run` returns the exit code of the whole server."""
 
-    def __init__(
-        self, house: House, models: Sequence[ModelPlan], *, limits: Json, log_level: str, watchdog: Watchdog
-    ) -> None:
+    def __init__(self, house: House, models: Sequence[ModelPlan], *, limits: Json, watchdog: Watchdog) -> None:
         self._house = house
         self._watchdog = watchdog
-        self._members = [Member(plan, self, log_level) for plan in house.plans()]
+        self._members = [Member(plan, self) for plan in house.plans()]
         self._broadcast = Broadcast(self._members, models, page=house.page, limits=limits)
         self._crashes = CrashLoop()
         self._exit: asyncio.Future[_Ending] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics = Registry(
-            house.page, [model.name for model in models], lambda: self._broadcast.why_not_ready() is None
+            [
+                Levels(house.page, [m.name for m in models], is_ready=lambda: self._broadcast.why_not_ready() is None),
+                ModelInfo(lambda: self._broadcast.state()["models"]),
+                ProcessLevels(lambda: [_seen(member) for member in self._members]),
+            ]
         )
 
     async def run(self, shutdown_seconds: float) -> int:
@@ -107,7 +111,8 @@ class Supervisor:
         return {"text": self.metrics.text()}
 
     def _forget(self, member: Member) -> None:
-        """Clear what a dead process had written on the shared page."""
+        """Clear what a dead process had written on the shared page, and what it said of itself."""
+        self.metrics.forget(member.plan.title)
         if member.plan.role == "frontend":
             self._house.page.clear_frontend(member.plan.index)
         elif member.plan.role == "batch manager":
@@ -175,6 +180,17 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)  # the loop holds tasks weakly
         task.add_done_callback(self._tasks.discard)
+
+
+def _seen(member: Member) -> Seen:
+    return Seen(
+        title=member.plan.title,
+        pid=member.pid,
+        is_ready=member.is_ready,
+        last_beat=member.last_beat,
+        busy_since=member.busy["since"] if member.busy else None,
+        is_engine=member.plan.role == "engine",
+    )
 
 
 def _reason(returncode: int) -> str:

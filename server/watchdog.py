@@ -52,10 +52,13 @@ class Watchdog:
         return None
 
     def _longest_batch(self, member: Member) -> float:
-        """Seconds. The page has the rate of a batch manager's engines together; the slowest manager's counts."""
+        """Seconds. The page has the rate of a batch manager's engines together; the slowest manager's counts.
+
+        A batch has one stream of its engine's.
+        """
         assert member.busy is not None
         model = slice(None) if member.plan.model is None else member.plan.model
         rates = self._page.tokens_per_second[:, model] / np.maximum(self._page.engines_ready[:, model], 1)
         slowest = float(rates[rates > 0].min(initial=float("inf")))
-        num_tokens = int(member.busy["tokens"])
-        return max(self._batch_timeout, _SLOWER_THAN_PREDICTED * num_tokens / slowest)
+        num_tokens, streams = int(member.busy["tokens"]), int(member.busy["streams"])
+        return max(self._batch_timeout, _SLOWER_THAN_PREDICTED * num_tokens * streams / slowest)

@@ -1,12 +1,16 @@
 """What the tests of the documentation read: its pages, their fenced blocks, and the flags they may name."""
 
-import dataclasses
+import inspect
 import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from server.settings import Flag, Settings
+from server.bench_command import bench
+from server.flag import flags_of
+from server.model_settings import ModelSettings
+from server.options import names_of
+from server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -49,10 +53,11 @@ def flags_in(text: str) -> set[str]:
 
 
 def known_flags() -> set[str]:
+    """The flags of all commands."""
+    of_bench = {f"--{name.replace('_', '-')}" for name in inspect.signature(bench).parameters}
+    return flags_of_serve() | of_bench
+
+
+def flags_of_serve() -> set[str]:
     """The flags of `embedline serve`."""
-    known = {"--help"}
-    for field in dataclasses.fields(Settings):
-        flag: Flag = field.metadata["flag"]
-        for names in flag.names or (f"--{field.name.replace('_', '-')}",):
-            known.update(names.split("/"))
-    return known
+    return {"--help", "--config"} | names_of([*flags_of(Settings), *flags_of(ModelSettings)])

@@ -1,21 +1,30 @@
-"""The tokenizer pool as a frontend uses it: texts of a whole request in, flat ids out.
+"""The tokenizer pool as a frontend uses it: texts of a whole request in, flat ids out; or tokens, or texts of ids.
 
 Cuts requests into pieces, spreads them over the workers and joins the answers. Knows nothing of HTTP or batches.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence, Sized
 
-from tokenizer_pool.job import Job, Part
-from tokenizer_pool.lane import Lane
+import numpy as np
+
+from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece, Token
+from tokenizer_pool.job import Answer, Job, Part
+from tokenizer_pool.lane import AnyJob, Lane
 from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
 from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Pace, cap, cut
-from tokenizer_pool.token_ids import TokenizedTexts
+from tokenizer_pool.tasks import AnyAnswer, AnyPiece
+from tokenizer_pool.token_ids import TokenizedTexts, flatten, join, offsets_of
 from wire.vocabulary import RequestClass
 
 __all__ = ["TokenizedTexts", "TokenizerPool"]
 
+# Of one request. Nothing is cut off here, and a token in full takes a hundred times the memory of its id.
+MAX_DETAIL_CHARS = 1 << 20
+MAX_DECODE_IDS = 1 << 20
+
 _MAX_DEATHS = 3  # of workers, after which the part that was running each time is refused
+_MAX_ID = 2**31 - 1  # whether there is such a token is for the worker to say
 
 
 class TokenizerPool:
@@ -28,9 +37,9 @@ class TokenizerPool:
     def __init__(self, paths: Sequence[str], *, max_seqlens: Sequence[int]) -> None:
         """`paths` are the workers' sockets; `max_seqlens` the tokens a text may have, for each model."""
         self._max_seqlens = max_seqlens
-        self._paces = [Pace() for _ in max_seqlens]
+        self._paces: defaultdict[tuple[int, type[AnyPiece]], Pace] = defaultdict(Pace)  # of each model and task
         # Ordered sets: whoever leaves is taken out of the middle, at the same price however many wait.
-        self._waiting: dict[RequestClass, OrderedDict[Job, None]] = {
+        self._waiting: dict[RequestClass, OrderedDict[AnyJob, None]] = {
             request_class: OrderedDict() for request_class in RequestClass
         }
         self._lanes = [Lane(path, on_ready=self._pump, on_answer=self._answered, on_lost=self._lost) for path in paths]
@@ -63,26 +72,76 @@ class TokenizerPool:
         """
         assert texts, "a request without texts is refused at the edge"
         texts, cut_short = cap(texts, max_seqlen=self._max_seqlens[model], truncation=truncation)
-        spans = cut(texts, prompt=prompt, max_chars=self._paces[model].chars(MAX_PIECE_SECONDS))
-        job = Job(
-            [
-                Part(
-                    Piece(model, request_class, truncation, texts[span.start : span.stop], prompt),
-                    start=span.start,
-                    num_chars=span.num_chars,
-                )
-                for span in spans
-            ]
-        )
+
+        def piece(start: int, stop: int) -> Piece:
+            return Piece(model, request_class, truncation, texts[start:stop], prompt)
+
+        job: Job[TokenizedPiece] = Job(_parts(texts, piece, pace=self._paces[model, Piece], prompt=prompt))
+        tokenized = join(await self._answers(job, request_class))
+        return _mark_truncated(tokenized, cut_short) if cut_short else tokenized
+
+    async def tokenize_details(
+        self,
+        texts: Sequence[str],
+        *,
+        model: int,
+        request_class: RequestClass,
+        add_special_tokens: bool = True,
+        prompt: str = "",
+    ) -> list[list[Token]]:
+        """The tokens of each text with the prompt before it, one by one and none cut off; at least one text.
+
+        Raises TextRefused with the index in `texts`: TOO_LONG for one of more than 250 characters for each token
+        that the model takes, TOO_MUCH for more than MAX_DETAIL_CHARS in all, FAILED.
+        """
+        assert texts, "a request without texts is refused at the edge"
+        if sum(map(len, texts)) + len(prompt) * len(texts) > MAX_DETAIL_CHARS:
+            raise TextRefused(Refusal.TOO_MUCH, -1)
+        cap(texts, max_seqlen=self._max_seqlens[model], truncation=Truncation.NONE)
+
+        def piece(start: int, stop: int) -> DetailPiece:
+            return DetailPiece(model, request_class, texts[start:stop], prompt, add_special_tokens)
+
+        job: Job[DetailedPiece] = Job(_parts(texts, piece, pace=self._paces[model, DetailPiece], prompt=prompt))
+        return [tokens for answer in await self._answers(job, request_class) for tokens in answer.tokens]
+
+    async def decode(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        *,
+        model: int,
+        request_class: RequestClass,
+        skip_special_tokens: bool = True,
+    ) -> list[str]:
+        """The text of each list of ids; at least one list, which may be empty.
+
+        Raises TextRefused with the index in `token_ids`: OUT_OF_VOCABULARY for an id that the tokenizer has no token
+        for, TOO_MUCH for more than MAX_DECODE_IDS in all, FAILED.
+        """
+        assert token_ids, "a request without ids is refused at the edge"
+        lengths = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
+        if lengths.sum() > MAX_DECODE_IDS:
+            raise TextRefused(Refusal.TOO_MUCH, -1)
+        offsets = offsets_of(lengths)
+        flat = await flatten(token_ids, offsets, vocab_size=_MAX_ID + 1)
+
+        def piece(start: int, stop: int) -> DecodePiece:
+            own = offsets[start : stop + 1]
+            return DecodePiece(model, request_class, flat[own[0] : own[-1]], own - own[0], skip_special_tokens)
+
+        job: Job[DecodedPiece] = Job(_parts(token_ids, piece, pace=self._paces[model, DecodePiece]))
+        return [text for answer in await self._answers(job, request_class) for text in answer.texts]
+
+    async def _answers(self, job: Job[Answer], request_class: RequestClass) -> list[Answer]:
+        """What workers say to each part, in order. Raises TextRefused."""
         waiting = self._waiting[request_class]
         waiting[job] = None
         self._pump()
         try:
-            tokenized = await job.future
+            return await job.future
         finally:
             waiting.pop(job, None)
             job.unsent.clear()
-        return _mark_truncated(tokenized, cut_short) if cut_short else tokenized
 
     def _pump(self) -> None:
         """Send what can be sent."""
@@ -107,22 +166,25 @@ class TokenizerPool:
                 best = lane
         return best
 
-    def _send(self, lane: Lane, job: Job, part: Part) -> None:
-        part.seconds = self._paces[part.piece.model].seconds(part.num_chars)
+    def _send(self, lane: Lane, job: AnyJob, part: Part) -> None:
+        part.seconds = self._pace(part).seconds(part.num_chars)
         try:
             lane.send(job, part)
         except UnicodeEncodeError:
-            job.refuse(part, TextRefused(Refusal.FAILED, _first_unencodable(part.piece.texts)))
+            job.refuse(part, TextRefused(Refusal.FAILED, _first_unencodable(part.piece)))
 
-    def _answered(self, job: Job, part: Part, answer: TokenizedPiece | TextRefused) -> None:
-        if isinstance(answer, TokenizedPiece):
-            self._paces[part.piece.model].learn(part.num_chars, answer.seconds)
-            job.take(part, answer)
-        else:
+    def _pace(self, part: Part) -> Pace:
+        return self._paces[part.piece.model, type(part.piece)]
+
+    def _answered(self, job: AnyJob, part: Part, answer: AnyAnswer | TextRefused) -> None:
+        if isinstance(answer, TextRefused):
             job.refuse(part, answer)
+        else:
+            self._pace(part).learn(part.num_chars, answer.seconds)
+            job.take(part, answer)
         self._pump()
 
-    def _lost(self, owed: list[tuple[Job, Part]]) -> None:
+    def _lost(self, owed: list[tuple[AnyJob, Part]]) -> None:
         """A worker died: what it owes goes first to another, or to the one that is started in its place."""
         _blame(owed)
         for job, part in reversed(owed):
@@ -135,7 +197,15 @@ class TokenizerPool:
         self._pump()
 
 
-def _blame(owed: Sequence[tuple[Job, Part]]) -> None:
+def _parts(
+    items: Sequence[Sized], piece: Callable[[int, int], AnyPiece], *, pace: Pace, prompt: str = ""
+) -> list[Part]:
+    """A request in parts of a few milliseconds each; `piece` makes one of the items [start, stop)."""
+    spans = cut(items, prompt=prompt, max_chars=pace.chars(MAX_PIECE_SECONDS))
+    return [Part(piece(span.start, span.stop), start=span.start, num_chars=span.num_chars) for span in spans]
+
+
+def _blame(owed: Sequence[tuple[AnyJob, Part]]) -> None:
     """Refuse what keeps killing workers. Only what came first in its class can have been running.
 
     Where that leaves two, the interactive one ran first, and the bulk one is tried again without it.
@@ -147,13 +217,13 @@ def _blame(owed: Sequence[tuple[Job, Part]]) -> None:
         job, part = suspect
         part.deaths += 1
         if part.deaths == _MAX_DEATHS:
-            job.refuse(part, TextRefused(Refusal.FAILED, 0 if len(part.piece.texts) == 1 else -1))
+            job.refuse(part, TextRefused(Refusal.FAILED, 0 if part.piece.num_items == 1 else -1))
             break
 
 
-def _first_unencodable(texts: Sequence[str]) -> int:
+def _first_unencodable(piece: AnyPiece) -> int:
     """Index of the first text with a lone surrogate, -1 where there is none."""
-    for index, text in enumerate(texts):
+    for index, text in enumerate(() if isinstance(piece, DecodePiece) else piece.texts):
         try:
             text.encode()
         except UnicodeEncodeError:

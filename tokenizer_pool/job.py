@@ -1,4 +1,4 @@
-"""One request on its way through the pool: its parts, and the future that gets them joined.
+"""One request on its way through the pool: its parts, and the future that gets their answers.
 
 Knows the order of the parts; nothing of workers.
 """
@@ -6,9 +6,12 @@ Knows the order of the parts; nothing of workers.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
-from tokenizer_pool.messages import Piece, TextRefused, TokenizedPiece
-from tokenizer_pool.token_ids import TokenizedTexts, join
+from tokenizer_pool.messages import TextRefused
+from tokenizer_pool.tasks import AnyAnswer, AnyPiece
+
+Answer = TypeVar("Answer", bound=AnyAnswer)
 
 
 class Part:
@@ -16,15 +19,15 @@ class Part:
 
     __slots__ = ("deaths", "num_chars", "piece", "seconds", "start")
 
-    def __init__(self, piece: Piece, *, start: int, num_chars: int) -> None:
+    def __init__(self, piece: AnyPiece, *, start: int, num_chars: int) -> None:
         self.piece = piece
-        self.start = start  # index of its first text in the request
+        self.start = start  # index of its first item in the request
         self.num_chars = num_chars  # of work, as pieces.Span has it
         self.seconds = 0.0  # of work, estimated when it is sent
         self.deaths = 0  # of workers that may have been its doing
 
 
-class Job:
+class Job(Generic[Answer]):
     """The parts of one request.
 
     It is done once all are answered, one is refused, or whoever waited for `future` has left.
@@ -33,17 +36,17 @@ class Job:
     __slots__ = ("_answers", "_num_missing", "future", "unsent")
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self.future: asyncio.Future[TokenizedTexts] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         self.unsent = deque(parts)
-        self._answers: dict[int, TokenizedPiece] = {}  # by the part's start
+        self._answers: dict[int, Answer] = {}  # by the part's start
         self._num_missing = len(parts)
 
-    def take(self, part: Part, tokenized: TokenizedPiece) -> None:
+    def take(self, part: Part, answer: Answer) -> None:
         """A worker's answer."""
-        self._answers[part.start] = tokenized
+        self._answers[part.start] = answer
         self._num_missing -= 1
         if not self._num_missing and not self.future.done():
-            self.future.set_result(join([self._answers[start] for start in sorted(self._answers)]))
+            self.future.set_result([self._answers[start] for start in sorted(self._answers)])
 
     def refuse(self, part: Part, refused: TextRefused) -> None:
         """A worker's refusal, or our own; its index is one of the part's."""

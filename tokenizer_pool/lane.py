@@ -6,11 +6,13 @@ Knows nothing of what waits or of other workers.
 import logging
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from tokenizer_pool import messages
 from tokenizer_pool.job import Job, Part
-from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece
+from tokenizer_pool.messages import Refusal, TextRefused
 from tokenizer_pool.pieces import MAX_PIECE_SECONDS
+from tokenizer_pool.tasks import TASKS, AnyAnswer, AnyPiece
 from wire.link import Link
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
@@ -18,6 +20,8 @@ from wire.vocabulary import NUM_CLASSES, RequestClass
 # turns, where it can still go to whichever worker is free first, and costs nothing once its client has left.
 _MAX_BULK_PARTS = 2
 _MAX_INTERACTIVE_SECONDS = MAX_PIECE_SECONDS  # beyond it nothing more is sent
+
+AnyJob = Job[Any]
 
 logger = logging.getLogger("embedline.tokenizer_pool")
 
@@ -30,14 +34,14 @@ class Lane:
         path: str,
         *,
         on_ready: Callable[[], None],
-        on_answer: Callable[[Job, Part, TokenizedPiece | TextRefused], None],
-        on_lost: Callable[[list[tuple[Job, Part]]], None],
+        on_answer: Callable[[AnyJob, Part, AnyAnswer | TextRefused], None],
+        on_lost: Callable[[list[tuple[AnyJob, Part]]], None],
     ) -> None:
         """`on_answer` gets what became of a part; `on_lost` what a dead worker owes, in sending order."""
         self.is_live = False  # READY came: a connection alone may wait for a worker that is only being started
         self._seconds = [0.0] * NUM_CLASSES  # of work that is outstanding, estimated
         self._num_parts = [0] * NUM_CLASSES  # that are outstanding
-        self._outstanding: dict[int, tuple[Job, Part]] = {}  # by frame id
+        self._outstanding: dict[int, tuple[AnyJob, Part]] = {}  # by frame id
         self._num_sent = 0
         self._on_ready = on_ready
         self._on_answer = on_answer
@@ -59,19 +63,20 @@ class Lane:
         """Begin to connect."""
         self._link.open()
 
-    def close(self) -> list[tuple[Job, Part]]:
+    def close(self) -> list[tuple[AnyJob, Part]]:
         """Close for good; what was outstanding is handed back."""
         self._link.close()
         return self._forget()
 
-    def send(self, job: Job, part: Part) -> None:
+    def send(self, job: AnyJob, part: Part) -> None:
         """Send a part to the live worker. Raises UnicodeEncodeError where a text holds a lone surrogate."""
-        payload = messages.encode_piece(part.piece)
+        task = TASKS[type(part.piece)]
+        payload = task.encode_piece(part.piece)
         self._num_sent += 1
         self._outstanding[self._num_sent] = (job, part)
         self._seconds[part.piece.request_class] += part.seconds
         self._num_parts[part.piece.request_class] += 1
-        self._link.send(messages.TOKENIZE, self._num_sent, payload)
+        self._link.send(task.asked, self._num_sent, payload)
 
     def _received(self, kind: int, frame_id: int, payload: memoryview) -> None:
         if kind == messages.READY:
@@ -79,7 +84,7 @@ class Lane:
             self._on_ready()
             return
         job, part = self._outstanding[frame_id]
-        answer = _decode(kind, payload, num_texts=len(part.piece.texts))
+        answer = _decode(kind, payload, part.piece)
         del self._outstanding[frame_id]
         self._seconds[part.piece.request_class] -= part.seconds
         self._num_parts[part.piece.request_class] -= 1
@@ -88,7 +93,7 @@ class Lane:
     def _lost(self) -> None:
         self._on_lost(self._forget())
 
-    def _forget(self) -> list[tuple[Job, Part]]:
+    def _forget(self) -> list[tuple[AnyJob, Part]]:
         owed = list(self._outstanding.values())
         self._outstanding.clear()
         self.is_live = False
@@ -97,14 +102,16 @@ class Lane:
         return owed
 
 
-def _decode(kind: int, payload: memoryview, *, num_texts: int) -> TokenizedPiece | TextRefused:
+def _decode(kind: int, payload: memoryview, piece: AnyPiece) -> AnyAnswer | TextRefused:
     """An answer, whatever came: a request must not wait for one that nobody can read."""
+    task = TASKS[type(piece)]
     try:
         if kind == messages.REFUSED:
             return messages.decode_refused(payload)
-        tokenized = messages.decode_tokenized(payload)
-        if kind == messages.TOKENIZED and len(tokenized.truncated) == num_texts:
-            return tokenized
+        if kind == task.answered:
+            answer = task.decode_answer(payload)
+            if answer.num_items == piece.num_items:
+                return answer
     except (struct.error, ValueError) as error:
         logger.error("an answer of a tokenizer can't be read: %s", error)
     else:

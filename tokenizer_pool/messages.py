@@ -1,6 +1,7 @@
 """What a tokenizer worker is told at its start, and the frames between it and a frontend.
 
-The worker sends READY on each connection it accepts; it answers TOKENIZE with TOKENIZED or REFUSED under the same id.
+The worker sends READY on each connection it accepts. Under the same id it answers TOKENIZE with TOKENIZED, DETAIL with
+DETAILED and DECODE with DECODED, or any of them with REFUSED. What DETAIL and DECODE carry is in `details`.
 """
 
 import enum
@@ -20,6 +21,10 @@ TOKENIZE = 0x0200
 TOKENIZED = 0x0201
 REFUSED = 0x0202
 READY = 0x0203  # no payload: a connection opens before its peer has accepted it, this says that the peer lives
+DETAIL = 0x0204
+DETAILED = 0x0205
+DECODE = 0x0206
+DECODED = 0x0207
 
 # model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32);
 # then uint32 byte lengths [n], the prompt, the texts, all UTF-8
@@ -38,12 +43,13 @@ class Truncation(enum.IntEnum):
 
 
 class Refusal(enum.IntEnum):
-    """Why there are no ids for a text, or none for the model in a given list of ids."""
+    """Why there are no ids for a text, or none for the model in a given list of ids, or no text for the ids."""
 
     TOO_LONG = 0  # only with Truncation.NONE
     FAILED = 1  # the tokenizer could not take the text
     EMPTY = 2  # no tokens: a given list is empty, or the text is blank and the model has no special tokens
     OUT_OF_VOCABULARY = 3  # an id that the model has no row for: a given one, or of an added token in the text
+    TOO_MUCH = 4  # all items of a request together: more than it may have for details, or to be decoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,16 @@ class Piece:
     texts: Sequence[str]
     prompt: str = ""  # put before each text
 
+    @property
+    def num_items(self) -> int:
+        """Texts."""
+        return len(self.texts)
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of the texts."""
+        return sum(map(len, self.texts))
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPiece:
@@ -91,9 +107,19 @@ class TokenizedPiece:
     truncated: NDArray[np.uint8]  # [N], 1 where a text lost tokens
     seconds: float  # of work in the worker
 
+    @property
+    def num_items(self) -> int:
+        """N."""
+        return len(self.truncated)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all texts."""
+        return len(self.token_ids)
+
 
 class TextRefused(Exception):
-    """A text has no ids; `index` is its place in the piece or request, -1 where it is not known.
+    """An item has no answer; `index` is its place in the piece or request, -1 where it is not known.
 
     TOO_LONG carries what was given and what is allowed; num_tokens is 0 where the characters alone were too many.
     """
@@ -108,25 +134,36 @@ class TextRefused(Exception):
 
 def encode_piece(piece: Piece) -> list[Buffer]:
     """TOKENIZE. Raises UnicodeEncodeError where a text holds a lone surrogate."""
-    texts = [text.encode() for text in piece.texts]
     prompt = piece.prompt.encode()
-    header = _TOKENIZE.pack(piece.model, piece.request_class, piece.truncation, len(texts), len(prompt))
-    lengths = struct.pack(f"<{len(texts)}I", *map(len, texts))
-    return [header, lengths, prompt, *texts]
+    header = _TOKENIZE.pack(piece.model, piece.request_class, piece.truncation, len(piece.texts), len(prompt))
+    return [header, *encode_texts(piece.texts, prompt)]
 
 
 def decode_piece(payload: memoryview) -> Piece:
     """The inverse of `encode_piece`."""
     model, request_class, truncation, num_texts, prompt_bytes = _TOKENIZE.unpack_from(payload)
-    lengths = struct.unpack_from(f"<{num_texts}I", payload, _TOKENIZE.size)
-    at = _TOKENIZE.size + 4 * num_texts
+    prompt, texts = decode_texts(payload, _TOKENIZE.size, num_texts, prompt_bytes)
+    return Piece(model, RequestClass(request_class), Truncation(truncation), texts, prompt)
+
+
+def encode_texts(texts: Sequence[str], prompt: bytes = b"") -> list[Buffer]:
+    """uint32 byte lengths [n], the prompt, the texts, all UTF-8. Raises UnicodeEncodeError."""
+    encoded = [text.encode() for text in texts]
+    lengths = struct.pack(f"<{len(encoded)}I", *map(len, encoded))
+    return [lengths, prompt, *encoded]
+
+
+def decode_texts(payload: memoryview, at: int, num_texts: int, prompt_bytes: int = 0) -> tuple[str, list[str]]:
+    """The inverse of `encode_texts`, from byte `at`: the prompt and the texts. Raises struct.error or ValueError."""
+    lengths = struct.unpack_from(f"<{num_texts}I", payload, at)
+    at += 4 * num_texts
     prompt = str(payload[at : at + prompt_bytes], "utf-8")
     at += prompt_bytes
     texts = []
     for length in lengths:
         texts.append(str(payload[at : at + length], "utf-8"))
         at += length
-    return Piece(model, RequestClass(request_class), Truncation(truncation), texts, prompt)
+    return prompt, texts
 
 
 def encode_tokenized(piece: TokenizedPiece) -> list[Buffer]:

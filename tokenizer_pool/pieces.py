@@ -4,7 +4,7 @@ Knows lengths and how fast workers have been; nothing of connections or of what 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -67,8 +67,8 @@ def cap(texts: Sequence[str], *, max_seqlen: int, truncation: Truncation) -> tup
     return capped, long
 
 
-def cut(texts: Sequence[str], *, prompt: str, max_chars: int) -> list[Span]:
-    """Spans of at most `max_chars` of work each; a single text beyond that is a span of its own."""
+def cut(texts: Sequence[Sized], *, prompt: str, max_chars: int) -> list[Span]:
+    """Spans of at most `max_chars` of work each; a single text, or list of ids, beyond that is a span of its own."""
     each = len(prompt) + _TEXT_CHARS
     if len(texts) == 1:
         return [Span(0, 1, len(texts[0]) + each)]

@@ -33,7 +33,7 @@ def join(pieces: Sequence[TokenizedPiece]) -> TokenizedTexts:
     seqlens = np.concatenate([np.diff(piece.offsets) for piece in pieces])
     return TokenizedTexts(
         np.concatenate([piece.token_ids for piece in pieces]),
-        _offsets(seqlens),
+        offsets_of(seqlens),
         np.concatenate([piece.truncated for piece in pieces]),
     )
 
@@ -49,22 +49,25 @@ async def check_token_ids(
     seqlens = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
     if not seqlens.all():
         raise TextRefused(Refusal.EMPTY, int(np.argmin(seqlens)))
-    offsets = _offsets(seqlens)
-    flat = await _flatten(token_ids, offsets, vocab_size=vocab_size)
+    offsets = offsets_of(seqlens)
+    flat = await flatten(token_ids, offsets, vocab_size=vocab_size)
     is_long = seqlens > max_seqlen
     if is_long.any():
         if truncation is Truncation.NONE:
             index = int(np.argmax(is_long))
             raise TextRefused(Refusal.TOO_LONG, index, num_tokens=int(seqlens[index]), max_tokens=max_seqlen)
         flat = _cut(flat, offsets, max_seqlen=max_seqlen, truncation=truncation)
-        offsets = _offsets(np.minimum(seqlens, max_seqlen))
+        offsets = offsets_of(np.minimum(seqlens, max_seqlen))
     return TokenizedTexts(flat, offsets, is_long.astype(np.uint8))
 
 
-async def _flatten(
+async def flatten(
     token_ids: Sequence[Sequence[int]], offsets: NDArray[np.int32], *, vocab_size: int
 ) -> NDArray[np.int32]:
-    """All ids in one row. Raises TextRefused where one is not of the vocabulary."""
+    """All ids in one row, int32 [offsets[-1]]. Raises TextRefused where one is not from 0 to `vocab_size` - 1.
+
+    Many ids are taken slice by slice, and the event loop does other things in between.
+    """
     flat = np.empty(offsets[-1], np.int32)
     ids = chain.from_iterable(token_ids)
     for start in range(0, len(flat), SLICE_IDS):
@@ -83,7 +86,8 @@ async def _flatten(
     return flat
 
 
-def _offsets(seqlens: NDArray[np.integer]) -> NDArray[np.int32]:
+def offsets_of(seqlens: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Where each of N lists begins and ends in one row of all of them, int32 [N + 1]."""
     offsets = np.zeros(len(seqlens) + 1, np.int32)
     np.cumsum(seqlens, out=offsets[1:])
     return offsets

@@ -13,13 +13,16 @@ from functools import partial
 from typing import NamedTuple
 
 from tokenizer_pool import messages
+from tokenizer_pool.details import DecodedPiece, DetailPiece
 from tokenizer_pool.loading import TokenizerError
-from tokenizer_pool.messages import Piece, TextRefused, TokenizedPiece, TokenizerSpec, TokenizerStart
+from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizerSpec, TokenizerStart
 from tokenizer_pool.queue import PieceQueue
+from tokenizer_pool.tasks import BY_KIND, TASKS, AnyAnswer, AnyPiece
 from tokenizer_pool.tokenizer import Tokenizer
 from wire import child
 from wire.child import Child, StartError
 from wire.connection import Connection, serve
+from wire.frames import PayloadTooLarge
 from wire.metrics import Recorder
 
 # About 50 ms of work. A piece of more is mostly a single long text, and seconds without a heartbeat would look stuck.
@@ -34,7 +37,7 @@ logger = logging.getLogger("embedline.tokenizer_pool")
 class _Asked(NamedTuple):
     """A piece and whom to answer."""
 
-    piece: Piece
+    piece: AnyPiece
     connection: Connection
     frame_id: int
 
@@ -65,9 +68,8 @@ class Worker:
         connection.send(messages.READY, 0)
 
     def received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
-        """A frontend asks for ids."""
-        assert kind == messages.TOKENIZE
-        piece = messages.decode_piece(payload)
+        """A frontend asks for something."""
+        piece = BY_KIND[kind].decode_piece(payload)
         self._queue.push(_Asked(piece, connection, frame_id), piece.request_class, owner=connection)
         if self._idle.is_set():
             self._idle.clear()
@@ -92,29 +94,26 @@ class Worker:
             self._idle.set()
             return
         asked = self._queue.pop()
-        piece = asked.piece
-        encode = partial(
-            self._tokenizers[piece.model].encode, piece.texts, prompt=piece.prompt, truncation=piece.truncation
-        )
+        work = partial(_do, self._tokenizers[asked.piece.model], asked.piece)
         start = time.perf_counter()
-        if sum(map(len, piece.texts)) <= MAX_CHARS_ON_LOOP:
-            self._answer(asked, encode, start)
+        if asked.piece.num_chars <= MAX_CHARS_ON_LOOP:
+            self._answer(asked, work, start)
             return
         stuck = self._loop.call_later(_MAX_SECONDS, _give_up)
-        running = self._loop.run_in_executor(None, encode)
+        running = self._loop.run_in_executor(None, work)
         running.add_done_callback(lambda _: stuck.cancel())
         running.add_done_callback(lambda done: self._answer(asked, done.result, start))
 
-    def _answer(self, asked: _Asked, result: Callable[[], TokenizedPiece], start: float) -> None:
+    def _answer(self, asked: _Asked, result: Callable[[], AnyAnswer], start: float) -> None:
         """Send what `result` returns or raises, and go on to the next piece."""
         piece = asked.piece
         try:
-            tokenized = result()
+            answer = result()
+            self._send(asked, answer)
         except TextRefused as refused:
             asked.connection.send(messages.REFUSED, asked.frame_id, messages.encode_refused(refused))
         else:
-            asked.connection.send(messages.TOKENIZED, asked.frame_id, messages.encode_tokenized(tokenized))
-            self._count(piece.model, tokenized)
+            self._count(piece.model, answer)
         self._queue.spent(piece.request_class, time.perf_counter() - start)
         if self._queue:
             # Twice, because a loop polls its sockets before it runs what is ready: the first tick sends this answer
@@ -123,11 +122,21 @@ class Worker:
         else:
             self._idle.set()
 
-    def _count(self, model: int, tokenized: TokenizedPiece) -> None:
+    def _send(self, asked: _Asked, answer: AnyAnswer) -> None:
+        task = TASKS[type(asked.piece)]
+        try:
+            asked.connection.send(task.answered, asked.frame_id, task.encode_answer(answer))
+        except PayloadTooLarge as error:
+            logger.error("an answer can't be sent: %s", error)
+            raise TextRefused(Refusal.TOO_MUCH, -1) from None
+
+    def _count(self, model: int, answer: AnyAnswer) -> None:
+        if isinstance(answer, DecodedPiece):
+            return
         name = self._models[model]
-        self._metrics.count("embedline_tokenized_texts_total", name, by=len(tokenized.truncated))
-        self._metrics.count("embedline_tokenized_tokens_total", name, by=len(tokenized.token_ids))
-        self._metrics.count("embedline_tokenize_seconds_total", name, by=tokenized.seconds)
+        self._metrics.count("embedline_tokenized_texts_total", name, by=answer.num_items)
+        self._metrics.count("embedline_tokenized_tokens_total", name, by=answer.num_tokens)
+        self._metrics.count("embedline_tokenize_seconds_total", name, by=answer.seconds)
 
 
 async def serve_frontends(child: Child) -> None:
@@ -142,6 +151,15 @@ async def serve_frontends(child: Child) -> None:
     await child.stopping.wait()
     server.close()
     await worker.finish()
+
+
+def _do(tokenizer: Tokenizer, piece: AnyPiece) -> AnyAnswer:
+    """Raises TextRefused."""
+    if isinstance(piece, Piece):
+        return tokenizer.encode(piece.texts, prompt=piece.prompt, truncation=piece.truncation)
+    if isinstance(piece, DetailPiece):
+        return tokenizer.details(piece.texts, prompt=piece.prompt, add_special_tokens=piece.add_special_tokens)
+    return tokenizer.decode(piece.token_ids, piece.offsets, skip_special_tokens=piece.skip_special_tokens)
 
 
 def _give_up() -> None:

@@ -45,13 +45,23 @@ class Child:
         """Which of its role this process is."""
         return int(self.spec["index"])
 
+    @property
+    def title(self) -> str:
+        """As `ps` shows it after "embedline: ": the role and the index."""
+        return str(self.spec["title"])
+
+    @property
+    def role(self) -> str:
+        """What it is, whichever of its role."""
+        return self.title.rpartition(" ")[0]
+
     async def join(self, control_fd: int) -> None:
         """Shake hands with the supervisor and wait for START."""
         channel = socket.socket(fileno=control_fd)
         await self._loop.create_unix_connection(lambda: self._connection, sock=channel)
         await self._started.wait()
-        begin(self.spec["title"], self.spec["log_level"])
-        self._beat()
+        begin(self.spec["title"], self.spec["log_level"], json_output=self.spec.get("json_output", False))
+        self._beat(self._loop.time())
 
     def ready(self, info: Json | None = None) -> None:
         """Tell the supervisor that this process serves."""
@@ -71,9 +81,12 @@ class Child:
         self._connection.send(control.REQUEST, self._num_requests, control.encode({"what": what}))
         return await reply
 
-    def _beat(self) -> None:
+    def _beat(self, due: float) -> None:
+        now = self._loop.time()
+        self.metrics.observe("embedline_event_loop_lag_seconds", self.role, value=max(0.0, now - due))
         self._send_heartbeat()
-        self._loop.call_later(control.HEARTBEAT_SECONDS, self._beat)
+        due = now + control.HEARTBEAT_SECONDS
+        self._loop.call_at(due, self._beat, due)
 
     def _send_heartbeat(self) -> None:
         self._connection.send(control.HEARTBEAT, 0, control.encode({"metrics": self.metrics.drain()}))

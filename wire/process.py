@@ -2,12 +2,16 @@
 
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import signal
 import sys
+import time
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(role)s: %(message)s"
+# How control characters, and what a terminal or a reader of logs may take for the end of a line, are written.
+_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_ESCAPED |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -23,10 +27,53 @@ def settle(parent_pid: int) -> None:
         os._exit(1)
 
 
-def begin(title: str, log_level: str) -> None:
-    """Take the name that START gave, and log under it."""
+def begin(title: str, log_level: str, *, json_output: bool = False) -> None:
+    """Take the name that START gave, and log under it to standard error: lines of text, or of JSON."""
     set_title(title)
-    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT.replace("%(role)s", title))
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines(title) if json_output else TextLines(title))
+    logging.basicConfig(level=log_level.upper(), handlers=[handler])
+
+
+class TextLines(logging.Formatter):
+    """`<time> <level> <process>: <message>`; a traceback follows in indented lines.
+
+    No message can look like a second line, nor move a terminal's cursor, whatever name or reason is in it.
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record."""
+        message = record.getMessage().translate(_ESCAPED)
+        lines = [f"{self.formatTime(record)} {record.levelname} {self._process}: {message}"]
+        if record.exc_info:
+            lines += [f"    {line.translate(_ESCAPED)}" for line in self.formatException(record.exc_info).split("\n")]
+        return "\n".join(lines)
+
+
+class JsonLines(logging.Formatter):
+    """One object a record: ts, level, process, logger, message, and exception where there is one."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record."""
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields = {
+            "ts": f"{second}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)  # in ASCII, so that every control character is escaped
 
 
 def set_title(title: str) -> None:

@@ -1,6 +1,7 @@
 """A batch through the model, packed or padded, to the rows of its tokens. Knows nothing of pooling and threads.
 
-Packed: all sequences in one row of T tokens, which our attention function keeps apart. Padded: for architectures that
+Packed: all sequences in one row of T tokens, which our attention function keeps apart. A sequence of filler may follow
+them, so that layers for which numbers of rows are dear meet few different ones. Padded: for architectures that
 bring an attention of their own, sequences of like length side by side. The rows are the same.
 
 Shapes: T tokens of all sequences, B sequences in a batch, S tokens of the longest in a group, D numbers a row.
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.transformers.prepack import is_prepacked, rows_with_code
 from engine.types import Batch
 
 # On a CPU more tokens at once are no faster, and the padding stays small.
@@ -37,15 +39,19 @@ class PackedForward:
         self._model = model
         self._padding_idx = padding_idx
         self._takes_types = _takes_types(model)
+        self._is_prepacked = is_prepacked(model)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch) -> Tensor:
         """See Forward."""
-        cu_seqlens = torch.tensor(batch.cu_seqlens)
-        types = {"token_type_ids": _tensor(_token_type_ids(batch))[None]} if self._takes_types else {}
+        num_filler = rows_with_code(batch.num_tokens) - batch.num_tokens if self._is_prepacked else 0
+        cu_seqlens = torch.tensor(_with_sequence(batch.cu_seqlens, num_filler))
+        types = {}
+        if self._takes_types:
+            types["token_type_ids"] = _tensor(_with_zeros(_token_type_ids(batch), num_filler))[None]
         output = self._model(
-            input_ids=_tensor(batch.token_ids)[None],
-            position_ids=_tensor(position_ids(batch, self._padding_idx))[None],
+            input_ids=_tensor(_with_zeros(batch.token_ids, num_filler))[None],
+            position_ids=_tensor(_with_zeros(position_ids(batch, self._padding_idx), num_filler))[None],
             use_cache=False,
             cu_seq_lens_q=cu_seqlens,
             cu_seq_lens_k=cu_seqlens,
@@ -53,7 +59,7 @@ class PackedForward:
             max_length_k=batch.max_seqlen,
             **types,
         )
-        rows: Tensor = output.last_hidden_state[0]
+        rows: Tensor = output.last_hidden_state[0, : batch.num_tokens]
         return rows
 
 
@@ -123,6 +129,15 @@ def _index(cu_seqlens: NDArray[np.int32], group: list[int]) -> tuple[NDArray[np.
     index = starts + np.arange((ends - starts).max())
     is_token = index < ends
     return np.where(is_token, index, 0), is_token
+
+
+def _with_sequence(cu_seqlens: NDArray[np.int32], num_tokens: int) -> NDArray[np.int32]:
+    """Bounds with one more sequence of so many tokens, where there are any."""
+    return np.append(cu_seqlens, cu_seqlens[-1] + np.int32(num_tokens)) if num_tokens else cu_seqlens
+
+
+def _with_zeros(values: NDArray[Any], num_zeros: int) -> NDArray[Any]:
+    return np.append(values, np.zeros(num_zeros, values.dtype)) if num_zeros else values
 
 
 def _token_type_ids(batch: Batch) -> NDArray[np.int32]:

@@ -16,9 +16,10 @@ from engine.model_folder import ModelFolder
 from engine.transformers import attention
 from engine.transformers.forward import Forward, PackedForward, PaddedForward
 from engine.transformers.loading import one_line
+from engine.transformers.prepack import prepack
 from engine.types import Batch, ModelError, OutputKind
 
-_SEQLENS = (5, 17, 1, 5, 9)  # equal lengths are there on purpose
+_SEQLENS = (5, 17, 1, 5, 9, 30)  # equal lengths are there on purpose, and a sum that `forward` rounds up
 _NUM_SPECIAL = 4  # the first ids are often padding and markers
 # largest difference over largest value: rounding alone; a leak between sequences is a thousand times that
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -29,21 +30,29 @@ class Choice:
     """How a model is run, and why."""
 
     forward: Forward
-    note: str
+    notes: tuple[str, ...]
+    is_reentrant: bool  # whether several threads may run it at the same time
 
 
-def choose_forward(model: PreTrainedModel, folder: ModelFolder) -> Choice:
-    """Try packed, then padded. Raises ModelError where neither is right."""
+def choose_forward(model: PreTrainedModel, folder: ModelFolder, *, prepacks: bool = False) -> Choice:
+    """Try packed, then padded, both held against one sequence at a time with the layers as they were loaded.
+
+    prepacks: lay out weights anew for speed. Raises ModelError where neither is right; the model may be spoiled then.
+    """
     batch = _sample(folder)
     padded = PaddedForward(model)
     expected = _run_one_by_one(padded, batch)
+    notes = (prepack(model),) if prepacks else ()
+    is_reentrant = _is_reentrant(model)
     packed, why_not = _try_packed(model, folder, batch, expected)
     if packed is not None:
-        return Choice(packed, "packed: sequences are computed side by side without padding; the self-test agrees")
+        note = "packed: sequences are computed side by side without padding; the self-test agrees"
+        return Choice(packed, (note, *notes), is_reentrant)
     problem = _disagreement(padded, batch, expected)
     if problem:
         raise ModelError(f"the architecture {folder.architecture!r} can't be run in batches: {problem}")
-    return Choice(padded, f"padded: sequences of like length are padded to the longest, for {why_not}")
+    note = f"padded: sequences of like length are padded to the longest, for {why_not}"
+    return Choice(padded, (note, *notes), is_reentrant)
 
 
 def _try_packed(
@@ -61,6 +70,12 @@ def _try_packed(
         return packed, ""
     model.set_attn_implementation(own)
     return None, f"packed {problem}"
+
+
+def _is_reentrant(model: PreTrainedModel) -> bool:
+    """Some rotary embeddings note in the module itself how long the sequences are that they work on."""
+    kinds = " ".join(str(getattr(module, "rope_type", "")) for module in model.modules())
+    return "dynamic" not in kinds and "longrope" not in kinds
 
 
 def _disagreement(forward: Forward, batch: Batch, expected: Tensor) -> str:

@@ -219,7 +219,8 @@ class Harness:
         assert all(request.request_id in self.open and request.deadline > self.now for request in requests)
         assert batch.num_seqs == len(in_batch) <= engine.limits.max_num_seqs
         assert batch.num_tokens == sum(self._seqlen(one) for one in in_batch) <= engine.limits.max_num_tokens
-        assert batch.num_tokens <= self.policy.max_batch_tokens or batch.num_seqs == 1
+        most = self.policy.max_batch_tokens or engine.limits.target_num_tokens or engine.limits.max_num_tokens
+        assert batch.num_tokens <= most or batch.num_seqs == 1
         assert max(map(self._seqlen, in_batch)) <= engine.limits.max_seqlen
         assert not set(in_batch).intersection(self._in_flight()), "in two batches at once"
         assert not any(at in self.delivered[request_id] for request_id, at in in_batch)
@@ -243,7 +244,8 @@ class Harness:
         has_bulk = any(self.requests[request_id].request_class == BULK for request_id, _ in in_batch)
         bulk = self.scheduler.models[engine.model].backlog.num_tokens(BULK)
         self._without_bulk[engine.model] = 0 if has_bulk or not bulk else self._without_bulk[engine.model] + 1
-        longest = engine.limits.max_seqlen / min(self.policy.max_batch_tokens, self.policy.min_batch_tokens)
+        known = [limit for limit in (self.policy.max_batch_tokens, engine.limits.target_num_tokens // 8) if limit]
+        longest = engine.limits.max_seqlen / min([self.policy.min_batch_tokens, *known])
         assert self._without_bulk[engine.model] <= (1 + longest) / self.policy.bulk_share + 1, "bulk starves"
 
     def _check_suspects(self, model: int, batch: Batch) -> None:

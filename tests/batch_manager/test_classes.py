@@ -141,6 +141,22 @@ def test_a_slow_engine_is_not_driven_down_to_one_sequence_a_batch() -> None:
     assert harness.dispatched[0].num_tokens == 256
 
 
+def test_an_engine_says_how_long_its_batches_may_take() -> None:
+    harness = Harness()
+    quick = limits(tokens_per_second=100_000.0, max_num_tokens=16_384, max_num_seqs=16_384, max_batch_seconds=0.025)
+    harness.ready(engine_limits=quick)
+    harness.submit(*[10] * 1000)
+    assert harness.dispatched[0].num_tokens == 2500
+
+
+def test_an_engine_of_small_fixed_costs_keeps_to_its_time_with_small_batches() -> None:
+    harness = Harness()
+    slow = limits(tokens_per_second=400.0, max_num_tokens=16_384, max_num_seqs=16_384, target_num_tokens=512)
+    harness.ready(engine_limits=slow)
+    harness.submit(*[10] * 1000)
+    assert harness.dispatched[0].num_tokens == 100
+
+
 def test_bulk_waits_for_a_bounded_number_of_batches_however_small_they_are() -> None:
     harness = Harness(FIXED)
     harness.ready(engine_limits=limits(depth=1))

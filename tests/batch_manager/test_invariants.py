@@ -15,17 +15,26 @@ from tests.batch_manager.harness import Harness, Sequence, limits, sequences
 from wire.vocabulary import RequestClass
 
 NUM_MODELS = 2
-POLICY = Policy(max_batch_tokens=60, min_batch_tokens=20, max_batch_seconds=0.5, max_batch_seconds_mixed=0.1)
+POLICY = Policy(max_batch_tokens=60, min_batch_tokens=20)
+MEASURED = Policy(min_batch_tokens=20)  # as large as the engines say
 SEQLENS = st.lists(st.integers(1, 110), min_size=1, max_size=6) | st.lists(st.integers(1, 10), min_size=1, max_size=30)
 LIMITS = st.builds(
-    lambda streams, staged, buckets, max_seqs, rate: limits(
-        streams=streams, depth=streams + staged, token_buckets=buckets, max_num_seqs=max_seqs, tokens_per_second=rate
+    lambda streams, staged, buckets, max_seqs, rate, target: limits(
+        streams=streams,
+        depth=streams + staged,
+        token_buckets=buckets,
+        max_num_seqs=max_seqs,
+        tokens_per_second=rate,
+        target_num_tokens=target,
+        max_batch_seconds=0.5,
+        max_batch_seconds_mixed=0.1,
     ),
-    st.integers(1, 2),
+    st.integers(1, 3),
     st.integers(0, 1),
     st.sampled_from([(), (16, 32, 64)]),
     st.sampled_from([1, 5, 40]),
     st.sampled_from([0.0, 200.0]),
+    st.sampled_from([0, 60, 100]),
 )
 
 
@@ -34,10 +43,11 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.harness = Harness(POLICY, num_models=NUM_MODELS)
+        self.harness = Harness(num_models=NUM_MODELS)
 
-    @initialize(engine_limits=st.lists(LIMITS, min_size=3, max_size=3))
-    def start(self, engine_limits: list[EngineLimits]) -> None:
+    @initialize(policy=st.sampled_from([POLICY, MEASURED]), engine_limits=st.lists(LIMITS, min_size=3, max_size=3))
+    def start(self, policy: Policy, engine_limits: list[EngineLimits]) -> None:
+        self.harness = Harness(policy, num_models=NUM_MODELS)
         for engine_id, its_limits in enumerate(engine_limits):
             self.harness.ready(engine_id, model=engine_id % NUM_MODELS, engine_limits=its_limits)
 

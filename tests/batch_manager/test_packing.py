@@ -1,8 +1,10 @@
 """How waiting sequences become batches: budget, limits, order, splitting, staging, buckets, models, engines."""
 
+import pytest
+
 from batch_manager.messages import Refusal
 from batch_manager.policy import Policy
-from engine.types import OutputKind
+from engine.types import EngineLimits, OutputKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits
 
 
@@ -120,6 +122,65 @@ def test_an_idle_stream_takes_what_there_is() -> None:
     harness.submit(4)
     harness.submit(3)
     assert [batch.num_tokens for batch in harness.engines[0].batches] == [10, 4]
+
+
+def wide(**changes: object) -> EngineLimits:
+    """Limits that no batch here comes up to."""
+    return limits(max_num_tokens=16_384, max_num_seqs=16_384, **changes)
+
+
+def test_what_waits_is_shared_among_idle_streams() -> None:
+    harness = Harness()
+    harness.offer(*[10] * 100)
+    harness.ready(engine_limits=wide(streams=3, depth=4))
+    assert [batch.num_tokens for batch in harness.dispatched] == [330, 330, 340]
+
+
+def test_what_waits_is_shared_among_idle_engines() -> None:
+    harness = Harness()
+    harness.ready(0, engine_limits=wide())
+    harness.ready(1, engine_limits=wide(streams=2, depth=3))
+    harness.submit(*[10] * 100)
+    assert [sum(batch.num_tokens for batch in engine.batches) for engine in harness.engines.values()] == [330, 670]
+
+
+def test_shares_are_not_made_smaller_than_is_worth_it() -> None:
+    harness = Harness(Policy(min_batch_tokens=256))
+    harness.ready(engine_limits=wide(streams=2, depth=3))
+    harness.submit(*[10] * 30)
+    assert [batch.num_tokens for batch in harness.dispatched] == [250, 50]
+
+
+def test_an_engine_of_small_fixed_costs_has_small_shares() -> None:
+    harness = Harness(Policy(min_batch_tokens=256))
+    harness.ready(engine_limits=wide(streams=2, depth=3, target_num_tokens=512))
+    harness.submit(*[10] * 10)
+    assert [batch.num_tokens for batch in harness.dispatched] == [60, 40]
+
+
+def test_a_stream_that_idles_alone_takes_all() -> None:
+    harness = Harness()
+    harness.ready(engine_limits=wide(streams=2, depth=3))
+    harness.submit(10)
+    harness.submit(*[10] * 100)
+    assert [batch.num_tokens for batch in harness.dispatched] == [10, 1000]
+
+
+def test_shares_keep_to_the_budget() -> None:
+    harness = Harness(Policy(max_batch_tokens=300))
+    harness.ready(engine_limits=wide(streams=2, depth=3))
+    harness.submit(*[10] * 100)
+    assert [batch.num_tokens for batch in harness.dispatched] == [300, 300, 300]
+
+
+@pytest.mark.parametrize(("flag", "target", "expected"), [(None, 0, 900), (None, 200, 200), (500, 200, 500)])
+def test_a_batch_is_as_large_as_the_flag_says_or_the_engine_gains_by(
+    flag: int | None, target: int, expected: int
+) -> None:
+    harness = Harness(Policy(max_batch_tokens=flag))
+    harness.ready(engine_limits=limits(max_num_tokens=900, max_num_seqs=1000, target_num_tokens=target))
+    harness.submit(*[10] * 1000)
+    assert harness.dispatched[0].num_tokens == expected
 
 
 def test_the_least_loaded_engine_is_fed_first() -> None:

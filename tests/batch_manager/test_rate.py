@@ -30,6 +30,17 @@ def test_it_follows_the_engine() -> None:
     assert rate.tokens_per_second == pytest.approx(500, rel=0.11)
 
 
+def test_a_small_share_is_no_sign_of_slowness() -> None:
+    """Work that was split so that no stream idles says as little of an engine's speed as any small batch."""
+    harness = Harness()
+    many = limits(streams=2, depth=3, tokens_per_second=10_000.0, max_num_tokens=16_384, max_num_seqs=16_384)
+    harness.ready(engine_limits=many)
+    harness.submit(*[10] * 100)
+    assert [batch.num_tokens for batch in harness.dispatched] == [500, 500]
+    harness.done(seconds=0.5)
+    assert harness.scheduler.models[0].rate.tokens_per_second == 10_000
+
+
 def test_a_batch_that_took_no_time_says_nothing() -> None:
     rate = Rate()
     rate.observe(10, 0.0, max_tokens=10)

@@ -12,9 +12,14 @@ from tests.batch_manager.simulator import TOKENS_PER_SECOND, Load, Simulator
 from wire.vocabulary import RequestClass
 
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
-POLICY = Policy(max_batch_tokens=16_384, max_batch_seconds=0.2, max_batch_seconds_mixed=0.025)
+POLICY = Policy()
 LIMITS = EngineLimits(
-    max_num_tokens=16_384, max_num_seqs=2048, max_seqlen=512, tokens_per_second=0.97 * TOKENS_PER_SECOND
+    max_num_tokens=16_384,
+    max_num_seqs=2048,
+    max_seqlen=512,
+    tokens_per_second=0.97 * TOKENS_PER_SECOND,
+    max_batch_seconds=0.2,
+    max_batch_seconds_mixed=0.025,
 )
 
 

@@ -243,15 +243,18 @@ def test_the_page_and_the_metrics_tell_what_is_so(run: Run, tmp_path: Path) -> N
             house.engine.cut()
             await until(lambda: page.engines_ready[1, 0] == 0)
             metrics = house.child.metrics.drain()
-            assert ["embedline_batches_total", "tiny", 2] in metrics["counts"]
-            assert ["embedline_batch_tokens_total", "tiny", 120] in metrics["counts"]
-            assert ["embedline_batch_sequences_total", "tiny", 2] in metrics["counts"]
-            names = {tuple(entry[:-1]) for entry in metrics["durations"]}
-            assert names == {
+            assert ["embedline_batch_release_total", "tiny", "full", 1] in metrics["counts"]
+            assert ["embedline_batch_release_total", "tiny", "drained", 1] in metrics["counts"]
+            histograms = {tuple(names): cells for *names, cells in metrics["histograms"]}
+            sums = {names: (sum(cells[:-1]), cells[-1]) for names, cells in histograms.items()}
+            assert sums["embedline_batch_tokens", "tiny"] == (2, 120)
+            assert sums["embedline_batch_sequences", "tiny"] == (2, 2)
+            assert {names for names in sums if "duration" in names[0]} == {
                 ("embedline_queue_duration_seconds", "tiny", "interactive"),
                 ("embedline_queue_duration_seconds", "tiny", "bulk"),
                 ("embedline_engine_duration_seconds", "tiny"),
             }
+            assert metrics["levels"] == [["embedline_queue_sequences", "batch manager 1", 0]]
 
     run(test())
 

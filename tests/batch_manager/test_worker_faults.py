@@ -119,6 +119,30 @@ def empty(results: Results) -> list[Any]:
     return []
 
 
+def test_rows_of_tokens_that_are_not_one_for_each_token_are_a_failed_batch(run: Run, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(tmp_path) as house:
+            frontend = await house.frontend()
+
+            def answer(frame_id: int, batch: Batch) -> None:
+                results = rows_of(batch)
+                rows = results[OutputKind.TOKENS]
+                if 13 in batch.token_ids and rows.offsets is not None:
+                    offsets = rows.offsets.copy()
+                    offsets[1] -= 1  # they still add up: the next sequence has one more, or there is one less in all
+                    results[OutputKind.TOKENS] = Rows(rows.values[: offsets[-1]], offsets)
+                house.engine.answer(frame_id, results)
+
+            script = asyncio.create_task(house.engine.answer_all(answer))
+            asked = [submission(*seqlens, outputs=OutputKind.TOKENS) for seqlens in ((3, 4), (6, 6, 6))]
+            answers = await asyncio.gather(*map(frontend.ask, asked))
+            assert_same(answers[0], expected(asked[0]))
+            assert refusal(answers[1]) == (Refusal.ENGINE_FAILED, 2)
+            script.cancel()
+
+    run(test())
+
+
 @pytest.mark.parametrize("corrupt", [too_few, too_narrow, another_kind, ragged, cut_short, empty])
 def test_a_malformed_answer_is_a_failed_batch(
     run: Run, tmp_path: Path, corrupt: Callable[[Results], list[Any]]

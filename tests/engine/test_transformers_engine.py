@@ -186,7 +186,7 @@ def test_padded_mode_gives_the_same_rows(
 
 
 def test_the_warm_up_passes(minilm: TransformersEngine) -> None:
-    assert warm_up(minilm) > 0
+    assert warm_up(minilm).tokens_per_second > 0
 
 
 # --- pooling
@@ -212,7 +212,7 @@ def test_first_and_last_tokens() -> None:
 # --- the thread and its queues
 
 
-def made(forward: Forward) -> TransformersEngine:
+def made(forward: Forward, *, streams: int = 1) -> TransformersEngine:
     """An engine around any forward."""
     info = ModelInfo(
         name="m",
@@ -228,8 +228,8 @@ def made(forward: Forward) -> TransformersEngine:
         device="cpu",
         architecture="",
     )
-    limits = EngineLimits(max_num_tokens=64, max_num_seqs=8, max_seqlen=8)
-    return TransformersEngine(forward, info=info, limits=limits, num_threads=1)
+    limits = EngineLimits(max_num_tokens=64, max_num_seqs=8, max_seqlen=8, streams=streams, depth=streams + 1)
+    return TransformersEngine(forward, info=info, limits=limits)
 
 
 def ids_as_rows(some: Batch) -> torch.Tensor:
@@ -334,18 +334,58 @@ def test_an_id_outside_the_vocabulary_fails_its_batch_alone(tiny: Path) -> None:
     loaded.close()
 
 
-def test_threads_for_one_batch_are_those_asked_for() -> None:
+def test_each_stream_computes_in_one_thread_beside_the_others() -> None:
     seen = []
+    together = threading.Barrier(3)
 
     def forward(some: Batch) -> torch.Tensor:
-        seen.append(torch.get_num_threads())
+        together.wait(60)
+        seen.append((threading.current_thread().name, torch.get_num_threads()))
         return ids_as_rows(some)
 
-    loaded = made(forward)
-    loaded.submit(batch([[1]]))
-    loaded.collect()
+    loaded = made(forward, streams=3)
+    tickets = {loaded.submit(batch([[number]])) for number in (1, 2, 3)}
+    assert {loaded.collect()[0] for _ in range(3)} == tickets
     loaded.close()
-    assert seen == [1]
+    assert sorted(seen) == [("compute 0", 1), ("compute 1", 1), ("compute 2", 1)]
+
+
+def test_closing_finishes_what_every_stream_has() -> None:
+    gate = threading.Event()
+
+    def forward(some: Batch) -> torch.Tensor:
+        assert some.token_ids[0] != 1 or gate.wait(60)
+        return ids_as_rows(some)
+
+    loaded = made(forward, streams=2)
+    slow, quick, staged = (loaded.submit(batch([[number]])) for number in (1, 2, 3))
+    loaded.close()
+    assert [loaded.collect()[0] for _ in range(2)] == [quick, staged]
+    gate.set()
+    assert loaded.collect()[0] == slow
+    with pytest.raises(EngineClosed):
+        loaded.collect()
+
+
+def test_streams_are_as_many_as_threads_may_be_used(tiny: Path) -> None:
+    sequences = [arbitrary((seqlen, 5)) for seqlen in (3, 9, 20, 33)]
+    single, several = load(tiny), load(tiny, num_threads=3)
+    assert (several.limits.streams, several.limits.depth) == (3, 4)
+    rows_of = {several.submit(batch(some)): raw_rows(single, some) for some in sequences}
+    for _ in sequences:
+        ticket, results = several.collect()
+        assert isinstance(results, dict), results
+        assert np.abs(results[OutputKind.POOLED].values - rows_of[ticket]).max() <= 1e-6
+    single.close()
+    several.close()
+
+
+def test_a_model_that_notes_lengths_in_itself_is_run_by_one_thread(tmp_path: Path) -> None:
+    folder = save("llama", tmp_path / "model")
+    change(folder / "config.json", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0})
+    loaded = load(folder, num_threads=3)
+    loaded.close()
+    assert (loaded.limits.streams, loaded.limits.depth) == (1, 2)
 
 
 # --- loading
@@ -379,6 +419,12 @@ def test_an_impossible_option_is_named(tiny: Path, name: str, value: str) -> Non
 def test_limits_leave_room_for_the_longest_sequence(tiny: Path) -> None:
     loaded = load(tiny, max_num_tokens=16)
     assert loaded.limits.max_num_tokens == loaded.limits.max_seqlen == 64
+    loaded.close()
+
+
+def test_without_a_limit_the_engine_has_its_own(tiny: Path) -> None:
+    loaded = load(tiny, max_num_tokens=None)
+    assert loaded.limits.max_num_tokens >= 4096
     loaded.close()
 
 

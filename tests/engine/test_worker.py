@@ -179,7 +179,7 @@ def test_a_heartbeat_names_the_batch_that_runs(start: Any) -> None:
 
     while (busy := engine.wait_for(control.HEARTBEAT)["busy"]) is None:
         pass
-    assert (busy["batch"], busy["tokens"]) == (41, 2)
+    assert (busy["batch"], busy["tokens"], busy["streams"]) == (41, 2, 1)
     assert busy["since"] > 0
     manager.close()
 

@@ -1,6 +1,8 @@
 """A whole server as a test runs it: started by its command line, watched through its log, its processes and HTTP."""
 
+import atexit
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -31,6 +33,14 @@ class Reply:
 
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+@functools.cache
+def cache_home() -> str:
+    """A folder for compiled models, empty at first, that the servers of one test run share."""
+    folder = tempfile.mkdtemp(prefix="embedline-cache-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class Log:
@@ -75,14 +85,23 @@ class Log:
 class Server:
     """A running server."""
 
-    def __init__(self, *flags: str, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *flags: str, folder: Path, environment: Mapping[str, str] | None = None, stdout: int = subprocess.DEVNULL
+    ) -> None:
         # sockets' paths are short, so not below pytest's own folder; a test that starts two servers shares it
         self.runtime = runtime = Path(tempfile.gettempdir()) / f"run-{hash(folder) & 0xFFFFFFFF:x}"
         runtime.mkdir(exist_ok=True, mode=0o700)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "embedline", "serve", "--port", "0", "--prometheus-port", "0", *flags],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(runtime), **(environment or {})},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "XDG_RUNTIME_DIR": str(runtime),
+                "XDG_CACHE_HOME": cache_home(),
+                **(environment or {}),
+            },
             cwd=folder,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
@@ -163,9 +182,11 @@ def is_running(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """A server that is ready, gone after the block."""
-    server = Server(*flags, folder=folder, environment=environment)
+def serving(
+    *flags: str, folder: Path, environment: Mapping[str, str] | None = None, stdout: int = subprocess.DEVNULL
+) -> Iterator[Server]:
+    """A server that is ready, gone after the block. `stdout` is a descriptor for the request log."""
+    server = Server(*flags, folder=folder, environment=environment, stdout=stdout)
     try:
         server.wait_ready()
         yield server

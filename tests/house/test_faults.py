@@ -176,16 +176,17 @@ def test_a_client_that_leaves_costs_nothing(tmp_path: Path) -> None:
 
         # at most what was in the engine when they left was computed: two batches, and ours
         text = server.request("GET", "/metrics").body.decode()
-        name = 'embedline_batch_sequences_total{model="sentence-transformers/all-MiniLM-L6-v2"} '
+        name = 'embedline_batch_sequences_sum{model="sentence-transformers/all-MiniLM-L6-v2"} '
         computed = [float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name)]
         assert sum(computed) < 20
 
 
 def test_open_requests_are_answered_before_the_end(tmp_path: Path) -> None:
-    with serving(*FAKE, "--fake-cost-ms", "700", folder=tmp_path) as server:
+    with serving(*FAKE, "--fake-cost-ms", "700", "--frontends", "1", folder=tmp_path) as server:
         connection = server.connect()
         connection.request("POST", "/v1/embeddings", b'{"input": "hold on"}')
-        while 'code="200"' in server.request("GET", "/metrics").body.decode():
+        both = b'embedline_open_requests{process="frontend 0"} 2.0'  # ours, and the one that asks
+        while both not in server.request("GET", "/metrics").body:
             pass
         assert server.stop() == 0
         assert connection.getresponse().status == 200

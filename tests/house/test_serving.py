@@ -51,7 +51,7 @@ def test_floats(server: Server) -> None:
     rows = np.array([item["embedding"] for item in answer["data"]], np.float32)
     assert np.array_equal(rows, rows_of(TEXTS))
     num_tokens = sum(len(ids_of(text)) for text in TEXTS)
-    assert answer["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    assert answer["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "truncated_inputs": 1}
     assert answer["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert answer["object"] == "list"
     assert {item["object"] for item in answer["data"]} == {"embedding"}
@@ -122,7 +122,8 @@ def test_the_other_routes(server: Server) -> None:
 
 
 def test_metrics_count_what_both_frontends_answered(server: Server) -> None:
-    name = 'embedline_requests_total{code="200",route="/embeddings"} '  # the alias, which only this test uses
+    # the alias, which only this test uses
+    name = 'embedline_requests_total{class="interactive",code="200",route="/embeddings"} '
 
     def answered() -> float:
         lines = server.request("GET", "/metrics").body.decode().splitlines()

@@ -14,11 +14,15 @@ from engine.types import OutputKind, Rows
 from server.admission import Admission, WaitBudgets
 from server.app import make_app
 from server.asgi import App, BodyReader, Message
+from server.auth import ApiKey, Keys
 from server.frontend_state import FrontendState
 from server.hot_path import HotPath
 from server.models import ModelTable, ServedModel
+from server.observer import Observer
 from server.pipeline import Pipeline
+from server.route import Resources
 from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
 from wire.control import Json
@@ -36,6 +40,7 @@ def served_model(**changes: Any) -> ServedModel:
         "max_seqlen": 16,
         "vocab_size": 100,
         "normalize": False,
+        "outputs": OutputKind.POOLED | OutputKind.TOKENS,
         "truncation": Truncation.RIGHT,
     }
     return ServedModel(**{**fields, **changes})
@@ -48,32 +53,52 @@ def one_model(**changes: Any) -> ModelTable:
 def house(**changes: Any) -> Json:
     """A STATE of a server that is ready."""
     info = {"name": "the-model", "dimensions": DIMENSIONS, "max_seqlen": 16, "vocab_size": 100, "normalize": False}
+    info |= {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "pooling": "last", "dtype": "float32"}
     model = {"index": 0, "info": info, "truncation": Truncation.RIGHT, "default_prompt": "", "loaded_at": 7}
+    model |= {"model_id": "somebody/the-model", "revision": "", "prompts": {"query": "Q: "}}
     return {"ready": True, "reason": None, "models": [model], "limits": {"max_client_batch_size": 4}, **changes}
 
 
 @dataclass
 class Tokenizers:
-    """One id for each character; what it was asked, and what it raises instead."""
+    """One id for each character; what it was asked, and what it raises instead; waits for `gate` where there is one."""
 
     error: Exception | None = None
+    gate: asyncio.Event | None = None
     asked: list[tuple[Sequence[str], dict[str, Any]]] = field(default_factory=list)
     at_work: Callable[[], None] = lambda: None
 
     async def tokenize(self, texts: Sequence[str], **how: Any) -> TokenizedTexts:
-        self.asked.append((texts, how))
-        self.at_work()
-        if self.error is not None:
-            raise self.error
+        await self._work(texts, how)
         seqlens = [len(text) for text in texts]
         ids = np.array([ord(character) % 100 for text in texts for character in text], np.int32)
         truncated = np.array([seqlen > 16 for seqlen in seqlens], np.uint8)
         return TokenizedTexts(ids, np.cumsum([0, *seqlens], dtype=np.int32), truncated)
 
+    async def tokenize_details(self, texts: Sequence[str], **how: Any) -> list[list[Token]]:
+        await self._work(texts, how)
+        return [
+            [Token(ord(character) % 100, character, False, at, at + 1) for at, character in enumerate(text)]
+            for text in texts
+        ]
+
+    async def decode(self, token_ids: Sequence[Sequence[int]], **how: Any) -> list[str]:
+        await self._work(tuple(map(str, token_ids)), how)
+        return [" ".join(map(str, ids)) for ids in token_ids]
+
+    async def _work(self, what: Sequence[str], how: dict[str, Any]) -> None:
+        self.asked.append((what, how))
+        self.at_work()
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+
 
 @dataclass
 class Managers:
-    """Rows that say their sequence's length, or `rows`; waits for `gate` where there is one."""
+    """Rows that say their sequence's length, or `rows`, one for each of its tokens where those are asked for; waits
+    for `gate` where there is one."""
 
     error: Exception | None = None
     rows: np.ndarray[Any, np.dtype[np.float32]] | None = None
@@ -91,17 +116,28 @@ class Managers:
         rows = self.rows
         if rows is None:
             rows = np.repeat(np.array(submission.seqlens, np.float32)[:, None], DIMENSIONS, axis=1)
+        if submission.outputs is OutputKind.TOKENS:
+            offsets = np.cumsum([0, *submission.seqlens], dtype=np.int32)
+            return Answer({OutputKind.TOKENS: Rows(np.repeat(rows, submission.seqlens, axis=0), offsets)}, 0.0, 0.0)
         return Answer({OutputKind.POOLED: Rows(rows)}, 0.0, 0.0)
 
 
 class Edge:
     """A frontend without its process. Must be made inside a running event loop."""
 
-    def __init__(self, *, max_bytes: int = 1000, max_requests: int = 10, is_loaded: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        max_bytes: int = 1000,
+        max_requests: int = 10,
+        is_loaded: bool = True,
+        keys: Sequence[ApiKey] = (),
+        metrics_need_a_key: bool = False,
+    ) -> None:
         self.page = Page.create(num_frontends=1, num_managers=1, num_models=1)
         self.page.engines_ready[:] = 1
         self.metrics = Recorder()
-        self.state = FrontendState(self.page, self.metrics)
+        self.state = FrontendState(self.page)
         if is_loaded:
             self.state.update(house())
         self.tokenizers = Tokenizers()
@@ -110,13 +146,18 @@ class Edge:
         self.pipeline = Pipeline(
             self.admission, cast(TokenizerPool, self.tokenizers), cast(BatchManagers, self.managers)
         )
-        self.app = HotPath(
-            self.state,
-            self.admission,
+        resources = Resources(
+            state=self.state,
+            admission=self.admission,
             pipeline=self.pipeline,
             bodies=BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
-            fallback=make_app(self.state, _metrics_text),
             max_items=4,
+        )
+        self.app = HotPath(
+            resources,
+            keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
+            observer=Observer(self.metrics),
+            fallback=make_app(self.state, _metrics_text),
         )
 
 

@@ -24,6 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(*flags, folder=tmp_path_factory.mktemp("bad-input")) as running:
         yield running
         assert not [line for line in running.log.lines if " ERROR " in line or "Traceback" in line]
+        assert SECRET not in "\n".join(running.log.lines)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_the_body_is_read_as_json_whatever_it_is_called(server: Server, content_
         (405, "DELETE", f"{PATH}/"),
         (405, "POST", "/livez"),
         (405, "POST", "/v1/models"),
-        (404, "POST", "/"),
+        (404, "POST", "/v2"),
         (404, "POST", f"/{SECRET}"),
         (404, "POST", f"{PATH}/{SECRET}"),
         (404, "GET", f"/{SECRET}?{SECRET}={SECRET}"),

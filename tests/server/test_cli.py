@@ -4,53 +4,71 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from embedline import __version__
 from server import cli
-from server.settings import Settings, SettingsError
+from server.flag import GROUPS, SettingsError, flags_of
+from server.model_settings import ModelSettings
+from server.settings import Settings
 from tests.house.running import ROOT
 
 # A new flag needs a reason: whoever adds one adds it here, and says in its help how to choose it.
-FLAGS = {
+# One model's:
+MODEL_FLAGS = {
     "--model-id": "MODEL_ID",
     "--revision": "REVISION",
     "--served-model-name": "SERVED_MODEL_NAME",
-    "--huggingface-hub-cache": "HUGGINGFACE_HUB_CACHE",
-    "--hf-token": "HF_TOKEN",
+    "--pooling --pooling-method": "POOLING POOLING_METHOD",
+    "--max-input-length --max-model-len": "MAX_INPUT_LENGTH MAX_MODEL_LEN",
+    "--auto-truncate --no-auto-truncate": "AUTO_TRUNCATE",
+    "--default-prompt-name": "DEFAULT_PROMPT_NAME",
+    "--default-prompt": "DEFAULT_PROMPT",
     "--engine": "ENGINE",
-    "--engine-python": "ENGINE_PYTHON",
     "--devices": "DEVICES",
     "--dtype": "DTYPE",
-    "--pooling": "POOLING",
-    "--hostname --host": None,
+    "--quantization": "QUANTIZATION",
+    "--max-batch-tokens": "MAX_BATCH_TOKENS",
+    "--max-batch-requests": "MAX_BATCH_REQUESTS",
+    "--fake-dim": "FAKE_DIM",
+    "--fake-cost-ms": "FAKE_COST_MS",
+    "--fake-tokens-per-second": "FAKE_TOKENS_PER_SECOND",
+    "--fake-fault": "",
+}
+SERVER_FLAGS = {
+    "--huggingface-hub-cache": "HUGGINGFACE_HUB_CACHE",
+    "--hf-token --hf-api-token": "HF_TOKEN HF_API_TOKEN",
+    "--compiled-cache": "COMPILED_CACHE",
+    "--engine-python": "ENGINE_PYTHON",
+    "--hostname --host": "",
     "--port -p": "PORT",
+    "--strict-model-name --no-strict-model-name": "STRICT_MODEL_NAME",
+    "--cors-allow-origin": "CORS_ALLOW_ORIGIN",
+    "--max-concurrent-requests": "MAX_CONCURRENT_REQUESTS",
+    "--max-client-batch-size": "MAX_CLIENT_BATCH_SIZE",
+    "--payload-limit": "PAYLOAD_LIMIT",
+    "--interactive-max-wait": "INTERACTIVE_MAX_WAIT",
+    "--bulk-max-wait": "BULK_MAX_WAIT",
+    "--engine-restart-grace": "ENGINE_RESTART_GRACE",
+    "--api-key": "API_KEY",
+    "--api-key-file": "API_KEY_FILE",
+    "--metrics-auth --no-metrics-auth": "METRICS_AUTH",
+    "--log-level": "LOG_LEVEL",
+    "--request-log": "REQUEST_LOG",
+    "--json-output --no-json-output": "JSON_OUTPUT",
     "--prometheus-port": "PROMETHEUS_PORT",
     "--frontends": "FRONTENDS",
     "--tokenization-workers": "TOKENIZATION_WORKERS",
     "--batch-managers": "BATCH_MANAGERS",
-    "--max-batch-tokens": "MAX_BATCH_TOKENS",
-    "--max-batch-requests": "MAX_BATCH_REQUESTS",
-    "--max-client-batch-size": "MAX_CLIENT_BATCH_SIZE",
-    "--max-concurrent-requests": "MAX_CONCURRENT_REQUESTS",
-    "--payload-limit": "PAYLOAD_LIMIT",
-    "--auto-truncate --no-auto-truncate": "AUTO_TRUNCATE",
-    "--default-prompt-name": "DEFAULT_PROMPT_NAME",
-    "--default-prompt": "DEFAULT_PROMPT",
-    "--interactive-max-wait": "INTERACTIVE_MAX_WAIT",
-    "--bulk-max-wait": "BULK_MAX_WAIT",
-    "--engine-restart-grace": "ENGINE_RESTART_GRACE",
     "--heartbeat-timeout": "HEARTBEAT_TIMEOUT",
     "--batch-timeout": "BATCH_TIMEOUT",
     "--shutdown-timeout": "SHUTDOWN_TIMEOUT",
-    "--log-level": "LOG_LEVEL",
-    "--fake-dim": "FAKE_DIM",
-    "--fake-cost-ms": "FAKE_COST_MS",
-    "--fake-tokens-per-second": "FAKE_TOKENS_PER_SECOND",
-    "--fake-fault": None,
 }
+FLAGS = {**MODEL_FLAGS, **SERVER_FLAGS}
+COMMANDS = {"serve", "inspect", "health", "bench", "version"}
 
 
 class Ran(Exception):
@@ -66,7 +84,7 @@ def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Ran(settings)
 
     monkeypatch.setattr(cli, "run_server", run_server)
-    for variable in filter(None, FLAGS.values()):
+    for variable in ("EMBEDLINE_CONFIG", *" ".join(FLAGS.values()).split()):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -100,7 +118,9 @@ def test_the_list_of_flags() -> None:
     serve = get_command(cli.make_app()).commands["serve"]  # type: ignore[attr-defined]
     options = [parameter for parameter in serve.params if parameter.name != "help"]
 
-    assert {" ".join([*it.opts, *it.secondary_opts]): it.envvar for it in options} == FLAGS
+    assert {" ".join([*it.opts, *it.secondary_opts]) for it in options} == {*FLAGS, "--config"}
+    for settings, flags in ((Settings, SERVER_FLAGS), (ModelSettings, MODEL_FLAGS)):
+        assert {" ".join(flag.spellings): " ".join(flag.variables) for flag in flags_of(settings)} == flags
 
 
 def test_without_arguments_everything_has_its_default(run: Run) -> None:
@@ -115,12 +135,72 @@ def test_flags_and_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     settings = run.settings("--model-id", "from/a-flag", "--fake-fault", "exit@load", "--fake-fault", "nan@token:9")
 
-    assert settings.model_id == "from/a-flag"  # a flag outranks a variable
-    assert (settings.port, settings.auto_truncate, settings.interactive_max_wait) == (1234, False, 2.5)
-    assert settings.fake_fault == ("exit@load", "nan@token:9")
+    (model,) = settings.models
+    assert model.model_id == "from/a-flag"  # a flag outranks a variable
+    assert (settings.port, model.auto_truncate, settings.interactive_max_wait) == (1234, False, 2.5)
+    assert model.fake_fault == ("exit@load", "nan@token:9")
     assert run.settings("-p", "0", "--host", "::1", "--auto-truncate") == Settings(
-        port=0, hostname="::1", model_id="from/the-environment", interactive_max_wait=2.5
+        port=0, hostname="::1", models=(ModelSettings(model_id="from/the-environment"),), interactive_max_wait=2.5
     )
+
+
+def test_other_names_for_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_API_TOKEN", "hf_other")
+    monkeypatch.setenv("MAX_MODEL_LEN", "64")
+
+    settings = run.settings("--pooling-method", "CLS")
+
+    assert settings.hf_token == "hf_other"
+    assert (settings.models[0].max_input_length, settings.models[0].pooling) == (64, "cls")
+
+
+def test_lists_and_switches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_KEY", "one, two")
+    monkeypatch.setenv("METRICS_AUTH", "1")
+    monkeypatch.setenv("MAX_BATCH_TOKENS", "")  # as compose files leave it
+
+    settings = run.settings("--cors-allow-origin", "https://a.example", "--cors-allow-origin", "*", "--json-output")
+
+    assert settings.api_key == ("one", "two")
+    assert settings.cors_allow_origin == ("https://a.example", "*")
+    assert (settings.metrics_auth, settings.json_output, settings.strict_model_name) == (True, True, False)
+    assert settings.models[0].max_batch_tokens is None
+    assert run.settings("--max-batch-tokens", "99").models[0].max_batch_tokens == 99
+    assert run.settings("--max-batch-tokens", "auto", "--no-metrics-auth").metrics_auth is False
+
+
+def test_a_file_is_named_by_flag_or_variable(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.toml").write_text("port = 1\nfrontends = 7")
+    (tmp_path / "two.toml").write_text("port = 2")
+
+    assert run.settings("--config", str(tmp_path / "one.toml"), "--port", "9") == Settings(port=9, frontends=7)
+    monkeypatch.setenv("EMBEDLINE_CONFIG", str(tmp_path / "two.toml"))
+    assert run.settings().port == 2
+    assert run.settings("--config", str(tmp_path / "one.toml")).port == 1
+
+
+def test_inspect_takes_the_flags_of_a_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[Settings, bool]] = []
+
+    def inspect(settings: Settings, *, as_json: bool) -> int:
+        asked.append((settings, as_json))
+        return 0
+
+    monkeypatch.setattr(cli, "run_inspection", inspect)
+    monkeypatch.setenv("EMBEDLINE_CONFIG", "/not/for/this")
+
+    assert run.exit_code("inspect", "a-model", "--pooling", "cls", "--json", "--hf-token", "hf") == 0
+    assert asked == [(Settings(models=(ModelSettings(model_id="a-model", pooling="cls"),), hf_token="hf"), True)]
+    assert run.exit_code("inspect", "a-model", "--port", "1") == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def test_secrets_are_not_shown(run: Run) -> None:
+    settings = run.settings("--api-key", "sesame", "--hf-token", "hf_sesame")
+
+    assert "sesame" not in repr(settings)
 
 
 def test_hostname_is_never_read_from_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,6 +223,8 @@ def test_hostname_is_never_read_from_the_environment(run: Run, monkeypatch: pyte
         (["serve", "--auto-truncate=maybe"], "--auto-truncate"),
         (["serve", "--dtype", "float8"], "--dtype"),
         (["serve", "--default-prompt", "a", "--default-prompt-name", "b"], "--default-prompt-name"),
+        (["serve", "--otlp-endpoint", "http://a"], "--otlp-endpoint is not supported"),
+        (["serve", "--uds-path=/tmp/a"], "--uds-path is not supported"),
         (["serve", "--devices", ","], "--devices"),
         (["serve", "--max-batch-token", "5"], "--max-batch-token"),
         (["serve", "extra"], "extra"),
@@ -168,7 +250,9 @@ def test_a_wrong_variable_names_its_flag(
     monkeypatch.setenv("MAX_BATCH_TOKENS", "lots")
 
     assert run.exit_code("serve") == 2
-    assert "--max-batch-tokens" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "embedline: --max-batch-tokens (the variable MAX_BATCH_TOKENS) must be a whole number or auto\n"
+    )
 
 
 def test_what_the_server_finds_wrong_is_one_line_too(
@@ -202,8 +286,7 @@ def test_help_lists_the_commands(run: Run, capsys: pytest.CaptureFixture[str], a
     assert not run.exit_code(*arguments)
 
     shown = capsys.readouterr().out
-    assert "serve" in shown
-    assert "version" in shown
+    assert {name for name in COMMANDS if not re.search(rf"^ +{name} ", shown, re.MULTILINE)} == set()
 
 
 def test_help_of_the_real_command_names_every_flag_in_full() -> None:
@@ -215,5 +298,6 @@ def test_help_of_the_real_command_names_every_flag_in_full() -> None:
         check=True,
     ).stdout
 
+    assert re.findall(r"^(\S[\w ]+):$", shown, re.MULTILINE) == ["Options", *GROUPS]
     names = {name for names in FLAGS for name in names.split()}
     assert {name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown)} == set()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from server import errors
-from server.errors import RequestError, openai_answer
+from server.errors import RequestError, openai_answer, tei_answer
 
 
 def every_error() -> list[type[RequestError]]:
@@ -31,7 +31,6 @@ def test_each_error_has_a_status_and_openais_shape(kind: type[RequestError]) -> 
     assert shape["error"]["message"] == "what is wrong"
     assert shape["error"]["param"] == "input[3]"
     assert isinstance(shape["error"]["type"], str)
-    assert dict(answer.headers)[b"content-length"] == b"%d" % len(answer.body)
     assert dict(answer.headers)[b"content-type"] == b"application/json"
     assert b"retry-after" not in dict(answer.headers)
 
@@ -41,9 +40,15 @@ def test_the_documented_statuses() -> None:
 
     assert statuses == {
         "InvalidRequest": 400,
+        "EmptyInput": 400,
+        "MalformedBody": 400,
+        "NotTokenizable": 400,
+        "UnsupportedTask": 400,
+        "Unauthorized": 401,
         "BodyTooSlow": 408,
         "PayloadTooLarge": 413,
         "UnsupportedMedia": 415,
+        "HeadTooLarge": 431,
         "ModelNotFound": 404,
         "NoSuchRoute": 404,
         "WrongMethod": 405,
@@ -55,6 +60,34 @@ def test_the_documented_statuses() -> None:
     for name, status in statuses.items():
         assert f"{name} " in (errors.__doc__ or "")
         assert str(status) in (errors.__doc__ or "")
+
+
+def test_the_statuses_and_types_of_tei() -> None:
+    answers = {kind.__name__: tei_answer(kind("what is wrong", param="inputs")) for kind in every_error()}
+    found = {name: (answer.status, json.loads(answer.body)["error_type"]) for name, answer in answers.items()}
+
+    assert found == {
+        "InvalidRequest": (422, "Validation"),
+        "EmptyInput": (400, "Empty"),
+        "MalformedBody": (400, "Validation"),
+        "NotTokenizable": (422, "Tokenizer"),
+        "UnsupportedTask": (424, "Backend"),
+        "Unauthorized": (401, "Unauthorized"),
+        "BodyTooSlow": (408, "Validation"),
+        "PayloadTooLarge": (413, "Validation"),
+        "UnsupportedMedia": (415, "Validation"),
+        "HeadTooLarge": (431, "Validation"),
+        "ModelNotFound": (404, "Validation"),
+        "NoSuchRoute": (404, "Validation"),
+        "WrongMethod": (405, "Validation"),
+        "Overloaded": (429, "Overloaded"),
+        "NotReady": (503, "Unhealthy"),
+        "DeadlineExceeded": (504, "Overloaded"),
+        "EngineFailed": (424, "Backend"),
+    }
+    for name, answer in answers.items():
+        said = "`inputs` cannot be empty" if name == "EmptyInput" else "what is wrong"
+        assert json.loads(answer.body) == {"error": said, "error_type": found[name][1]}
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.01, b"2"), (120.0, b"120")])

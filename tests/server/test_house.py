@@ -1,22 +1,34 @@
 """Which processes there are: one engine a model and device, shared out among the batch managers, known to all."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.model_source import resolve
 from server.bind import bind
 from server.broadcast import Broadcast
-from server.house import House
+from server.flag import SettingsError
+from server.house import Door, House
 from server.member import Member, Plan
-from server.model_plan import ModelPlan, plan_model
+from server.model_plan import plan_models
+from server.model_settings import ModelSettings
 from server.run_folder import RunFolder
 from server.settings import Settings
 
 
-def settings(**others: Any) -> Settings:
-    return Settings(engine="fake", **others)
+def settings(*models: ModelSettings, **others: Any) -> Settings:
+    return Settings(models=models or (model("one"), model("two")), **others)
+
+
+def model(name: str, **others: Any) -> ModelSettings:
+    return ModelSettings(served_model_name=name, **{"engine": "fake", **others})
+
+
+def house_of(chosen: Settings, folder: RunFolder, http: socket.socket, *, cache_dir: str | None = None) -> House:
+    return House(chosen, plan_models(chosen), folder=folder, door=Door(http=http), cache_dir=cache_dir)
 
 
 @pytest.fixture
@@ -27,8 +39,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolde
     made.remove()
 
 
-def models(*names: str) -> list[ModelPlan]:
-    return [plan_model(settings(served_model_name=name)) for name in names]
+@pytest.mark.parametrize(
+    ("payload_limit", "open_payload"),
+    [(64_000_000, 1 << 30), (100_000_000, 1_600_000_000), (1_000_000, 1 << 30), (1_000, 1 << 30)],
+)
+def test_limits_of_the_whole_server_are_shared_out_among_its_frontends(
+    folder: RunFolder, payload_limit: int, open_payload: int
+) -> None:
+    with bind("127.0.0.1", 0, "--port") as http:
+        chosen = settings(frontends=4, max_concurrent_requests=4096, payload_limit=payload_limit)
+        frontends = by_role(house_of(chosen, folder, http).plans(), "frontend")
+
+    assert len(frontends) == 4
+    for frontend in frontends:
+        assert frontend.spec["payload_limit"] == payload_limit  # one body's
+        assert frontend.spec["open_payload_limit"] == open_payload // 4
+        assert frontend.spec["max_concurrent_requests"] == 1024
+
+
+@pytest.fixture
+def minilm_folder() -> Path:
+    return resolve("sentence-transformers/all-MiniLM-L6-v2").path
 
 
 def by_role(plans: list[Plan], role: str) -> list[Plan]:
@@ -37,24 +68,58 @@ def by_role(plans: list[Plan], role: str) -> list[Plan]:
 
 def test_every_model_has_an_engine_on_every_device(folder: RunFolder) -> None:
     with bind("127.0.0.1", 0, "--port") as http:
-        house = House(settings(devices="a, b,c", batch_managers=2, frontends=2), models("one", "two"), folder, http)
+        chosen = settings(model("one", devices="a, b"), model("two", devices="c"), batch_managers=2, frontends=2)
+        house = house_of(chosen, folder, http)
         plans = house.plans()
 
     engines = by_role(plans, "engine")
     assert [(e.model, e.spec["model"], e.spec["options"]["device"]) for e in engines] == [
-        (index, name, device) for index, name in enumerate(("one", "two")) for device in "abc"
+        (0, "one", "a"),
+        (0, "one", "b"),
+        (1, "two", "c"),
     ]
-    assert [plan.index for plan in engines] == list(range(6))
+    assert [plan.index for plan in engines] == [0, 1, 2]
     managers = by_role(plans, "batch manager")
     served = [engine["path"] for manager in managers for engine in manager.spec["engines"]]
-    assert len(served) == len(set(served)) == 6  # each engine has exactly one batch manager
+    assert len(served) == len(set(served)) == 3  # each engine has exactly one batch manager
     assert all(manager.spec["engines"] and manager.spec["models"] == ["one", "two"] for manager in managers)
     for frontend in by_role(plans, "frontend"):
-        assert [manager["models"] for manager in frontend.spec["managers"]] == [[0, 1], [0, 1]]
+        assert [manager["models"] for manager in frontend.spec["managers"]] == [(0, 1), (0,)]
         assert frontend.spec["max_seqlens"] == [256, 256]
     (tokenizer,) = by_role(plans, "tokenizer")[:1]
     assert [spec["max_seqlen"] for spec in tokenizer.spec["tokenizers"]] == [256, 256]
     assert house.page.num_models == 2
+    assert {plan.spec["log_level"] for plan in plans} == {"info"}
+
+
+def test_each_model_has_settings_of_its_own(folder: RunFolder, minilm_folder: Path) -> None:
+    chosen = settings(
+        model("one", fake_dim=8, max_batch_tokens=100, max_input_length=16),
+        model("two", engine="transformers", model_id=str(minilm_folder), dtype="bfloat16", quantization="none"),
+    )
+    with bind("127.0.0.1", 0, "--port") as http:
+        plans = house_of(chosen, folder, http, cache_dir="/cache").plans()
+
+    one, two = (plan.spec["options"] for plan in by_role(plans, "engine"))
+    assert (one["dimensions"], one["max_num_tokens"], one["max_seqlen"]) == (8, 100, 16)
+    assert (two["path"], two["dtype"], two["max_num_tokens"]) == (str(minilm_folder), "bfloat16", None)
+    assert (two["quantization"], two["cache_dir"]) == ("none", "/cache")
+    (manager,) = by_role(plans, "batch manager")
+    assert manager.spec["policy"]["max_batch_tokens"] is None  # they differ, so each engine holds to its own
+    (frontend,) = by_role(plans, "frontend")[:1]
+    assert frontend.spec["max_seqlens"] == [16, 256]
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [({"engine": "transformers", "devices": "cuda:0"}, "--devices"), ({"max_input_length": 257}, "--max-input-length")],
+)
+def test_what_a_model_cannot_be(changes: dict[str, Any], flag: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{flag}"):
+        plan_models(settings(model("one", **changes)))
+
+
+LOADED = {"engine": "fake", "device": "cpu", "reason": "--engine fake", "max_seqlen": 256}
 
 
 class FakeMember:
@@ -71,9 +136,10 @@ class FakeMember:
 
 
 def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: RunFolder) -> None:
-    plans = models("one", "two")
+    chosen = settings(model("one", max_input_length=16), model("two"))
+    plans = plan_models(chosen)
     with bind("127.0.0.1", 0, "--port") as http:
-        house = House(settings(), plans, folder, http)
+        house = house_of(chosen, folder, http)
         members = [FakeMember(plan) for plan in house.plans()]
     first, second = members[:2]
     frontend = members[-1]
@@ -81,21 +147,24 @@ def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: RunFold
     listed: list[Member] = members  # type: ignore[assignment]
     broadcast = Broadcast(listed, plans, page=house.page, limits={})
 
-    broadcast.engine_loaded(listed[1], {"info": {"name": "two", "device": "cpu"}})
+    broadcast.engine_loaded(listed[1], {"info": {"name": "two", **LOADED}})
     broadcast.send()
 
     number, state = frontend.states[-1]
     assert state["ready"] is False
     assert "one" in state["reason"]
     assert [entry["index"] for entry in state["models"]] == [1]
+    assert state["names"] == ["one", "two"]
 
     first.is_ready = True
-    broadcast.engine_loaded(listed[0], {"info": {"name": "one", "device": "cpu"}})
+    broadcast.engine_loaded(listed[0], {"info": {"name": "one", **LOADED}})
     broadcast.send()
 
     number, state = frontend.states[-1]
     assert state["ready"] is True
     assert [entry["index"] for entry in state["models"]] == [0, 1]
+    # an engine need not know of --max-input-length
+    assert [entry["info"]["max_seqlen"] for entry in state["models"]] == [16, 256]
     house.page.engines_ready[:] = 1
     assert broadcast.why_not_ready() == "a frontend is yet to be told"
     frontend.seen = number

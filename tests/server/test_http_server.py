@@ -9,7 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvloop
 
+from server import http_server
 from server.asgi import Receive, Scope, Send, send_answer
+from server.errors import HeadTooLarge, RequestError
+from server.http_protocol import Protocol
 from server.http_server import HttpServer
 
 GET = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -23,6 +26,7 @@ class App:
         self.gate = asyncio.Event()
         self.waiting: asyncio.Queue[None] = asyncio.Queue()
         self.cancelled: asyncio.Queue[None] = asyncio.Queue()
+        self.reading = asyncio.Event()  # somebody's request to /echo
         self.paths: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -30,6 +34,7 @@ class App:
         if scope["path"] == "/fail":
             raise ZeroDivisionError("planted")
         if scope["path"] == "/echo":
+            self.reading.set()
             body = await whole_body(receive)
             self.waiting.put_nowait(None)
             await send_answer(send, 200, [(b"content-length", b"%d" % len(body))], body)
@@ -85,7 +90,8 @@ class Running:
         self.app = App()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._address = self._listener.getsockname()
-        self.server = HttpServer(self.app, self._listener)
+        self.refused: list[RequestError] = []
+        self.server = HttpServer(self.app, self._listener, on_refused=self.refused.append)
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
@@ -156,6 +162,18 @@ def test_a_client_that_leaves_ends_the_work_for_it(
     with caplog.at_level(logging.INFO):
         run(test)
     assert caplog.records == []
+
+
+def test_a_client_that_closes_its_sending_half_is_gone_too(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(GET % b"wait")
+            await running.app.waiting.get()
+            client.writer.write_eof()
+            await running.app.cancelled.get()
+            assert await client.rest() == b""
+
+    run(test)
 
 
 def test_stop_waits_for_what_is_open_and_closes_what_is_idle(run: Callable[[Test], None]) -> None:
@@ -301,5 +319,72 @@ def test_stop_waits_until_a_large_answer_is_read(run: Callable[[Test], None]) ->
             status, body = await client.answer()
             assert (status, len(body)) == (200, size)
             await stopping
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /now HTTP/1.1\r\nhost: a\r\nlong: " + b"x" * 33_000,  # and no end in sight
+        b"GET /now HTTP/1.1\r\nhost: a\r\nlong: " + b"x" * 33_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 33_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /" + b"x" * 33_000,
+        b"GET /now HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n",
+        b"GET /now HTTP/1.1\r\n" + b"a: b\r\n" * 100_000,
+    ],
+    ids=["endless header", "long header", "long path", "endless path", "many headers", "endless headers"],
+)
+def test_a_head_that_is_too_large_is_refused(run: Callable[[Test], None], head: bytes) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(GET % b"now")  # the limits are each request's own
+            assert await client.answer() == (200, b"/now")
+            client.send(head)
+            with contextlib.suppress(ConnectionError):
+                assert (await client.rest()).startswith(b"HTTP/1.1 431 ")
+        assert running.app.paths == ["/now"]
+        assert [type(error) for error in running.refused] == [HeadTooLarge]
+
+    run(test)
+
+
+def test_a_head_within_the_limits_is_taken_in_any_pieces(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            request = b"GET /now HTTP/1.1\r\n" + b"name: value\r\n" * 99 + b"long: " + b"x" * 29_000 + b"\r\n\r\n"
+            for start in range(0, len(request), 5_000):
+                client.send(request[start : start + 5_000])
+                await client.writer.drain()
+                await asyncio.sleep(0)
+            assert await client.answer() == (200, b"/now")
+
+    run(test)
+
+
+def test_a_head_that_does_not_come_is_given_up(run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Protocol, "head_seconds", 0.05)
+
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(b"GET /now HTT")
+            assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
+        async with running.client() as client:  # the time runs for the head alone
+            client.send(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\na")
+            await running.app.reading.wait()
+            await asyncio.sleep(0.1)
+            client.send(b"b")
+            assert await client.answer() == (200, b"ab")
+
+    run(test)
+
+
+def test_a_connection_that_says_nothing_is_closed(run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_KEEP_ALIVE_SECONDS", 0.05)
+
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            assert await client.rest() == b""
+        assert running.refused == []
 
     run(test)

@@ -1,20 +1,35 @@
 """The registry: sums what processes send, drops what nobody declared, and writes what Prometheus reads."""
 
+import itertools
 import logging
+import shutil
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.levels import LEVELS, Levels, ModelInfo
 from server.metrics import Registry
+from server.metrics_declared import ALL, FOR_TEI
+from server.process_metrics import PROCESS_LEVELS, ProcessLevels, Seen
+from server.tei_metrics import TEI
 from tests.structure.sources import sources
-from wire.metrics import BUCKETS, Recorder
+from wire.metrics import POWERS, SECONDS, Recorder
 from wire.page import Page
 from wire.vocabulary import RequestClass
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def registry_of(page: Page, *, model: str = MODEL, ready: bool = True) -> Registry:
+    entry = {"info": {"name": model, "engine": "fake", "dtype": "float32"}, "devices": ["cpu"], "revision": None}
+    seen = Seen(title="engine 0", pid=None, is_ready=False, last_beat=0.0, busy_since=None, is_engine=True)
+    levels = Levels(page, [model], is_ready=lambda: ready)
+    return Registry([levels, ModelInfo(lambda: [entry]), ProcessLevels(lambda: [seen])])
 
 
 @pytest.fixture
@@ -24,7 +39,7 @@ def page() -> Page:
 
 @pytest.fixture
 def registry(page: Page) -> Registry:
-    return Registry(page, [MODEL], lambda: True)
+    return registry_of(page)
 
 
 def families(registry: Registry) -> dict[str, Metric]:
@@ -39,59 +54,69 @@ def value(registry: Registry, sample: str, **labels: str) -> float | None:
     return None
 
 
+def stable(registry: Registry) -> list[str]:
+    """The page without what the kernel says, which changes by itself."""
+    return [line for line in registry.text().splitlines() if "process_" not in line]
+
+
+def buckets(registry: Registry, name: str) -> list[tuple[float, float]]:
+    samples = families(registry)[name].samples
+    return [(float(s.labels["le"]), s.value) for s in samples if s.name == f"{name}_bucket"]
+
+
 def test_counts_of_several_processes_are_summed(registry: Registry) -> None:
     for _ in range(2):
         recorder = Recorder()
-        recorder.count("embedline_requests_total", "/v1/embeddings", "200", by=3)
-        recorder.count("embedline_requests_total", "/v1/embeddings", "400")
+        recorder.count("embedline_requests_total", "/v1/embeddings", "bulk", "200", by=3)
+        recorder.count("embedline_requests_total", "/v1/embeddings", "none", "400")
         registry.absorb(recorder.drain())
     registry.count("embedline_process_restarts_total", "engine")
 
-    assert value(registry, "embedline_requests_total", route="/v1/embeddings", code="200") == 6
-    assert value(registry, "embedline_requests_total", route="/v1/embeddings", code="400") == 2
+    route = {"route": "/v1/embeddings"}
+    assert value(registry, "embedline_requests_total", **route, **{"class": "bulk"}, code="200") == 6
+    assert value(registry, "embedline_requests_total", **route, **{"class": "none"}, code="400") == 2
     assert value(registry, "embedline_process_restarts_total", role="engine") == 1
 
 
 def test_histograms_are_cumulative_and_add_up(registry: Registry) -> None:
-    durations = [0.0001, BUCKETS[0], 0.02, 0.02, 5.0, 1e6]
+    durations = [0.0001, SECONDS[9], 0.02, 0.02, 5.0, 1e6]
     for part in (durations[:2], durations[2:]):
         recorder = Recorder()
         for seconds in part:
-            recorder.observe("embedline_engine_duration_seconds", MODEL, seconds=seconds)
+            recorder.observe("embedline_engine_duration_seconds", MODEL, value=seconds)
         registry.absorb(recorder.drain())
 
-    samples = families(registry)["embedline_engine_duration_seconds"].samples
-    buckets = [sample for sample in samples if sample.name.endswith("_bucket")]
-    assert [sample.labels["le"] for sample in buckets] == [*map(str, BUCKETS), "+Inf"]
-    assert [sample.value for sample in buckets] == [
-        *(sum(seconds <= edge for seconds in durations) for edge in BUCKETS),
-        len(durations),
+    shown = [*SECONDS[9:], float("inf")]
+    assert buckets(registry, "embedline_engine_duration_seconds") == [
+        (edge, sum(seconds <= edge for seconds in durations)) for edge in shown
     ]
     assert value(registry, "embedline_engine_duration_seconds_count", model=MODEL) == len(durations)
     assert value(registry, "embedline_engine_duration_seconds_sum", model=MODEL) == pytest.approx(sum(durations))
 
 
 def test_what_nobody_declared_is_dropped_and_logged(registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
-    before = registry.text()
+    before = stable(registry)
     recorder = Recorder()
     recorder.count("embedline_invented_total", "x")
     recorder.count("embedline_requests_total", "/v1/embeddings")  # a label too few
-    recorder.observe("embedline_invented_seconds", seconds=1)
-    recorder.observe("embedline_requests_total", "/v1/embeddings", "200", seconds=1)  # no histogram
+    recorder.observe("embedline_invented_seconds", value=1)
+    recorder.observe("embedline_requests_total", "/v1/embeddings", "none", "200", value=1)  # no histogram
+    recorder.observe("embedline_batch_tokens", MODEL, value=1)  # other buckets
+    recorder.watch("embedline_invented", "frontend 0", level=lambda: 1)
 
     with caplog.at_level(logging.ERROR):
         registry.absorb(recorder.drain())
 
-    assert len(caplog.records) == 4
-    assert registry.text() == before
+    assert len(caplog.records) == 6
+    assert stable(registry) == before
 
 
 def test_a_heartbeat_may_carry_nothing(registry: Registry) -> None:
-    before = registry.text()
+    before = stable(registry)
     registry.absorb({})
     registry.absorb(Recorder().drain())
 
-    assert registry.text() == before
+    assert stable(registry) == before
 
 
 def test_levels_are_read_off_the_page(registry: Registry, page: Page) -> None:
@@ -111,6 +136,8 @@ def test_levels_are_read_off_the_page(registry: Registry, page: Page) -> None:
     assert oldest >= 100
     assert value(registry, "embedline_engines_ready", model=MODEL) == 3
     assert value(registry, "embedline_engine_tokens_per_second", model=MODEL) == 1500
+    assert value(registry, "embedline_admission_wait_seconds", model=MODEL, **{"class": "interactive"}) == 12 / 1500
+    assert value(registry, "embedline_admission_wait_seconds", model=MODEL, **{"class": "bulk"}) == 1012 / 1500
     last = value(registry, "embedline_seconds_since_last_batch", model=MODEL)
     assert last is not None
     assert last >= 30
@@ -122,27 +149,124 @@ def test_before_the_first_batch_there_is_no_time_since_it(registry: Registry) ->
 
 @pytest.mark.parametrize("ready", [True, False])
 def test_readiness(page: Page, ready: bool) -> None:
-    assert value(Registry(page, [MODEL], lambda: ready), "embedline_ready") == float(ready)
+    assert value(registry_of(page, ready=ready), "embedline_ready") == float(ready)
 
 
 def test_label_values_may_have_any_character(page: Page) -> None:
     name = 'a "quoted" \\ name\nof two lines'
-    registry = Registry(page, [name], lambda: True)
+    registry = registry_of(page, model=name)
 
     assert value(registry, "embedline_engines_ready", model=name) == 0
 
 
-def test_every_metric_has_help_and_our_prefix(registry: Registry) -> None:
-    assert [
-        name
-        for name, family in families(registry).items()
-        if not name.startswith("embedline_") or not family.documentation
-    ] == []
+def test_what_is_on_the_page_is_what_is_declared(registry: Registry) -> None:
+    """Name, type and help of every metric, so that docs/metrics.md, which is made of them, is right too."""
+    shown = {
+        (line.split(maxsplit=3)[2], line.split(maxsplit=3)[3])
+        for line in registry.text().splitlines()
+        if line.startswith("# ")
+    }
+    declared = (*ALL, *LEVELS, *PROCESS_LEVELS, *TEI)
+
+    assert shown == {pair for one in declared for pair in ((one.name, one.kind), (one.name, one.help))}
+    assert len({one.name for one in declared}) == len(declared)
+    assert [one.name for one in declared if not one.name.startswith(("embedline_", "te_", "process_"))] == []
 
 
-def test_every_declared_counter_is_counted_somewhere(registry: Registry) -> None:
-    counted = "".join(source.text for source in sources() if source.path != Path("server/metrics.py"))
-    recorded = [name for name, family in families(registry).items() if family.type in ("counter", "histogram")]
+def test_every_declared_metric_is_recorded_somewhere() -> None:
+    text = "".join(source.text for source in sources() if source.path != Path("server/metrics_declared.py"))
 
-    assert len(recorded) > 10
-    assert [name for name in recorded if f'"{name}_total"' not in counted and f'"{name}"' not in counted] == []
+    assert [one.name for one in (*ALL, *FOR_TEI) if f'"{one.name}"' not in text] == []
+
+
+def test_levels_of_a_dead_process_are_forgotten(registry: Registry) -> None:
+    for process, level in (("frontend 0", 3), ("frontend 1", 4)):
+        recorder = Recorder()
+        recorder.watch("embedline_open_requests", process, level=itertools.repeat(level).__next__)
+        registry.absorb(recorder.drain())
+        registry.absorb(recorder.drain())
+
+    registry.forget("frontend 1")
+
+    samples = families(registry)["embedline_open_requests"].samples
+    assert [(sample.labels, sample.value) for sample in samples] == [({"process": "frontend 0"}, 3)]
+
+
+def test_what_is_served_is_told_by_labels(registry: Registry) -> None:
+    labels = {"model": MODEL, "engine": "fake", "dtype": "float32", "devices": "cpu", "revision": ""}
+
+    assert value(registry, "embedline_model_info", **labels) == 1
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_wrong_with_our_names(registry: Registry) -> None:
+    fill(registry)
+    ours = registry.text().partition("# HELP te_")[0]
+
+    checked = subprocess.run(["promtool", "check", "metrics"], input=ours, text=True, capture_output=True, check=False)
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+# text-embeddings-inference
+
+
+def fill(registry: Registry) -> None:
+    recorder: Any = Recorder()
+    recorder.count("te_requests", "single", "ok", by=5)
+    recorder.count("te_requests", "batch", "ok", by=2)
+    recorder.count("te_requests", "batch", "error")
+    recorder.count("embedline_rejected_total", "wait", by=3)
+    recorder.count("embedline_rejected_total", "concurrency")
+    recorder.count("embedline_rejected_total", "unauthorized")
+    recorder.count("embedline_cancelled_total", "queue")
+    recorder.count("embedline_inputs_total", MODEL, by=9)
+    for seconds in (1e-5, 0.01, 20.0):
+        recorder.observe("te_duration", value=seconds)
+        recorder.observe("embedline_stage_duration_seconds", "queue", value=seconds)
+    recorder.observe("embedline_stage_duration_seconds", "read", value=1.0)
+    recorder.observe("embedline_batch_tokens", MODEL, value=100, edges=POWERS)
+    recorder.observe("embedline_batch_sequences", MODEL, value=5000, edges=POWERS)
+    recorder.watch("embedline_queue_sequences", "batch manager 0", level=lambda: 7)
+    registry.absorb(recorder.drain())
+
+
+def test_tei_counts(registry: Registry) -> None:
+    fill(registry)
+
+    assert {line for line in registry.text().splitlines() if line.startswith("te_") and "_bucket" not in line} >= {
+        'te_request_count{method="single"} 5',
+        'te_request_count{method="batch"} 3',
+        'te_request_success{method="single"} 5',
+        'te_request_success{method="batch"} 2',
+        'te_request_failure{err="overloaded"} 4',
+        'te_request_failure{err="dropped"} 1',
+        'te_request_failure{err="validation"} 0',
+        "te_embed_count 9",
+        "te_embed_success 9",
+        "te_queue_size 7",
+    }
+
+
+def test_tei_histograms_have_its_buckets(registry: Registry) -> None:
+    fill(registry)
+
+    for name in ("te_request_duration", "te_embed_duration", "te_request_queue_duration", "te_embed_queue_duration"):
+        edges, counts = zip(*buckets(registry, name), strict=True)
+        assert edges == (*SECONDS[:35], float("inf"))
+        assert (counts[0], counts[-2], counts[-1]) == (1, 2, 3)
+        assert value(registry, f"{name}_sum") == pytest.approx(20.01001)
+        assert value(registry, f"{name}_count") == 3
+    assert [edge for edge, _ in buckets(registry, "te_request_input_length")][:-1] == [2**k for k in range(20)]
+    assert [edge for edge, _ in buckets(registry, "te_batch_next_tokens")][:-1] == [2**k for k in range(21)]
+    sizes = buckets(registry, "te_batch_next_size")
+    assert [edge for edge, _ in sizes][:-1] == [2**k for k in range(13)]
+    assert [count for _, count in sizes][-2:] == [0, 1]
+
+
+def test_tei_counters_have_no_suffix(registry: Registry) -> None:
+    lines = registry.text().splitlines()
+
+    assert "# TYPE te_request_count counter" in lines
+    assert 'te_request_count{method="single"} 0' in lines
+    assert not [line for line in lines if "te_" in line[:9] and "_total" in line]

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from server.errors import InvalidRequest, ModelNotFound
+from server.dialects.openai import decode
+from server.dialects.rows import Encoding
+from server.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound
 from server.models import ModelTable
-from server.openai import Encoding, decode
 from server.pipeline import EmbedRequest
 from server.request_headers import Wishes
 from tests.server.edge import DIMENSIONS, one_model, served_model
@@ -114,6 +115,9 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
         (b'{"input":"a","encoding_format":"FLOAT"}', "encoding_format"),
         (b'{"input":"a","encoding_format":""}', "encoding_format"),
         (b'{"input":"a","encoding_format":4}', "encoding_format"),
+        (b'{"input":"a","prompt_name":"nonsense"}', "prompt_name"),
+        (b'{"input":[5],"prompt_name":"query"}', "prompt_name"),
+        (b'{"input":"a","prompt_name":5}', "prompt_name"),
         (b'{"input":"a","dimensions":0}', "dimensions"),
         (b'{"input":"a","dimensions":-1}', "dimensions"),
         (b'{"input":"a","dimensions":9}', "dimensions"),
@@ -163,7 +167,7 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
     ids=lambda value: repr(value[:50]) if isinstance(value, bytes) else str(value),
 )
 def test_what_is_refused_is_named(body: bytes, param: str | None) -> None:
-    with pytest.raises(InvalidRequest) as refused:
+    with pytest.raises((InvalidRequest, EmptyInput, MalformedBody)) as refused:
         request_of(body)
 
     assert refused.value.param == param
@@ -224,6 +228,17 @@ def test_the_model_and_the_headers_say_the_rest() -> None:
     assert (request.request_class, request.deadline) == (RequestClass.BULK, 12.5)
     assert (request.prompt, request.truncation) == ("query: ", Truncation.NONE)
     assert request.normalize is None
+
+
+def test_a_prompt_of_the_models_own_is_chosen_by_name() -> None:
+    models = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
+
+    prompts = [
+        decode(b'{"input":"a"' + field + b"}", Wishes(), models, max_items=1)[0].prompt
+        for field in (b"", b',"prompt_name":null', b',"prompt_name":"query"')
+    ]
+
+    assert prompts == ["D: ", "D: ", "Q: "]
 
 
 def test_with_several_models_the_name_must_be_one_of_them() -> None:

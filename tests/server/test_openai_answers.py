@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.openai import Encoding, encode, headers
+from server.dialects.openai import encode
+from server.dialects.rows import Encoding, headers
 from server.pipeline import Embedded
+from tests.server.turns import turns_during
 
 EDGES = [0.0, -0.0, 1.0, -1.5, 0.1, 1e-45, 1.1754942e-38, 3.4028235e38, -3.4028235e38, 1 / 3, 16777217.0, 65535.0]
 
@@ -49,7 +51,7 @@ def test_each_number_is_the_very_same(encoding: Encoding, rows: NDArray[np.float
     assert np.array_equal(np.stack([decoded(item) for item in items]).view(np.uint32), rows.view(np.uint32))
     assert answer["object"] == "list"
     assert answer["model"] == "the-model"
-    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "truncated_inputs": 0}
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))
@@ -82,31 +84,19 @@ def test_a_models_name_may_have_any_character() -> None:
 def test_headers() -> None:
     many = embedded(some_rows(50, 33), num_tokens=5120)
 
-    assert headers(many, Encoding.FLOAT) == [(b"content-type", b"application/json")]
-    assert headers(many, Encoding.BASE64) == [(b"content-type", b"application/json")]
+    truncated = (b"x-embedline-truncated-inputs", b"0")
+    assert headers(many, Encoding.FLOAT) == [(b"content-type", b"application/json"), truncated]
+    assert headers(many, Encoding.BASE64) == [(b"content-type", b"application/json"), truncated]
     assert dict(headers(many, Encoding.BYTES)) == {
         b"content-type": b"application/octet-stream",
         b"x-embedline-shape": b"50,33",
         b"x-embedline-dtype": b"float32",
         b"x-embedline-prompt-tokens": b"5120",
+        b"x-embedline-truncated-inputs": b"0",
     }
 
 
 @pytest.mark.parametrize("encoding", [Encoding.FLOAT, Encoding.BASE64])
 def test_others_get_their_turn_during_a_long_answer(encoding: Encoding) -> None:
-    async def turns_of_another(num_rows: int) -> int:
-        turns = 0
-
-        async def another() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(another())
-        await encode(embedded(some_rows(num_rows, 4)), encoding, "m")
-        task.cancel()
-        return turns
-
-    assert asyncio.run(turns_of_another(1)) == 0
-    assert asyncio.run(turns_of_another(2048)) >= 100
+    assert turns_during(encode(embedded(some_rows(1, 4)), encoding, "m")) == 0
+    assert turns_during(encode(embedded(some_rows(2048, 4)), encoding, "m")) >= 100

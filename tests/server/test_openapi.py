@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from server.openai import EMBEDDINGS_PATHS
+from server.routes import ROUTES
 from tests.server.edge import Edge, call
 
 
@@ -47,8 +47,8 @@ def test_every_route_is_there_once(schema: Any) -> None:
     routes = {(method, path) for path, methods in schema["paths"].items() for method in methods}
 
     assert routes == {
-        *(("post", path) for path in EMBEDDINGS_PATHS),
-        *(("get", path) for path in ("/livez", "/readyz", "/health", "/info", "/v1/models", "/metrics")),
+        *(("post", route.path) for route in ROUTES),
+        *(("get", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/info", "/v1/models", "/metrics")),
     }
     names = [operation["operationId"] for methods in schema["paths"].values() for operation in methods.values()]
     assert len(set(names)) == len(names)
@@ -59,8 +59,25 @@ def test_the_hot_route_says_what_it_takes(schema: Any) -> None:
     reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     body = schema["components"]["schemas"][reference.rpartition("/")[2]]
 
-    assert set(body["properties"]) == {"input", "model", "encoding_format", "dimensions", "user"}
+    assert set(body["properties"]) == {"input", "model", "encoding_format", "dimensions", "user", "prompt_name"}
     assert body["required"] == ["input"]
     assert {parameter["name"] for parameter in operation["parameters"]} == {"request-timeout-ms", "x-embedline-class"}
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "application/octet-stream"}
     assert {"400", "413", "429", "503", "504"} <= set(operation["responses"])
+
+
+def test_each_route_lists_the_statuses_of_its_own_family(schema: Any) -> None:
+    statuses = {path: set(schema["paths"][path]["post"]["responses"]) for path in ("/v1/embeddings", "/embed")}
+
+    assert statuses["/v1/embeddings"] - statuses["/embed"] == {"500"}
+    assert statuses["/embed"] - statuses["/v1/embeddings"] == {"422", "424"}
+
+
+def test_every_route_describes_its_body_and_its_answer(schema: Any) -> None:
+    for route in ROUTES:
+        operation = schema["paths"][route.path]["post"]
+        reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        body = schema["components"]["schemas"][reference.rpartition("/")[2]]
+        (required,) = body["required"]
+        assert body["properties"][required].keys() & {"anyOf", "properties"}
+        assert operation["responses"]["200"]["content"]["application/json"]["schema"]

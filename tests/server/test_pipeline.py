@@ -10,8 +10,20 @@ import pytest
 
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
-from server.errors import DeadlineExceeded, EngineFailed, InvalidRequest, NotReady, RequestError
-from server.pipeline import BULK_ITEMS, BULK_TOKENS, Embedded, EmbedRequest
+from engine.types import OutputKind
+from server.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    InvalidRequest,
+    NotReady,
+    NotTokenizable,
+    RequestError,
+    UnsupportedTask,
+)
+from server.pipeline import MAX_TOKEN_ROW_BYTES, Embedded, EmbedRequest
+from server.tokens import BULK_ITEMS, BULK_TOKENS
+from server.trace import Trace
 from tests.server.edge import DIMENSIONS, Edge, served_model
 from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.messages import TextRefused, Truncation
@@ -33,7 +45,7 @@ def embed(request: EmbedRequest, **stand_ins: Any) -> tuple[Embedded, Edge]:
             part, _, attribute = name.partition("_")
             setattr(getattr(edge, part), attribute, value)
         try:
-            return await edge.pipeline.embed(request), edge
+            return await edge.pipeline.embed(request, Trace()), edge
         finally:
             assert not edge.page.admitted_tokens.any()  # nothing stays reserved, whatever happened
 
@@ -105,7 +117,7 @@ def test_tokens_are_reserved_until_the_manager_has_them() -> None:
     async def run() -> None:
         edge = Edge()
         edge.tokenizers.at_work = lambda: reserved.append(int(edge.page.admitted_tokens.sum()))
-        await edge.pipeline.embed(a_request(texts=["a" * 16]))
+        await edge.pipeline.embed(a_request(texts=["a" * 16]), Trace())
 
     asyncio.run(run())
     assert reserved == [16 // 4 + 2]
@@ -135,6 +147,30 @@ def test_rows_are_cut_first_and_then_scaled(dimensions: int | None, normalize: b
     assert not embedded.rows[1].any()  # zero stays zero, and is no NaN
 
 
+@pytest.mark.parametrize("wished", [None, False, True])
+def test_rows_of_tokens_are_scaled_only_where_that_is_wished(wished: bool | None) -> None:
+    model = served_model(normalize=True)
+
+    embedded, edge = embed(
+        a_request(model=model, outputs=OutputKind.TOKENS, normalize=wished, dimensions=4), managers_rows=ROWS[:2] + 1
+    )
+
+    (submission,) = edge.managers.submitted
+    assert submission.outputs is OutputKind.TOKENS
+    assert embedded.offsets is not None
+    assert embedded.offsets.tolist() == [0, 3, 8]
+    assert embedded.num_tokens == 8
+    expected = np.repeat(ROWS[:2, :4] + 1, [3, 5], axis=0)
+    if wished:
+        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.allclose(embedded.rows, expected, rtol=1e-6, atol=0)
+
+
+def test_pooled_rows_have_no_offsets() -> None:
+    embedded, _ = embed(a_request())
+    assert embedded.offsets is None
+
+
 # what goes wrong on the way
 
 MANY = a_request(texts=["a", "b"])
@@ -153,7 +189,8 @@ SINGLE = a_request(texts=["a"], is_single=True)
 )
 def test_a_text_that_is_refused(refused: TextRefused, message: str) -> None:
     error = error_of(MANY, tokenizers_error=refused)
-    assert isinstance(error, InvalidRequest)
+    kinds = {tokenizing.Refusal.FAILED: NotTokenizable, tokenizing.Refusal.EMPTY: EmptyInput}
+    assert type(error) is kinds.get(refused.reason, InvalidRequest)
     assert error.param == "input[1]"
     assert error.message.startswith(f"input[1] {message}")
 
@@ -185,9 +222,17 @@ def test_every_refusal_of_a_text_has_words_of_its_own() -> None:
 def test_ids_that_are_none_of_the_models(ids: list[list[int]], param: str, message: str) -> None:
     error = error_of(a_request(texts=None, token_ids=ids))
 
-    assert isinstance(error, InvalidRequest)
+    assert type(error) is (EmptyInput if message == "has no tokens" else InvalidRequest)
     assert error.param == param
     assert message in error.message
+
+
+def test_a_text_may_have_a_field_of_its_own_before_the_others() -> None:
+    request = a_request(first_field="source", field="others")
+
+    params = [error_of(request, tokenizers_error=TextRefused(tokenizing.Refusal.FAILED, at)).param for at in (-1, 0, 1)]
+
+    assert params == ["others", "source", "others[0]"]
 
 
 def test_ids_that_are_too_many_where_truncation_is_off() -> None:
@@ -226,6 +271,32 @@ def test_an_answer_too_large_for_a_frame_is_the_requests_fault_as_a_whole() -> N
     assert "fewer inputs" in error.message
 
 
+def test_rows_of_tokens_that_nobody_could_write_are_refused_before_they_are_computed() -> None:
+    model = served_model(dimensions=MAX_TOKEN_ROW_BYTES // 4 // 8)
+
+    async def run() -> None:
+        edge = Edge()
+        for texts in (["one", "three"], ["one", "threes"]):
+            request = a_request(model=model, outputs=OutputKind.TOKENS, texts=texts)
+            if texts[1] == "three":
+                await edge.pipeline.embed(request, Trace())
+                continue
+            with pytest.raises(InvalidRequest, match="fewer inputs"):
+                await edge.pipeline.embed(request, Trace())
+            await edge.pipeline.embed(a_request(model=model, texts=texts), Trace())
+        kinds = [submission.outputs for submission in edge.managers.submitted]
+        assert kinds == [OutputKind.TOKENS, OutputKind.POOLED]
+
+    asyncio.run(run())
+
+
+def test_what_the_model_does_not_give_is_refused_at_once() -> None:
+    error = error_of(a_request(model=served_model(outputs=OutputKind.POOLED), outputs=OutputKind.TOKENS))
+    assert type(error) is UnsupportedTask
+    error = error_of(a_request(model=served_model(outputs=OutputKind.LOGITS)))
+    assert type(error) is UnsupportedTask
+
+
 def test_every_refusal_of_the_batch_manager_is_a_request_error() -> None:
     assert all(error_of(MANY, managers_error=RequestRefused(reason, 0)).message for reason in batching.Refusal)
 
@@ -240,7 +311,7 @@ def test_a_deadline_that_passes_ends_the_wait() -> None:
         edge = Edge()
         edge.managers.gate = asyncio.Event()  # never set
         with pytest.raises(DeadlineExceeded):
-            await edge.pipeline.embed(a_request(deadline=time.monotonic() + 0.01))
+            await edge.pipeline.embed(a_request(deadline=time.monotonic() + 0.01), Trace())
 
     asyncio.run(run())
 
@@ -249,7 +320,7 @@ def test_nothing_stays_counted_when_a_request_is_cancelled_or_refused() -> None:
     async def run() -> None:
         edge = Edge(max_requests=1)
         edge.managers.gate = asyncio.Event()
-        waiting = asyncio.create_task(edge.pipeline.embed(a_request()))
+        waiting = asyncio.create_task(edge.pipeline.embed(a_request(), Trace()))
         await edge.managers.arrivals.get()
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -257,10 +328,10 @@ def test_nothing_stays_counted_when_a_request_is_cancelled_or_refused() -> None:
         edge.managers.gate.set()
         edge.tokenizers.error = TextRefused(tokenizing.Refusal.FAILED, 0)
         for _ in range(3):
-            with pytest.raises(InvalidRequest):
-                await edge.pipeline.embed(a_request())
+            with pytest.raises(NotTokenizable):
+                await edge.pipeline.embed(a_request(), Trace())
         edge.tokenizers.error = None
-        assert len((await edge.pipeline.embed(a_request())).rows) == 2
+        assert len((await edge.pipeline.embed(a_request(), Trace())).rows) == 2
         assert not edge.page.admitted_tokens.any()
 
     asyncio.run(run())

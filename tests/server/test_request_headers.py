@@ -11,7 +11,7 @@ from wire.vocabulary import RequestClass
 
 
 def test_without_headers_there_are_no_wishes() -> None:
-    wishes = read_headers([(b"host", b"a"), (b"user-agent", b"b")])
+    wishes = read_headers({b"host": b"a", b"user-agent": b"b"})
 
     assert (wishes.request_class, wishes.deadline, wishes.raw_bytes, wishes.content_length) == (
         None,
@@ -37,7 +37,7 @@ def test_without_headers_there_are_no_wishes() -> None:
     ],
 )
 def test_accept(accept: bytes, raw: bool) -> None:
-    assert read_headers([(b"accept", accept)]).raw_bytes is raw
+    assert read_headers({b"accept": accept}).raw_bytes is raw
 
 
 @pytest.mark.parametrize(
@@ -45,20 +45,54 @@ def test_accept(accept: bytes, raw: bool) -> None:
     [(b"interactive", RequestClass.INTERACTIVE), (b"bulk", RequestClass.BULK), (b"Bulk", RequestClass.BULK)],
 )
 def test_class(value: bytes, request_class: RequestClass) -> None:
-    assert read_headers([(b"x-embedline-class", value)]).request_class is request_class
+    assert read_headers({b"x-embedline-class": value}).request_class is request_class
 
 
 @pytest.mark.parametrize("milliseconds", [1, 250, 24 * 3600 * 1000])
 def test_timeout(milliseconds: int) -> None:
     before = time.monotonic()
-    deadline = read_headers([(b"request-timeout-ms", b"%d" % milliseconds)]).deadline
+    deadline = read_headers({b"request-timeout-ms": b"%d" % milliseconds}).deadline
 
     assert before <= deadline - milliseconds / 1000 <= time.monotonic()
+
+
+@pytest.mark.parametrize("name", [b"request-timeout-ms", b"x-request-timeout-ms"])
+def test_a_timeout_has_two_names(name: bytes) -> None:
+    before = time.monotonic()
+    assert before <= read_headers({name: b"250"}).deadline - 0.25 <= time.monotonic()
+
+
+def test_a_deadline_by_the_clients_clock() -> None:
+    """As Baseten's client sends it."""
+    before = time.monotonic()
+    deadline = read_headers({b"request-deadline-ms": b"%d" % (1000 * time.time() + 5000)}).deadline
+
+    assert before + 4.9 < deadline < time.monotonic() + 5.1
+    assert read_headers({b"request-deadline-ms": b"0"}).deadline < before  # long ago
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {b"request-timeout-ms": b"1000", b"x-request-timeout-ms": b"60000"},
+        {b"request-timeout-ms": b"60000", b"x-request-timeout-ms": b"1000"},
+        {b"request-deadline-ms": b"9" * 15, b"request-timeout-ms": b"1000"},
+    ],
+)
+def test_the_earliest_deadline_counts(headers: dict[bytes, bytes]) -> None:
+    assert 0 < read_headers(headers).deadline - time.monotonic() <= 1
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        (b"x-request-timeout-ms", b"0"),
+        (b"x-request-timeout-ms", b"soon"),
+        (b"request-deadline-ms", b""),
+        (b"request-deadline-ms", b"-1"),
+        (b"request-deadline-ms", b"1.5e12"),
+        (b"request-deadline-ms", b"2026-01-01T00:00:00Z"),
+        (b"request-deadline-ms", b"9" * 16),
         (b"x-embedline-class", b""),
         (b"x-embedline-class", b"urgent"),
         (b"x-embedline-class", b"bulk, interactive"),
@@ -83,18 +117,18 @@ def test_timeout(milliseconds: int) -> None:
 )
 def test_nonsense_names_the_header(name: bytes, value: bytes) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        read_headers([(name, value)])
+        read_headers(dict([(name, value)]))
 
     assert refused.value.param == name.decode()
     assert name.decode() in refused.value.message
 
 
 def test_a_compressed_body_is_not_read() -> None:
-    assert read_headers([(b"content-encoding", b"Identity")]).raw_bytes is False
+    assert read_headers({b"content-encoding": b"Identity"}).raw_bytes is False
     for encoding in (b"gzip", b"zstd", b"identity, gzip", b""):
         with pytest.raises(UnsupportedMedia, match="content-encoding"):
-            read_headers([(b"content-encoding", encoding)])
+            read_headers({b"content-encoding": encoding})
 
 
 def test_content_length() -> None:
-    assert read_headers([(b"content-length", b"120")]).content_length == 120
+    assert read_headers({b"content-length": b"120"}).content_length == 120

@@ -6,26 +6,35 @@ from typing import Any
 
 import pytest
 
-from server.settings import Flag, Settings, SettingsError
+from server.flag import GROUPS, Flag, SettingsError, flags_of
+from server.model_settings import ModelSettings
+from server.settings import Settings
 
-FLAGS: dict[str, Flag] = {field.name: field.metadata["flag"] for field in dataclasses.fields(Settings)}
-BOUNDED = [name for name, flag in FLAGS.items() if flag.least is not None]
+FLAGS: dict[str, tuple[type, Flag]] = {
+    flag.name: (settings, flag) for settings in (Settings, ModelSettings) for flag in flags_of(settings)
+}
+BOUNDED = [name for name, (_, flag) in FLAGS.items() if flag.least is not None]
 
 
 def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def with_one(name: str, value: Any) -> Settings:
-    return Settings(**{name: value})
+def with_one(name: str, value: Any) -> Any:
+    return FLAGS[name][0](**{name: value})
 
 
 def refusal(**settings: Any) -> str:
+    made = FLAGS[next(iter(settings))][0]
     with pytest.raises(SettingsError) as refused:
-        Settings(**settings)
+        made(**settings)
     message = str(refused.value)
     assert "\n" not in message
     return message
+
+
+def models(*devices: str) -> tuple[ModelSettings, ...]:
+    return tuple(ModelSettings(served_model_name=str(index), devices=one) for index, one in enumerate(devices))
 
 
 def test_the_defaults_are_possible() -> None:
@@ -34,7 +43,10 @@ def test_the_defaults_are_possible() -> None:
     assert settings.hostname == "127.0.0.1"
     assert settings.payload_limit == 64_000_000
     assert (settings.max_client_batch_size, settings.max_concurrent_requests) == (2048, 4096)
-    assert settings.auto_truncate is True
+    assert (settings.request_log, settings.api_key, settings.cors_allow_origin) == ("all", (), ())
+    (model,) = settings.models
+    assert model.auto_truncate is True
+    assert (model.quantization, model.max_batch_tokens) == ("none", None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.port = 1  # type: ignore[misc]
 
@@ -42,32 +54,32 @@ def test_the_defaults_are_possible() -> None:
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("beyond", [-0.001, -1e9, -math.inf, math.inf, math.nan])
 def test_numbers_have_bounds(name: str, beyond: float) -> None:
-    least = FLAGS[name].least
+    least = FLAGS[name][1].least
     assert least is not None
 
     assert refusal(**{name: least + beyond}).startswith(f"{flag_of(name)} must be at least {least:g}")
     assert getattr(with_one(name, least), name) == least
 
 
-@pytest.mark.parametrize("name", [name for name, flag in FLAGS.items() if flag.most is not None])
+@pytest.mark.parametrize("name", [name for name, (_, flag) in FLAGS.items() if flag.most is not None])
 def test_ports_have_an_upper_bound(name: str) -> None:
-    most = FLAGS[name].most
+    most = FLAGS[name][1].most
     assert most is not None
 
     assert refusal(**{name: most + 1}) == f"{flag_of(name)} must be at most {most:g}"
     assert getattr(with_one(name, most), name) == most
 
 
-@pytest.mark.parametrize("name", [name for name, flag in FLAGS.items() if flag.one_of])
+@pytest.mark.parametrize("name", [name for name, (_, flag) in FLAGS.items() if flag.one_of])
 def test_words_are_one_of_a_list(name: str) -> None:
-    assert refusal(**{name: "nonsense"}) == f"{flag_of(name)} must be one of {', '.join(FLAGS[name].one_of)}"
-    for word in FLAGS[name].one_of:
+    words = FLAGS[name][1].one_of
+    assert refusal(**{name: "nonsense"}) == f"{flag_of(name)} must be one of {', '.join(words)}"
+    for word in words:
         assert getattr(with_one(name, word), name) == word
 
 
 def test_every_number_has_a_lower_bound() -> None:
-    numeric = [field.name for field in dataclasses.fields(Settings) if field.type in (int, float, int | None)]
-    assert numeric == BOUNDED
+    assert [name for name, (_, flag) in FLAGS.items() if flag.kind in (int, float)] == BOUNDED
 
 
 def test_two_prompts_exclude_each_other() -> None:
@@ -77,18 +89,31 @@ def test_two_prompts_exclude_each_other() -> None:
 
 
 def test_devices() -> None:
-    assert Settings(devices="cpu").device_list == ("cpu",)
-    assert Settings(devices="cuda:0, cuda:1").device_list == ("cuda:0", "cuda:1")
+    assert ModelSettings(devices="cpu").device_list == ("cpu",)
+    assert ModelSettings(devices="cuda:0, cuda:1").device_list == ("cuda:0", "cuda:1")
     for devices in ("", ",", "cpu,", "cpu,,cpu"):
         assert refusal(devices=devices).startswith("--devices")
 
 
-def test_batch_managers_share_the_devices_out() -> None:
-    assert Settings(devices="a").num_batch_managers == 1
-    assert Settings(devices="a,b,c,d").num_batch_managers == 2
-    assert Settings(devices="a,b,c,d", batch_managers=4).num_batch_managers == 4
-    assert refusal(devices="a", batch_managers=2).startswith("--batch-managers")
+def test_batch_managers_share_the_engines_out() -> None:
+    assert Settings(models=models("a")).num_batch_managers == 1
+    assert Settings(models=models("a,b,c,d")).num_batch_managers == 2
+    assert Settings(models=models("a,b", "a", "b")).num_batch_managers == 2
+    assert Settings(models=models("a,b,c,d"), batch_managers=4).num_batch_managers == 4
+    assert refusal(batch_managers=2).startswith("--batch-managers")
+
+
+def test_models_have_names_of_their_own() -> None:
+    with pytest.raises(SettingsError, match="--served-model-name"):
+        Settings(models=(ModelSettings(model_id="a"), ModelSettings(model_id="b", served_model_name="a")))
+
+
+@pytest.mark.parametrize("origin", ["example.org", "https://", "https://example.org/", "https://a b", ""])
+def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
+    assert refusal(cors_allow_origin=(origin,)).startswith("--cors-allow-origin")
 
 
 def test_each_flag_says_how_to_choose_it() -> None:
-    assert [name for name, flag in FLAGS.items() if len(flag.help) < 15 or not flag.help.endswith(".")] == []
+    helps = {name: flag.help for name, (_, flag) in FLAGS.items()}
+    assert [name for name, text in helps.items() if len(text) < 40 or not text.endswith(".")] == []
+    assert {flag.group for _, flag in FLAGS.values()} == set(GROUPS)

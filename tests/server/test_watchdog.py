@@ -53,18 +53,20 @@ def test_loading_may_hold_the_interpreter_for_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "num_tokens", "rate", "is_stuck"),
+    ("seconds", "num_tokens", "streams", "rate", "is_stuck"),
     [
-        (59, 100, 0, False),
-        (61, 100, 0, True),
-        (61, 100, 1000, True),
-        (61, 30_000, 1000, False),  # should take 30 s, so 90 s are borne
-        (89, 30_000, 1000, False),
-        (91, 30_000, 1000, True),
+        (59, 100, 1, 0, False),
+        (61, 100, 1, 0, True),
+        (61, 100, 1, 1000, True),
+        (61, 30_000, 1, 1000, False),  # should take 30 s, so 90 s are borne
+        (89, 30_000, 1, 1000, False),
+        (91, 30_000, 1, 1000, True),
+        (89, 7500, 4, 1000, False),  # has a fourth of the rate
+        (91, 7500, 4, 1000, True),
     ],
 )
-def test_one_batch(seconds: float, num_tokens: int, rate: float, is_stuck: bool) -> None:
-    busy = {"batch": 3, "tokens": num_tokens, "since": NOW - seconds}
+def test_one_batch(seconds: float, num_tokens: int, streams: int, rate: float, is_stuck: bool) -> None:
+    busy = {"batch": 3, "tokens": num_tokens, "since": NOW - seconds, "streams": streams}
     assert (why(FakeMember(busy=busy), rate) is not None) is is_stuck
 
 

@@ -1,4 +1,5 @@
-"""Workers whose answers the test gives, over real sockets. Each text is a number and its only id."""
+"""Workers whose answers the test gives, over real sockets. Each text is a number and its only id, or its only token;
+the text of ids is their sum."""
 
 import asyncio
 import socket
@@ -6,14 +7,20 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tokenizer_pool import messages
 from tokenizer_pool.client import TokenizedTexts, TokenizerPool
-from tokenizer_pool.messages import Piece, TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece, Token
+from tokenizer_pool.messages import TextRefused, TokenizedPiece, Truncation
+from tokenizer_pool.tasks import BY_KIND, TASKS, AnyAnswer
 from wire.connection import Connection, serve
 from wire.vocabulary import RequestClass
+
+Result = TypeVar("Result")
 
 MAX_SEQLEN = 256
 MANY = [str(number) for number in range(2048)]
@@ -34,20 +41,29 @@ def num_live(pool: TokenizerPool) -> int:
 class Asked:
     """A piece that waits for the test to answer it."""
 
-    piece: Piece
+    piece: Any  # of any task
     connection: Connection
     frame_id: int
 
     def answer(self) -> None:
-        texts = self.piece.texts
-        seconds = 1e-6 * sum(len(text) + 20 for text in texts)  # as the client guesses at first
-        offsets = np.arange(len(texts) + 1, dtype=np.int32)
-        ids = np.array([int(text[-9:]) for text in texts], np.int32)
-        tokenized = TokenizedPiece(ids, offsets, np.zeros(len(texts), np.uint8), seconds)
-        self.connection.send(messages.TOKENIZED, self.frame_id, messages.encode_tokenized(tokenized))
+        task = TASKS[type(self.piece)]
+        seconds = 1e-6 * (self.piece.num_chars + 20 * self.piece.num_items)  # as the client guesses at first
+        self.connection.send(task.answered, self.frame_id, task.encode_answer(answer_to(self.piece, seconds)))
 
     def refuse(self, refused: TextRefused) -> None:
         self.connection.send(messages.REFUSED, self.frame_id, messages.encode_refused(refused))
+
+
+def answer_to(piece: Any, seconds: float) -> AnyAnswer:
+    """What a piece of any task is answered with."""
+    if isinstance(piece, DecodePiece):
+        bounds = pairwise(piece.offsets.tolist())
+        return DecodedPiece([str(piece.token_ids[start:stop].sum()) for start, stop in bounds], seconds)
+    ids = [int(text[-9:]) for text in piece.texts]
+    if isinstance(piece, DetailPiece):
+        return DetailedPiece([[Token(number, str(number), False, 0, 1)] for number in ids], seconds)
+    offsets = np.arange(len(ids) + 1, dtype=np.int32)
+    return TokenizedPiece(np.array(ids, np.int32), offsets, np.zeros(len(ids), np.uint8), seconds)
 
 
 class ScriptedWorker:
@@ -87,8 +103,7 @@ class ScriptedWorker:
             connection.send(messages.READY, 0)
 
     def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
-        assert kind == messages.TOKENIZE
-        self.asked.put_nowait(Asked(messages.decode_piece(payload), connection, frame_id))
+        self.asked.put_nowait(Asked(BY_KIND[kind].decode_piece(payload), connection, frame_id))
 
 
 @asynccontextmanager
@@ -126,7 +141,7 @@ def ask(
     return asyncio.get_running_loop().create_task(request)
 
 
-async def answer_all(workers: Sequence[ScriptedWorker], request: asyncio.Task[TokenizedTexts]) -> TokenizedTexts:
+async def answer_all(workers: Sequence[ScriptedWorker], request: asyncio.Task[Result]) -> Result:
     """Answer whatever is asked, newest first, until the request is done."""
     while not request.done():
         for worker in workers:

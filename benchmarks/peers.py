@@ -1,0 +1,237 @@
+"""Embedline's default model beside other servers: same machine, same texts, same generator, same answers.
+
+    python -m benchmarks.peers [--infinity FOLDER] [--quick] [--write]
+
+All servers stay up and one at a time is busy; the rounds take turns (A B C, A B C, …). FOLDER is a virtual environment
+made by benchmarks/make_peer_env.sh; without one infinity-emb is left out, and the report says so.
+"""
+
+import argparse
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.load import Measured, measure, requests_of
+from benchmarks.peer_figures import Figures, draw, write_summary
+from benchmarks.processes import tree_peak_rss_mb, tree_pss_mb
+from benchmarks.report import PACKAGES, Report, parse
+from benchmarks.servers import Recipe, RunningServer, ServerFailed, embedline, infinity, plain
+from benchmarks.texts import Corpus, Prose
+from embedline.bench.load import Load
+from engine.model_source import resolve
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+OURS, OURS_INT8 = "Embedline", "Embedline int8"
+NOTES = (
+    "infinity-emb: 0.0.78 with torch 2.13.0, transformers 4.57.6 and sentence-transformers 3.4.1, its own defaults. "
+    "FastAPI + sentence-transformers: benchmarks/plain_server.py in Embedline's environment; it joins waiting texts.",
+    "Texts a second: all answers of a run over the time from its first request to its last answer. JSON floats.",
+    "Tokens a second: texts a second times the mean length of the texts that are sent in turn.",
+    "CPU seconds: user and system time of the server's processes over all texts that they answered. Foreign CPU: what "
+    "others on the machine took of all its cores meanwhile, idle servers included.",
+    "PSS counts what processes share once; the peak of RSS is the sum of each process's own highest, shared pages "
+    "counted in each.",
+    "First start: nothing in the server's own cache of compiled models; the weights may be in the system's file cache.",
+    "Not shown: other machines, other models, a client on another machine, answers in other forms than JSON floats.",
+)
+_NUM_COMPARED = 64  # texts whose rows are compared
+_QUICK = 0.4  # of the usual seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A load that every server gets."""
+
+    name: str
+    corpus: Corpus
+    batch_size: int
+    concurrency: int
+    seconds: float
+
+
+def cases(prose: Prose, *, is_quick: bool) -> tuple[list[Case], list[Case]]:
+    """Those of every round, and those that are measured once."""
+    mixed, query = prose.mixed(4096), prose.uniform("query", 512, num_tokens=10)
+    main = [
+        Case("mixed, 64 x 1", mixed, 1, 64, 10.0),
+        Case("mixed, 8 x 32", mixed, 32, 8, 12.0),
+        Case("lone query", query, 1, 1, 4.0),
+    ]
+    if is_quick:
+        return main, []
+    short, long = (
+        prose.uniform("short", 4096, num_tokens=16),
+        prose.uniform("long", 1024, num_tokens=256),
+    )
+    return main, [
+        Case("short, 64 x 1", short, 1, 64, 6.0),
+        Case("short, 8 x 32", short, 32, 8, 6.0),
+        Case("long, 64 x 1", long, 1, 64, 10.0),
+        Case("long, 8 x 32", long, 32, 8, 12.0),
+    ]
+
+
+class Comparison:
+    """The servers that run, and the report that fills."""
+
+    def __init__(self, report: Report, *, is_quick: bool) -> None:
+        self.servers: list[RunningServer] = []
+        self.figures: list[Figures] = []
+        self._report = report
+        self._is_quick = is_quick
+
+    def start(self, recipe: Recipe, stack: contextlib.ExitStack, first_text: str) -> None:
+        """Start it with an empty cache and again with a filled one, which then stays; time both to the first answer."""
+        cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        seconds: list[str] = []
+        with contextlib.ExitStack() as attempt:
+            try:
+                for is_last in (True,) if self._is_quick else (False, True):
+                    server = RunningServer(recipe, cache=cache)
+                    attempt.callback(server.stop)
+                    seconds.append(f"{server.wait_for_answer(first_text):.1f}")
+                    if not is_last:
+                        attempt.close()
+            except ServerFailed as error:
+                self._report.row({"server": recipe.name, "error": error})
+                return
+            stack.enter_context(attempt.pop_all())
+        self.servers.append(server)
+        names = ("first start s",) if self._is_quick else ("first start s", "second start s")
+        self._report.row({"server": recipe.name, **dict(zip(names, seconds, strict=True))})
+
+    def compare_rows(self, texts: Sequence[str], reference: str) -> None:
+        """Cosines between the rows of each server and those of the reference."""
+        rows = {}
+        for server in self.servers:
+            try:
+                rows[server.name] = server.embed(texts)
+            except (ServerFailed, OSError) as error:
+                self._report.row({"server": server.name, "error": error})
+        against = rows.get(reference)
+        for name, values in rows.items():
+            if against is None or name == reference:
+                continue
+            cosines = np.einsum("nd,nd->n", values, against) / (
+                np.linalg.norm(values, axis=1) * np.linalg.norm(against, axis=1)
+            )
+            lowest, mean = f"{cosines.min():.6f}", f"{cosines.mean():.6f}"
+            self._report.row({"server": name, "against": reference, "lowest cosine": lowest, "mean cosine": mean})
+
+    def run(self, case: Case, round_number: int) -> None:
+        """Every server gets the load, one after the other."""
+        for server in self.servers:
+            self.run_one(case, server, label=str(round_number))
+
+    def run_one(self, case: Case, server: RunningServer, *, label: str) -> Measured:
+        """One server gets the load."""
+        load = Load(concurrency=case.concurrency, seconds=case.seconds * (_QUICK if self._is_quick else 1))
+        requests = requests_of(server.port, case.corpus, batch_size=case.batch_size)
+        measured = measure(server.process.pid, server.port, requests, load)
+        figures = Figures(label, case.name, server.name, case.corpus.tokens_per_text, measured)
+        self.figures.append(figures)
+        self._report.row(figures.row())
+        return measured
+
+    def memory(self) -> None:
+        """After everything that was asked of them."""
+        for server in self.servers:
+            sizes = {"PSS MB": tree_pss_mb(server.process.pid), "peak RSS MB": tree_peak_rss_mb(server.process.pid)}
+            self._report.row({"server": server.name, **{name: f"{size:.0f}" for name, size in sizes.items()}})
+
+
+@contextlib.contextmanager
+def busy_process() -> Iterator[None]:
+    """Somebody else who takes what they get of a core."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def beside_a_busy_process(comparison: Comparison, case: Case, report: Report) -> None:
+    """Our server, quiet and disturbed in turns."""
+    for server in comparison.servers:
+        if server.name == OURS:
+            quiet, busy = [], []
+            for _ in range(2):
+                quiet.append(comparison.run_one(case, server, label="quiet").summary.texts_per_second)
+                with busy_process():
+                    busy.append(comparison.run_one(case, server, label="beside it").summary.texts_per_second)
+            report.row({"round": "beside it / quiet", "texts/s": f"{sum(busy) / max(sum(quiet), 1e-9):.0%}"})
+
+
+def warm_up(comparison: Comparison, case: Case) -> None:
+    """Some seconds of load for each, which nobody counts."""
+    for server in comparison.servers:
+        requests = requests_of(server.port, case.corpus, batch_size=case.batch_size)
+        measure(server.process.pid, server.port, requests, Load(concurrency=case.concurrency, seconds=2.0))
+
+
+def recipes(infinity_folder: Path, model: Path, report: Report) -> list[Recipe]:
+    """Those that can be started here."""
+    found = [embedline(name=OURS)]
+    if (infinity_folder / "bin/infinity_emb").is_file():
+        found.append(infinity(infinity_folder, model))
+    else:
+        report.note(f"infinity-emb is missing: benchmarks/make_peer_env.sh {infinity_folder} makes its environment.")
+    return [*found, plain(model), embedline("--quantization", "int8", name=OURS_INT8)]
+
+
+def compare(report: Report, arguments: argparse.Namespace) -> list[Figures]:
+    """The whole comparison."""
+    model = resolve(MODEL).path
+    main, once = cases(Prose(model / "tokenizer.json"), is_quick=arguments.quick)
+    comparison = Comparison(report, is_quick=arguments.quick)
+    with contextlib.ExitStack() as stack:
+        report.table("Seconds from the start of the process to the first answer")
+        for recipe in recipes(arguments.infinity, model, report):
+            comparison.start(recipe, stack, main[-1].corpus.texts[0])
+        report.table(f"Do the rows agree? {_NUM_COMPARED} mixed texts, float32")
+        comparison.compare_rows(main[0].corpus.texts[:_NUM_COMPARED], plain(model).name)
+        warm_up(comparison, main[0])
+        report.table("Every run")
+        for round_number in range(1 if arguments.quick else arguments.rounds):
+            for case in main:
+                comparison.run(case, round_number)
+        for case in once:
+            comparison.run(case, 0)
+        report.table("Memory after all runs")
+        comparison.memory()
+        measured = list(comparison.figures)
+        report.table("Beside one busy foreign process")
+        beside_a_busy_process(comparison, main[0], report)
+    for case in (*main, *once):
+        report.note(f"{case.name}: {case.concurrency} requests of {case.batch_size} in flight; {case.corpus}.")
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--infinity", type=Path, default=Path(".peers/infinity"), metavar="FOLDER")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parse(parser)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as any other end: the servers are stopped
+    packages = (*PACKAGES, "openvino", "onnxruntime", "sentence-transformers")
+    report = Report("peers", "Embedline beside other servers, all-MiniLM-L6-v2 on a CPU", packages=packages)
+    measured = compare(report, arguments)
+    report.table("Medians")
+    write_summary(report, measured, ours=OURS)
+    for note in NOTES:
+        report.note(note)
+    if arguments.write:
+        draw(report.plot_path(), measured)
+    report.finish(write=arguments.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The servers that are compared: how each is started, asked and stopped. Each is a process group of its own."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUTE = "/v1/embeddings"
+_STOP_SECONDS = 20.0
+_POLL_SECONDS = 0.02
+
+
+class ServerFailed(Exception):
+    """It did not start, or did not answer; one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a server is started. `{port}` and `{cache}` in its command and environment are filled in."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def embedline(*flags: str, name: str = "Embedline") -> Recipe:
+    """Ours, with its default model and engine, and a cache of its own."""
+    command = (sys.executable, "-P", "-m", "embedline", "serve", "--port", "{port}", "--prometheus-port", "0", *flags)
+    return Recipe(name, command, {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": "{cache}"})
+
+
+def infinity(environment: Path, model: Path) -> Recipe:
+    """infinity-emb on torch, in the virtual environment that make_peer_env.sh makes; everything else as it comes."""
+    flags = ("--model-id", str(model), "--served-model-name", "m", "--engine", "torch", "--device", "cpu")
+    address = ("--host", "127.0.0.1", "--port", "{port}", "--url-prefix", "/v1")
+    switches = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": "{cache}"}
+    return Recipe("infinity-emb (torch)", (str(environment / "bin/infinity_emb"), "v2", *flags, *address), switches)
+
+
+def plain(model: Path) -> Recipe:
+    """FastAPI over sentence-transformers."""
+    command = (sys.executable, "-m", "benchmarks.plain_server", str(model), "{port}")
+    return Recipe("FastAPI + sentence-transformers", command, {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
+
+
+class RunningServer:
+    """A started server, which may not be ready yet."""
+
+    def __init__(self, recipe: Recipe, *, cache: Path) -> None:
+        self.name = recipe.name
+        self.port = _free_port()
+        values = {"port": str(self.port), "cache": str(cache)}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self.process = subprocess.Popen(
+            [part.format_map(values) for part in recipe.command],
+            env=os.environ | {name: value.format_map(values) for name, value in recipe.environment.items()},
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._began = time.perf_counter()
+
+    def wait_for_answer(self, text: str, *, patience: float = 120.0) -> float:
+        """Seconds from the start to the first answer. Raises ServerFailed."""
+        while time.perf_counter() < self._began + patience:
+            if self.process.poll() is not None:
+                raise ServerFailed(f"{self.name} ended with {self.process.returncode}: {self._last_line()}")
+            with contextlib.suppress(OSError, http.client.HTTPException, ServerFailed):
+                self.embed([text], patience=patience)
+                return time.perf_counter() - self._began
+            time.sleep(_POLL_SECONDS)
+        raise ServerFailed(f"{self.name} did not answer within {patience:.0f} s of its start: {self._last_line()}")
+
+    def embed(self, texts: Sequence[str], *, patience: float = 60.0) -> NDArray[np.float32]:
+        """float32 [N, D]. Raises ServerFailed, OSError, HTTPException."""
+        body = json.dumps({"input": texts, "model": "m"})
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience)) as connection:
+            connection.request("POST", ROUTE, body, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+        if answer.status != 200:
+            raise ServerFailed(f"{self.name} answered {answer.status}")
+        return np.array([item["embedding"] for item in json.loads(content)["data"]], np.float32)
+
+    def stop(self) -> None:
+        """Politely, and then not."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_STOP_SECONDS)
+        self._log.close()
+
+    def _last_line(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else "it said nothing"
+
+
+@contextlib.contextmanager
+def running(recipe: Recipe, *, cache: Path) -> Iterator[RunningServer]:
+    """A server that is gone after the block."""
+    server = RunningServer(recipe, cache=cache)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port

@@ -1,0 +1,147 @@
+"""Sends requests and notes what became of each: closed loop (so many in flight) or open loop (so many a second)."""
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from embedline.bench.bodies import Request, num_tokens
+from embedline.bench.http_answers import Answer, BadAnswer
+from embedline.bench.http_connection import Connection, ConnectionLost, ConnectionPool, TookTooLong
+from embedline.bench.options import Target
+from embedline.bench.schedule import send_times
+
+_PAUSE_AFTER_FAILURE = 0.05  # seconds; a closed loop would otherwise hammer a server that refuses at once
+_MAX_EXCERPT = 200  # characters kept of an answer that is an error
+NOT_SENT = "not sent: too many in flight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is sent in one phase: for `seconds`, or `num_requests`."""
+
+    concurrency: int  # requests in flight; the most that may be where there is a rate
+    seconds: float | None = None
+    num_requests: int | None = None
+    rate: float | None = None  # requests a second; None = closed loop
+    seed: int | None = None  # of the random gaps between requests; None = equal gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request. Times are time.perf_counter() seconds."""
+
+    due: float  # when it was to be sent
+    sent: float  # when the generator came to it
+    done: float
+    failure: str  # "" = answered with 200
+    num_texts: int
+    num_tokens: int | None  # that the server says it read
+
+
+@dataclass(slots=True)
+class Phase:
+    """What became of a load, while it runs and after it."""
+
+    load: Load
+    began: float = 0.0  # time.perf_counter() seconds
+    samples: list[Sample] = field(default_factory=list)
+    excerpts: dict[str, str] = field(default_factory=dict)  # by failure, of the first such answer's body
+
+
+class Generator:
+    """Connections to one server and the requests that are sent to it in turn."""
+
+    def __init__(self, target: Target, requests: Sequence[Request], *, patience: float = 60.0) -> None:
+        """`patience` is the seconds that a request may take."""
+        self._requests = itertools.cycle(requests)
+        self._patience = patience
+        self._pool = ConnectionPool(target, patience=patience)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+    async def check(self) -> None:
+        """Raises ConnectionLost or TookTooLong where no connection can be opened."""
+        self._pool.give_back(await self._pool.take())
+
+    async def run(self, phase: Phase) -> None:
+        """Send the phase's load and wait for every answer."""
+        phase.began = time.perf_counter()
+        await (self._closed_loop(phase) if phase.load.rate is None else self._open_loop(phase, phase.load.rate))
+
+    async def _closed_loop(self, phase: Phase) -> None:
+        load = phase.load
+        turns = itertools.count() if load.num_requests is None else iter(range(load.num_requests))
+        end = None if load.seconds is None else phase.began + load.seconds
+
+        async def worker() -> None:
+            for _ in turns:  # shared by all workers
+                if end is not None and time.perf_counter() >= end:
+                    return
+                if not await self._send(phase, time.perf_counter()):
+                    await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(load.concurrency):
+                group.create_task(worker())
+
+    async def _open_loop(self, phase: Phase, rate: float) -> None:
+        load = phase.load
+        times = send_times(rate, seconds=load.seconds, num_requests=load.num_requests, seed=load.seed)
+        in_flight: set[asyncio.Task[bool]] = set()
+        for due in (times + phase.began).tolist():
+            await _sleep_until(due)
+            if len(in_flight) >= load.concurrency:
+                now = time.perf_counter()
+                phase.samples.append(Sample(due, now, now, NOT_SENT, 0, None))
+                continue
+            task = asyncio.create_task(self._send(phase, due))
+            in_flight.add(task)
+            task.add_done_callback(in_flight.discard)
+        await asyncio.gather(*in_flight)
+
+    async def _send(self, phase: Phase, due: float) -> bool:
+        """Send the next request and note what became of it; whether it went well."""
+        request = next(self._requests)
+        sent = time.perf_counter()
+        failure, answer = await self._ask(request)
+        done = time.perf_counter()
+        tokens = num_tokens(answer) if answer is not None and not failure else None
+        phase.samples.append(Sample(due, sent, done, failure, request.num_texts, tokens))
+        if failure and answer is not None and failure not in phase.excerpts:
+            phase.excerpts[failure] = _one_line(answer.body)
+        return not failure
+
+    async def _ask(self, request: Request) -> tuple[str, Answer | None]:
+        """What went wrong ("" = nothing), and the answer where there is one."""
+        connection: Connection | None = None
+        try:
+            connection = await self._pool.take()
+            answer = await connection.ask(request.payload)
+        except ConnectionLost:
+            return "connection lost", None
+        except TookTooLong:
+            return f"no answer in {self._patience:g} s", None
+        except BadAnswer as error:
+            return f"not HTTP: {error}", None
+        finally:
+            if connection is not None:
+                self._pool.give_back(connection)
+        return "" if answer.status == 200 else f"HTTP {answer.status}", answer
+
+
+async def _sleep_until(due: float) -> None:
+    """Never less: an event loop's timers count whole milliseconds, and uvloop's may end before their time."""
+    await asyncio.sleep(0)  # let what was started before run, also where the schedule is behind
+    while (wait := due - time.perf_counter()) > 0:  # noqa: ASYNC110 - there is no event but the time
+        await asyncio.sleep(math.ceil(1000 * wait) / 1000)
+
+
+def _one_line(body: bytes) -> str:
+    """Its beginning, without what a terminal would act on."""
+    text = body[:_MAX_EXCERPT].decode(errors="replace")
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

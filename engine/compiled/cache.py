@@ -1,0 +1,133 @@
+"""Compiled models on disk, each in a folder named by its key. Knows nothing of what is in them.
+
+An entry is written into a folder of its own and renamed when it is whole, so processes may start side by side, and
+one that is killed leaves nothing half done. Files are never written again once they are there: what a library maps
+into memory can't change under it.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.compiled.failures import one_line
+
+logger = logging.getLogger("embedline.engine")
+
+Json = dict[str, Any]
+
+_MANIFEST = "manifest.json"
+_MAX_ENTRIES = 8
+_NEW, _OLD = ".new-", ".old-"  # folders that are being written or removed
+_MAX_LEFTOVER_SECONDS = 24 * 3600  # of those that a killed process left
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A compiled model whose files are as they were written."""
+
+    folder: Path
+    facts: Json
+
+
+class Cache:
+    """Never raises for what is wrong with the disk: the model is then compiled at each start."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root  # None = nothing is kept
+
+    def find(self, key: str) -> Entry | None:
+        """The entry, None where there is none or it is damaged; a damaged one is removed."""
+        if self._root is None or not (self._root / key).is_dir():
+            return None
+        try:
+            entry = _read(self._root / key)
+            with contextlib.suppress(OSError):  # somebody else's folder may be read
+                os.utime(entry.folder / _MANIFEST)  # used last
+            return entry
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.discard(key, why=one_line(error))
+            return None
+
+    def discard(self, key: str, *, why: str) -> None:
+        """Remove an entry that is of no use."""
+        assert self._root is not None
+        logger.warning("the compiled model in %s is not used: %s", self._root / key, why)
+        with contextlib.suppress(OSError):
+            gone = Path(tempfile.mkdtemp(prefix=_OLD, dir=self._root))
+            (self._root / key).rename(gone / key)
+            shutil.rmtree(gone)
+
+    @contextlib.contextmanager
+    def new_folder(self) -> Iterator[Path]:
+        """An empty folder, to be kept with `put` or forgotten."""
+        folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._writable_root()))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def put(self, key: str, folder: Path, facts: Json) -> None:
+        """Keep what is in a new folder, which is gone afterwards. Whoever was first with this key stays."""
+        if self._root is None or folder.parent != self._root:
+            return
+        try:
+            _write_manifest(folder, facts)
+            folder.rename(self._root / key)
+        except OSError as error:
+            if not (self._root / key).is_dir():
+                logger.warning("the compiled model is not kept: %s", one_line(error))
+        self._prune()
+
+    def _writable_root(self) -> Path | None:
+        """None = the temporary folder."""
+        if self._root is None:
+            return None
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=_NEW, dir=self._root):
+                return self._root
+        except OSError as error:
+            logger.warning("compiled models are not kept: %s", one_line(error))
+            return None
+
+    def _prune(self) -> None:
+        """Keep the newest entries."""
+        assert self._root is not None
+        with contextlib.suppress(OSError):
+            entries = sorted(self._root.glob(f"[!.]*/{_MANIFEST}"), key=lambda file: file.stat().st_mtime)
+            leftovers = [folder for prefix in (_NEW, _OLD) for folder in self._root.glob(f"{prefix}*")]
+            earliest = time.time() - _MAX_LEFTOVER_SECONDS
+            gone = [file.parent for file in entries[:-_MAX_ENTRIES]]
+            for folder in gone + [folder for folder in leftovers if folder.stat().st_mtime < earliest]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_manifest(folder: Path, facts: Json) -> None:
+    manifest = {"facts": facts, "files": _digests(folder)}
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def _read(folder: Path) -> Entry:
+    manifest = json.loads((folder / _MANIFEST).read_bytes())
+    if manifest["files"] != _digests(folder):
+        raise ValueError("a file is not as it was written")
+    return Entry(folder, dict(manifest["facts"]))
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Of every file but the manifest."""
+    digests = {}
+    for file in folder.iterdir():
+        if file.name != _MANIFEST:
+            with file.open("rb") as stream:
+                digests[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return digests

@@ -1,0 +1,89 @@
+"""The engine around an executor: threads that compute mini-batches, rows put back in the order of their batch.
+
+Knows batches and rows; which mini-batch comes next is `workload`'s.
+"""
+
+import queue
+import threading
+
+from engine.compiled.executor import Executor, Run
+from engine.compiled.failures import engine_error
+from engine.compiled.minibatch import cut, padded
+from engine.compiled.pooling import pool
+from engine.compiled.workload import Job, Task, Workload
+from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, OutputKind, Results
+
+OUTPUTS = OutputKind.POOLED | OutputKind.TOKENS
+DEPTH = 2  # streams that are done with their share of one batch begin with the next
+
+
+class CompiledEngine:
+    """See engine.types.Engine. Gives pooled rows, before a final Normalize, and token rows."""
+
+    def __init__(self, executor: Executor, *, info: ModelInfo, limits: EngineLimits, pad_id: int) -> None:
+        self.info = info
+        self.limits = limits
+        self._executor = executor
+        self._pad_id = pad_id
+        self._slots = threading.Semaphore(limits.depth)
+        self._workload = Workload(min_wide_tokens=executor.min_wide_tokens if executor.wide else None)
+        self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
+        self._num_submitted = 0
+        self._threads = [threading.Thread(target=self._compute_forever, args=(run,)) for run in executor.streams]
+        for number, thread in enumerate(self._threads):
+            thread.name, thread.daemon = f"stream {number}", True
+            thread.start()
+
+    def submit(self, batch: Batch) -> int:
+        """See engine.types.Engine."""
+        assert batch.outputs in OUTPUTS, batch.outputs
+        self._slots.acquire()
+        self._num_submitted += 1
+        mini_batches = cut(batch.cu_seqlens, num_streams=len(self._threads))
+        self._workload.put(Job(self._num_submitted, batch, mini_batches, self.info.dimensions))
+        return self._num_submitted
+
+    def collect(self) -> tuple[int, Results | EngineError]:
+        """See engine.types.Engine."""
+        finished = self._finished.get()
+        if finished is None:
+            self._finished.put(None)  # for whoever asks again
+            raise EngineClosed
+        self._slots.release()
+        return finished
+
+    def close(self) -> None:
+        """See engine.types.Engine."""
+        self._workload.close()
+        threading.Thread(target=self._end, name="end", daemon=True).start()
+
+    def _end(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        self._finished.put(None)
+
+    def _compute_forever(self, run: Run) -> None:
+        while (task := self._workload.take()) is not None:
+            job = task.job
+            if job.error is None:  # nobody wants the rest of a batch that failed
+                self._attempt(task, run)
+            if self._workload.done(task):
+                self._finished.put((job.ticket, job.results))
+
+    def _attempt(self, task: Task, run: Run) -> None:
+        try:
+            self._compute(task, self._executor.wide if task.is_wide and self._executor.wide else run)
+        except Exception as error:
+            task.job.error = engine_error(error)
+
+    def _compute(self, task: Task, run: Run) -> None:
+        batch, mini_batch, values = task.job.batch, task.mini_batch, task.job.values
+        inputs = padded(batch, mini_batch, pad_id=self._pad_id)
+        token_rows = run({name: inputs[name] for name in self._executor.input_names})
+        assert token_rows.shape == (*mini_batch.index.shape, self.info.dimensions), token_rows.shape
+        if OutputKind.POOLED in values:
+            rows = pool(token_rows, mini_batch.seqlens, pooling=self.info.pooling)
+            values[OutputKind.POOLED][mini_batch.numbers] = rows
+        if OutputKind.TOKENS in values:
+            is_token = mini_batch.is_token
+            values[OutputKind.TOKENS][mini_batch.index[is_token]] = token_rows[is_token]

@@ -1,0 +1,140 @@
+"""From options to a running engine: out of the cache, or else by conversion. Imports neither torch nor transformers."""
+
+import dataclasses
+import importlib.util
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from engine import model_folder
+from engine.compiled import fingerprint
+from engine.compiled.cache import Cache
+from engine.compiled.engine import DEPTH, OUTPUTS, CompiledEngine
+from engine.compiled.executor import Backend, Executor
+from engine.compiled.facts import Choices, Facts
+from engine.compiled.failures import one_line
+from engine.model_folder import ModelFolder
+from engine.types import EngineLimits, ModelError, ModelInfo
+
+logger = logging.getLogger("embedline.engine")
+
+# Of a batch, for each stream. In twice as many there are more sequences of like length, so the padding shrinks, but by
+# no more than another 2 % of the work.
+_TARGET_NUM_TOKENS = 2048
+_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
+_EXTRA = "'embedline[server]'"
+
+
+def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, Any]) -> CompiledEngine:
+    """options: path, device, dtype, pooling (None = as the folder has it), max_num_tokens (None = 16384), max_num_seqs,
+    and perhaps num_threads (0 = all cores), quantization ("none") and cache_dir (None = compiled models are not kept).
+
+    Raises ModelError with one line.
+    """
+    _check(backend, options)
+    folder = model_folder.read(options["path"], pooling=options["pooling"])
+    loader = _Loader(backend, folder, _choices(backend, folder, options), options)
+    executor, facts = loader.load()
+    info = _info(folder, loader.choices, facts, name=name, reason=reason)
+    max_num_tokens = max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen)
+    limits = EngineLimits(
+        max_num_tokens=max_num_tokens,
+        max_num_seqs=options["max_num_seqs"],
+        max_seqlen=folder.max_seqlen,
+        depth=DEPTH,
+        target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
+    )
+    return CompiledEngine(executor, info=info, limits=limits, pad_id=loader.pad_id)
+
+
+def _check(backend: Backend, options: dict[str, Any]) -> None:
+    if options["device"] != "cpu":
+        raise ModelError(f"the {backend.name} engine runs on the CPU, not on {options['device']!r}")
+    missing = [package for package in backend.packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ModelError(f"the {backend.name} engine needs {missing[0]}, which is not installed: pip install {_EXTRA}")
+    if _quantization(options) not in backend.quantizations:
+        raise ModelError(f"--quantization {options['quantization']} is not for the {backend.name} engine on the CPU")
+    backend.check(options["dtype"])
+
+
+def _choices(backend: Backend, folder: ModelFolder, options: dict[str, Any]) -> Choices:
+    return Choices(
+        engine=backend.name,
+        dtype="float32" if options["dtype"] == "auto" else options["dtype"],
+        quantization=_quantization(options),
+        pooling=folder.pooling,
+    )
+
+
+def _quantization(options: dict[str, Any]) -> str:
+    """On a CPU "auto" leaves the model as it is: the speed is paid for in fidelity, so it has to be asked for."""
+    quantization: str = options.get("quantization", "none")
+    return "none" if quantization == "auto" else quantization
+
+
+class _Loader:
+    """One model's way to a compiled one."""
+
+    def __init__(self, backend: Backend, folder: ModelFolder, choices: Choices, options: dict[str, Any]) -> None:
+        self.choices = choices
+        self.pad_id = folder.padding_idx or 0  # what a masked token is makes a difference to RoBERTa and its kin alone
+        self._backend = backend
+        self._folder = folder
+        self._num_threads = options.get("num_threads") or os.cpu_count() or 1
+        cache_dir = options.get("cache_dir")
+        self._cache = Cache(Path(cache_dir, "compiled") if cache_dir else None)
+
+    def load(self) -> tuple[Executor, Facts]:
+        key = fingerprint.key(
+            self._folder.path, packages=self._backend.packages, choices=dataclasses.asdict(self.choices)
+        )
+        return self._load_warm(key) or self._load_cold(key)
+
+    def _load_warm(self, key: str) -> tuple[Executor, Facts] | None:
+        entry = self._cache.find(key)
+        if entry is None:
+            return None
+        try:
+            executor, facts = self._open(entry.folder), Facts(**entry.facts)
+        except Exception as error:
+            self._cache.discard(key, why=one_line(error))
+            return None
+        logger.info("compiled model taken from %s: %s", entry.folder, facts.note)
+        return executor, facts
+
+    def _load_cold(self, key: str) -> tuple[Executor, Facts]:
+        from engine.compiled import build  # imports torch
+
+        with self._cache.new_folder() as target:
+            reference = build.convert(self._backend, self._folder, self.choices, target=target)
+            try:
+                executor = self._open(target)
+            except Exception as error:
+                raise ModelError(f"{self._backend.name} can't compile the model: {one_line(error)}") from error
+            facts = build.examine(executor, reference, self.choices, pad_id=self.pad_id)
+            self._cache.put(key, target, dataclasses.asdict(facts))
+        logger.info("model compiled: %s", facts.note)
+        return executor, facts
+
+    def _open(self, folder: Path) -> Executor:
+        return self._backend.open(folder, dtype=self.choices.dtype, num_threads=self._num_threads)
+
+
+def _info(folder: ModelFolder, choices: Choices, facts: Facts, *, name: str, reason: str) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        engine=choices.engine,
+        reason=reason,
+        outputs=OUTPUTS,
+        dimensions=facts.dimensions,
+        max_seqlen=folder.max_seqlen,
+        vocab_size=folder.vocab_size,
+        pooling=folder.pooling,
+        normalize=folder.normalize,
+        dtype=choices.dtype if choices.quantization == "none" else choices.quantization,
+        device="cpu",
+        architecture=folder.architecture,
+        notes=(facts.note, *folder.notes),
+    )

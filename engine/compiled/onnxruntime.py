@@ -1,0 +1,86 @@
+"""ONNX Runtime as an executor, float32 or int8. `import onnxruntime` in here is the library."""
+
+import importlib
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.compiled import machine
+from engine.compiled.engine import CompiledEngine
+from engine.compiled.executor import OUTPUT, Executor, Run
+from engine.compiled.loading import load_with
+from engine.types import ModelError
+
+if TYPE_CHECKING:
+    from engine.compiled.conversion import TokenRows
+
+_GRAPH = "model.onnx"
+_ERRORS_ONLY = 3
+_MIN_WIDE_TOKENS = 128  # its threads sleep between operators, and to wake them costs what a short query would gain
+# Weights are held once more for the wide compilation; beyond this a lone query is not worth it.
+MAX_WIDE_BYTES = 1 << 30
+
+
+class OnnxRuntime:
+    """See executor.Backend."""
+
+    name = "onnxruntime"
+    packages = ("onnxruntime", "onnx")
+    quantizations = ("none", "int8")
+
+    def check(self, dtype: str) -> None:
+        """See executor.Backend."""
+        if dtype not in ("auto", "float32"):
+            raise ModelError(f"--dtype {dtype} is not one of auto, float32 for the onnxruntime engine")
+
+    def convert(self, model: "TokenRows", target: Path, *, quantization: str) -> None:
+        """See executor.Backend."""
+        from engine.compiled.int8 import quantize  # imports onnx
+        from engine.compiled.onnx_export import export  # imports torch
+
+        if quantization == "none":
+            export(model, target / _GRAPH)
+            return
+        with tempfile.TemporaryDirectory(dir=target) as scratch:
+            export(model, Path(scratch, _GRAPH))
+            quantize(Path(scratch, _GRAPH), target / _GRAPH, max_weight=machine.max_int8_weight())
+
+    def open(self, folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        """See executor.Backend."""
+        num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+        streams = _session(folder / _GRAPH, num_threads=1)
+        has_wide = num_threads > 1 and num_bytes <= MAX_WIDE_BYTES
+        return Executor(
+            input_names=frozenset(port.name for port in streams.get_inputs()),
+            streams=(_run(streams),) * num_threads,  # a session may be run by many threads, and computes in each
+            wide=_run(_session(folder / _GRAPH, num_threads=num_threads)) if has_wide else None,
+            min_wide_tokens=_MIN_WIDE_TOKENS,
+        )
+
+
+def _session(file: Path, *, num_threads: int) -> Any:
+    onnxruntime = importlib.import_module("onnxruntime")
+    onnxruntime.disable_telemetry_events()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False  # it is for shapes that come again
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def _run(session: Any) -> Run:
+    def run(inputs: Any) -> NDArray[np.float32]:
+        rows: NDArray[np.float32] = session.run([OUTPUT], dict(inputs))[0]
+        return rows
+
+    return run
+
+
+def load(*, name: str, reason: str, options: dict[str, Any]) -> CompiledEngine:
+    """See loading.load_with. Raises ModelError."""
+    return load_with(OnnxRuntime(), name=name, reason=reason, options=options)

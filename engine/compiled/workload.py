@@ -1,0 +1,106 @@
+"""The mini-batches of all batches in an engine, in order, for the threads that compute them.
+
+One batch is spread over all streams, so the rest of the server sees one stream that is as fast as the machine: a
+small batch is done soon, and nobody has to guess how streams slow each other down. The price, streams that have
+nothing to do while others finish a batch, is not paid where another batch waits in the engine: they begin with that.
+The alternative, a batch a stream, leaves cores idle whenever fewer batches are about than cores.
+
+A sequence that is alone in the engine is computed on all cores at once, and nothing is begun beside it: threads that
+wait for each other are slow next to others that want the same cores.
+"""
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.compiled.minibatch import MiniBatch
+from engine.types import Batch, EngineError, OutputKind, Results, Rows
+
+
+@dataclass(slots=True)
+class Job:
+    """A batch, and its rows as far as they are known. Threads write to it at places that are theirs alone."""
+
+    ticket: int
+    batch: Batch
+    mini_batches: list[MiniBatch]
+    dimensions: int
+    error: EngineError | None = None
+    values: dict[OutputKind, NDArray[np.float32]] = field(init=False)  # POOLED [B, D], TOKENS [T, D]
+    num_left: int = field(init=False)  # mini-batches
+
+    def __post_init__(self) -> None:
+        num_rows = {OutputKind.POOLED: self.batch.num_seqs, OutputKind.TOKENS: self.batch.num_tokens}
+        self.values = {kind: np.empty((num_rows[kind], self.dimensions), np.float32) for kind in self.batch.outputs}
+        self.num_left = len(self.mini_batches)
+
+    @property
+    def results(self) -> Results | EngineError:
+        """What is collected."""
+        if self.error is not None:
+            return self.error
+        offsets = {OutputKind.TOKENS: self.batch.cu_seqlens}
+        return {kind: Rows(values, offsets.get(kind)) for kind, values in self.values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A mini-batch to be computed."""
+
+    job: Job
+    mini_batch: MiniBatch
+    is_wide: bool  # on all cores
+
+
+class Workload:
+    """Safe to use from many threads."""
+
+    def __init__(self, *, min_wide_tokens: int | None) -> None:
+        """`min_wide_tokens`: of a lone sequence that is computed on all cores; None = never."""
+        self._min_wide_tokens = min_wide_tokens
+        self._waiting: deque[Task] = deque()
+        self._num_open = 0  # jobs that are not finished
+        self._wide_is_running = False
+        self._is_closed = False
+        self._changed = threading.Condition()  # guards all of the above
+
+    def put(self, job: Job) -> None:
+        """Take a job."""
+        with self._changed:
+            is_wide = not self._num_open and self._is_for_all_cores(job.batch)
+            self._num_open += 1
+            self._waiting.extend(Task(job, mini_batch, is_wide) for mini_batch in job.mini_batches)
+            self._changed.notify_all()
+
+    def _is_for_all_cores(self, batch: Batch) -> bool:
+        least = self._min_wide_tokens
+        return least is not None and batch.num_seqs == 1 and batch.num_tokens >= least
+
+    def take(self) -> Task | None:
+        """Wait for something to compute; None once it is closed and nothing waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._wide_is_running and (self._waiting or self._is_closed))
+            if not self._waiting:
+                return None
+            task = self._waiting.popleft()
+            self._wide_is_running = task.is_wide
+            return task
+
+    def done(self, task: Task) -> bool:
+        """Whether this was the last of its job."""
+        with self._changed:
+            if task.is_wide:
+                self._wide_is_running = False
+                self._changed.notify_all()
+            task.job.num_left -= 1
+            self._num_open -= not task.job.num_left
+            return not task.job.num_left
+
+    def close(self) -> None:
+        """Nothing more is put."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()

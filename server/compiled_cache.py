@@ -1,0 +1,38 @@
+"""Where engines keep what they have compiled, made and tried before any process is started."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from server.flag import SettingsError
+
+_OFF = "off"
+
+logger = logging.getLogger("embedline.server")
+
+
+def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | None:
+    """An absolute path, None where nothing is to be kept: a folder of our own choice may be one we can't write to.
+
+    Raises SettingsError where the one that was asked for can't be written to.
+    """
+    if asked == _OFF:
+        return None
+    folder = Path(asked).expanduser() if asked else _default(environment)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return str(folder.absolute())
+    except OSError as error:
+        if asked:
+            raise SettingsError(f"--compiled-cache can't be written to: {error.strerror}") from None
+        logger.warning("no cache of compiled models: %s: %s", folder, error.strerror)
+        return None
+
+
+def _default(environment: Mapping[str, str]) -> Path:
+    """As the XDG Base Directory Specification has it: a relative XDG_CACHE_HOME does not count."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path(environment.get("HOME") or "/", ".cache")) / "embedline"

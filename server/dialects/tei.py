@@ -1,0 +1,117 @@
+"""The routes of text-embeddings-inference for embedding models.
+
+https://huggingface.github.io/text-embeddings-inference
+"""
+
+from functools import partial
+from typing import Any, Protocol
+
+from server.dialects import tei_tokens
+from server.dialects.tei_answers import all_headers, encode, encoding_of
+from server.dialects.tei_bodies import (
+    AnyBody,
+    EmbedAllBody,
+    EmbedBody,
+    Form,
+    SimilarityBody,
+    decode_any,
+    decode_embed,
+    decode_embed_all,
+    decode_similarity,
+)
+from server.errors import tei_answer
+from server.models import ModelTable
+from server.pipeline import EmbedRequest
+from server.request_headers import Wishes
+from server.route import Answer, Call, Route
+
+
+class Decode(Protocol):
+    """What is asked for in a body, and in which form it goes out."""
+
+    def __call__(self, body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> tuple[EmbedRequest, Form]:
+        """Raises RequestError, naming the field or index."""
+        ...
+
+
+async def embed(call: Call, decode: Decode) -> Answer:
+    """Every route that computes."""
+    body = await call.body()
+    with call.held(body):
+        request, form = decode(body, call.wishes, call.models, max_items=call.resources.max_items)
+        del body  # what is in it was copied out
+        call.trace.encoding = encoding_of(form).value
+        embedded = await call.resources.pipeline.embed(request, call.trace)
+    return 200, all_headers(embedded, form, call.trace), await encode(embedded, form)
+
+
+_ROW: dict[str, Any] = {"type": "array", "items": {"type": "number"}}
+_ROWS: dict[str, Any] = {"type": "array", "items": _ROW}
+_RAW: dict[str, Any] = {"type": "string", "format": "binary"}
+_ANY_BODY = "Embeddings, or similarities where `inputs` is an object with a source sentence"
+
+
+def _route(path: str, decode: Decode, summary: str, *, body: type, responses: dict[str, Any]) -> Route:
+    return Route(
+        path=path,
+        handler=partial(embed, decode=decode),
+        error_shape=tei_answer,
+        summary=summary,
+        body=body,
+        responses=responses,
+    )
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": schema}
+
+
+ROUTES: tuple[Route, ...] = (
+    _route(
+        "/embed",
+        decode_embed,
+        "Embeddings, as TEI has them",
+        body=EmbedBody,
+        responses={**_json(_ROWS), "application/octet-stream": _RAW},
+    ),
+    _route(
+        "/embed_all",
+        decode_embed_all,
+        "A row for each token of each input",
+        body=EmbedAllBody,
+        responses=_json({"type": "array", "items": _ROWS}),
+    ),
+    _route(
+        "/similarity",
+        decode_similarity,
+        "Cosines of a sentence with others",
+        body=SimilarityBody,
+        responses=_json(_ROW),
+    ),
+    *(
+        _route(
+            path,
+            decode_any,
+            _ANY_BODY,
+            body=AnyBody,
+            responses={**_json({"anyOf": [_ROWS, _ROW]}), "application/octet-stream": _RAW},
+        )
+        for path in ("/", "/invocations")
+    ),
+    Route(
+        path="/tokenize",
+        handler=tei_tokens.tokenize,
+        error_shape=tei_answer,
+        summary="The tokens of texts, one by one",
+        body=tei_tokens.TokenizeBody,
+        responses=_json(tei_tokens.TOKENS_SCHEMA),
+    ),
+    Route(
+        path="/decode",
+        handler=tei_tokens.decode,
+        error_shape=tei_answer,
+        summary="The texts of token ids",
+        body=tei_tokens.DecodeBody,
+        responses=_json(tei_tokens.TEXTS_SCHEMA),
+    ),
+)

@@ -1,0 +1,141 @@
+"""`embedline inspect`: what is known of a model before it is loaded, and which file or flag says so.
+
+Reads JSON files, the headers of the weights and the tokenizer, and loads no weight.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from engine.types import ModelError
+from engine.weights import Weights, weights_of
+from server.model_plan import ModelPlan, plan_model
+from server.settings import Settings
+from tokenizer_pool.loading import TokenizerError, load
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MIB = 1 << 20
+_LABEL_WIDTH = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fact, and who says so."""
+
+    name: str
+    value: Any  # as JSON has it
+    source: str = ""
+
+
+def inspect(settings: Settings, *, as_json: bool) -> int:
+    """Print what is known of the first model. Raises SettingsError and ModelError where it can't be served."""
+    plan = plan_model(settings.models[0], settings)
+    weights = weights_of(plan.folder.path)
+    found = findings(plan, weights)
+    warned = warnings(plan, weights)
+    print(_as_json(found, warned) if as_json else _as_text(plan, found, warned))
+    return 0
+
+
+def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
+    """In the order in which they are shown."""
+    folder = plan.folder
+    return [
+        Finding("name", plan.name),
+        Finding("folder", str(folder.path), plan.source),
+        Finding("revision", plan.revision or None),
+        Finding("architecture", folder.architecture, ", ".join(folder.architectures) or "config.json"),
+        Finding("pooling", folder.pooling, folder.pooling_source),
+        Finding("normalize", folder.normalize, "modules.json" if folder.normalize else "no Normalize module"),
+        Finding("max_seqlen", folder.max_seqlen, folder.max_seqlen_source),
+        Finding("dimensions", folder.hidden_size, "config.json"),
+        Finding("vocab_size", folder.vocab_size, "config.json"),
+        Finding("tokenizer", _tokenizer(plan), "tokenizer.json"),
+        Finding("prompts", dict(folder.prompts), "config_sentence_transformers.json" if folder.prompts else ""),
+        Finding("default_prompt", plan.default_prompt or None, _prompt_source(plan)),
+        Finding("engine", plan.engine, plan.reason),
+        Finding("num_parameters", weights.num_parameters, "the weights' headers"),
+        Finding("weights_bytes", weights.num_bytes, "the weights' headers"),
+        Finding("memory_bytes", _memory(plan, weights), f"weights of one engine in {_dtype(plan)}, estimated"),
+        Finding("notes", list(folder.notes)),
+    ]
+
+
+def warnings(plan: ModelPlan, weights: Weights) -> list[str]:
+    """What its operator may want to change."""
+    model, folder = plan.settings, plan.folder
+    found = []
+    if folder.prompts and not plan.default_prompt:
+        found.append("the model has prompts, and texts get none: --default-prompt-name chooses one")
+    if plan.source.startswith("hub") and model.revision is None:
+        found.append("no --revision: another start may serve other weights")
+    if _memory(plan, weights) * len(model.device_list) > _machine_bytes():
+        found.append("the weights are larger than this machine's memory")
+    if model.engine == "fake":
+        found.append("--engine fake: rows are not computed by the model")
+    return found
+
+
+def _tokenizer(plan: ModelPlan) -> str:
+    """The kind of its model. Raises ModelError where no tokenizer can be made of the folder."""
+    try:
+        tokenizer = load(plan.folder.path, do_lower_case=plan.folder.do_lower_case)
+    except TokenizerError as error:
+        raise ModelError(str(error)) from None
+    return type(tokenizer.model).__name__
+
+
+def _prompt_source(plan: ModelPlan) -> str:
+    if plan.settings.default_prompt is not None:
+        return "--default-prompt"
+    if plan.settings.default_prompt_name is not None:
+        return "--default-prompt-name"
+    return "config_sentence_transformers.json" if plan.default_prompt else ""
+
+
+def _dtype(plan: ModelPlan) -> str:
+    return plan.settings.dtype.replace("auto", "float32")
+
+
+def _memory(plan: ModelPlan, weights: Weights) -> int:
+    """Bytes of the weights as an engine holds them; quantized ones are at most as large."""
+    return sum(weights.num_parameters.values()) * _BYTES[_dtype(plan)]
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _as_json(found: list[Finding], warned: list[str]) -> str:
+    """Facts by name, and who says so beside them."""
+    facts = {finding.name: finding.value for finding in found}
+    sources = {finding.name: finding.source for finding in found if finding.source}
+    return json.dumps({**facts, "sources": sources, "warnings": warned}, indent=2, ensure_ascii=False)
+
+
+def _as_text(plan: ModelPlan, found: list[Finding], warned: list[str]) -> str:
+    lines = [plan.name]
+    for finding in found[1:]:
+        source = f"  ({finding.source})" if finding.source else ""
+        for number, value in enumerate(_shown(finding.name, finding.value)):
+            label = finding.name.removesuffix("_bytes").replace("_", " ") if not number else ""
+            lines.append(f"  {label:<{_LABEL_WIDTH}} {value}{'' if number else source}")
+    return "\n".join([*lines, *(f"  warning: {one}" for one in warned)])
+
+
+def _shown(name: str, value: Any) -> list[str]:
+    """One or more lines of text."""
+    if name.endswith("_bytes"):
+        return [f"{value / _MIB:,.0f} MiB"]
+    if name == "num_parameters":
+        return [", ".join(f"{num:,} {dtype}" for dtype, num in value.items())]
+    if isinstance(value, bool):
+        return ["yes" if value else "no"]
+    if isinstance(value, dict):
+        return [f"{key}: {text!r}" for key, text in value.items()] or ["none"]
+    if isinstance(value, list):
+        return value or ["none"]
+    if isinstance(value, int):
+        return [f"{value:,}"]
+    return ["none" if value is None else repr(value) if name == "default_prompt" else str(value)]

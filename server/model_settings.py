@@ -1,0 +1,126 @@
+"""The flags of one model, which `--config` can give for several. Built and checked once, then frozen."""
+
+from dataclasses import dataclass
+
+from server.flag import SettingsError, check_flags, flag
+
+DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Names and environment variables are TEI's where TEI has the flag."""
+
+    model_id: str = flag(
+        DEFAULT_MODEL,
+        "Model",
+        "The model: a local folder, or a name on the Hugging Face hub, which is looked for in the hub's cache first. "
+        "The default is small and quick on a laptop.",
+    )
+    revision: str | None = flag(
+        None, "Model", "Commit, tag or branch on the hub. Give a commit to serve the same weights for ever."
+    )
+    served_model_name: str | None = flag(
+        None,
+        "Model",
+        "The name that answers carry and /v1/models lists; --model-id unless given. Several models need different "
+        "ones.",
+    )
+    pooling: str | None = flag(
+        None,
+        "Model",
+        "How token vectors become one, where the model's own files do not say, or say wrong.",
+        aliases=("--pooling-method",),
+        one_of=("cls", "mean", "last-token"),
+    )
+    max_input_length: int | None = flag(
+        None,
+        "Model",
+        "Tokens of a text at most, special tokens included, where that is to be fewer than the model takes: long "
+        "texts then cost less, and say less. Longer ones are cut or refused, as --auto-truncate says.",
+        aliases=("--max-model-len",),
+        least=8,
+    )
+    auto_truncate: bool = flag(
+        True, "Model", "Cut texts that are longer than the model takes; without it they are refused with 400."
+    )
+    default_prompt_name: str | None = flag(
+        None,
+        "Model",
+        "Which of the model's own prompts is put before each text; `embedline inspect` lists them. Choose the one for "
+        "what is sent most, such as the query's where documents are embedded elsewhere.",
+    )
+    default_prompt: str | None = flag(
+        None, "Model", "Words that are put before each text, where the model was trained with words that it lacks."
+    )
+    engine: str = flag(
+        "auto",
+        "Engine",
+        "What computes. auto takes the first engine that is installed and serves the model; /info says which and why. "
+        "transformers serves most architectures; fake needs no weights and is for tests and for measuring everything "
+        "but the model.",
+    )
+    devices: str = flag(
+        "cpu",
+        "Engine",
+        "Where engines run, separated by commas: one engine process for each. On a machine without a GPU: cpu.",
+    )
+    dtype: str = flag(
+        "auto",
+        "Engine",
+        "Compute type. On a CPU auto is float32, and the others pay only where the CPU has arithmetic for them.",
+        one_of=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str = flag(
+        "none",
+        "Engine",
+        "Fewer bits for the weights: faster, with rows that differ a little; how much is measured and logged at load. "
+        "int8 is for CPUs, fp8 for GPUs that have it; auto takes what is known to be good on this machine.",
+        one_of=("none", "auto", "fp8", "int8"),
+    )
+    max_batch_tokens: int | None = flag(
+        None,
+        "Engine",
+        "Tokens of one batch at most. auto lets the engine say what suits it. Larger batches use a GPU better; the "
+        "time a batch takes is bounded as well, so too large a value does little harm.",
+        least=1,
+        none_word="auto",
+    )
+    max_batch_requests: int = flag(
+        1024, "Engine", "Sequences of one batch at most. Lower it only where an engine runs out of memory.", least=1
+    )
+    fake_dim: int = flag(
+        1024, "Testing", "Dimensions of the fake engine's rows. Take those of the model that it stands for.", least=4
+    )
+    fake_cost_ms: float = flag(0.0, "Testing", "Milliseconds that each batch takes the fake engine.", least=0)
+    fake_tokens_per_second: float = flag(
+        0.0, "Testing", "Tokens a second of the fake engine; at 0 tokens cost nothing.", least=0
+    )
+    fake_fault: tuple[str, ...] = flag(
+        (),
+        "Testing",
+        "What goes wrong in the fake engine: ACTION@WHERE:VALUE, as exit@batch:3. May be repeated.",
+        env=False,
+    )
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError for the first setting that can't be."""
+        check_flags(self)
+        if not self.model_id.strip():
+            raise SettingsError("--model-id must not be empty")
+        if self.served_model_name is not None and not self.served_model_name.strip():
+            raise SettingsError("--served-model-name must not be empty")
+        if self.default_prompt is not None and self.default_prompt_name is not None:
+            raise SettingsError("--default-prompt and --default-prompt-name exclude each other")
+        if not all(self.device_list):
+            raise SettingsError("--devices takes names separated by commas")
+
+    @property
+    def name(self) -> str:
+        """As it is served."""
+        return self.served_model_name or self.model_id
+
+    @property
+    def device_list(self) -> tuple[str, ...]:
+        """One engine process each."""
+        return tuple(name.strip() for name in self.devices.split(","))

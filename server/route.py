@@ -1,0 +1,65 @@
+"""One route of a dialect, and one request as its handler sees it. Knows no dialect."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from server.admission import Admission
+from server.asgi import BodyReader, Headers, Receive
+from server.errors import ErrorShape
+from server.frontend_state import FrontendState
+from server.models import ModelTable
+from server.pipeline import Pipeline
+from server.request_headers import Wishes
+from server.trace import Trace
+
+Answer = tuple[int, Headers, bytes | memoryview]  # status, headers, body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What the routes of a frontend share."""
+
+    state: FrontendState
+    admission: Admission
+    pipeline: Pipeline
+    bodies: BodyReader
+    max_items: int  # of one request
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request. A handler decodes its body, carries it through the pipeline and encodes what comes back."""
+
+    resources: Resources
+    receive: Receive
+    wishes: Wishes
+    trace: Trace
+    models: ModelTable
+
+    async def body(self) -> bytes:
+        """All of it. Raises PayloadTooLarge, Overloaded, BodyTooSlow and ClientLeft."""
+        began = time.perf_counter()
+        body = await self.resources.bodies.read(self.receive, self.wishes.content_length)
+        self.trace.read_seconds, self.trace.num_body_bytes = time.perf_counter() - began, len(body)
+        return body
+
+    @contextmanager
+    def held(self, body: bytes) -> Iterator[None]:
+        """Count the body as open for as long as what was made of it is."""
+        with self.resources.bodies.held(len(body)):
+            yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A path that takes POST, in the shapes of one dialect."""
+
+    path: str
+    handler: Callable[[Call], Awaitable[Answer]]
+    error_shape: ErrorShape
+    summary: str  # for the OpenAPI page, as are the next two
+    body: type  # a msgspec.Struct: the request's body
+    responses: dict[str, Any]  # content type -> JSON schema, of the answer to a good request

@@ -1,0 +1,136 @@
+"""The parts of the benchmarks that can be wrong without anybody seeing it in a table."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import fma_peak, processes, report
+from benchmarks.engines import gflop
+from benchmarks.load import Measured
+from benchmarks.peer_figures import Figures, median, write_summary
+from benchmarks.servers import Recipe, ServerFailed, running
+from benchmarks.texts import Corpus, Prose
+from embedline.bench.summary import Summary
+from tests.house.expected import minilm
+
+TOKENIZER = minilm() / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def prose() -> Prose:
+    return Prose(TOKENIZER)
+
+
+def test_mixed_texts_are_real_of_log_normal_lengths_and_all_different(prose: Prose) -> None:
+    corpus = prose.mixed(1000)
+    lengths = sorted(map(len, corpus.token_ids))
+    assert len(set(corpus.texts)) == 1000
+    assert lengths[0] >= 4
+    assert lengths[-1] <= 250
+    assert 37 <= lengths[500] <= 43
+    assert 80 <= lengths[900] <= 110
+    assert "def " not in " ".join(corpus.texts[:100])
+
+
+def test_the_same_texts_come_again() -> None:
+    assert Prose(TOKENIZER).mixed(20) == Prose(TOKENIZER).mixed(20)
+
+
+@pytest.mark.parametrize("num_tokens", [10, 16, 256])
+def test_uniform_texts_have_so_many_tokens(prose: Prose, num_tokens: int) -> None:
+    lengths = list(map(len, prose.uniform("some", 50, num_tokens=num_tokens).token_ids))
+    assert sum(length == num_tokens for length in lengths) >= 45
+    assert all(abs(length - num_tokens) <= 2 for length in lengths)
+
+
+def test_operations_of_minilm() -> None:
+    """21.3 MFLOP a token in the linear layers, and 9.2 kFLOP for each token that a token looks at."""
+    config = json.loads((minilm() / "config.json").read_text())
+    short, long = (1e9 * gflop(config, Corpus("one", [""], [[0] * num])) / num for num in (1, 101))
+    assert short == pytest.approx(21.24e6, rel=1e-3)
+    assert long - short == pytest.approx(100 * 4 * 384 * 6)
+
+
+def test_a_tree_is_a_process_and_what_came_of_it() -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:  # type: ignore[call-overload]
+        process.stdout.readline()
+        assert len(processes.tree(process.pid)) == 2
+        assert processes.tree_cpu_seconds(process.pid) > 0
+        assert processes.tree_pss_mb(process.pid) > 1
+        assert processes.tree_peak_rss_mb(process.pid) > 1
+        process.stdin.write(b"\n")
+    assert processes.tree_cpu_seconds(process.pid) == 0.0
+
+
+def test_a_server_that_ends_is_one_line(tmp_path: Path) -> None:
+    recipe = Recipe("it", (sys.executable, "-c", "import sys; sys.exit('port {port} is not for me')"))
+    with running(recipe, cache=tmp_path) as server, pytest.raises(ServerFailed, match=r"is not for me$"):
+        server.wait_for_answer("text", patience=60)
+
+
+def test_a_server_that_hangs_is_one_line(tmp_path: Path) -> None:
+    recipe = Recipe("it", (sys.executable, "-c", "import threading; threading.Event().wait()"))
+    with running(recipe, cache=tmp_path) as server, pytest.raises(ServerFailed, match="did not answer within 0 s"):
+        server.wait_for_answer("text", patience=0.1)
+    assert server.process.returncode is not None
+
+
+def figures(label: str, server: str, texts_per_second: float) -> Figures:
+    summary = Summary(
+        seconds=1.0,
+        num_requests=1,
+        num_texts=1,
+        requests_per_second=texts_per_second,
+        texts_per_second=texts_per_second,
+        tokens_per_second=None,
+        failures={},
+        latencies_ms=[1000 / texts_per_second],
+        lag_p99_ms=None,
+    )
+    return Figures(label, "load", server, 50.0, Measured(summary=summary, cpu_seconds=0.01, foreign_share=0.0))
+
+
+def test_medians_are_over_the_rounds_and_ratios_are_ours_to_theirs() -> None:
+    runs = [figures(str(number), "ours", rate) for number, rate in enumerate((90.0, 100.0, 500.0))]
+    runs += [figures("0", "theirs", 50.0)]
+    assert median(runs, "load", "ours", lambda one: one.texts_per_second) == 100.0
+    written = report.Report("what", "title")
+    write_summary(written, runs, ours="ours")
+    ours, theirs = written._tables[-1].rows
+    assert ours["lowest to highest texts/s"] == "90.0 to 500.0"
+    assert theirs["ours: texts/s"] == "2.00 x"
+    assert theirs["ours: p99 ms"] == "0.50 x"
+
+
+def test_a_report_names_machine_versions_and_command_and_no_kernel_of_somebody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr("platform.release", lambda: "6.1.2-built-by-somebody")
+    written = report.Report("what", "A title")
+    written.row({"a": 1})
+    written.table("Second")
+    written.row({"b": 2, "c": 3})
+    written.note("Not shown: much.")
+    written.finish(write=True)
+    [path] = tmp_path.iterdir()
+    text = path.read_text()
+    assert all(part in text for part in ("# A title", "- Command: `", "numpy ", "## Second", "| 2 | 3 |", "Not shown"))
+    assert "Linux 6.1.2\n" in text
+    assert "somebody" not in text
+
+
+def test_without_a_compiler_the_limit_says_that_it_is_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(fma_peak, "_SECONDS", 0.01)
+    peak = fma_peak.measure_peak()
+    assert "for want of a C compiler" in peak.how
+    assert np.isfinite(peak.gflops)
+    assert peak.gflops > 0

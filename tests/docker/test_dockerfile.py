@@ -1,0 +1,105 @@
+"""What docker/Dockerfile.cpu promises, read off its instructions."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docker.dockerfile import Stage, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "docker" / "Dockerfile.cpu"
+
+
+@pytest.fixture(scope="module")
+def stages() -> list[Stage]:
+    return parse(FILE)
+
+
+@pytest.fixture(scope="module")
+def image(stages: list[Stage]) -> Stage:
+    """The last stage, which is what runs."""
+    return stages[-1]
+
+
+def environment(stage: Stage) -> dict[str, str]:
+    return {name: value for line in stage.all("ENV") for name, value in line.assignments().items()}
+
+
+def test_it_serves_on_teis_port_to_the_outside(image: Stage) -> None:
+    assert image.last("EXPOSE").rest == "80"
+    assert environment(image)["PORT"] == "80"
+    assert image.last("ENTRYPOINT").words() == ["embedline", "serve", "--hostname", "0.0.0.0"]
+    assert "HOSTNAME" not in environment(image)
+
+
+def test_it_runs_as_nobody_special(image: Stage) -> None:
+    """By number: an orchestrator that demands an ordinary user can't look names up."""
+    user, _, group = image.last("USER").rest.partition(":")
+    assert int(user) >= 1000
+    assert int(group) >= 1000
+    assert f"--uid {user} --gid {group}" in " ".join(line.rest for line in image.all("RUN"))
+    after = image.instructions[image.instructions.index(image.last("USER")) :]
+    assert not {line.name for line in after} & {"RUN", "COPY"}
+
+
+def test_what_is_kept_is_below_data(image: Stage) -> None:
+    assert image.last("VOLUME").rest == "/data"
+    assert environment(image)["HUGGINGFACE_HUB_CACHE"] == "/data"
+    assert environment(image)["XDG_CACHE_HOME"].startswith("/data/")
+
+
+def test_its_health_is_asked_by_our_own_command(image: Stage) -> None:
+    kind, _, words = image.last("HEALTHCHECK").rest.partition(" ")
+    assert (kind, json.loads(words)) == ("CMD", ["embedline", "health"])
+
+
+def test_nothing_is_fetched_but_by_package_managers(stages: list[Stage]) -> None:
+    for line in (line for stage in stages for line in stage.instructions):
+        assert line.name != "ADD"
+        assert not re.search(r"\b(curl|wget|git)\b|\|\s*(ba)?sh\b", line.rest), line.rest
+
+
+def test_there_is_no_secret_in_it(stages: list[Stage]) -> None:
+    named = {name for stage in stages for line in (*stage.all("ENV"), *stage.all("ARG")) for name in line.rest.split()}
+    assert not [name for name in named if re.search("TOKEN|KEY|SECRET|PASSWORD", name, re.IGNORECASE)]
+
+
+def test_nothing_that_only_builds_is_in_it(stages: list[Stage], image: Stage) -> None:
+    """Of the stage before, the environment alone goes into it."""
+    assert [line.flags.get("from") for line in image.all("COPY")] == [stages[0].name]
+    assert {stage.base for stage in stages} == {"debian:bookworm-slim"}  # the environment's links to Python hold
+
+
+def test_every_package_of_the_source_is_copied(stages: list[Stage]) -> None:
+    copied = {line.rest.split()[0] for line in stages[0].all("COPY")}
+    packages = {file.parent.name for file in ROOT.glob("*/__init__.py")}
+    assert packages <= copied
+    assert all((ROOT / name).exists() for name in copied if "." in name)
+
+
+def test_the_builder_is_given_what_is_copied_and_no_more(stages: list[Stage]) -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    copied = {name for line in stages[0].all("COPY") for name in line.rest.split()[:-1]}
+    assert rules[0] == "*"
+    assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == copied
+
+
+def test_torch_is_the_one_that_make_installs(stages: list[Stage]) -> None:
+    pin = re.compile(r"torch==[\d.]+")
+    (pinned,) = [found for line in stages[0].all("RUN") for found in pin.findall(line.rest)]
+    assert pinned in (ROOT / "Makefile").read_text()
+    assert "TORCH_INDEX" in {line.rest.partition("=")[0] for line in stages[0].all("ARG")}
+
+
+def test_an_instruction_is_read_whole(tmp_path: Path) -> None:
+    file = tmp_path / "Dockerfile"
+    file.write_text(
+        'FROM a AS b\n# said\nRUN one \\\n    && two\nENV A=1 \\\n    B="two words"\nFROM b\nCOPY --from=b x y\n'
+    )
+    first, last = parse(file)
+    assert (first.base, first.name, last.base, last.name) == ("a", "b", "b", "")
+    assert first.last("RUN").rest == "one && two"
+    assert first.last("ENV").assignments() == {"A": "1", "B": "two words"}
+    assert (last.last("COPY").flags, last.last("COPY").rest) == ({"from": "b"}, "x y")

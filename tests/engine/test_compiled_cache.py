@@ -1,0 +1,175 @@
+"""Compiled models on disk: found again, rebuilt when damaged or out of date, bounded, and never in the way."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.compiled import cache as cache_module
+from engine.compiled.cache import Cache
+from tests.engine.compiled_engines import ENGINES, difference, load, options, pooled
+from tests.engine.tiny_models import arbitrary, save
+
+START = """
+import json, sys
+from importlib import import_module
+name, given = sys.argv[1], json.loads(sys.argv[2])
+engine = import_module("engine.compiled." + name).load(name="m", reason="", options=given)
+heavy = ("torch", "transformers", "openvino_telemetry", "openvino.tools.ovc.convert", "onnx")
+print(json.dumps([[module for module in heavy if module in sys.modules], engine.info.notes[0]]))
+"""
+
+
+def start(name: str, folder: Path, **others: object) -> tuple[list[str], str]:
+    """In a new process: which heavy modules the start imported, and what is noted."""
+    given = json.dumps(options(folder, **others))
+    answer = subprocess.run([sys.executable, "-c", START, name, given], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert not answer.stderr.strip(), answer.stderr
+    modules, note = json.loads(answer.stdout)
+    return modules, note
+
+
+def entries(cache_dir: Path) -> list[Path]:
+    return sorted(path for path in (cache_dir / "compiled").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_warm_start_imports_neither_torch_nor_transformers(name: str, quantization: str, tmp_path: Path) -> None:
+    if (name, quantization) == ("openvino", "int8"):
+        return
+    given = {"cache_dir": str(tmp_path / "cache"), "quantization": quantization}
+    folder = save("bert", tmp_path / "model")
+    cold_modules, cold_note = start(name, folder, **given)
+    warm_modules, warm_note = start(name, folder, **given)
+    assert {"torch", "transformers"} <= set(cold_modules)
+    assert not {"openvino_telemetry", "openvino.tools.ovc.convert"} & set(cold_modules)
+    assert warm_modules == []
+    assert warm_note == cold_note
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_warm_engine_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    sequences = arbitrary([5, 9, 9, 1])
+    rows = []
+    for _ in range(2):
+        loaded = load(name, folder, cache_dir=str(tmp_path / "cache"))
+        rows.append(pooled(loaded, sequences))
+        loaded.close()
+    assert len(entries(tmp_path / "cache")) == 1
+    assert difference(rows[1], rows[0]) == 0
+
+
+@pytest.fixture
+def warm(tmp_path: Path) -> tuple[Path, Path]:
+    """A model's folder, and a cache that holds it compiled."""
+    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    load("onnxruntime", folder, cache_dir=str(cache_dir)).close()
+    return folder, cache_dir
+
+
+@pytest.mark.parametrize("what", ["weights", "config", "pooling"])
+def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path]) -> None:
+    folder, cache_dir = warm
+    if what == "weights":  # the same size and time, one byte in the middle differs
+        file = folder / "model.safetensors"
+        status = file.stat()
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    elif what == "config":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+    load("onnxruntime", folder, cache_dir=str(cache_dir), pooling="cls" if what == "pooling" else None).close()
+    assert len(entries(cache_dir)) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest", "facts"])
+def test_a_damaged_entry_is_built_anew(damage: str, warm: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    folder, cache_dir = warm
+    (entry,) = entries(cache_dir)
+    graph, manifest = entry / "model.onnx", entry / "manifest.json"
+    content = graph.read_bytes()
+    if damage == "cut":
+        graph.write_bytes(content[:-100])
+    elif damage == "flipped":
+        graph.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+    elif damage == "gone":
+        graph.unlink()
+    elif damage == "manifest":
+        manifest.write_text("{")
+    else:
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"facts": {"unknown": 1}}))
+    with caplog.at_level(logging.WARNING):
+        load("onnxruntime", folder, cache_dir=str(cache_dir)).close()
+    assert "is not used" in caplog.text
+    assert entries(cache_dir) == [entry]
+    assert graph.read_bytes() == content
+    assert Cache(cache_dir / "compiled").find(entry.name) is not None
+
+
+def test_a_cache_that_cannot_be_written_is_only_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("in the way")
+    folder = save("bert", tmp_path / "model")
+    with caplog.at_level(logging.WARNING):
+        loaded = load("onnxruntime", folder, cache_dir=str(tmp_path / "file"))
+    assert pooled(loaded, [[5, 6]]).shape == (1, 32)
+    loaded.close()
+    assert "compiled models are not kept" in caplog.text
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    cache = Cache(None)
+    with cache.new_folder() as folder:
+        cache.put("key", folder, {})
+    assert not folder.exists()
+    assert cache.find("key") is None
+
+
+def put(cache: Cache, key: str, content: str = "x") -> None:
+    with cache.new_folder() as folder:
+        (folder / "model").write_text(content)
+        cache.put(key, folder, {"from": content})
+
+
+def test_the_first_of_two_that_start_side_by_side_stays(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    with cache.new_folder() as folder:
+        (folder / "model").write_text("second")
+        put(cache, "key", "first")
+        cache.put("key", folder, {"from": "second"})
+    found = cache.find("key")
+    assert found is not None
+    assert found.facts == {"from": "first"}
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_the_newest_entries_are_kept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for number in range(cache_module._MAX_ENTRIES):
+        put(cache, f"key{number}")
+        os.utime(tmp_path / f"key{number}" / "manifest.json", (number, number))
+    leftover = tmp_path / ".new-leftover"
+    leftover.mkdir()
+    os.utime(leftover, (0, 0))
+    assert cache.find("key0") is not None  # which makes it the newest
+    put(cache, "another")
+    expected = {"another", "key0", *(f"key{number}" for number in range(2, cache_module._MAX_ENTRIES))}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+
+
+def test_what_is_being_written_is_not_found(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    with cache.new_folder() as folder:
+        (folder / "model").write_text("half")
+        assert list(tmp_path.iterdir()) == [folder]
+        assert cache.find("key") is None
+    assert list(tmp_path.iterdir()) == []

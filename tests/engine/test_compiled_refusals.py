@@ -1,0 +1,144 @@
+"""Which engine serves a model, what auto does where the first can't, and what is refused at load."""
+
+import importlib.util
+import json
+import logging
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine import registry
+from engine.compiled import selftest
+from engine.types import ModelError
+from tests.engine.compiled_engines import ENGINES, load, options
+from tests.engine.tiny_models import save
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return save("bert", tmp_path / "model")
+
+
+def test_auto_is_openvino_where_it_can_serve_the_model(tiny: Path) -> None:
+    engine, reason = registry.choose("auto")
+    loaded = registry.load(engine, name="m", reason=reason, options=options(tiny))
+    loaded.close()
+    assert loaded.info.engine == "openvino"
+    assert (
+        loaded.info.reason == "--engine auto: the first of openvino, transformers that can serve this model on the CPU"
+    )
+
+
+def test_auto_is_transformers_where_the_self_test_fails(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(selftest._TOLERANCE, "float32", 1e-12)
+    engine, reason = registry.choose("auto")
+    with caplog.at_level(logging.WARNING):
+        loaded = registry.load(engine, name="m", reason=reason, options=options(tiny))
+    loaded.close()
+    assert loaded.info.engine == "transformers"
+    assert "; not openvino: the compiled model differs from transformers' by" in loaded.info.reason
+    assert "the openvino engine can't serve m" in caplog.text
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_named_engine_does_not_fall_back(name: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(selftest._TOLERANCE, "float32", 1e-12)
+    engine, reason = registry.choose(name)
+    with pytest.raises(ModelError, match="differs from transformers'"):
+        registry.load(engine, name="m", reason=reason, options=options(tiny))
+
+
+@pytest.mark.parametrize(
+    ("asked", "quantization", "chosen"),
+    [
+        ("auto", "none", "auto"),
+        ("auto", "auto", "auto"),
+        ("auto", "int8", "onnxruntime"),
+        ("onnxruntime", "int8", "onnxruntime"),
+        ("transformers", "auto", "transformers"),
+        ("fake", "fp8", "fake"),
+    ],
+)
+def test_which_engine_is_chosen(asked: str, quantization: str, chosen: str) -> None:
+    engine, reason = registry.choose(asked, quantization=quantization)
+    assert engine == chosen
+    assert f"--engine {asked}" in reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "quantization", "message"),
+    [
+        ("cuda", "none", "--engine cuda is not one of auto, fake, openvino, onnxruntime, transformers"),
+        ("auto", "fp8", "--quantization fp8 is not for a CPU; int8 is"),
+        ("openvino", "int8", "--quantization int8 is not for --engine openvino; onnxruntime does it"),
+        ("transformers", "int8", "--quantization int8 is not for --engine transformers; onnxruntime does it"),
+    ],
+)
+def test_what_no_engine_does(asked: str, quantization: str, message: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        registry.choose(asked, quantization=quantization)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("openvino", {"device": "cuda:0"}, "the openvino engine runs on the CPU, not on 'cuda:0'"),
+        ("openvino", {"dtype": "float16"}, "--dtype float16 is not one of auto, float32, bfloat16"),
+        ("openvino", {"quantization": "int8"}, "--quantization int8 is not for the openvino engine"),
+        ("onnxruntime", {"dtype": "bfloat16"}, "--dtype bfloat16 is not one of auto, float32"),
+        ("onnxruntime", {"quantization": "fp8"}, "--quantization fp8 is not for the onnxruntime engine"),
+    ],
+)
+def test_what_an_executor_does_not_do(name: str, given: dict[str, Any], message: str, tiny: Path) -> None:
+    with pytest.raises(ModelError) as refused:
+        load(name, tiny, **given)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_executor_that_is_not_installed(name: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+
+    def find_spec(package: str, *others: Any) -> ModuleSpec | None:
+        return None if package == name else found(package, *others)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    with pytest.raises(ModelError, match=rf"the {name} engine needs {name}, .* pip install 'embedline\[server\]'"):
+        load(name, tiny)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(name: str, value: float, tiny: Path) -> None:
+    weights = load_file(tiny / "model.safetensors")
+    weights["embeddings.LayerNorm.bias"] = torch.full_like(weights["embeddings.LayerNorm.bias"], value)
+    save_file(weights, tiny / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="not finite"):
+        load(name, tiny)
+
+
+def test_nothing_is_kept_of_what_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(selftest._TOLERANCE, "float32", 1e-12)
+    with pytest.raises(ModelError):
+        load("onnxruntime", tiny, cache_dir=str(tmp_path / "cache"))
+    assert list((tmp_path / "cache" / "compiled").iterdir()) == []
+
+
+def test_a_folder_without_its_weights(tiny: Path) -> None:
+    weights = load_file(tiny / "model.safetensors")
+    save_file({name: weights[name] for name in sorted(weights)[:3]}, tiny / "model.safetensors")
+    with pytest.raises(ModelError, match="are missing"):
+        load("onnxruntime", tiny)
+
+
+def test_a_tokenizer_that_is_not_one(tiny: Path) -> None:
+    (tiny / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(ModelError, match=r"tokenizer.json can't be used"):
+        load("onnxruntime", tiny, quantization="int8")

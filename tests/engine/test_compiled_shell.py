@@ -1,0 +1,248 @@
+"""The engine around an executor, with an executor that is plain numpy: order, threads, the lone sequence, failures."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from engine.compiled.engine import OUTPUTS, CompiledEngine
+from engine.compiled.executor import ATTENTION_MASK, INPUT_IDS, Executor
+from engine.compiled.minibatch import MAX_PADDED_TOKENS, cut, padded
+from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind
+from tests.engine.tiny_models import batch
+
+POISON, HUGE = 666, 667
+DIMENSIONS = 3
+
+
+@dataclass
+class Plain:
+    """A token's row is its id, its position and how many tokens its sequence has; padding is NaN."""
+
+    num_streams: int = 2
+    min_wide_tokens: int = 1
+    calls: list[str] = field(default_factory=list)  # "stream" or "wide", in the order in which they began
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    gate: Callable[[], Any] = lambda: None  # called in each computation
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, kind: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        with self.lock:
+            self.calls.append(kind)
+            self.shapes.append(inputs[INPUT_IDS].shape)
+        self.gate()
+        return self.compute(inputs[INPUT_IDS], inputs[ATTENTION_MASK])
+
+    def compute(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
+        if (ids == POISON).any():
+            raise RuntimeError("poison\nin two lines")
+        if (ids == HUGE).any():
+            raise MemoryError
+        position = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+        rows = np.stack([ids, position, np.broadcast_to(mask.sum(1, keepdims=True), ids.shape)], axis=-1)
+        return np.where(mask[..., None] == 1, rows, np.nan).astype(np.float32)
+
+    def executor(self, *, has_wide: bool = True) -> Executor:
+        names = frozenset((INPUT_IDS, ATTENTION_MASK))
+        streams = tuple(lambda inputs: self.run("stream", inputs) for _ in range(self.num_streams))
+        return Executor(
+            names, streams, (lambda inputs: self.run("wide", inputs)) if has_wide else None, self.min_wide_tokens
+        )
+
+
+@contextmanager
+def engine(plain: Plain, *, pooling: str = "mean", has_wide: bool = True) -> Iterator[CompiledEngine]:
+    info = ModelInfo(
+        name="m",
+        engine="plain",
+        reason="",
+        outputs=OUTPUTS,
+        dimensions=DIMENSIONS,
+        max_seqlen=512,
+        vocab_size=1000,
+        pooling=pooling,
+        normalize=False,
+        dtype="float32",
+        device="cpu",
+        architecture="",
+    )
+    limits = EngineLimits(max_num_tokens=4096, max_num_seqs=64, max_seqlen=512, depth=2)
+    loaded = CompiledEngine(plain.executor(has_wide=has_wide), info=info, limits=limits, pad_id=1)
+    yield loaded
+    loaded.close()
+    with pytest.raises(EngineClosed):
+        drain(loaded)
+
+
+def drain(loaded: CompiledEngine) -> None:
+    while True:
+        loaded.collect()
+
+
+def of_lengths(*seqlens: int) -> list[list[int]]:
+    """Sequence i holds 10 * i, 10 * i + 1, …"""
+    return [[(10 * number + at) % 600 for at in range(seqlen)] for number, seqlen in enumerate(seqlens)]
+
+
+def expected(sequences: list[list[int]], pooling: str) -> NDArray[np.float32]:
+    rows = [np.array([(id, at, len(sequence)) for at, id in enumerate(sequence)], float) for sequence in sequences]
+    pooled = {"cls": [row[0] for row in rows], "last": [row[-1] for row in rows], "mean": [row.mean(0) for row in rows]}
+    return np.array(pooled[pooling], np.float32)
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=40), st.sampled_from(["cls", "mean", "last"]), st.integers(1, 5)
+)
+def test_rows_come_back_in_the_order_of_their_batch(seqlens: list[int], pooling: str, num_streams: int) -> None:
+    sequences = of_lengths(*seqlens)
+    with engine(Plain(num_streams=num_streams), pooling=pooling) as loaded:
+        one = batch(sequences)
+        loaded.submit(Batch("m", OUTPUTS, one.token_ids, one.cu_seqlens))
+        _, found = loaded.collect()
+    assert isinstance(found, dict)
+    np.testing.assert_allclose(found[OutputKind.POOLED].values, expected(sequences, pooling), rtol=1e-6)
+    tokens = found[OutputKind.TOKENS]
+    assert tokens.values[:, 0].tolist() == one.token_ids.tolist()
+    assert tokens.offsets is not None
+    assert tokens.offsets.tolist() == one.cu_seqlens.tolist()
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=60), st.integers(1, 8))
+def test_mini_batches_hold_every_token_once_and_little_padding(seqlens: list[int], num_streams: int) -> None:
+    one = batch(of_lengths(*seqlens))
+    mini_batches = cut(one.cu_seqlens, num_streams=num_streams)
+    places = np.concatenate([mini_batch.index[mini_batch.is_token] for mini_batch in mini_batches])
+    assert sorted(places.tolist()) == list(range(one.num_tokens))
+    for mini_batch in mini_batches:
+        assert mini_batch.index.size <= MAX_PADDED_TOKENS or len(mini_batch.numbers) == 1
+        ids = padded(one, mini_batch, pad_id=999)[INPUT_IDS]
+        assert (ids == 999).sum() == (~mini_batch.is_token).sum()
+        assert ids.dtype == np.int64
+
+
+def test_one_batch_is_spread_over_all_streams() -> None:
+    barrier = threading.Barrier(2)  # broken unless two mini-batches are computed at the same time
+    plain = Plain(gate=lambda: barrier.wait(20))
+    with engine(plain) as loaded:
+        loaded.submit(batch(of_lengths(200, 200)))
+        _, found = loaded.collect()
+    assert isinstance(found, dict), found
+    assert plain.calls == ["stream", "stream"]
+
+
+def test_streams_that_are_done_begin_with_the_next_batch() -> None:
+    barrier = threading.Barrier(2)
+    with engine(Plain(gate=lambda: barrier.wait(20)), has_wide=False) as loaded:
+        tickets = {loaded.submit(batch(of_lengths(3))), loaded.submit(batch(of_lengths(4)))}
+        found = dict(loaded.collect() for _ in tickets)
+    assert found.keys() == tickets
+    assert not any(isinstance(results, EngineError) for results in found.values())
+
+
+def test_a_lone_sequence_is_computed_on_all_cores() -> None:
+    plain = Plain()
+    with engine(plain) as loaded:
+        for sequences in (of_lengths(7), of_lengths(7, 7), of_lengths(300)):
+            loaded.submit(batch(sequences))
+            loaded.collect()
+    assert plain.calls[0] == plain.calls[-1] == "wide"
+    assert set(plain.calls[1:-1]) == {"stream"}
+
+
+def test_a_short_lone_sequence_is_left_to_a_stream_where_all_cores_gain_nothing() -> None:
+    plain = Plain(min_wide_tokens=128)
+    with engine(plain) as loaded:
+        for seqlen in (127, 128):
+            loaded.submit(batch(of_lengths(seqlen)))
+            loaded.collect()
+    assert plain.calls == ["stream", "wide"]
+
+
+def test_nothing_is_begun_beside_it() -> None:
+    has_next, is_beside = threading.Event(), threading.Event()
+    plain = Plain()
+
+    def gate() -> None:
+        if len(plain.calls) > 1:
+            is_beside.set()
+        assert has_next.wait(20)
+        if len(plain.calls) == 1:
+            assert not is_beside.wait(0.1)
+
+    plain.gate = gate
+    with engine(plain) as loaded:
+        loaded.submit(batch(of_lengths(7)))
+        loaded.submit(batch(of_lengths(5, 200, 200)))
+        has_next.set()
+        found = [loaded.collect() for _ in range(2)]
+    assert [ticket for ticket, _ in found] == [1, 2]
+    assert not any(isinstance(results, EngineError) for _, results in found)
+    assert plain.calls[0] == "wide"
+    assert "wide" not in plain.calls[1:]
+
+
+def test_a_sequence_behind_others_is_not_lone() -> None:
+    may_end = threading.Event()
+    plain = Plain(gate=lambda: may_end.wait(20))
+    with engine(plain) as loaded:
+        loaded.submit(batch(of_lengths(200, 200)))
+        loaded.submit(batch(of_lengths(7)))
+        may_end.set()
+        loaded.collect()
+        loaded.collect()
+    assert plain.calls == ["stream"] * 3
+
+
+def test_the_engine_holds_two_batches_and_no_more() -> None:
+    may_end, is_in = threading.Event(), threading.Event()
+    with engine(Plain(gate=lambda: may_end.wait(20))) as loaded:
+        loaded.submit(batch(of_lengths(5)))
+        loaded.submit(batch(of_lengths(5)))
+
+        def third() -> None:
+            loaded.submit(batch(of_lengths(5)))
+            is_in.set()
+
+        thread = threading.Thread(target=third)
+        thread.start()
+        assert not is_in.wait(0.05)
+        may_end.set()
+        loaded.collect()
+        assert is_in.wait(20)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("planted", "kind", "message"),
+    [
+        (POISON, EngineErrorKind.FAILED, "RuntimeError: poison in two lines"),
+        (HUGE, EngineErrorKind.OUT_OF_MEMORY, "MemoryError:"),
+    ],
+)
+def test_a_batch_that_fails_fails_alone(planted: int, kind: EngineErrorKind, message: str) -> None:
+    sequences = [*of_lengths(300, 300, 300, 300), [planted] * 400]
+    with engine(Plain()) as loaded:
+        loaded.submit(batch(sequences))
+        _, failed = loaded.collect()
+        loaded.submit(batch(of_lengths(5)))
+        _, found = loaded.collect()
+    assert isinstance(failed, EngineError)
+    assert (failed.kind, str(failed)) == (kind, message)
+    assert isinstance(found, dict)
+
+
+def test_what_was_submitted_is_finished_before_the_end() -> None:
+    plain = Plain()
+    with engine(plain) as loaded:
+        loaded.submit(batch(of_lengths(200, 200)))
+        loaded.submit(batch(of_lengths(200, 200)))
+        loaded.close()
+        assert {loaded.collect()[0], loaded.collect()[0]} == {1, 2}
+    assert len(plain.calls) == 4

@@ -1,0 +1,158 @@
+"""What a warm-up measures of engines whose costs are known, under a clock of its own."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from engine.types import (
+    Batch,
+    EngineError,
+    EngineErrorKind,
+    EngineLimits,
+    ModelError,
+    ModelInfo,
+    OutputKind,
+    Results,
+    Rows,
+)
+from engine.warmup import warm_up
+
+INFO = ModelInfo(
+    name="m",
+    engine="transformers",
+    reason="asked",
+    outputs=OutputKind.POOLED | OutputKind.TOKENS,
+    dimensions=2,
+    max_seqlen=512,
+    vocab_size=10,
+    pooling="cls",
+    normalize=False,
+    dtype="float32",
+    device="cpu",
+    architecture="",
+)
+
+
+class Scripted:
+    """Streams that compute side by side, each batch for as long as `cost` says of its tokens."""
+
+    def __init__(self, cost: Callable[[int], float], **limits: float) -> None:
+        self.info = INFO
+        self.limits = EngineLimits(**{"max_num_tokens": 16_384, "max_num_seqs": 1024, "max_seqlen": 512} | limits)  # type: ignore[arg-type]
+        self.now = 0.0
+        self.sizes: list[int] = []
+        self.answer: Callable[[Batch], Results | EngineError] = lambda batch: {
+            OutputKind.POOLED: Rows(np.zeros((batch.num_seqs, 2), np.float32))
+        }
+        self._cost = cost
+        self._inside: list[Batch] = []
+
+    def submit(self, batch: Batch) -> int:
+        assert len(self._inside) < self.limits.depth
+        assert batch.num_tokens <= self.limits.max_num_tokens
+        assert batch.num_seqs <= self.limits.max_num_seqs
+        self._inside.append(batch)
+        self.sizes.append(batch.num_tokens)
+        return len(self.sizes)
+
+    def collect(self) -> tuple[int, Results | EngineError]:
+        batch = self._inside.pop()
+        if not self._inside:
+            self.now += self._cost(batch.num_tokens)
+        return len(self._inside), self.answer(batch)
+
+    def close(self) -> None: ...
+
+
+def warmed(monkeypatch: pytest.MonkeyPatch, engine: Scripted) -> EngineLimits:
+    monkeypatch.setattr("engine.warmup.time.perf_counter", lambda: engine.now)
+    return warm_up(engine)
+
+
+def linear(fixed_seconds: float, tokens_per_second: float) -> Callable[[int], float]:
+    return lambda num_tokens: fixed_seconds + num_tokens / tokens_per_second
+
+
+def test_the_target_is_where_larger_batches_gain_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 ms a batch and 40,000 tokens/s: 2,048 tokens have 0.944 of that, 4,096 have 0.972, 1,024 have 0.895."""
+    engine = Scripted(linear(0.003, 40_000))
+    limits = warmed(monkeypatch, engine)
+    assert limits.target_num_tokens == 2048
+    assert limits.tokens_per_second == pytest.approx(2048 / 0.0542)
+    assert engine.now <= 0.7
+
+
+def test_batches_that_only_grow_slower_are_left_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU whose caches are full."""
+    engine = Scripted(lambda num_tokens: num_tokens / 20_000 * (1 if num_tokens <= 512 else 1.2))
+    limits = warmed(monkeypatch, engine)
+    assert limits.target_num_tokens == 512
+    assert limits.tokens_per_second == pytest.approx(20_000)
+
+
+def test_costs_that_come_in_steps_have_their_target_at_the_end_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU that takes as long for one token as for 1,024."""
+    engine = Scripted(lambda num_tokens: 0.006 * math.ceil(num_tokens / 1024), max_batch_seconds=0.025)
+    assert warmed(monkeypatch, engine).target_num_tokens == 1024
+
+
+def test_where_more_may_be_gained_no_target_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that a batch may take then bounds it, or the engine's own limit."""
+    engine = Scripted(linear(0.02, 100_000))
+    limits = warmed(monkeypatch, engine)
+    assert limits.target_num_tokens == 0
+    assert limits.tokens_per_second == pytest.approx(max(size / engine._cost(size) for size in engine.sizes))
+
+
+def test_no_batch_is_longer_than_the_engine_would_ever_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted(linear(0, 100_000), max_batch_seconds=0.025)
+    warmed(monkeypatch, engine)
+    assert max(engine.sizes) == 2048
+
+
+@pytest.mark.parametrize("limit", [{"max_num_tokens": 1024}, {"max_num_seqs": 16}])
+def test_sizes_keep_to_the_limits(limit: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted(linear(0, 1e6), **limit)
+    assert warmed(monkeypatch, engine).target_num_tokens == 512
+    assert max(engine.sizes) == 1024
+
+
+@pytest.mark.parametrize("tokens_per_second", [60.0, 300.0, 1000.0])
+def test_a_slow_engine_is_not_measured_for_long(tokens_per_second: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted(linear(0.1, tokens_per_second))
+    limits = warmed(monkeypatch, engine)
+    assert limits.target_num_tokens == 0
+    assert limits.tokens_per_second == pytest.approx(128 / (0.1 + 128 / tokens_per_second))
+    assert max(engine.sizes) == 128
+
+
+def test_all_streams_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted(linear(0, 10_000), streams=3, depth=4)
+    assert warmed(monkeypatch, engine).tokens_per_second == pytest.approx(10_000)
+    assert engine.sizes[:6] == [27] * 6
+
+
+def test_a_known_target_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Scripted(linear(0, 10_000), target_num_tokens=300)
+    limits = warmed(monkeypatch, engine)
+    assert (limits.target_num_tokens, len(engine.sizes)) == (300, 3)
+    assert limits.tokens_per_second == pytest.approx(10_000)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (EngineError(EngineErrorKind.FAILED, "as told"), "as told"),
+        ({OutputKind.POOLED: Rows(np.zeros((9, 2), np.float32))}, "shape"),
+        ({OutputKind.POOLED: Rows(np.full((4, 2), np.nan, np.float32))}, "not finite"),
+    ],
+)
+def test_an_engine_that_is_not_right_is_refused(
+    answer: Results | EngineError, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Scripted(linear(0.001, 10_000))
+    engine.answer = lambda _: answer
+    with pytest.raises(ModelError, match=why):
+        warmed(monkeypatch, engine)

@@ -1,0 +1,65 @@
+"""The size of weights, from headers alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.types import ModelError
+from engine.weights import Weights, weights_of
+
+
+def write(file: Path, **tensors: tuple[str, list[int], int]) -> None:
+    """A safetensors file: dtype, shape and size in bytes of each tensor."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + size]}
+        begin += size
+    encoded = json.dumps(header).encode()
+    file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(begin))
+
+
+def test_one_file(tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", a=("F32", [2, 3], 24), b=("BF16", [5], 10), c=("F32", [], 4))
+
+    assert weights_of(tmp_path) == Weights(38, {"F32": 7, "BF16": 5})
+
+
+def test_several_files(tmp_path: Path) -> None:
+    write(tmp_path / "one.safetensors", a=("F16", [4], 8))
+    write(tmp_path / "two.safetensors", b=("F16", [6], 12))
+    write(tmp_path / "other.safetensors", c=("F16", [100], 200))
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "b2": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert weights_of(tmp_path) == Weights(20, {"F16": 10})
+
+
+def test_the_packaged_minilm(minilm_folder: Path) -> None:
+    weights = weights_of(minilm_folder)
+
+    assert weights.num_parameters["F32"] == 22_713_216
+    assert 0 < (minilm_folder / "model.safetensors").stat().st_size - weights.num_bytes < 100_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"short",
+        (1 << 62).to_bytes(8, "little"),
+        (3).to_bytes(8, "little") + b"[1]",
+        (8).to_bytes(8, "little") + b'{"a": 1}',
+        (9).to_bytes(8, "little") + b'{"a": {}}',
+    ],
+)
+def test_what_is_no_such_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match="is not a safetensors file"):
+        weights_of(tmp_path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is not a safetensors file"):
+        weights_of(tmp_path)

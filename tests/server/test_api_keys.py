@@ -1,0 +1,79 @@
+"""API keys from flags and files: names and digests, and refusals that never show a key."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from server.api_keys import api_keys
+from server.auth import ApiKey
+from server.flag import SettingsError
+
+
+def key(name: str, text: str) -> ApiKey:
+    return ApiKey(name, hashlib.sha256(text.encode()).digest())
+
+
+def test_no_keys() -> None:
+    assert api_keys((), None) == []
+
+
+def test_keys_of_flags_are_numbered() -> None:
+    assert api_keys(("first", "se:cond="), None) == [key("key-1", "first"), key("key-2", "se:cond=")]
+
+
+def test_a_file_names_its_keys(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"hidden").hexdigest()
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\n\nteam-a:open\n  team.b: sha256={digest.upper()} \r\nplain\nsha256={'0' * 64}\n")
+
+    assert api_keys(("flag",), str(file)) == [
+        key("key-1", "flag"),
+        key("team-a", "open"),
+        key("team.b", "hidden"),
+        key("line-5", "plain"),
+        ApiKey("line-6", bytes(32)),
+    ]
+
+
+@pytest.mark.parametrize("given", ["", " ", "two words", "naïve", "tab\tbed", "line\nbreak"])
+def test_what_no_header_can_carry_is_no_key(given: str) -> None:
+    with pytest.raises(SettingsError, match=r"^--api-key: ") as refused:
+        api_keys(("good", given), None)
+    assert not given.strip() or given not in str(refused.value)
+
+
+def test_the_same_key_twice() -> None:
+    with pytest.raises(SettingsError, match=r"^--api-key: the same key is given twice$"):
+        api_keys(("sesame", "sesame"), None)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "has no key"),
+        ("# nothing\n\n", "has no key"),
+        ("good\nbad name:sesame", "line 2"),
+        (":sesame", "line 1"),
+        ("name:", "line 1"),
+        ("name:sha256=sesame", "line 1"),
+        ("name:sesame1\nname:sesame2", "line 2: the name"),
+        ("a:sesame\nb:sesame", "twice"),
+        (b"\xff\xfe", "UTF-8"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, content: str | bytes, words: str) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(SettingsError, match=r"^--api-key-file") as refused:
+        api_keys((), str(file))
+
+    assert words in str(refused.value)
+    assert "sesame" not in str(refused.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path in tmp_path / "none", tmp_path:
+        with pytest.raises(SettingsError, match="--api-key-file can't be read"):
+            api_keys((), str(path))

@@ -1,0 +1,114 @@
+"""Every route asks for a key but those that are named open, whatever a path is written like."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from server import auth
+from server.auth import HEALTH_PATHS, ApiKey, Keys, digest
+from server.errors import Unauthorized
+from server.routes import ROUTES
+from tests.server.edge import Called, Edge, call
+
+KEYS = [ApiKey("first", digest(b"key-1")), ApiKey("second", digest(b"key-2"))]
+OPEN = HEALTH_PATHS | {"/metrics"}
+
+
+def ask(method: str, path: str, headers: dict[str, str] | None = None, *, metrics_need_a_key: bool = False) -> Called:
+    async def run() -> Called:
+        edge = Edge(keys=KEYS, metrics_need_a_key=metrics_need_a_key)
+        return await call(edge.app, method, path, b"{}", headers)
+
+    return asyncio.run(run())
+
+
+def every_route() -> list[tuple[str, str]]:
+    """Method and path of all that this server answers."""
+
+    async def slow() -> list[tuple[str, str]]:
+        routes: list[Any] = Edge().app.slow_routes
+        return [(method, route.path) for route in routes for method in route.methods]
+
+    return sorted({*asyncio.run(slow()), *(("POST", route.path) for route in ROUTES)})
+
+
+def test_there_are_routes_of_both_kinds() -> None:
+    assert {("POST", "/v1/embeddings"), ("GET", "/info"), ("GET", "/openapi.json")} <= set(every_route())
+
+
+@pytest.mark.parametrize(("method", "path"), every_route())
+def test_each_route_asks_for_a_key_unless_it_is_named_open(method: str, path: str) -> None:
+    is_open = path in OPEN or (path == "/" and method in ("GET", "HEAD"))
+
+    assert (ask(method, path).status == 401) is not is_open
+    assert (ask(method, path, {"authorization": "Bearer key-3"}).status == 401) is not is_open
+    assert ask(method, path, {"authorization": "Bearer key-2"}).status != 401
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize(
+    "path",
+    ["//v1/embeddings", "/V1/embeddings", "/v1/embeddings/", "/v1", "/none", "/health/", "/health/../info", "//health"],
+)
+def test_what_is_not_known_asks_for_a_key_before_it_says_so(method: str, path: str) -> None:
+    assert ask(method, path).status == 401
+    assert ask(method, path, {"host": "localhost/health"}).status == 401
+
+
+def test_the_metrics_may_be_closed_too() -> None:
+    assert ask("GET", "/metrics").status == 200
+    assert ask("GET", "/metrics", metrics_need_a_key=True).status == 401
+    assert ask("GET", "/metrics", {"x-api-key": "key-1"}, metrics_need_a_key=True).status == 200
+    assert ask("GET", "/livez", metrics_need_a_key=True).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer key-1"},
+        {"authorization": "bearer key-1"},
+        {"authorization": "Api-Key key-1"},
+        {"authorization": "key-1"},
+        {"x-api-key": "key-1"},
+        {"api-key": "key-1"},
+    ],
+    ids=str,
+)
+def test_a_key_may_be_given_as_clients_give_it(headers: dict[str, str]) -> None:
+    raw = {name.encode(): value.encode() for name, value in headers.items()}
+    assert Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", raw) == "first"
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"Bearer", b"Bearer ", b"key-1 ", b"Bearer key-1, key-2", b"Basic key-1", b"\xff"]
+)
+def test_what_is_no_key_is_refused(value: bytes) -> None:
+    with pytest.raises(Unauthorized) as refused:
+        Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", {b"authorization": value})
+    assert "key-1" not in refused.value.message
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare_digest(given: bytes, kept: bytes) -> bool:
+        compared.append((given, kept))
+        return given == kept
+
+    monkeypatch.setattr(auth.hmac, "compare_digest", compare_digest)
+    Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", {b"x-api-key": b"key-1"})
+
+    assert compared == [(digest(b"key-1"), key.digest) for key in KEYS]  # the second too, although the first fits
+
+
+def test_without_keys_nobody_is_asked() -> None:
+    assert Keys([], metrics_need_a_key=True).check("POST", "/v1/embeddings", {}) == ""
+
+
+def test_the_refusal_is_an_error_like_others() -> None:
+    called = ask("POST", "/v1/embeddings")
+
+    assert called.error()["code"] == "invalid_api_key"
+    assert called.headers["www-authenticate"] == "Bearer"
+    assert called.headers["x-request-id"]

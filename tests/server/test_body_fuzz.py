@@ -1,0 +1,163 @@
+"""Whatever comes as a body is decoded or refused, on every route, and no refusal repeats a part of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.dialects import openai, tei_bodies, tei_tokens
+from server.errors import ErrorShape, RequestError, openai_answer, tei_answer
+from server.pipeline import EmbedRequest
+from server.request_headers import Wishes
+from server.routes import ROUTES
+from server.tokens import DecodeRequest, TokenizeRequest
+from tests.server.edge import one_model
+
+LONGEST_ECHO = 7  # characters in a row that may be the same by chance
+
+# none of our own messages is written with these
+secrets = st.text("QXZJ 0123456789日本語🙂é\n\t\0\\\"'{}[]", min_size=LONGEST_ECHO + 1, max_size=30)
+numbers = st.one_of(st.integers(), st.floats(allow_nan=True, allow_infinity=True), st.integers(10**20, 10**40))
+leaves = st.one_of(secrets, secrets, numbers, st.booleans(), st.none())
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(secrets, inner, max_size=3))
+ids = st.lists(st.integers(-5, 200), min_size=1, max_size=5)
+inputs = st.one_of(secrets, st.lists(secrets, max_size=6), ids, st.lists(ids, max_size=6), values)
+dimensions = st.integers(-2, 20) | values
+booleans = st.booleans() | values
+how = {
+    "truncate": booleans,
+    "truncation_direction": st.sampled_from(["left", "Left", "right", "Right"]) | values,
+    "prompt_name": secrets | values,
+}
+similar = st.fixed_dictionaries(
+    {"source_sentence": secrets | values, "sentences": st.lists(secrets, max_size=6) | values}
+)
+parameters = st.fixed_dictionaries({}, optional=how) | values
+
+
+@dataclass(frozen=True)
+class Case:
+    """A route's decoder, and bodies that it might take."""
+
+    decode: Callable[..., object]
+    shape: ErrorShape
+    required: dict[str, st.SearchStrategy[Any]]
+    optional: dict[str, st.SearchStrategy[Any]] = field(default_factory=dict)
+
+    @property
+    def bodies(self) -> st.SearchStrategy[Any]:
+        return st.one_of(st.fixed_dictionaries(self.required, optional={"model": secrets, **self.optional}), values)
+
+    @property
+    def names(self) -> set[str]:
+        """Fields, which a refusal may name."""
+        return {"model", "source_sentence", "sentences", "parameters", *self.required, *self.optional, *how}
+
+
+EMBED = {"normalize": booleans, "dimensions": dimensions, **how}
+OPENAI = Case(
+    openai.decode,
+    openai_answer,
+    {"input": inputs},
+    {
+        "encoding_format": st.sampled_from(["float", "base64", "bytes"]) | values,
+        "dimensions": dimensions,
+        "user": secrets | values,
+        "prompt_name": secrets | values,
+    },
+)
+ANY = Case(tei_bodies.decode_any, tei_answer, {"inputs": inputs | similar}, {"parameters": parameters, **EMBED})
+CASES = {
+    "/v1/embeddings": OPENAI,
+    "/embeddings": OPENAI,
+    "/embed": Case(tei_bodies.decode_embed, tei_answer, {"inputs": inputs}, EMBED),
+    "/embed_all": Case(tei_bodies.decode_embed_all, tei_answer, {"inputs": inputs}, how),
+    "/similarity": Case(tei_bodies.decode_similarity, tei_answer, {"inputs": similar}, {"parameters": parameters}),
+    "/": ANY,
+    "/invocations": ANY,
+    "/tokenize": Case(
+        tei_tokens.decode_tokenize,
+        tei_answer,
+        {"inputs": inputs},
+        {"add_special_tokens": booleans, "prompt_name": secrets | values},
+    ),
+    "/decode": Case(tei_tokens.decode_decode, tei_answer, {"ids": inputs}, {"skip_special_tokens": booleans}),
+}
+
+WAYS = ("cut", "drop", "double", "flip", "insert")
+
+
+@st.composite
+def mutated(draw: st.DrawFn, body: bytes) -> bytes:
+    """The body with up to three bytes or stretches of it changed."""
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(body)))
+        match draw(st.sampled_from(WAYS)):
+            case "cut":
+                body = body[:at]
+            case "drop":
+                body = body[:at] + body[at + draw(st.integers(1, 5)) :]
+            case "double":
+                body = body[:at] + body[max(0, at - 10) : at] + body[at:]
+            case "flip":
+                body = body[:at] + bytes([draw(st.integers(0, 255))]) + body[at + 1 :]
+            case "insert":
+                body = (
+                    body[:at] + draw(st.sampled_from([b'"', b"\\", b"[", b"{", b",", b"1e999", b"\\ud800"])) + body[at:]
+                )
+    return body
+
+
+def texts_in(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [text for key, inner in value.items() for text in [key, *texts_in(inner)]]
+    if isinstance(value, list):
+        return [text for inner in value for text in texts_in(inner)]
+    return [str(value)]
+
+
+def is_echoed(text: str, message: str) -> bool:
+    stretch = LONGEST_ECHO + 1
+    return any(text[at : at + stretch] in message for at in range(len(text) - stretch + 1))
+
+
+@pytest.mark.parametrize("path", sorted(CASES.keys() - {"/embeddings", "/invocations"}))  # they are the same twice
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_body_is_decoded_or_refused_without_an_echo(path: str, data: st.DataObject) -> None:
+    case = CASES[path]
+    value = data.draw(case.bodies)
+    body = data.draw(mutated(json.dumps(value, ensure_ascii=data.draw(st.booleans())).encode()))
+    try:
+        decoded = case.decode(body, Wishes(), one_model(), max_items=4)
+    except RequestError as error:
+        said = case.shape(error).body.decode()
+        assert [text for text in texts_in(value) if text not in case.names and is_echoed(text, said)] == []
+    else:
+        check(decoded[0] if isinstance(decoded, tuple) else decoded)
+
+
+def check(request: object) -> None:
+    """There is something to do."""
+    if isinstance(request, EmbedRequest):
+        assert (request.texts is None) != (request.token_ids is None)
+        assert request.num_items >= 1
+    elif isinstance(request, TokenizeRequest):
+        assert request.texts
+        assert all(request.texts)
+    else:
+        assert isinstance(request, DecodeRequest)
+        assert request.token_ids
+
+
+def test_every_route_is_tried() -> None:
+    assert CASES.keys() == {route.path for route in ROUTES}
+
+
+def test_an_echo_would_be_seen() -> None:
+    assert is_echoed("QXZJ0123456789", 'input[0]: "XZJ01234" is not valid')
+    assert not is_echoed("QXZJ0123456789", "input[0]: expected `str`, got `int`")

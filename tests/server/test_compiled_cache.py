@@ -1,0 +1,37 @@
+"""Where compiled models are kept: as asked, or by the XDG specification, or nowhere."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from server.compiled_cache import cache_folder
+from server.flag import SettingsError
+
+
+def test_the_default_is_the_users_cache(tmp_path: Path) -> None:
+    assert cache_folder(None, {"HOME": str(tmp_path)}) == str(tmp_path / ".cache" / "embedline")
+    xdg = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "xdg")}
+    assert cache_folder(None, xdg) == str(tmp_path / "xdg" / "embedline")
+    assert cache_folder(None, {**xdg, "XDG_CACHE_HOME": "relative"}) == str(tmp_path / ".cache" / "embedline")
+    assert (tmp_path / "xdg" / "embedline").stat().st_mode & 0o777 == 0o700
+
+
+def test_as_asked(tmp_path: Path) -> None:
+    asked = tmp_path / "a" / "b"
+    assert cache_folder(str(asked), {}) == str(asked)
+    assert list(asked.iterdir()) == []
+    assert cache_folder("off", {}) is None
+
+
+def test_one_that_was_asked_for_must_be_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match="--compiled-cache can't be written to"):
+        cache_folder(str(tmp_path / "file"), {})
+
+
+def test_a_default_that_is_not_writable_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING):
+        assert cache_folder(None, {"HOME": str(tmp_path / "file")}) is None
+    assert "no cache of compiled models" in caplog.text

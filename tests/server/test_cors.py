@@ -1,0 +1,51 @@
+"""Which pages a browser lets ask."""
+
+import json
+
+import pytest
+
+from server.asgi import Receive, Scope, Send
+from server.auth import ApiKey, digest
+from server.cors import with_cors
+from tests.server.edge import Edge, call
+
+ORIGIN = "https://page.example"
+PREFLIGHT = {
+    "origin": ORIGIN,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
+
+
+def test_off_unless_asked_for() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError
+
+    assert with_cors(app, []) is app
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("origins", "allowed"), [([ORIGIN], ORIGIN), (["*"], "*"), (["https://other.example"], None)])
+async def test_a_browser_asks_first_and_needs_no_key_for_that(origins: list[str], allowed: str | None) -> None:
+    app = with_cors(Edge(keys=[ApiKey("team", digest(b"sesame"))]).app, origins)
+
+    preflight = await call(app, "OPTIONS", "/v1/embeddings", headers=PREFLIGHT)
+
+    assert preflight.headers.get("access-control-allow-origin") == allowed
+    assert preflight.status == (200 if allowed else 400)
+    if allowed:
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+
+
+@pytest.mark.asyncio
+async def test_answers_and_errors_can_be_read_by_the_page() -> None:
+    app = with_cors(Edge(keys=[ApiKey("team", digest(b"sesame"))]).app, [ORIGIN])
+    body = json.dumps({"input": "a", "model": "m"}).encode()
+
+    answered = await call(app, "POST", "/v1/embeddings", body, {"origin": ORIGIN, "authorization": "Bearer sesame"})
+    refused = await call(app, "POST", "/v1/embeddings", body, {"origin": ORIGIN})
+
+    assert (answered.status, refused.status) == (200, 401)
+    for answer in answered, refused:
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        assert "x-embedline-shape" in answer.headers["access-control-expose-headers"]

@@ -1,0 +1,89 @@
+"""A request's own deadline, on every route that takes one."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from server.asgi import Message
+from server.routes import ROUTES
+from tests.server.edge import Called, Edge, call
+
+BODIES = {"/v1/embeddings": b'{"input":"a"}', "/embeddings": b'{"input":"a"}', "/decode": b'{"ids":[5]}'}
+BODIES["/similarity"] = b'{"inputs":{"source_sentence":"a","sentences":["b"]}}'
+PATHS = [route.path for route in ROUTES]
+
+
+def body_of(path: str) -> bytes:
+    return BODIES.get(path, b'{"inputs":"a"}')
+
+
+def past() -> str:
+    return str(int(1000 * time.time()) - 1000)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["request-timeout-ms", "x-request-timeout-ms", "request-deadline-ms"])
+def test_a_deadline_that_passes_is_504_in_the_routes_own_shape(path: str, name: str) -> None:
+    async def run() -> tuple[Called, int]:
+        edge = Edge()
+        edge.tokenizers.gate = asyncio.Event()  # never set
+        called = await call(edge.app, "POST", path, body_of(path), {name: past() if "deadline" in name else "5"})
+        return called, len(edge.managers.submitted) + int(edge.page.admitted_tokens.sum())
+
+    called, num_left = asyncio.run(run())
+    assert called.status == 504
+    error = json.loads(called.body)
+    if path in ("/v1/embeddings", "/embeddings"):
+        assert called.error()["code"] == "deadline_exceeded"
+    else:
+        assert (set(error), error["error_type"]) == ({"error", "error_type"}, "Overloaded")
+    assert num_left == 0  # what waited for a tokenizer never comes to an engine
+    assert "retry-after" not in called.headers
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nonsense_in_a_header_is_refused_on_every_route(path: str) -> None:
+    async def run() -> list[int]:
+        names = ("request-timeout-ms", "x-request-timeout-ms", "request-deadline-ms", "x-embedline-class")
+        return [(await call(Edge().app, "POST", path, body_of(path), {name: "soon"})).status for name in names]
+
+    assert set(asyncio.run(run())) <= {400, 422}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_in_time(path: str) -> None:
+    async def run() -> Called:
+        return await call(Edge().app, "POST", path, body_of(path), {"request-timeout-ms": "60000"})
+
+    assert asyncio.run(run()).status == 200
+
+
+def test_receiving_the_body_is_not_interrupted() -> None:
+    """What has passed by then shows when the body is there."""
+
+    async def run() -> tuple[int, bool]:
+        edge = Edge()
+        edge.tokenizers.gate = asyncio.Event()
+        was_read = False
+
+        async def pieces() -> AsyncIterator[Message]:
+            nonlocal was_read
+            yield {"type": "http.request", "body": b'{"input":', "more_body": True}
+            await asyncio.sleep(0.02)  # the deadline is over
+            was_read = True
+            yield {"type": "http.request", "body": b'"a"}', "more_body": False}
+
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [(b"request-timeout-ms", b"1")]}
+        body = pieces()
+        await edge.app(scope, lambda: anext(body), send)
+        return sent[0]["status"], was_read
+
+    assert asyncio.run(run()) == (504, True)

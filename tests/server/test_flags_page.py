@@ -1,0 +1,13 @@
+"""docs/flags.md is what the source says."""
+
+from server import flags_page
+from tests.documents import ROOT, flags_in, flags_of_serve
+
+
+def test_the_page_is_up_to_date() -> None:
+    """Where it is not: `python -m server.flags_page > docs/flags.md`."""
+    assert (ROOT / "docs" / "flags.md").read_text() == flags_page.page()
+
+
+def test_the_page_has_every_flag() -> None:
+    assert flags_in(flags_page.page()) | {"--help"} == {flag for flag in flags_of_serve() if flag.startswith("--")}

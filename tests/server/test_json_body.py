@@ -1,0 +1,67 @@
+"""Bodies that are valid JSON and yet too deep."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.dialects.json_body import parse_body
+from server.errors import MalformedBody
+
+
+class Inner(msgspec.Struct):
+    text: str | None = None
+
+
+class Body(msgspec.Struct):
+    text: str
+    inner: Inner | None = None
+
+
+DECODER = msgspec.json.Decoder(Body)
+
+
+def body(other: Any) -> bytes:
+    return json.dumps({"text": "a", "other": other}).encode()
+
+
+def nested(depth: int, *, kind: str) -> Any:
+    """Lists, objects, or both in turn."""
+    value: Any = 5
+    for level in range(depth):
+        value = [value] if kind == "lists" or (kind == "both" and level % 2) else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("kind", ["lists", "objects", "both"])
+def test_a_field_that_is_passed_over_may_be_nested_64_levels_deep_with_the_body(kind: str) -> None:
+    assert parse_body(DECODER, body(nested(63, kind=kind))).text == "a"
+    for depth in (64, 65, 400, 100_000):
+        deep = b'{"text":"a","other":' + b"[" * depth + b"]" * depth + b"}"
+        with pytest.raises(MalformedBody):
+            parse_body(DECODER, deep if depth > 400 else body(nested(depth, kind=kind)))
+
+
+def test_so_it_is_in_an_object_that_is_known() -> None:
+    inner = {"text": "b", "other": nested(62, kind="lists")}
+
+    assert parse_body(DECODER, json.dumps({"text": "a", "inner": inner}).encode()).inner == Inner("b")
+    inner["other"] = nested(63, kind="lists")
+    with pytest.raises(MalformedBody):
+        parse_body(DECODER, json.dumps({"text": "a", "inner": inner}).encode())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "[" * 1000,
+        ["{[" * 100, '"' + "[" * 100, "\\" + "[" * 100 + "\\"],
+        [[] for _ in range(1000)],
+        [{"a": [[]], "b": "]"}] * 1000,
+        {"[" * 100: "{" * 100},
+    ],
+    ids=["text", "quotes and backslashes", "many beside each other", "objects", "names"],
+)
+def test_brackets_in_texts_and_beside_each_other_are_no_levels(other: Any) -> None:
+    assert parse_body(DECODER, body(other)).text == "a"

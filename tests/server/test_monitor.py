@@ -1,0 +1,34 @@
+"""The supervisor's own page: health for everybody, metrics for whoever may see them."""
+
+import pytest
+
+from server.auth import ApiKey, Keys, digest
+from server.monitor import make_monitor
+from tests.server.edge import call
+
+pytestmark = pytest.mark.asyncio
+KEYS = [ApiKey("team", digest(b"sesame"))]
+
+
+@pytest.mark.parametrize(
+    ("needs_key", "given", "status"), [(False, None, 200), (True, None, 401), (True, "sesame", 200)]
+)
+async def test_metrics(needs_key: bool, given: str | None, status: int) -> None:
+    page = make_monitor(lambda: "up 1\n", lambda: None, Keys(KEYS, metrics_need_a_key=needs_key))
+    headers = {"authorization": f"Bearer {given}"} if given else {}
+
+    answer = await call(page, "GET", "/metrics", headers=headers)
+
+    assert answer.status == status
+    assert (answer.body == b"up 1\n") == (status == 200)
+    if status == 401:
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert answer.error()["code"] == "invalid_api_key"
+
+
+async def test_health_needs_no_key() -> None:
+    page = make_monitor(lambda: "", lambda: "no engine is ready", Keys(KEYS, metrics_need_a_key=True))
+
+    assert (await call(page, "GET", "/livez")).status == 200
+    ready = await call(page, "GET", "/readyz")
+    assert (ready.status, ready.body) == (503, b"no engine is ready")

@@ -1,0 +1,220 @@
+"""What is counted of a request: how it ended, where its time went, and never a label that a client chose."""
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from server.errors import Overloaded, RequestError
+from server.metrics import Registry
+from server.observer import REASONS, Observer
+from server.trace import Trace
+from tests.server.edge import Edge, call
+from wire.metrics import POWERS, Recorder
+
+PATH = "/v1/embeddings"
+
+
+def drained(*traces: Trace) -> dict[str, Any]:
+    recorder = Recorder()
+    observer = Observer(recorder)
+    for trace in traces:
+        observer.finished(trace)
+    return recorder.drain()
+
+
+def counts(of: dict[str, Any]) -> dict[tuple[str, ...], float]:
+    return {tuple(key): value for *key, value in of["counts"]}
+
+
+def sums(of: dict[str, Any]) -> dict[tuple[str, ...], tuple[int, float]]:
+    """Of each histogram, how many values and their sum."""
+    return {tuple(key): (sum(cells[:-1]), cells[-1]) for *key, cells in of["histograms"]}
+
+
+def with_edge(test: Callable[[Edge], Awaitable[Any]], **options: Any) -> dict[str, Any]:
+    async def run() -> dict[str, Any]:
+        edge = Edge(**options)
+        await test(edge)
+        return edge.metrics.drain()
+
+    return asyncio.run(run())
+
+
+def answered_trace(**changes: Any) -> Trace:
+    fields: dict[str, Any] = {
+        "route": PATH,
+        "status": 200,
+        "stage": "respond",
+        "model": "m",
+        "request_class": "bulk",
+        "encoding": "base64",
+        "num_items": 3,
+        "num_tokens": 12,
+        "seqlens": [4, 1, 7],
+        "num_truncated": 1,
+        "num_body_bytes": 100,
+        "num_bytes": 5000,
+        "read_seconds": 0.01,
+        "tokenize_seconds": 0.02,
+        "queue_seconds": 0.03,
+        "compute_seconds": 0.04,
+        "respond_seconds": 0.05,
+        "total_seconds": 0.2,
+    }
+    return Trace(**{**fields, **changes})
+
+
+def test_an_answered_request() -> None:
+    of = drained(answered_trace(), answered_trace(is_single=True, num_items=1, seqlens=[12]))
+
+    assert counts(of) == {
+        ("embedline_requests_total", PATH, "bulk", "200"): 2,
+        ("embedline_request_bytes_total",): 200,
+        ("embedline_response_bytes_total", "base64"): 10_000,
+        ("te_requests", "batch", "ok"): 1,
+        ("te_requests", "single", "ok"): 1,
+        ("embedline_inputs_total", "m"): 4,
+        ("embedline_input_tokens_total", "m"): 24,
+        ("embedline_truncated_inputs_total", "m"): 2,
+    }
+    assert sums(of) == {
+        ("embedline_request_duration_seconds", PATH): (2, 0.4),
+        ("te_duration",): (2, 0.4),
+        ("embedline_stage_duration_seconds", "read"): (2, 0.02),
+        ("embedline_stage_duration_seconds", "tokenize"): (2, 0.04),
+        ("embedline_stage_duration_seconds", "queue"): (2, 0.06),
+        ("embedline_stage_duration_seconds", "compute"): (2, 0.08),
+        ("embedline_stage_duration_seconds", "respond"): (2, 0.1),
+        ("embedline_input_length_tokens", "m"): (4, 24),
+    }
+    lengths = next(cells for name, *_, cells in of["histograms"] if name == "embedline_input_length_tokens")
+    assert len(lengths) == len(POWERS) + 2
+
+
+def test_a_request_that_was_refused_early() -> None:
+    trace = Trace(route=PATH, status=429, error="Overloaded", reason="wait", num_bytes=90, read_seconds=0.01)
+    of = drained(trace)
+
+    assert counts(of) == {
+        ("embedline_requests_total", PATH, "none", "429"): 1,
+        ("embedline_response_bytes_total", "other"): 90,
+        ("embedline_rejected_total", "wait"): 1,
+    }
+    assert set(sums(of)) == {
+        ("embedline_request_duration_seconds", PATH),
+        ("embedline_stage_duration_seconds", "read"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "reason"),
+    [
+        (400, "InvalidRequest", "invalid"),
+        (401, "Unauthorized", "unauthorized"),
+        (413, "PayloadTooLarge", "payload"),
+        (503, "NotReady", "not_ready"),
+        (504, "DeadlineExceeded", "deadline"),
+        (404, "", "route"),
+        (405, "", "method"),
+        (503, "", None),  # a health route that says no: nothing was rejected
+    ],
+)
+def test_rejected_by_reason(status: int, error: str, reason: str | None) -> None:
+    rejected = {key[1] for key in counts(drained(Trace(route="other", status=status, error=error))) if "rej" in key[0]}
+
+    assert rejected == ({reason} if reason else set())
+
+
+def test_each_error_has_a_reason() -> None:
+    errors = {error.__name__ for error in RequestError.__subclasses__() if error is not Overloaded}
+
+    assert errors == set(REASONS)
+    assert len(set(REASONS.values())) == len(REASONS)
+
+
+def test_overload_says_of_what() -> None:
+    async def too_many(edge: Edge) -> None:
+        with edge.admission.open_request():
+            await call(edge.app, "POST", PATH, b'{"input":"x"}')
+
+    async def too_long_a_wait(edge: Edge) -> None:
+        edge.page.tokens_per_second[:] = 1
+        edge.page.queued_tokens[:] = 100
+        await call(edge.app, "POST", PATH, b'{"input":"x"}')
+
+    assert counts(with_edge(too_many, max_requests=1))["embedline_rejected_total", "concurrency"] == 1
+    assert counts(with_edge(too_long_a_wait))["embedline_rejected_total", "wait"] == 1
+
+
+def test_a_client_that_left_by_stage() -> None:
+    async def leaves(edge: Edge) -> None:
+        edge.managers.gate = asyncio.Event()
+        waiting = asyncio.create_task(call(edge.app, "POST", PATH, b'{"input":"gone"}'))
+        await edge.managers.arrivals.get()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    counted = counts(with_edge(leaves))
+    assert counted["embedline_cancelled_total", "queue"] == 1
+    assert counted["embedline_requests_total", PATH, "interactive", "499"] == 1
+    assert counted["te_requests", "single", "error"] == 1
+
+
+def test_the_way_through_the_edge() -> None:
+    async def two(edge: Edge) -> None:
+        await call(edge.app, "POST", PATH, b'{"input":["ab","abcd"],"encoding_format":"base64"}')
+
+    of = with_edge(two)
+    assert counts(of)["embedline_request_bytes_total",] == len(b'{"input":["ab","abcd"],"encoding_format":"base64"}')
+    assert counts(of)["embedline_response_bytes_total", "base64"] > 80
+    assert counts(of)["te_requests", "batch", "ok"] == 1
+    assert sums(of)["embedline_input_length_tokens", "the-model"] == (2, 6)
+    for stage in ("read", "tokenize", "respond"):
+        assert sums(of)["embedline_stage_duration_seconds", stage][0] == 1
+
+
+def test_each_request_is_told_once_to_the_log() -> None:
+    told: list[Trace] = []
+    observer = Observer(Recorder(), log=told.append)
+    traces = [answered_trace(), Trace(route="other", status=404), Trace(route=PATH, status=499)]
+    for trace in traces:
+        observer.finished(trace)
+
+    assert told == traces
+
+
+def series(registry: Registry) -> set[str]:
+    return {line.rpartition(" ")[0] for line in registry.text().splitlines() if not line.startswith("#")}
+
+
+def test_a_thousand_strange_requests_add_no_series() -> None:
+    """Paths, methods, models and formats that clients choose are no labels."""
+    rng = random.Random(1)
+
+    def strange(index: int) -> tuple[str, str, bytes]:
+        word = "".join(rng.choices("abcdefgh/%.", k=8)) + str(index)
+        if index % 3 == 0:
+            return rng.choice(["GET", "POST", "DELETE", "PUT"]), f"/{word}", b""
+        body = {"input": "x", "model": word, "user": word}
+        if index % 3 == 1:
+            body["encoding_format"] = word
+        return "POST", PATH, json.dumps(body).encode()
+
+    async def test() -> tuple[set[str], set[str]]:
+        edge, registry = Edge(), Registry([])
+        requests = [strange(index) for index in range(1000)]
+        for few in (requests[:50], requests[50:]):
+            before = series(registry)
+            for method, path, body in few:
+                await call(edge.app, method, path, body)
+            registry.absorb(edge.metrics.drain())
+        return before, series(registry)
+
+    before, after = asyncio.run(test())
+    assert after == before
+    assert any('route="other"' in name for name in after)
+    assert any('reason="method"' in name or 'reason="route"' in name for name in after)

@@ -1,0 +1,297 @@
+"""The request log: what a line says, what it never says, and that no reader can hold up the event loop."""
+
+import asyncio
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.observer import Observer
+from server.request_log import Logged, RequestLog
+from server.trace import Trace
+from tests.server.edge import Edge, call
+from wire.metrics import Recorder
+
+PATH = "/v1/embeddings"
+DROPPED = "embedline_log_lines_dropped_total"
+
+
+def written(
+    tmp_path: Path, use: Callable[[RequestLog], Awaitable[None]], *, logged: Logged = Logged.ALL
+) -> list[dict[str, Any]]:
+    """The lines of a log in a file, after its orderly end."""
+
+    async def test() -> None:
+        with (tmp_path / "log").open("wb") as file:
+            log = RequestLog(logged, Recorder(), fd=file.fileno())
+            await use(log)
+            await log.close()
+
+    asyncio.run(test())
+    return [json.loads(line) for line in (tmp_path / "log").read_bytes().splitlines()]
+
+
+def told(*traces: Trace) -> Callable[[RequestLog], Awaitable[None]]:
+    async def use(log: RequestLog) -> None:
+        for trace in traces:
+            log.write(trace)
+
+    return use
+
+
+def test_a_line_says_everything(tmp_path: Path) -> None:
+    trace = Trace(
+        method="POST",
+        route=PATH,
+        request_id="abc-1",
+        status=200,
+        stage="respond",
+        key="team-a",
+        model="the-model",
+        request_class="bulk",
+        encoding="bytes",
+        num_items=2,
+        num_characters=9,
+        num_tokens=8,
+        num_truncated=1,
+        num_bytes=64,
+        read_seconds=0.0000123,
+        tokenize_seconds=0.0011,
+        queue_seconds=0.25,
+        compute_seconds=1.5,
+        respond_seconds=0.00098765,
+        total_seconds=1.7600004,
+    )
+    (line,) = written(tmp_path, told(trace))
+
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("ts"))
+    assert line == {
+        "level": "info",
+        "request_id": "abc-1",
+        "key": "team-a",
+        "method": "POST",
+        "route": PATH,
+        "status": 200,
+        "error": "",
+        "stage": "respond",
+        "model": "the-model",
+        "class": "bulk",
+        "items": 2,
+        "characters": 9,
+        "tokens": 8,
+        "truncated": 1,
+        "encoding": "bytes",
+        "bytes": 64,
+        "read_ms": 0.012,
+        "tokenize_ms": 1.1,
+        "queue_ms": 250,
+        "compute_ms": 1500,
+        "respond_ms": 0.988,
+        "total_ms": 1760,
+    }
+
+
+@pytest.mark.parametrize(
+    ("logged", "statuses"), [(Logged.ALL, [200, 400, 499, 503]), (Logged.ERRORS, [400, 499, 503]), (Logged.OFF, [])]
+)
+def test_which_requests_get_a_line(tmp_path: Path, logged: Logged, statuses: list[int]) -> None:
+    traces = [Trace(route=PATH, status=status) for status in (200, 400, 499, 503)]
+
+    assert [line["status"] for line in written(tmp_path, told(*traces), logged=logged)] == statuses
+
+
+def test_levels_by_status(tmp_path: Path) -> None:
+    traces = [Trace(route=PATH, status=status) for status in (200, 429, 499, 500, 503)]
+    lines = written(tmp_path, told(*traces))
+
+    assert [line["level"] for line in lines] == ["info", "warning", "warning", "error", "error"]
+
+
+@pytest.mark.parametrize("route", ["/livez", "/readyz", "/health", "/metrics"])
+def test_what_is_polled_gets_a_line_only_where_it_fails(tmp_path: Path, route: str) -> None:
+    lines = written(tmp_path, told(Trace(route=route, status=200), Trace(route=route, status=503)))
+
+    assert [line["status"] for line in lines] == [503]
+
+
+def test_answered_refused_and_aborted_requests_at_the_edge_without_their_texts(tmp_path: Path) -> None:
+    async def use(log: RequestLog) -> None:
+        edge = Edge()
+        edge.app._observer = Observer(edge.metrics, log=log.write)
+        await call(edge.app, "POST", PATH, b'{"input":"secret text"}', {"x-request-id": "one"})
+        await call(edge.app, "POST", PATH, b'{"input":"secret text","dimensions":"secret"}', {"x-request-id": "two"})
+        await call(edge.app, "POST", PATH, [])  # leaves before its body
+        await call(edge.app, "GET", "/secret/path?secret", b"", {"x-request-id": "secret\tid"})
+        edge.managers.gate = asyncio.Event()
+        waiting = asyncio.create_task(call(edge.app, "POST", PATH, b'{"input":"secret text"}'))
+        while len(edge.managers.submitted) < 2:
+            await edge.managers.arrivals.get()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    lines = written(tmp_path, use)
+
+    assert [(line["status"], line["error"], line["stage"], line["route"]) for line in lines] == [
+        (200, "", "respond", PATH),
+        (400, "InvalidRequest", "read", PATH),
+        (499, "ClientLeft", "read", PATH),
+        (404, "", "read", "other"),
+        (499, "ClientLeft", "queue", PATH),
+    ]
+    assert [line["request_id"] for line in lines[:2]] == ["one", "two"]
+    assert lines[0]["total_ms"] >= lines[0]["tokenize_ms"] > 0
+    assert (lines[0]["items"], lines[0]["characters"], lines[0]["tokens"]) == (1, 11, 11)
+    assert b"secret" not in (tmp_path / "log").read_bytes()
+
+
+def test_names_can_not_forge_a_line(tmp_path: Path) -> None:
+    forged = 'x"}\n{"level":"info"\x1b[2J\x00\x7f'
+    (line,) = written(tmp_path, told(Trace(route=PATH, status=200, key=forged, model=forged)))
+
+    assert (line["key"], line["model"]) == (forged, forged)
+    assert len((tmp_path / "log").read_bytes().splitlines()) == 1
+
+
+def counted(recorder: Recorder) -> float:
+    return float(sum(value for name, *_, value in recorder.drain()["counts"] if name == DROPPED))
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    """The pipe and 8 MiB fill; the rest is dropped and counted, and said once. What was kept is there in order."""
+    recorder = Recorder()
+    read_end, write_end = os.pipe()
+    received: list[bytes] = []
+
+    def read_all() -> None:
+        with open(read_end, "rb") as pipe:
+            received.extend(pipe)
+
+    async def test() -> int:
+        log = RequestLog(Logged.ALL, recorder, fd=write_end)
+        trace = Trace(route=PATH, status=200, model="m" * 1000)
+        num_written = 0
+        while not counted(recorder):
+            for _ in range(1000):
+                trace.num_items = num_written
+                log.write(trace)
+                num_written += 1
+        reader = threading.Thread(target=read_all)
+        reader.start()
+        await log.close(30)
+        os.close(write_end)
+        reader.join()
+        return num_written
+
+    with caplog.at_level(logging.WARNING):
+        num_written = asyncio.run(test())
+
+    numbers = [json.loads(line)["items"] for line in received]
+    assert 5000 < len(numbers) < num_written
+    assert numbers == sorted(numbers)
+    assert len([record for record in caplog.records if "dropped" in record.message]) == 1
+
+
+def test_nothing_is_written_after_the_reader_has_gone(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+
+    async def test() -> None:
+        log = RequestLog(Logged.ALL, recorder, fd=write_end)
+        for _ in range(2000):
+            log.write(Trace(route=PATH, status=200))
+        await log.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(test())
+    os.close(write_end)
+
+    assert [record.message for record in caplog.records] == ["nobody reads the request log any more; it ends here"]
+    assert counted(recorder) == 0
+
+
+def test_a_full_disk_costs_lines_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+
+    full = os.open("/dev/full", os.O_WRONLY)
+
+    async def test() -> None:
+        log = RequestLog(Logged.ALL, recorder, fd=full)
+        for _ in range(20):
+            log.write(Trace(route=PATH, status=200))
+        await log.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(test())
+    os.close(full)
+
+    assert counted(recorder) == 20
+
+
+def test_a_descriptor_that_does_not_block_is_waited_for() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    received: list[bytes] = []
+
+    def read_all() -> None:
+        with open(read_end, "rb") as pipe:
+            received.extend(pipe)
+
+    async def test() -> None:
+        log = RequestLog(Logged.ALL, Recorder(), fd=write_end)
+        for number in range(1000):
+            log.write(Trace(route=PATH, status=200, num_items=number))
+        reader = threading.Thread(target=read_all)
+        reader.start()
+        await log.close(30)
+        os.close(write_end)
+        reader.join()
+
+    asyncio.run(test())
+    assert [json.loads(line)["items"] for line in received] == list(range(1000))
+
+
+def test_two_processes_do_not_mix_their_lines() -> None:
+    """A pipe takes a write of at most PIPE_BUF bytes whole; lines are never cut over two."""
+    read_end, write_end = os.pipe()
+    received: list[bytes] = []
+
+    def read_all() -> None:
+        with open(read_end, "rb") as pipe:
+            received.extend(pipe)
+
+    async def test() -> None:
+        logs = [RequestLog(Logged.ALL, Recorder(), fd=write_end) for _ in range(2)]
+        for number in range(3000):
+            for log in logs:
+                log.write(Trace(route=PATH, status=200, num_items=number))
+        reader = threading.Thread(target=read_all)
+        reader.start()
+        for log in logs:
+            await log.close(30)
+        os.close(write_end)
+        reader.join()
+
+    asyncio.run(test())
+    assert sorted(json.loads(line)["items"] for line in received) == sorted([*range(3000)] * 2)
+
+
+def test_lines_leave_without_a_close_and_without_more_requests() -> None:
+    read_end, write_end = os.pipe()
+
+    async def test() -> bytes:
+        log = RequestLog(Logged.ALL, Recorder(), fd=write_end)
+        log.write(Trace(route=PATH, status=200))
+        line = await asyncio.to_thread(os.read, read_end, 4096)
+        await log.close()
+        return line
+
+    assert json.loads(asyncio.run(test()))["status"] == 200
+    os.close(read_end)
+    os.close(write_end)

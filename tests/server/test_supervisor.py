@@ -1,0 +1,120 @@
+"""When the supervisor goes on without a process that can't be started, and when it ends the server. No process is."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from server.bind import bind
+from server.broadcast import Broadcast
+from server.house import Door, House
+from server.member import Member, Plan
+from server.model_plan import plan_models
+from server.model_settings import ModelSettings
+from server.run_folder import RunFolder
+from server.settings import Settings
+from server.supervisor import Supervisor
+from server.watchdog import Watchdog
+from wire.control import Json
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    made = RunFolder()
+    yield made
+    made.remove()
+
+
+class Fallen:
+    """A supervisor whose processes fall; what it is asked to start again is noted and not started."""
+
+    def __init__(self, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
+        self.started: list[str] = []
+        monkeypatch.setattr(Broadcast, "start", self._start)
+        settings = Settings(models=(ModelSettings(engine="fake", devices=",".join(devices)),))
+        models = plan_models(settings)
+        with bind("127.0.0.1", 0, "--port") as http:
+            house = House(settings, models, folder=folder, door=Door(http=http), cache_dir=None)
+        watchdog = Watchdog(house.page, heartbeat_timeout=10, batch_timeout=60)
+        self.supervisor = Supervisor(house, models, limits={}, watchdog=watchdog)
+        self.members = {member.plan.title: member for member in self.supervisor._members}
+
+    async def _start(self, member: Member) -> None:
+        self.started.append(member.plan.title)
+
+    def fall(self, title: str, times: int) -> None:
+        for _ in range(times):
+            self.supervisor.member_exited(self.members[title], 70)
+
+    @property
+    def end(self) -> tuple[int, str] | None:
+        ending = self.supervisor._exit
+        return (ending.result().code, ending.result().message) if ending.done() else None
+
+
+def test_five_failed_starts_end_the_server_unless_another_does_the_same_work(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        house = Fallen(folder, monkeypatch, "a", "b")
+        house.fall("engine 0", 5)
+        assert house.end is None  # engine 1 may yet serve
+        house.fall("engine 1", 4)
+        assert house.end is None
+        house.fall("engine 1", 1)
+        assert house.end == (1, "engine 1 can't be started: exit status 70")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("title", ["engine 0", "batch manager 0", "tokenizer 0", "frontend 0"])
+def test_the_only_one_of_its_kind_ends_it(title: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        house = Fallen(folder, monkeypatch, "cpu")
+        others = [name for name in house.members if name.rpartition(" ")[0] == title.rpartition(" ")[0]]
+        for other in others:
+            house.fall(other, 4)
+        assert house.end is None
+        for other in others:
+            house.fall(other, 1)
+        assert house.end is not None
+        assert house.end[0] == 1
+
+    asyncio.run(run())
+
+
+class Dying:
+    """A member that ends when it is told to."""
+
+    def __init__(self, plan: Plan, told: list[tuple[str, float]]) -> None:
+        self.plan = plan
+        self.is_ready = True
+        self.seen = 0
+        self._told = told
+
+    def send_state(self, number: int, state: Json) -> None:
+        self.seen = number
+
+    async def stop(self, seconds: float) -> bool:
+        self._told.append((self.plan.role, seconds))
+        return True
+
+
+def test_processes_end_in_the_reverse_order_of_their_start(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frontends have --shutdown-timeout and five seconds for what they hold, the others five."""
+    told: list[tuple[str, float]] = []
+
+    async def run() -> None:
+        house = Fallen(folder, monkeypatch, "a")
+        members = house.supervisor._members
+        members[:] = [Dying(member.plan, told) for member in members]  # type: ignore[misc]
+        await house.supervisor._stop(30)
+
+    asyncio.run(run())
+    assert list(dict.fromkeys(told)) == [
+        ("frontend", 35.0),
+        ("batch manager", 5.0),
+        ("tokenizer", 5.0),
+        ("engine", 5.0),
+    ]

@@ -1,0 +1,212 @@
+"""TEI's decoders: every form of body, and a clear refusal of everything else that repeats nothing of what came."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.types import OutputKind
+from server.dialects.tei_bodies import Form, decode_any, decode_embed, decode_embed_all, decode_similarity
+from server.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
+from server.models import ModelTable
+from server.pipeline import EmbedRequest
+from server.request_headers import Wishes
+from tests.server.edge import one_model, served_model
+from tokenizer_pool.messages import Truncation
+from wire.vocabulary import RequestClass
+
+Decode = Callable[..., tuple[EmbedRequest, Form]]
+
+MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: ", "passage": "P: "}})
+WISHES = Wishes(request_class=RequestClass.BULK, deadline=12.5)
+SIMILAR = {"source_sentence": "a", "sentences": ["b", "c"]}
+
+
+def asked(decode: Decode, body: bytes | dict[str, Any], wishes: Wishes = WISHES) -> tuple[EmbedRequest, Form]:
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return decode(payload, wishes, MODELS, max_items=4)
+
+
+@pytest.mark.parametrize("decode", [decode_embed, decode_embed_all, decode_any])
+@pytest.mark.parametrize(
+    ("given", "texts", "token_ids", "is_single"),
+    [
+        ("a", ["a"], None, True),
+        (["a", "b"], ["a", "b"], None, False),
+        ([5, 6], None, [[5, 6]], True),
+        ([[5, 6], [7]], None, [[5, 6], [7]], False),
+    ],
+)
+def test_inputs(decode: Decode, given: Any, texts: Any, token_ids: Any, is_single: bool) -> None:
+    request, _ = asked(decode, {"inputs": given, "something": "else"})
+
+    assert (request.texts, request.token_ids, request.is_single) == (texts, token_ids, is_single)
+    assert request.name_of(0) == ("inputs" if is_single else "inputs[0]")
+    assert (request.request_class, request.deadline, request.prompt) == (RequestClass.BULK, 12.5, "D: ")
+
+
+def test_what_each_route_gives_by_itself() -> None:
+    embed, embed_form = asked(decode_embed, {"inputs": "a"})
+    tokens, tokens_form = asked(decode_embed_all, {"inputs": "a", "normalize": True, "dimensions": 2})
+    similarity, similarity_form = asked(decode_similarity, {"inputs": SIMILAR})
+
+    assert (embed_form, embed.outputs, embed.normalize) == (Form.ROWS, OutputKind.POOLED, True)
+    assert (tokens_form, tokens.outputs, tokens.normalize) == (Form.TOKEN_ROWS, OutputKind.TOKENS, False)
+    assert tokens.dimensions is None
+    assert (similarity_form, similarity.outputs, similarity.normalize) == (Form.SIMILARITIES, OutputKind.POOLED, True)
+
+
+def test_normalize_and_dimensions() -> None:
+    request, _ = asked(decode_embed, {"inputs": "a", "normalize": False, "dimensions": 3})
+    assert (request.normalize, request.dimensions) == (False, 3)
+    request, _ = asked(decode_embed, {"inputs": "a", "normalize": None, "dimensions": None})
+    assert (request.normalize, request.dimensions) == (True, None)
+
+
+def test_raw_rows_are_for_pooled_rows_only() -> None:
+    raw = Wishes(raw_bytes=True)
+    forms = [asked(decode, {"inputs": "a"}, raw)[1] for decode in (decode_embed, decode_embed_all, decode_any)]
+    assert forms == [Form.RAW_ROWS, Form.TOKEN_ROWS, Form.RAW_ROWS]
+    assert asked(decode_any, {"inputs": SIMILAR}, raw)[1] is Form.SIMILARITIES
+
+
+@pytest.mark.parametrize(
+    ("own", "fields", "truncation"),
+    [
+        (Truncation.RIGHT, {}, Truncation.RIGHT),
+        (Truncation.NONE, {}, Truncation.NONE),
+        (Truncation.RIGHT, {"truncate": None, "truncation_direction": None}, Truncation.RIGHT),
+        (Truncation.RIGHT, {"truncate": False}, Truncation.NONE),
+        (Truncation.NONE, {"truncate": True}, Truncation.RIGHT),
+        (Truncation.RIGHT, {"truncation_direction": "Left"}, Truncation.LEFT),
+        (Truncation.RIGHT, {"truncation_direction": "left"}, Truncation.LEFT),
+        (Truncation.NONE, {"truncation_direction": "left"}, Truncation.NONE),
+        (Truncation.NONE, {"truncate": True, "truncation_direction": "Left"}, Truncation.LEFT),
+        (Truncation.RIGHT, {"truncate": True, "truncation_direction": "Right"}, Truncation.RIGHT),
+        (Truncation.RIGHT, {"truncate": True, "truncation_direction": "right"}, Truncation.RIGHT),
+    ],
+)
+def test_truncation(own: Truncation, fields: dict[str, Any], truncation: Truncation) -> None:
+    models = one_model(truncation=own)
+    bodies: list[tuple[Decode, dict[str, Any]]] = [
+        (decode_embed, {"inputs": "a", **fields}),
+        (decode_embed_all, {"inputs": "a", **fields}),
+        (decode_similarity, {"inputs": SIMILAR, "parameters": fields}),
+    ]
+    for decode, body in bodies:
+        request, _ = decode(json.dumps(body).encode(), WISHES, models, max_items=4)
+        assert request.truncation is truncation
+
+
+def test_prompts() -> None:
+    assert asked(decode_embed, {"inputs": "a", "prompt_name": "query"})[0].prompt == "Q: "
+    assert asked(decode_embed_all, {"inputs": "a", "prompt_name": "query"})[0].prompt == "Q: "
+    assert asked(decode_similarity, {"inputs": SIMILAR, "parameters": {"prompt_name": "query"}})[0].prompt == "Q: "
+    with pytest.raises(InvalidRequest, match=r"\(passage, query\)") as refused:
+        asked(decode_embed, {"inputs": "a", "prompt_name": "nonsense"})
+    assert "nonsense" not in refused.value.message
+
+
+@pytest.mark.parametrize("decode", [decode_similarity, decode_any])
+def test_similarity(decode: Decode) -> None:
+    request, form = asked(decode, {"inputs": {**SIMILAR, "more": 1}, "parameters": {}})
+
+    assert form is Form.SIMILARITIES
+    assert request.texts == ["a", "b", "c"]
+    names = [request.name_of(index) for index in (-1, 0, 1, 2)]
+    assert names == ["inputs.sentences", "inputs.source_sentence", "inputs.sentences[0]", "inputs.sentences[1]"]
+
+
+def test_as_many_sentences_as_items_are_allowed() -> None:
+    request, _ = asked(decode_similarity, {"inputs": {"source_sentence": "a", "sentences": ["b"] * 4}})
+    assert request.num_items == 5
+
+
+def test_any_is_embed_where_inputs_are_no_object() -> None:
+    body = {"inputs": ["a"], "normalize": False, "dimensions": 3, "prompt_name": "query", "parameters": {}}
+    assert asked(decode_any, body) == asked(decode_embed, body)
+
+
+@pytest.mark.parametrize(
+    ("decode", "body", "kind", "param"),
+    [
+        # nothing to do
+        (decode_embed, b'{"inputs":""}', EmptyInput, "inputs"),
+        (decode_embed, b'{"inputs":[]}', EmptyInput, "inputs"),
+        (decode_any, b'{"inputs":["a",""]}', EmptyInput, "inputs[1]"),
+        (
+            decode_similarity,
+            b'{"inputs":{"source_sentence":"","sentences":["a"]}}',
+            EmptyInput,
+            "inputs.source_sentence",
+        ),
+        (decode_similarity, b'{"inputs":{"source_sentence":"a","sentences":[]}}', EmptyInput, "inputs.sentences"),
+        (decode_any, b'{"inputs":{"source_sentence":"a","sentences":[""]}}', EmptyInput, "inputs.sentences[0]"),
+        # of another form
+        (decode_embed, b"{}", InvalidRequest, "inputs"),
+        (decode_any, b"[]", InvalidRequest, None),
+        (decode_embed, b'{"inputs":5}', InvalidRequest, "inputs"),
+        (decode_embed, b'{"inputs":{"source_sentence":"a","sentences":["b"]}}', InvalidRequest, "inputs"),
+        (decode_embed, b'{"inputs":["a",[5]]}', InvalidRequest, "inputs[1]"),
+        (decode_embed_all, b'{"inputs":[[5],"a"]}', InvalidRequest, "inputs[1]"),
+        (decode_any, b'{"inputs":{}}', InvalidRequest, "inputs.source_sentence"),
+        (decode_any, b'{"inputs":{"source_sentence":"a"}}', InvalidRequest, "inputs.sentences"),
+        (decode_any, b'{"inputs":{"source_sentence":5,"sentences":["b"]}}', InvalidRequest, "inputs.source_sentence"),
+        (decode_similarity, b'{"inputs":"a"}', InvalidRequest, "inputs"),
+        (decode_similarity, b'{"inputs":{"source_sentence":"a","sentences":"b"}}', InvalidRequest, "inputs.sentences"),
+        (decode_similarity, b'{"inputs":{"source_sentence":"a","sentences":[5]}}', InvalidRequest, "inputs.sentences"),
+        (
+            decode_similarity,
+            b'{"inputs":{"source_sentence":"a","sentences":["b",5]}}',
+            InvalidRequest,
+            "inputs.sentences[1]",
+        ),
+        (
+            decode_similarity,
+            b'{"inputs":{"source_sentence":"a","sentences":["b"]},"parameters":{"truncate":1}}',
+            InvalidRequest,
+            "parameters.truncate",
+        ),
+        # too many
+        (decode_embed, b'{"inputs":["a","a","a","a","a"]}', InvalidRequest, "inputs"),
+        (
+            decode_similarity,
+            b'{"inputs":{"source_sentence":"a","sentences":["b","b","b","b","b"]}}',
+            InvalidRequest,
+            "inputs.sentences",
+        ),
+        # the other fields
+        (decode_embed, b'{"inputs":"a","normalize":"yes"}', InvalidRequest, "normalize"),
+        (decode_embed, b'{"inputs":"a","dimensions":0}', InvalidRequest, "dimensions"),
+        (decode_embed, b'{"inputs":"a","dimensions":9}', InvalidRequest, "dimensions"),
+        (decode_embed, b'{"inputs":"a","truncate":"no"}', InvalidRequest, "truncate"),
+        (decode_embed, b'{"inputs":"a","truncation_direction":"LEFT"}', InvalidRequest, "truncation_direction"),
+        (decode_embed, b'{"inputs":"a","truncation_direction":""}', InvalidRequest, "truncation_direction"),
+        (decode_embed_all, b'{"inputs":"a","prompt_name":"nonsense"}', InvalidRequest, "prompt_name"),
+        (decode_embed_all, b'{"inputs":[5],"prompt_name":"query"}', InvalidRequest, "prompt_name"),
+        # no JSON
+        (decode_embed, b"", MalformedBody, None),
+        (decode_any, b'{"inputs":"a"', MalformedBody, None),
+        (decode_similarity, b"inputs=a", MalformedBody, None),
+        (decode_embed, b'{"inputs":"a","other":' + b"[" * 70 + b"]" * 70 + b"}", MalformedBody, None),
+    ],
+    ids=lambda value: repr(value[:60]) if isinstance(value, bytes) else getattr(value, "__name__", str(value)),
+)
+def test_what_is_refused_is_named(decode: Decode, body: bytes, kind: type[RequestError], param: str | None) -> None:
+    with pytest.raises(RequestError) as refused:
+        asked(decode, body)
+
+    assert type(refused.value) is kind
+    assert refused.value.param == param
+    assert refused.value.message.startswith(param or "the body")
+
+
+def test_with_several_models_the_name_must_be_one_of_them() -> None:
+    models = ModelTable([served_model(name="one"), served_model(index=1, name="two")])
+
+    for decode, inputs in ((decode_embed, "a"), (decode_embed_all, "a"), (decode_similarity, SIMILAR)):
+        body = json.dumps({"inputs": inputs, "model": "two"}).encode()
+        assert decode(body, WISHES, models, max_items=4)[0].model.name == "two"
+        with pytest.raises(ModelNotFound):
+            decode(json.dumps({"inputs": inputs}).encode(), WISHES, models, max_items=4)

@@ -1,0 +1,134 @@
+"""Texts to tokens and ids to texts at the edge: what is asked of the pool, what becomes of its refusals."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from server.errors import DeadlineExceeded, InvalidRequest, NotTokenizable, RequestError
+from server.tokens import BULK_ITEMS, BULK_TOKENS, DecodeRequest, TokenizeRequest, Tokens
+from server.trace import Trace
+from tests.server.edge import served_model
+from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.details import Token
+from tokenizer_pool.messages import Refusal, TextRefused
+from wire.vocabulary import RequestClass
+
+INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+
+
+class Pool:
+    """One token for each text, named like it; the text of ids is their number. Takes note of what it is asked."""
+
+    def __init__(self, error: TextRefused | None = None, *, hangs: bool = False) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._error = error
+        self._hangs = hangs
+
+    async def tokenize_details(self, texts: Sequence[str], **how: Any) -> list[list[Token]]:
+        await self._note(how)
+        return [[Token(7, text, False, 0, len(text))] for text in texts]
+
+    async def decode(self, token_ids: Sequence[Sequence[int]], **how: Any) -> list[str]:
+        await self._note(how)
+        return [str(len(ids)) for ids in token_ids]
+
+    async def _note(self, how: dict[str, Any]) -> None:
+        self.asked.append(how)
+        if self._hangs:
+            await asyncio.Event().wait()
+        if self._error is not None:
+            raise self._error
+
+
+def tokenize(pool: Pool, **fields: Any) -> tuple[list[list[Token]], Trace]:
+    request, trace = TokenizeRequest(**{"model": served_model(), "texts": ["one", "three"], **fields}), Trace()
+    return asyncio.run(Tokens(cast(TokenizerPool, pool)).tokenize(request, trace)), trace
+
+
+def decode(pool: Pool, **fields: Any) -> tuple[list[str], Trace]:
+    request, trace = DecodeRequest(**{"model": served_model(), "token_ids": [[1, 2], []], **fields}), Trace()
+    return asyncio.run(Tokens(cast(TokenizerPool, pool)).decode(request, trace)), trace
+
+
+def test_tokens_of_texts() -> None:
+    pool = Pool()
+    tokens, trace = tokenize(pool, prompt="query: ", add_special_tokens=False)
+    assert tokens == [[Token(7, "one", False, 0, 3)], [Token(7, "three", False, 0, 5)]]
+    wished = {"model": 0, "request_class": INTERACTIVE, "prompt": "query: ", "add_special_tokens": False}
+    assert pool.asked == [wished]
+    assert (trace.model, trace.num_items, trace.num_characters, trace.num_tokens) == ("the-model", 2, 8, 2)
+    assert (trace.stage, trace.request_class, trace.is_single) == ("respond", "interactive", False)
+    assert trace.tokenize_seconds > 0
+
+
+def test_texts_of_ids() -> None:
+    pool = Pool()
+    texts, trace = decode(pool, skip_special_tokens=False, is_single=True)
+    assert texts == ["2", "0"]
+    assert pool.asked == [{"model": 0, "request_class": INTERACTIVE, "skip_special_tokens": False}]
+    assert (trace.model, trace.num_items, trace.num_tokens, trace.is_single) == ("the-model", 2, 2, True)
+    assert trace.stage == "respond"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"texts": ["a"] * BULK_ITEMS}, INTERACTIVE),
+        ({"texts": ["a"] * (BULK_ITEMS + 1)}, BULK),
+        ({"texts": ["a" * (BULK_TOKENS + 1) * 4]}, BULK),
+        ({"texts": ["a"] * 99, "request_class": INTERACTIVE}, INTERACTIVE),
+        ({"request_class": BULK}, BULK),
+    ],
+)
+def test_the_class_is_by_size_unless_the_request_says(fields: dict[str, Any], expected: RequestClass) -> None:
+    pool = Pool()
+    _, trace = tokenize(pool, **fields)
+    assert (pool.asked[0]["request_class"], trace.request_class) == (expected, expected.name.lower())
+
+
+def test_many_ids_are_bulk() -> None:
+    pool = Pool()
+    decode(pool, token_ids=[[1] * BULK_TOKENS])
+    decode(pool, token_ids=[[1] * BULK_TOKENS, [1]])
+    assert [asked["request_class"] for asked in pool.asked] == [INTERACTIVE, BULK]
+
+
+def refused(reason: Refusal, index: int) -> TextRefused:
+    return TextRefused(reason, index, max_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("reason", "index", "message"),
+    [
+        (Refusal.TOO_LONG, 1, "inputs[1] has more than 4000 characters"),
+        (Refusal.TOO_MUCH, -1, "inputs is too large for one request; send fewer items a request"),
+        (Refusal.FAILED, 1, "inputs[1] can't be tokenized"),
+    ],
+)
+def test_a_text_that_is_refused(reason: Refusal, index: int, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        tokenize(Pool(refused(reason, index)))
+    assert type(caught.value) is (NotTokenizable if reason is Refusal.FAILED else InvalidRequest)
+    assert (caught.value.message, caught.value.param) == (message, message.split()[0])
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        (Refusal.OUT_OF_VOCABULARY, "ids has an id that the tokenizer has no token for"),
+        (Refusal.FAILED, "ids can't be decoded"),
+    ],
+)
+def test_ids_that_are_refused(reason: Refusal, message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode(Pool(refused(reason, 0)), token_ids=[[5]], is_single=True)
+    assert type(caught.value) is (NotTokenizable if reason is Refusal.FAILED else InvalidRequest)
+    assert (caught.value.message, caught.value.param) == (message, "ids")
+
+
+def test_a_deadline_that_passes_ends_the_wait() -> None:
+    with pytest.raises(DeadlineExceeded):
+        tokenize(Pool(hangs=True), deadline=time.monotonic() + 0.01)

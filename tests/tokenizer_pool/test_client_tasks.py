@@ -1,0 +1,148 @@
+"""Tokens one by one and texts of ids go the same way as ids: split, joined, tried again, refused."""
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.tokenizer_pool.scripted import MANY, MAX_SEQLEN, answer_all, ask, num_live, scripted_pool, until
+from tokenizer_pool import messages
+from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS, TokenizerPool
+from tokenizer_pool.details import DecodePiece, DetailPiece, Token
+from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
+from wire.vocabulary import RequestClass
+
+pytestmark = pytest.mark.asyncio
+
+INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+
+
+def details(
+    pool: TokenizerPool, texts: Sequence[str], request_class: RequestClass = INTERACTIVE, **wishes: Any
+) -> asyncio.Task[list[list[Token]]]:
+    asking = pool.tokenize_details(texts, model=0, request_class=request_class, **wishes)
+    return asyncio.get_running_loop().create_task(asking)
+
+
+def decode(
+    pool: TokenizerPool, token_ids: Sequence[Sequence[int]], request_class: RequestClass = INTERACTIVE, **wishes: Any
+) -> asyncio.Task[list[str]]:
+    return asyncio.get_running_loop().create_task(
+        pool.decode(token_ids, model=0, request_class=request_class, **wishes)
+    )
+
+
+async def refusal(request: asyncio.Task[Any]) -> TextRefused:
+    with pytest.raises(TextRefused) as caught:
+        await asyncio.wait_for(request, 20)
+    return caught.value
+
+
+async def test_what_was_asked_for_reaches_the_worker() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        first = details(pool, ["1", "2"], BULK, prompt="query: ", add_special_tokens=False)
+        assert (await worker.asked.get()).piece == DetailPiece(0, BULK, ["1", "2"], "query: ", False)
+        second = decode(pool, [[1, 2], [], [3]], BULK, skip_special_tokens=False)
+        piece = (await worker.asked.get()).piece
+        assert isinstance(piece, DecodePiece)
+        assert (piece.model, piece.request_class, piece.skip_special_tokens) == (0, BULK, False)
+        assert (piece.token_ids.tolist(), piece.offsets.tolist()) == ([1, 2, 3], [0, 2, 2, 3])
+        first.cancel()
+        second.cancel()
+
+
+@pytest.mark.parametrize("request_class", RequestClass)
+async def test_many_come_back_in_order_beside_each_other(request_class: RequestClass) -> None:
+    async with scripted_pool(2) as (pool, workers):
+        lists = [[number, 1] for number in range(2048)]
+        asked = details(pool, MANY, request_class), decode(pool, lists, request_class), ask(pool, MANY, request_class)
+        assert [tokens[0].token_id for tokens in await answer_all(workers, asked[0])] == list(range(2048))
+        assert await answer_all(workers, asked[1]) == [str(number + 1) for number in range(2048)]
+        assert (await answer_all(workers, asked[2])).token_ids.tolist() == list(range(2048))
+
+
+async def test_what_a_dead_worker_owes_goes_to_another() -> None:
+    async with scripted_pool(2) as (pool, workers):
+        for dying, other in (workers, reversed(workers)):
+            tokens, texts = details(pool, ["1"], BULK), decode(pool, [[number] for number in range(2048)], BULK)
+            await until(lambda: workers[0].asked.qsize() + workers[1].asked.qsize() == 4)
+            dying.die()
+            await until(lambda: num_live(pool) == 1)
+            assert await answer_all([other], tokens) == [[Token(1, "1", False, 0, 1)]]
+            assert await answer_all(workers, texts) == MANY
+            await until(lambda: num_live(pool) == 2)
+
+
+@pytest.mark.parametrize("start", [lambda pool: details(pool, ["1"]), lambda pool: decode(pool, [[1]])])
+async def test_what_takes_workers_down_is_refused(start: Any) -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        poison = start(pool)
+        for _ in range(3):
+            await until(lambda: not worker.asked.empty())
+            worker.die()
+            await until(lambda: num_live(pool) == 0)
+        refused = await refusal(poison)
+        assert (refused.reason, refused.index) == (Refusal.FAILED, 0)
+        assert (await answer_all([worker], ask(pool, ["7"]))).token_ids.tolist() == [7]
+
+
+async def test_a_refusal_names_the_item_of_the_request() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        request = decode(pool, [[number] for number in range(2048)], BULK)
+        _, second = await worker.asked.get(), await worker.asked.get()
+        second.refuse(TextRefused(Refusal.OUT_OF_VOCABULARY, 3))
+        assert (await refusal(request)).index == second.piece.token_ids[3]
+
+
+@pytest.mark.parametrize("bad", [-1, 2**31, 2**63, -(2**80)])
+async def test_an_id_that_no_vocabulary_has_is_never_sent(bad: int) -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        refused = await refusal(decode(pool, [[1], [2, bad]]))
+        assert (refused.reason, refused.index) == (Refusal.OUT_OF_VOCABULARY, 1)
+        assert worker.asked.empty()
+
+
+async def test_a_text_far_too_long_for_the_model_is_refused() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        refused = await refusal(details(pool, ["1", "2" * (MAX_CHARS_PER_TOKEN * MAX_SEQLEN + 1)]))
+        assert (refused.reason, refused.index, refused.max_tokens) == (Refusal.TOO_LONG, 1, MAX_SEQLEN)
+        assert worker.asked.empty()
+
+
+async def test_more_than_one_request_may_have_is_refused() -> None:
+    async with scripted_pool(1) as (pool, workers):
+        text = "1" * (MAX_DETAIL_CHARS // 32 - 1)
+        too_much = details(pool, [text] * 32, prompt="pp"), decode(pool, [[1] * MAX_DECODE_IDS, [1]])
+        assert [(await refusal(one)).reason for one in too_much] == [Refusal.TOO_MUCH] * 2
+        assert workers[0].asked.empty()
+        assert len(await answer_all(workers, details(pool, [text] * 32, prompt="p"))) == 32
+        assert await answer_all(workers, decode(pool, [[1] * MAX_DECODE_IDS])) == [str(MAX_DECODE_IDS)]
+
+
+async def test_a_lone_surrogate_is_refused_with_its_index() -> None:
+    async with scripted_pool(1) as (pool, _):
+        refused = await refusal(details(pool, ["1", "\ud800"]))
+        assert (refused.reason, refused.index) == (Refusal.FAILED, 1)
+
+
+UNREADABLE = [
+    (messages.DETAILED, b""),
+    (messages.DETAILED, struct.pack("<dI2i", 0.1, 1, 0, 9)),  # the tokens are missing
+    (messages.DETAILED, struct.pack("<dI2i", 0.1, 1, 0, -9)),
+    (messages.DETAILED, struct.pack("<dI3i", 0.1, 2, 0, 0, 0)),  # a text too many
+    (messages.DECODED, struct.pack("<dII", 0.1, 1, 0)),  # to another task
+    (messages.TOKENIZED, struct.pack("<dI2iiB", 0.1, 1, 0, 1, 7, 0)),
+]
+
+
+async def test_an_answer_that_cannot_be_read_fails_its_request() -> None:
+    for kind, payload in UNREADABLE:
+        async with scripted_pool(1) as (pool, (worker,)):
+            request = details(pool, ["1"])
+            asked = await worker.asked.get()
+            asked.connection.send(kind, asked.frame_id, [payload])
+            refused = await refusal(request)
+            assert (refused.reason, refused.index) == (Refusal.FAILED, -1)

