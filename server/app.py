@@ -19,7 +19,12 @@ _POST_PATHS = frozenset(route.path for route in ROUTES)
 
 def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
     """The FastAPI application of one frontend."""
-    app = FastAPI(title="Embedline", version=__version__, description="An embedding inference server")
+    app = FastAPI(
+        title="Embedline",
+        version=__version__,
+        description="An embedding inference server",
+        redirect_slashes=False,  # such an answer would repeat the client's own Host, and forget a proxy's https
+    )
     app.add_exception_handler(HTTPException, _http_error)
     app.openapi = with_hot_routes(app)  # type: ignore[method-assign]  # FastAPI's own way of extending it
 

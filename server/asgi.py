@@ -17,7 +17,6 @@ Headers = list[tuple[bytes, bytes]]
 
 _WRITE_BUFFER_BYTES = 64 * 1024  # what uvicorn lets wait for a client before it holds back a handler
 _PIECE_SECONDS = 60.0  # for which a body may not come any further
-_ANSWER_SECONDS = 300.0  # in which a large answer has to be read
 
 
 class ClientLeft(Exception):
@@ -96,11 +95,10 @@ async def _receive(receive: Receive) -> Message:
 
 
 async def send_answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
-    """A whole answer; returns once all but a buffer's worth of a large one has left. Raises TimeoutError."""
+    """A whole answer; returns once all but a buffer's worth of a large one has left."""
     await send({"type": "http.response.start", "status": status, "headers": headers})
     if len(body) <= _WRITE_BUFFER_BYTES:
         await send({"type": "http.response.body", "body": body})
         return
     await send({"type": "http.response.body", "body": body, "more_body": True})
-    async with asyncio.timeout(_ANSWER_SECONDS):
-        await send({"type": "http.response.body", "body": b""})  # waits until the client has read what is ahead
+    await send({"type": "http.response.body", "body": b""})  # waits until the client has read what is ahead

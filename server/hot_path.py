@@ -113,7 +113,9 @@ class HotPath:
         except Unauthorized as error:
             await self._send(request, _failed(error, trace, openai_answer))
             return
-        await self._fallback(request.scope, request.receive, send)
+        # the body of an answer to HEAD is left out by whoever writes it to the connection
+        scope = {**request.scope, "method": "GET"} if trace.method == "HEAD" else request.scope
+        await self._fallback(scope, request.receive, send)
 
     async def _send(self, request: _Request, answer: Answer) -> None:
         trace = request.trace
@@ -123,8 +125,9 @@ class HotPath:
         headers.append((b"x-request-id", trace.request_id.encode()))
         try:
             await send_answer(request.send, trace.status, headers, body)
-        except TimeoutError:
-            trace.status = _CLIENT_LEFT  # it stopped reading; the connection is closed behind us
+        except asyncio.CancelledError:  # the client left, or was cut off since it did not read
+            trace.status, trace.error = _CLIENT_LEFT, "ClientLeft"
+            raise
 
     def _interrupted(self, trace: Trace, shape: ErrorShape) -> Answer:
         """The client left, and gets nothing that is sent now; or the server stops and can't wait any longer."""

@@ -16,6 +16,7 @@ from server.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError
 MAX_HEAD_BYTES = 32 * 1024  # request line and headers; the parser itself would take hundreds of megabytes
 MAX_HEADERS = 100
 _HEAD_SECONDS = 10.0  # in which a head that has begun has to be whole
+_ANSWER_SECONDS = 300.0  # in which answers have to be read that are more than a buffer holds
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
 
 OnRefused = Callable[[RequestError], None]
@@ -26,17 +27,19 @@ logger = logging.getLogger("embedline.server")
 class Protocol(HttpToolsProtocol):
     """One connection.
 
-    Cancels a request's task when its client leaves, and declines upgrades: the parser takes what follows an
-    upgrade's head for another protocol, but a client may offer one and send a usual body, as Java's does with
-    `Upgrade: h2c`. Such a request is read again without the offer.
+    Cancels a request's task when its client leaves, cuts off who does not read, and declines upgrades: the parser
+    takes what follows an upgrade's head for another protocol, but a client may offer one and send a usual body, as
+    Java's does with `Upgrade: h2c`. Such a request is read again without the offer.
     """
 
     on_refused: OnRefused
     head_seconds = _HEAD_SECONDS
+    answer_seconds = _ANSWER_SECONDS
     _task: asyncio.Task[None] | None = None
     _head_bytes = 0  # of the head that is being received
     _is_in_head = False
     _head_timer: asyncio.TimerHandle | None = None
+    _answer_timer: asyncio.TimerHandle | None = None  # while the client reads slower than is written
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
         super().connection_made(transport)
@@ -112,11 +115,22 @@ class Protocol(HttpToolsProtocol):
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        # closing would wait until all is read
+        self._answer_timer = self.loop.call_later(self.answer_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
-        if self._head_timer is not None:
-            self._head_timer.cancel()
+        for timer in (self._head_timer, self._answer_timer):
+            if timer is not None:
+                timer.cancel()
         if self._task is not None and not self._task.done():
             self._task.cancel()
 

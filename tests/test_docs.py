@@ -9,26 +9,56 @@ import pytest
 
 import batch_manager.messages
 import engine.messages
+import tokenizer_pool.client
 import tokenizer_pool.messages
+import tokenizer_pool.worker
+from batch_manager.policy import Policy
+from server import (
+    asgi,
+    crash_loop,
+    errors,
+    house,
+    http_protocol,
+    http_server,
+    pipeline,
+    request_headers,
+    supervisor,
+    tokens,
+    watchdog,
+)
+from server.dialects import inputs, json_body
+from server.flag import flags_of
 from server.levels import LEVELS
 from server.metrics_declared import ALL
+from server.model_settings import ModelSettings
 from server.process_metrics import PROCESS_LEVELS
+from server.settings import Settings
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.structure.sources import PACKAGES, sources
+from tokenizer_pool import pieces
 from wire import control, frames
 
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+BEHAVIOUR = (ROOT / "docs" / "behaviour.md").read_text()
 PAGES = [str(page) for page in pages()]
 # Pages that name other programs' flags too.
 FLAG_PAGES = ["docs/ARCHITECTURE.md", "docs/behaviour.md", "docs/models.md"]
 
 
-def section(title: str) -> str:
-    """What stands below a heading of the second level of ARCHITECTURE.md."""
-    _, _, rest = ARCHITECTURE.partition(f"\n## {title}\n")
+def section(title: str, page: str = ARCHITECTURE) -> str:
+    """What stands below a heading of the second level."""
+    _, _, rest = page.partition(f"\n## {title}\n")
     text, _, _ = rest.partition("\n## ")
     assert text, title
     return text
+
+
+def named_tests(page: str) -> list[tuple[str, str]]:
+    """File and name of each test that a page names; `::name` is one of the file that was named last."""
+    found: list[tuple[str, str]] = []
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)?::(\w+)`", page):
+        found.append((file or found[-1][0], name))
+    return found
 
 
 def names_in(path: Path) -> set[str]:
@@ -49,10 +79,75 @@ def names_of(node: ast.stmt) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("path", "name"), re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", ARCHITECTURE), ids=lambda value: str(value)
+    ("path", "name"), sorted({*named_tests(ARCHITECTURE), *named_tests(BEHAVIOUR)}), ids=lambda value: str(value)
 )
 def test_a_test_that_is_named_exists(path: str, name: str) -> None:
     assert name in names_in(ROOT / path)
+
+
+def test_every_section_of_what_is_promised_names_its_tests() -> None:
+    titles = re.findall(r"^## (.+)$", BEHAVIOUR, re.MULTILINE)
+
+    assert len(titles) > 15
+    for title in titles:
+        *_, last = section(title, BEHAVIOUR).strip().split("\n\n")
+        assert re.fullmatch(r"Held by: `tests/.+\.", last), title
+        assert named_tests(last), title
+
+
+def test_the_table_of_errors_is_the_sources() -> None:
+    written = re.findall(r"^\| (\d+ [^|]+) \| ([^|]+) \| ", section("Errors", BEHAVIOUR), re.MULTILINE)
+    assert sorted(written) == sorted(error_cells(kind, row) for kind, row in errors._TABLE.items())
+
+
+def error_cells(kind: type[errors.RequestError], row: errors._Row) -> tuple[str, str]:
+    """What stands in the table for an error: on OpenAI's route, and on TEI's where it is told in their shape."""
+    openai = f"{row.status} `{row.type}`" + (f", `{row.code}`" if row.code else "")
+    is_told_before_a_dialect = kind in (errors.NoSuchRoute, errors.WrongMethod, errors.HeadTooLarge)
+    return openai, "as OpenAI's" if is_told_before_a_dialect else f"{row.tei_status} `{row.tei_type}`"
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "expected"),
+    [
+        ("head | 32 KiB and 100 headers |", (http_protocol.MAX_HEAD_BYTES, http_protocol.MAX_HEADERS), (32_768, 100)),
+        ("a head that has begun | 10 s |", http_protocol.Protocol.head_seconds, 10),
+        ("a connection without a request | 90 s |", http_server._KEEP_ALIVE_SECONDS, 90),
+        ("| 16 times that, at least 1 GiB,", (house._OPEN_PAYLOAD_FACTOR, house._GIB), (16, 1 << 30)),
+        ("nothing of a body comes | 60 s |", asgi._PIECE_SECONDS, 60),
+        (
+            "an answer of over 64 KiB | 300 s |",
+            (asgi._WRITE_BUFFER_BYTES, http_protocol.Protocol.answer_seconds),
+            (65_536, 300),
+        ),
+        ("does not know | 64, the body counted |", json_body._MAX_DEPTH, 64),
+        ("that gives ids | 4,194,304 |", inputs._MAX_IDS, 4_194_304),
+        ("characters of a text | 250 for each token", pieces.MAX_CHARS_PER_TOKEN, 250),
+        ("`/embed_all` | 256 MiB of float32 |", pipeline.MAX_TOKEN_ROW_BYTES, 256 << 20),
+        ("prompts counted | 1,048,576 |", tokenizer_pool.client.MAX_DETAIL_CHARS, 1_048_576),
+        ("`/decode` | 1,048,576 |", tokenizer_pool.client.MAX_DECODE_IDS, 1_048_576),
+        ("(1 to 86,400,000)", request_headers._MAX_TIMEOUT_MS, 86_400_000),
+        ("more than 8 items", tokens.BULK_ITEMS, 8),
+        ("more than 4,096 tokens", tokens.BULK_TOKENS, 4096),
+        ("at one text for 120 s ends itself", tokenizer_pool.worker._MAX_SECONDS, 120),
+        ("or three times what the batch should take", watchdog._SLOWER_THAN_PREDICTED, 3),
+        ("takes three tokenizers down", tokenizer_pool.client._MAX_DEATHS, 3),
+        ("about three tenths", Policy().bulk_share, 0.3),
+        ("fails five times in a row", len(crash_loop._DELAYS), 5),
+        ("again every 15 s", crash_loop._DELAYS[-1], 15),
+        ("each within 5 s", supervisor._LAST_WORDS_SECONDS, 5),
+    ],
+)
+def test_limits_are_as_documented(words: str, value: object, expected: object) -> None:
+    assert words in " ".join(BEHAVIOUR.split())
+    assert value == expected
+
+
+@pytest.mark.parametrize(("name", "default"), re.findall(r"`(--[\w-]+)` \[([^\]]+)\]", BEHAVIOUR))
+def test_defaults_are_as_documented(name: str, default: str) -> None:
+    (flag,) = [one for one in (*flags_of(Settings), *flags_of(ModelSettings)) if name in one.spellings]
+    number = default.replace(",", "").removesuffix(" s")
+    assert flag.shown_default in (number, f"{number}.0")
 
 
 def test_every_invariant_names_a_test() -> None:

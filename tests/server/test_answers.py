@@ -5,6 +5,9 @@ import json
 
 import pytest
 
+from server import asgi
+from server.asgi import Message
+from server.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError
 from server.routes import ROUTES
 from tests.server.edge import Called, Edge, call
 
@@ -53,12 +56,48 @@ def test_errors_are_json_in_the_routes_own_shape_also_where_raw_rows_are_asked_f
     assert called.status == (400 if path in OPENAI or body == b"{" else 422)
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_body_that_stops_coming_is_told_in_the_routes_own_shape(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "_PIECE_SECONDS", 0.005)
+    sent: list[Message] = []
+
+    async def run() -> None:
+        pieces: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+        async def receive() -> Message:
+            if not pieces:
+                await asyncio.Event().wait()
+            return pieces.pop()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await Edge().app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+
+    asyncio.run(run())
+    error = json.loads(bytes(sent[1]["body"]))
+    assert sent[0]["status"] == 408
+    assert set(error) == ({"error"} if path in OPENAI else {"error", "error_type"})
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/tokenize", "/livez", "/nowhere"])
 def test_unknown_paths_and_methods_are_refused_in_openais_shape_wherever(path: str) -> None:
     called = ask("DELETE", path)
 
     assert called.status == (404 if path == "/nowhere" else 405)
     assert called.error()["code"] == ("unknown_url" if path == "/nowhere" else "method_not_supported")
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/health", "/ping", "/info", "/v1/models", "/metrics"])
+def test_head_is_answered_as_get(path: str) -> None:
+    """As balancers ask; tests/server/test_bad_input.py shows that no body goes out."""
+    assert ask("HEAD", path).status == ask("GET", path).status == 200
+
+
+@pytest.mark.parametrize("path", ["/livez/", "/info/", "/docs/", "/v1/models/"])
+def test_no_answer_leads_to_where_a_client_says(path: str) -> None:
+    called = ask("GET", path, host="elsewhere.example")
+    assert (called.status, "location" in called.headers) == (404, False)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -72,6 +111,28 @@ def test_usage_says_how_many_texts_were_cut() -> None:
 
     assert json.loads(called.body)["usage"]["truncated_inputs"] == 2
     assert called.headers["x-embedline-truncated-inputs"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (HeadTooLarge("too large"), "431", "head"),
+        (BodyTooSlow("too slow"), "408", "slow_body"),
+        (MalformedBody("no HTTP"), "400", "malformed"),
+    ],
+)
+def test_what_never_became_a_request_is_counted_too(error: RequestError, status: str, reason: str) -> None:
+    """And so has a line in the log, which hears of all that is counted."""
+
+    async def run() -> list[list[object]]:
+        edge = Edge()
+        edge.app.refused(error)
+        counts: list[list[object]] = edge.metrics.drain()["counts"]
+        return counts
+
+    counts = asyncio.run(run())
+    assert ["embedline_requests_total", "other", "none", status, 1] in counts
+    assert ["embedline_rejected_total", reason, 1] in counts
 
 
 def test_the_viewer_comes_from_a_public_network_and_the_description_does_not() -> None:

@@ -1,4 +1,4 @@
-"""Who is turned away at the door and what they are told, on every route: 429 by what waits, 503 while nothing computes."""
+"""Who is turned away at the door and what they are told: 429 by what waits, 503 while nothing computes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from server.asgi import Message
 from tests.server.edge import Edge, call
 
 PATH = "/v1/embeddings"
@@ -59,3 +60,30 @@ def test_the_work_is_dropped_at_every_stage(stage: str, num_submitted: int, capl
 
     asyncio.run(run())
     assert caplog.records == []
+
+
+def test_who_leaves_while_the_answer_is_sent_was_not_answered() -> None:
+    async def run() -> None:
+        edge = Edge()
+        is_sending = asyncio.Event()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b'{"input":"a"}'}
+
+        async def send(_: Message) -> None:
+            is_sending.set()
+            await asyncio.Event().wait()  # as where the client does not read
+
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
+        waiting = asyncio.create_task(edge.app(scope, receive, send))
+        await is_sending.wait()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+        counted = counts(edge)
+        assert counted["embedline_requests_total", PATH, "interactive", "499"] == 1
+        assert counted["embedline_cancelled_total", "respond"] == 1
+        assert not any(key[0] == "embedline_inputs_total" for key in counted)
+        assert edge.admission.num_open == 0
+
+    asyncio.run(run())

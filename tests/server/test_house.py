@@ -9,7 +9,7 @@ import pytest
 
 from engine.model_source import resolve
 from server.bind import bind
-from server.broadcast import Broadcast
+from server.broadcast import ROLES, Broadcast
 from server.flag import SettingsError
 from server.house import Door, House
 from server.member import Member, Plan
@@ -172,3 +172,22 @@ def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: RunFold
     house.page.engines_ready[0, 1] = 0
     assert broadcast.why_not_ready() == "no engine is ready"
     assert second.states == []  # only frontends are told
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_kind_of_process_is_needed(role: str, folder: RunFolder) -> None:
+    """One of a kind is enough."""
+    chosen = settings(model("one", devices="a,b"), tokenization_workers=2, batch_managers=2, frontends=2)
+    with bind("127.0.0.1", 0, "--port") as http:
+        house = house_of(chosen, folder, http)
+        members = [FakeMember(plan) for plan in house.plans()]
+    house.page.engines_ready[:] = 1
+    broadcast = Broadcast(members, plan_models(chosen), page=house.page, limits={})  # type: ignore[arg-type]
+    first, second = [member for member in members if member.plan.role == role]
+
+    reasons = []
+    for member in (first, second):
+        member.is_ready = False
+        reasons.append(broadcast.why_not_ready())
+
+    assert reasons == [None, f"no {role} is ready"]

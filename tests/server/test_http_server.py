@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -323,6 +324,42 @@ def test_stop_waits_until_a_large_answer_is_read(run: Callable[[Test], None]) ->
     run(test)
 
 
+@pytest.mark.parametrize(("num_requests", "size"), [(1, 20_000_000), (400, 60_000)], ids=["one large answer", "many"])
+def test_who_does_not_read_its_answers_is_cut_off(
+    run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, num_requests: int, size: int
+) -> None:
+    """What waits in the connection's buffer is let go too."""
+    monkeypatch.setattr(Protocol, "answer_seconds", 0.05)
+
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            head = b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size
+            client.send(*[head, b"x" * size] * num_requests)
+            await running.app.waiting.get()
+            await running.server._state.empty.wait()
+        async with running.client() as client:
+            client.send(GET % b"now")
+            assert await client.answer() == (200, b"/now")
+
+    run(test)
+
+
+def test_who_reads_its_answers_is_left_alone(run: Callable[[Test], None]) -> None:
+    size = 20_000_000
+
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            for _ in range(2):
+                client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size, b"x" * size)
+                assert len((await client.answer())[1]) == size
+                (connection,) = running.server._state.connections
+                assert isinstance(connection, Protocol)
+                assert connection._answer_timer is not None  # it was set, as not all of it fits into a buffer
+                assert connection._answer_timer.cancelled()
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -345,6 +382,22 @@ def test_a_head_that_is_too_large_is_refused(run: Callable[[Test], None], head: 
                 assert (await client.rest()).startswith(b"HTTP/1.1 431 ")
         assert running.app.paths == ["/now"]
         assert [type(error) for error in running.refused] == [HeadTooLarge]
+
+    run(test)
+
+
+def test_what_is_refused_before_its_route_is_known_has_openais_shape(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        for head, status in (
+            (b"GET /embed HTTP/1.1\r\n" + b"a: b\r\n" * 101 + b"\r\n", 431),
+            (b"what is this\r\n\r\n", 400),
+        ):
+            async with running.client() as client:
+                client.send(head)
+                answered, body = await client.answer()
+                assert answered == status
+                assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+                assert await client.rest() == b""  # and nothing is answered there any more
 
     run(test)
 

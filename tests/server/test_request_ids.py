@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from server.auth import ApiKey, digest
+from server.cors import with_cors
 from server.routes import ROUTES
 from tests.server.edge import Called, Edge, call
 
@@ -65,3 +66,15 @@ def test_those_that_are_made_differ() -> None:
 
     made = asyncio.run(run())
     assert len(set(made)) == len(made) == 60
+
+
+def test_what_never_became_a_request_has_none() -> None:
+    """A browser's question beforehand; tests/server/test_http_server.py has the heads that are refused."""
+
+    async def run() -> Called:
+        asked = {"origin": "https://page.example", "access-control-request-method": "POST"}
+        return await call(with_cors(Edge().app, ["*"]), "OPTIONS", PATH, b"", asked)
+
+    called = asyncio.run(run())
+    assert called.status == 200
+    assert "x-request-id" not in called.headers

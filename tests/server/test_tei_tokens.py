@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from server.dialects.tei_tokens import decode_decode, decode_tokenize
-from server.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
+from server.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
+from server.models import ModelTable
 from server.request_headers import Wishes
 from server.tokens import DecodeRequest, TokenizeRequest
-from tests.server.edge import one_model
+from tests.server.edge import one_model, served_model
 from wire.vocabulary import RequestClass
 
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
@@ -44,6 +45,16 @@ def test_decode() -> None:
     assert (request.model, request.request_class, request.deadline) == (MODELS.models[0], RequestClass.BULK, 12.5)
     assert (decode({"ids": [5, 6]}).token_ids, decode({"ids": [5]}).is_single) == ([[5, 6]], True)
     assert not decode({"ids": [5], "skip_special_tokens": False}).skip_special_tokens
+
+
+def test_with_several_models_the_name_must_be_one_of_them() -> None:
+    models = ModelTable([served_model(name="one"), served_model(index=1, name="two")])
+
+    for decoder, fields in ((decode_tokenize, {"inputs": "a"}), (decode_decode, {"ids": [5]})):
+        body = json.dumps({**fields, "model": "two"}).encode()
+        assert decoder(body, WISHES, models, max_items=4).model.name == "two"
+        with pytest.raises(ModelNotFound):
+            decoder(json.dumps(fields).encode(), WISHES, models, max_items=4)
 
 
 @pytest.mark.parametrize(
