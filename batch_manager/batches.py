@@ -85,6 +85,13 @@ class Slice(NamedTuple):
     num_tokens: int
 
     @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest sequence."""
+        if self.stop - self.start == self.request.num_seqs:
+            return self.request.max_seqlen
+        return max(self.seqlens)
+
+    @property
     def seqlens(self) -> list[int]:
         """Tokens of each sequence."""
         if self.stop - self.start == 1:
@@ -110,16 +117,30 @@ class Batch:
     """What one engine computes in one go; not changed any more once it is dispatched.
 
     max_tokens  the budget it was packed under
+    max_seqlen  tokens of its longest sequence
     release     why it is no larger; set as it is taken out of the backlog
     is_suspect  its one sequence was being computed when an engine died, so it runs with nothing beside it
+    is_beside   it was sent to compute beside a long sequence, so its time may be counted from later than it began
     """
 
-    __slots__ = ("batch_id", "is_suspect", "max_tokens", "num_seqs", "num_tokens", "release", "slices")
+    __slots__ = (
+        "batch_id",
+        "is_beside",
+        "is_suspect",
+        "max_seqlen",
+        "max_tokens",
+        "num_seqs",
+        "num_tokens",
+        "release",
+        "slices",
+    )
 
     def __init__(self, slices: Iterable[Slice] = (), *, is_suspect: bool = False) -> None:
         self.batch_id = -1
         self.max_tokens = 0
+        self.max_seqlen = 0
         self.is_suspect = is_suspect
+        self.is_beside = False
         self.release = Release.SUSPECT if is_suspect else Release.DRAINED
         self.slices: list[Slice] = []
         self.num_tokens = 0
@@ -144,6 +165,7 @@ class Batch:
         self.slices.append(piece)
         self.num_tokens += piece.num_tokens
         self.num_seqs += piece.stop - piece.start
+        self.max_seqlen = max(self.max_seqlen, piece.max_seqlen)
 
 
 def singles(slices: Iterable[Slice]) -> list[Slice]:

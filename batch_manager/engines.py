@@ -8,10 +8,10 @@ class Engine:
     """A ready engine and what it holds.
 
     model    its index in this server
-    batches  by id, in the order in which they were sent; the oldest `limits.streams` are being computed
+    batches  by id, in the order in which they were sent; the oldest `max_computing` may be being computed
     """
 
-    __slots__ = ("batches", "engine_id", "limits", "model", "newest_tokens", "num_tokens")
+    __slots__ = ("batches", "engine_id", "limits", "model", "num_tokens")
 
     def __init__(self, engine_id: int, limits: EngineLimits, *, model: int) -> None:
         self.engine_id = engine_id
@@ -19,12 +19,21 @@ class Engine:
         self.model = model
         self.batches: dict[int, Batch] = {}
         self.num_tokens = 0  # of all its batches
-        self.newest_tokens = 0  # of the batch sent last
 
     @property
     def num_idle_streams(self) -> int:
         """Batches that would be computed at once if they were sent now."""
         return max(0, self.limits.streams - len(self.batches))
+
+    @property
+    def max_computing(self) -> int:
+        """Batches that may be computed at the same time."""
+        return self.limits.depth if self.limits.overlaps else self.limits.streams
+
+    @property
+    def newest(self) -> Batch:
+        """The batch that was sent last of those it holds; there must be one."""
+        return next(reversed(self.batches.values()))
 
     @property
     def has_room(self) -> bool:
@@ -38,7 +47,6 @@ class Engine:
         """Take note of a batch that is sent to it."""
         self.batches[batch.batch_id] = batch
         self.num_tokens += batch.num_tokens
-        self.newest_tokens = batch.num_tokens
 
     def take(self, batch_id: int) -> Batch | None:
         """Take out a batch that it is done with; None where it does not hold such a batch."""

@@ -92,7 +92,7 @@ class Model:
     def note_done(self, batch: Batch, compute_seconds: float, *, now: float) -> None:
         """A batch has its rows."""
         self.last_batch_at = now
-        self.rate.observe(batch.num_tokens, compute_seconds, max_tokens=batch.max_tokens)
+        self.rate.observe(batch.num_tokens, compute_seconds, max_tokens=batch.max_tokens, is_beside=batch.is_beside)
         self._count(batch.slices, -1)
 
     def reclaim(self, batches: Iterable[Batch]) -> list[Slice]:
@@ -128,7 +128,8 @@ class Model:
 
         An engine with an idle stream takes what there is, or its share of it where several streams idle. Behind other
         batches one is staged only if it is at least as large as the one sent last: a smaller one would be sealed too
-        soon, as all that comes while it waits in the engine could still have joined it.
+        soon, as all that comes while it waits in the engine could still have joined it. But beside a long sequence that
+        leaves cores idle it does not wait.
         """
         num_bulk = self.backlog.num_tokens(RequestClass.BULK)
         num_tokens = num_bulk + self.backlog.num_tokens(RequestClass.INTERACTIVE)
@@ -138,7 +139,8 @@ class Model:
         if not engines:
             return None
         engine = min(engines, key=lambda engine: (not engine.num_idle_streams, engine.num_tokens))
-        if not engine.num_idle_streams and num_tokens < engine.newest_tokens:
+        is_beside = self._leaves_cores_idle(engine)
+        if not engine.num_idle_streams and not is_beside and num_tokens < engine.newest.num_tokens:
             return None
         is_mixed = num_bulk > 0 and self._is_interactive_about(num_bulk < num_tokens, now)
         max_tokens = self._max_tokens(engine.limits, is_mixed=is_mixed)
@@ -147,6 +149,7 @@ class Model:
         batch = self.backlog.next_batch(_budget(engine.limits, part), may_be_suspect=not engine.batches)
         if batch is None:
             return None
+        batch.is_beside = is_beside
         if part < max_tokens:
             batch.max_tokens = max_tokens  # so that the rate takes a small share for the small batch that it is
         if batch.release is Release.FULL:
@@ -155,6 +158,16 @@ class Model:
             elif is_mixed and max_tokens < self._max_tokens(engine.limits, is_mixed=False):
                 batch.release = Release.CLASS
         return engine, batch
+
+    def _leaves_cores_idle(self, engine: Engine) -> bool:
+        """Whether what it computes is, or ends in, one sequence that takes longer than queries should wait.
+
+        A batch of many short sequences keeps all cores busy to its end, however long it takes, so nothing is gained by
+        sealing a small one behind it.
+        """
+        if not engine.limits.overlaps or not engine.batches:
+            return False
+        return engine.newest.max_seqlen > self._max_tokens(engine.limits, is_mixed=True)
 
     def _is_interactive_about(self, waits: bool, now: float) -> bool:
         return waits or now - self.last_interactive_at < self._policy.interactive_memory

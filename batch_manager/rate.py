@@ -21,16 +21,19 @@ class Rate:
         if not self.tokens_per_second:
             self.tokens_per_second = tokens_per_second
 
-    def observe(self, num_tokens: int, compute_seconds: float, *, max_tokens: int) -> None:
+    def observe(self, num_tokens: int, compute_seconds: float, *, max_tokens: int, is_beside: bool = False) -> None:
         """Learn from a batch that was packed under `max_tokens` and took so many seconds from when it began to compute.
 
         One that is less than half full shows an engine's fixed cost rather than its speed, so it
-        counts only where it was faster than what is known.
+        counts only where it was faster than what is known. One that ran beside a long sequence (`is_beside`) counts
+        only where it was slower: it may have been nearly done when its stream, and so its time, became its own.
         """
         if compute_seconds <= 0:
             return
         newest = num_tokens / compute_seconds
         if 2 * num_tokens < max_tokens and newest <= self.tokens_per_second:
+            return
+        if is_beside and newest > self.tokens_per_second:
             return
         known = self.tokens_per_second or newest
         self.tokens_per_second = known + _WEIGHT * (newest - known)

@@ -10,10 +10,11 @@ What becomes of a batch that gives no rows:
   their class; halves of those; a sequence that fails alone is refused. The other sequences get their rows.
 - Its engine died (`engine_lost`) while the batch was only staged: nobody suspects it, its sequences wait again, at the
   front.
-- Its engine died while the batch was being computed: any sequence in it may be the cause, so each becomes a suspect, a
-  batch of its own. A suspect has its engine to itself (`Engine.has_room`, `may_be_suspect`), so that the next death is
-  its own doing: then it is refused as poison. If it is computed, it has its row and is cleared. Halving, as above,
-  would cost a death for each step; this costs one forward a sequence.
+- Its engine died while the batch was being computed (where batches overlap, see `EngineLimits`, that may be any that it
+  held): any sequence in it may be the cause, so each becomes a suspect, a batch of its own. A suspect has its engine to
+  itself (`Engine.has_room`, `may_be_suspect`), so that the next death is its own doing: then it is refused as poison.
+  If it is computed, it has its row and is cleared. Halving, as above, would cost a death for each step; this costs one
+  forward a sequence.
 - Suspects take turns with the other work of their class (`Backlog`), so that neither waits for all of the other.
 Whatever is tried again is refused instead if its deadline has come or its client has left.
 """
@@ -99,7 +100,7 @@ class Scheduler:
         model.remove_engine(engine, now=now)
         batches = list(engine.batches.values())
         refusals = self._refuse_late(batches, now)
-        computing, staged = batches[: engine.limits.streams], batches[engine.limits.streams :]
+        computing, staged = batches[: engine.max_computing], batches[engine.max_computing :]
         model.requeue(model.reclaim(staged))
         refusals += self._suspect(model, computing)
         if self._is_draining and not model.engines:

@@ -1,6 +1,7 @@
 """Which engines there are, and which one serves a model here. Imports an engine only when it is loaded."""
 
 import importlib
+import importlib.util
 import logging
 from typing import Any
 
@@ -17,6 +18,7 @@ _ENGINES = {
 }
 AUTO = "auto"
 _AUTO_ON_CPU = ("openvino", "transformers")  # the first that can serve the model
+_PACKAGES = {"openvino": "openvino", "transformers": "transformers"}  # without which those can't serve
 _QUANTIZES_ON_CPU = {"int8": "onnxruntime"}  # quantization -> the only engine that does it
 _AS_THE_MODEL_IS = ("none", "auto")  # auto: CPUs gain speed from it at the price of fidelity, so it has to be asked for
 
@@ -33,6 +35,11 @@ def choose(asked: str, *, quantization: str = "none") -> tuple[str, str]:
     if asked != AUTO:
         return asked, f"--engine {asked}"
     return AUTO, f"--engine auto: the first of {', '.join(_AUTO_ON_CPU)} that can serve this model on the CPU"
+
+
+def tried_by_auto() -> dict[str, bool]:
+    """The engines that "auto" tries, in this order, and whether each one's package is installed. Imports none."""
+    return {name: importlib.util.find_spec(_PACKAGES[name]) is not None for name in _AUTO_ON_CPU}
 
 
 def _that_quantizes(asked: str, quantization: str) -> tuple[str, str]:

@@ -111,6 +111,7 @@ class EngineLimits:
     token_buckets: tuple[int, ...] = field(default=())  # T at which a batch is as cheap as anything below; () = none
     streams: int = 1  # batches computed at the same time; one batch runs on one stream
     depth: int = 2  # batches submitted and not collected: streams + 1 where the engine can stage, 1 where it blocks
+    overlaps: bool = False  # a staged batch begins as soon as the one ahead leaves a part of its stream idle
     tokens_per_second: float = 0.0  # of one stream beside the others, measured at warm-up; 0 = not known
     target_num_tokens: int = 0  # T from which on a batch gains no speed worth having; 0 = not known
     max_batch_seconds: float = 0.25  # of computing, by choice: how long work may sit in one batch

@@ -11,6 +11,7 @@ from engine.types import Batch, Engine, EngineError, EngineLimits, ModelError, O
 _SEQLENS = (1, 5, 5, 16)  # tokens; equal lengths are there on purpose
 _SEQLEN = 64  # tokens of each sequence in the batches that are measured
 _SIZES = (128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)  # tokens of these
+_RATE_SIZE = 1024  # tokens of the batch that is measured where the target is known
 _MIN_TARGET = 512  # tokens: what is gained below is small, and what a busy machine makes of the figures is not
 _MAX_SECONDS = 0.6  # for all of them together
 _ENOUGH = 0.95  # of the best rate: what larger batches gain beyond it is not worth the wait
@@ -25,12 +26,21 @@ def warm_up(engine: Engine) -> EngineLimits:
     _run(engine, seqlens)  # the very first batches also pay for lazy initialisation
     seconds = _run(engine, seqlens)
     if engine.limits.target_num_tokens:  # known without measuring
-        seqlens = _equal_seqlens(engine.limits, int(sum(seqlens) / seconds * _MAX_SECONDS / 4))
-        return dataclasses.replace(engine.limits, tokens_per_second=sum(seqlens) / _run(engine, seqlens))
+        return dataclasses.replace(engine.limits, tokens_per_second=_rate(engine, sum(seqlens) / seconds))
     rates = _rates(engine)
     target = _target(rates)
     rate = rates[target] if target else max(rates.values())
     return dataclasses.replace(engine.limits, tokens_per_second=rate, target_num_tokens=target)
+
+
+def _rate(engine: Engine, least: float) -> float:
+    """Tokens per second where the batch to be measured is known; `least` is what small batches reach."""
+    affordable = min(int(least * _MAX_SECONDS / 4), engine.limits.target_num_tokens, _RATE_SIZE)
+    seqlens = _equal_seqlens(engine.limits, affordable)
+    rate = sum(seqlens) / _run(engine, seqlens)
+    if rate < 0.7 * least:  # it compiled something for a shape that it had not seen
+        rate = sum(seqlens) / _run(engine, seqlens)
+    return rate
 
 
 def _rates(engine: Engine) -> dict[int, float]:

@@ -38,7 +38,8 @@ class _Held:
     connection: BlockingConnection
     frame_id: int
     num_tokens: int
-    began: float = 0.0  # time.monotonic() seconds; 0 = no stream is free for it yet
+    submitted: float  # time.monotonic() seconds
+    began: float = 0.0  # likewise; 0 = no stream is free for it yet
 
 
 class Worker:
@@ -91,7 +92,7 @@ class Worker:
         now = time.monotonic()
         ticket = self._engine.submit(batch)
         with self._noted:
-            self._held[ticket] = _Held(connection, frame_id, batch.num_tokens)
+            self._held[ticket] = _Held(connection, frame_id, batch.num_tokens, now)
             self._begin_next(now)
             self._noted.notify()
 
@@ -114,7 +115,8 @@ class Worker:
                 self._noted.wait_for(lambda: ticket in self._held)  # noqa: B023 - runs only here
                 held = self._held.pop(ticket)
                 self._begin_next(now)
-            self._answer(held, results, compute_seconds=max(now - held.began, 0.0) if held.began else 0.0)
+            began = held.began or held.submitted  # the latter where it overtook the batch ahead
+            self._answer(held, results, compute_seconds=max(now - began, 0.0))
 
     def _answer(self, held: _Held, results: Results | EngineError, *, compute_seconds: float) -> None:
         if not isinstance(results, EngineError) and not _all_finite(results):

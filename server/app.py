@@ -76,10 +76,10 @@ def _model_cards(state: FrontendState) -> list[dict[str, Any]]:
 async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 in the same shape as every other error."""
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     if (request.scope["path"].rstrip("/") or "/") in _POST_PATHS:  # only what is no POST gets as far as here
-        headers["allow"] = ", ".join(filter(None, (headers.get("Allow"), "POST")))
-    if "allow" in map(str.lower, headers):
+        headers["allow"] = ", ".join(filter(None, (headers.get("allow"), "POST")))
+    if "allow" in headers:
         answer = openai_answer(WrongMethod("this route does not have that method"))
     else:
         answer = openai_answer(NoSuchRoute("no such route"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
@@ -16,7 +17,10 @@ Headers = list[tuple[bytes, bytes]]
 
 
 _WRITE_BUFFER_BYTES = 64 * 1024  # what uvicorn lets wait for a client before it holds back a handler
-_PIECE_SECONDS = 60.0  # for which a body may not come any further
+_PIECE_SECONDS = 30.0  # for which a body may not come any further
+# A body may also take no longer than this in all, and a second more for each so many bytes that have come.
+_BODY_SECONDS = 30.0
+_BYTES_PER_SECOND = 1024
 
 
 class ClientLeft(Exception):
@@ -34,7 +38,7 @@ class BodyReader:
         self._room = max(max_bytes, max_total_bytes)  # one body always fits
 
     async def read(self, receive: Receive, content_length: int | None) -> bytes:
-        """The whole body. Raises PayloadTooLarge and Overloaded as soon as it is known, ClientLeft."""
+        """The whole body. Raises PayloadTooLarge and Overloaded as soon as it is known, BodyTooSlow, ClientLeft."""
         if content_length is not None and content_length > self._max_bytes:
             raise self._too_large()
         message = await _receive(receive)
@@ -48,12 +52,13 @@ class BodyReader:
     async def _read_rest(self, receive: Receive, first: bytes) -> bytes:
         chunks = [first]
         num_bytes = len(first)
+        latest = asyncio.get_running_loop().time() + _BODY_SECONDS
         self._room -= num_bytes
         try:
             more = True
             while more:
                 self._check(num_bytes)
-                message = await _receive(receive)
+                message = await _receive(receive, by=latest + num_bytes / _BYTES_PER_SECOND)
                 chunks.append(message["body"])
                 num_bytes += len(message["body"])
                 self._room -= len(message["body"])
@@ -82,12 +87,15 @@ class BodyReader:
         return PayloadTooLarge(f"the body is over the {self._max_bytes} bytes of --payload-limit")
 
 
-async def _receive(receive: Receive) -> Message:
-    """The next piece of a body."""
+async def _receive(receive: Receive, *, by: float = math.inf) -> Message:
+    """The next piece of a body; `by` is a time of the loop."""
+    gap_ends = asyncio.get_running_loop().time() + _PIECE_SECONDS
     try:
-        async with asyncio.timeout(_PIECE_SECONDS):
+        async with asyncio.timeout_at(min(gap_ends, by)):
             message = await receive()
     except TimeoutError:
+        if by < gap_ends:
+            raise BodyTooSlow(f"the body came more slowly than {_BYTES_PER_SECOND} bytes a second") from None
         raise BodyTooSlow(f"nothing more of the body came for {_PIECE_SECONDS:g} seconds") from None
     if message["type"] == "http.disconnect":
         raise ClientLeft

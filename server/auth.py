@@ -35,20 +35,24 @@ class Keys:
         """The name of the key that was given, "" where none is needed. Raises Unauthorized."""
         if not self._keys or path in self._open or (path == "/" and method in ("GET", "HEAD")):
             return ""
-        given = digest(_given(headers))
         found = None
-        for key in self._keys:  # all of them, whichever it is: the time taken says nothing
-            if hmac.compare_digest(given, key.digest):
-                found = key.name
+        for given in map(digest, _given(headers)):
+            for key in self._keys:  # all of them, whichever it is: the time taken says nothing
+                if hmac.compare_digest(given, key.digest):
+                    found = key.name
         if found is None:
             raise Unauthorized("a valid API key is needed: authorization: Bearer …")
         return found
 
 
-def _given(headers: Mapping[bytes, bytes]) -> bytes:
-    """The key in `authorization` (Bearer, Api-Key, or bare as some clients send it), `x-api-key` or `api-key`."""
-    value = headers.get(b"authorization", b"")
+def _given(headers: Mapping[bytes, bytes]) -> list[bytes]:
+    """What may be keys: in `authorization` (Bearer, Api-Key, or bare as some clients send it), `x-api-key`, `api-key`.
+
+    All of them, since a proxy in between may need an `authorization` of its own.
+    """
+    values = [headers.get(name, b"") for name in (b"authorization", b"x-api-key", b"api-key")]
     for scheme in _SCHEMES:
-        if value[: len(scheme)].lower() == scheme:
-            return value[len(scheme) :].strip()
-    return value or headers.get(b"x-api-key", b"") or headers.get(b"api-key", b"")
+        if values[0][: len(scheme)].lower() == scheme:
+            values[0] = values[0][len(scheme) :].strip()
+            break
+    return [value for value in values if value]

@@ -9,6 +9,7 @@ from pathlib import Path
 from server.flag import SettingsError
 
 _OFF = "off"
+_WRITTEN_TO = "compiled"  # the folder in it that engines make and use
 
 logger = logging.getLogger("embedline.server")
 
@@ -23,7 +24,8 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
     folder = Path(asked).expanduser() if asked else _default(environment)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        (folder / _WRITTEN_TO).mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder / _WRITTEN_TO):
             return str(folder.absolute())
     except OSError as error:
         if asked:

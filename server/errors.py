@@ -7,7 +7,7 @@
      ├─ NotTokenizable      400  the tokenizer can't take a text, or ids; `param` as above
      ├─ UnsupportedTask     400  the served model does not do this
      ├─ Unauthorized        401  no API key, or a wrong one
-     ├─ BodyTooSlow         408  the body stopped coming
+     ├─ BodyTooSlow         408  the body stopped coming, or comes too slowly
      ├─ PayloadTooLarge     413
      ├─ UnsupportedMedia    415
      ├─ HeadTooLarge        431  too many or too long headers
@@ -75,7 +75,7 @@ class HeadTooLarge(RequestError):
 
 
 class BodyTooSlow(RequestError):
-    """The body stopped coming."""
+    """The body, or the head, stopped coming or comes too slowly."""
 
 
 class PayloadTooLarge(RequestError):
@@ -180,4 +180,6 @@ def _answer(status: int, shape: dict[str, Any], error: RequestError) -> ErrorAns
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after))).encode()))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, BodyTooSlow):  # what is still to come would keep the connection open
+        headers.append((b"connection", b"close"))
     return ErrorAnswer(status, headers, body)

@@ -139,6 +139,7 @@ class House:
             "dtype": settings.dtype,
             "quantization": settings.quantization,
             "pooling": settings.pooling,
+            "max_seqlen": folder.max_seqlen,
             "cache_dir": self._cache_dir,
             # engines on the CPU share its cores; a single one takes them all
             "num_threads": max(1, (os.cpu_count() or 1) // len(self._engines)),

@@ -55,7 +55,7 @@ class Protocol(HttpToolsProtocol):
             return
         except HttpParserError as error:
             # what a callback of ours raised is the parser error's context
-            self._refuse(error.__context__ if isinstance(error.__context__, HeadTooLarge) else _not_http())
+            self._refuse(error.__context__ if isinstance(error.__context__, RequestError) else _not_http())
             return
         if self._is_in_head:
             self._wait_for_head(len(data))
@@ -84,6 +84,8 @@ class Protocol(HttpToolsProtocol):
         headers = self.headers
         if len(headers) > MAX_HEADERS or len(self.url) + sum(len(n) + len(v) for n, v in headers) > MAX_HEAD_BYTES:
             raise _too_large()
+        if self.parser.get_http_version() == "1.1" and [name for name, _ in headers].count(b"host") != 1:
+            raise MalformedBody("a request needs one host header")  # RFC 9112, section 3.2
         if not self.parser.should_upgrade():
             super().on_headers_complete()
 

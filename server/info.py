@@ -3,7 +3,9 @@
 from typing import Any
 
 from embedline import __version__
+from engine.types import OutputKind
 from server.frontend_state import FrontendState
+from tokenizer_pool.messages import Truncation
 
 _TEI_POOLING = {"last": "last_token"}  # its name for it
 
@@ -20,8 +22,15 @@ def info(state: FrontendState) -> dict[str, Any]:
         "sha": None,
         "docker_label": None,
         "ready": state.why_not_ready() is None,
-        "models": models,
+        "models": [_in_words(model) for model in models],
     }
+
+
+def _in_words(model: dict[str, Any]) -> dict[str, Any]:
+    """With names for what goes between processes as numbers."""
+    outputs = [kind.name.lower() for kind in OutputKind(model["info"]["outputs"]) if kind.name]
+    truncation = Truncation(model["truncation"]).name.lower()
+    return {**model, "info": {**model["info"], "outputs": outputs}, "truncation": truncation}
 
 
 def _of_model(model: dict[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,14 @@ Reads JSON files, the headers of the weights and the tokenizer, and loads no wei
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
+from engine import registry
 from engine.types import ModelError
 from engine.weights import Weights, weights_of
+from server.compiled_cache import cache_folder
 from server.model_plan import ModelPlan, plan_model
 from server.settings import Settings
 from tokenizer_pool.loading import TokenizerError, load
@@ -32,7 +35,7 @@ def inspect(settings: Settings, *, as_json: bool) -> int:
     """Print what is known of the first model. Raises SettingsError and ModelError where it can't be served."""
     plan = plan_model(settings.models[0], settings)
     weights = weights_of(plan.folder.path)
-    found = findings(plan, weights)
+    found = [*findings(plan, weights), *_of_this_machine(plan, settings)]
     warned = warnings(plan, weights)
     print(_as_json(found, warned) if as_json else _as_text(plan, found, warned))
     return 0
@@ -60,6 +63,25 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("memory_bytes", _memory(plan, weights), f"weights of one engine in {_dtype(plan)}, estimated"),
         Finding("notes", list(folder.notes)),
     ]
+
+
+def _of_this_machine(plan: ModelPlan, settings: Settings) -> list[Finding]:
+    """What a start here would find beside the model. Raises SettingsError where --compiled-cache can't be."""
+    found = []
+    if plan.engine == registry.AUTO and settings.engine_python == sys.executable:
+        tried = registry.tried_by_auto()
+        found.append(Finding("engines", [_state(name, tried) for name in tried]))
+    if plan.engine != "fake":
+        cache = cache_folder(settings.compiled_cache, os.environ)
+        found.append(Finding("compiled_cache", cache, "--compiled-cache" if settings.compiled_cache else ""))
+    return found
+
+
+def _state(engine: str, tried: dict[str, bool]) -> str:
+    if not tried[engine]:
+        return f"{engine}: not installed"
+    is_first = engine == next(name for name, is_installed in tried.items() if is_installed)
+    return f"{engine}: installed, tried {'first' if is_first else 'if none before it can serve the model'}"
 
 
 def warnings(plan: ModelPlan, weights: Weights) -> list[str]:

@@ -1,10 +1,12 @@
 """From settings to a running house: find the models, choose engines, bind the ports, hand over to the supervisor."""
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass
 from typing import NoReturn
@@ -26,6 +28,10 @@ from wire.control import Json
 from wire.process import begin
 
 _AUTO_BATCH_TOKENS = 16_384  # what /info shows where engines choose: TEI's default, as its field must be a number
+_PYTHON_SECONDS = 2.0  # in which an interpreter says what it is; imports nothing that takes time
+_PYTHON_PROBE = (
+    "import importlib.util, sys; print(sys.version_info >= (3, 11) and importlib.util.find_spec('numpy') is not None)"
+)
 
 logger = logging.getLogger("embedline.server")
 
@@ -43,6 +49,7 @@ class Prepared:
 
 def prepare(settings: Settings) -> Prepared:
     """Find the models and bind the ports. Raises SettingsError and ModelError."""
+    _check_python(settings.engine_python)
     keys = api_keys(settings.api_key, settings.api_key_file)
     models = plan_models(settings)
     compiles = any(model.engine != "fake" for model in models)
@@ -54,6 +61,27 @@ def prepare(settings: Settings) -> Prepared:
         http.close()
         raise
     return Prepared(models, keys, cache_dir, http, monitor)
+
+
+def _check_python(python: str) -> None:
+    """Raises SettingsError where engine processes could not run under it: found later, it would look like a crash."""
+    if python == sys.executable:
+        return
+    try:
+        ended = subprocess.run(
+            [python, "-P", "-c", _PYTHON_PROBE],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PYTHON_SECONDS,
+            check=False,
+        )
+    except OSError as error:
+        raise SettingsError(f"--engine-python can't be run: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise SettingsError(f"--engine-python did not answer within {_PYTHON_SECONDS:g} seconds") from None
+    if ended.returncode or ended.stdout.strip() != b"True":
+        raise SettingsError("--engine-python is no Python 3.11 or newer with numpy")
 
 
 def serve(settings: Settings) -> int:
@@ -81,6 +109,11 @@ def _say(prepared: Prepared) -> None:
         logger.info("serving %s on http://%s:%d", model.name, host, port)
     if prepared.keys:
         logger.info("requests need one of %d API key(s)", len(prepared.keys))
+        return
+    if "API_KEY" in os.environ:
+        logger.warning("the variable API_KEY is empty, so no request needs a key")
+    if not ipaddress.ip_address(host).is_loopback:
+        logger.warning("anyone who reaches %s:%d may use this server; --api-key-file closes it", host, port)
 
 
 async def _supervise(settings: Settings, prepared: Prepared, folder: RunFolder) -> int:

@@ -12,6 +12,7 @@ from server.flag import SettingsError, check_flags, flag
 from server.model_settings import ModelSettings
 
 _MAX_PORT = 65535
+_MAX_PROCESSES = 256  # of one kind; each takes tens of megabytes before it does anything
 _ANY_ORIGIN = "*"
 
 
@@ -102,7 +103,7 @@ class Settings:
         "Security",
         "A key that every request must carry, but those for health and, without --metrics-auth, for metrics. May be "
         "repeated. Every user of this machine can read a command line, so better use API_KEY, which takes several "
-        "separated by commas, or --api-key-file.",
+        "separated by commas (empty is none), or --api-key-file.",
         is_secret=True,
     )
     api_key_file: str | None = flag(
@@ -145,6 +146,7 @@ class Settings:
         "Processes",
         "HTTP processes. More where JSON of many floats is asked for.",
         least=1,
+        most=_MAX_PROCESSES,
         default_text="one for four cores",
     )
     tokenization_workers: int = flag(
@@ -152,6 +154,7 @@ class Settings:
         "Processes",
         "Tokenizer processes. One makes about 0.3 million tokens a second.",
         least=1,
+        most=_MAX_PROCESSES,
         default_text="one for two cores",
     )
     batch_managers: int | None = flag(
@@ -160,6 +163,7 @@ class Settings:
         "Processes that form batches. They share the engines out; one is enough for tens of thousands of requests a "
         "second.",
         least=1,
+        most=_MAX_PROCESSES,
         default_text="one for two engines",
     )
     heartbeat_timeout: float = flag(
@@ -201,6 +205,8 @@ class Settings:
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
             raise SettingsError("--served-model-name must be another for each model")
+        if self.num_engines > _MAX_PROCESSES:
+            raise SettingsError(f"--devices must be at most {_MAX_PROCESSES}, those of all models together")
         if self.num_batch_managers > self.num_engines:
             raise SettingsError("--batch-managers must not be more than there are --devices")
 

@@ -16,6 +16,7 @@ _DURATIONS = SECONDS[:35]
 _FAILURES = {
     "overloaded": ("wait", "concurrency", "open_payload", "deadline"),
     "validation": ("invalid", "empty", "malformed", "payload"),
+    "batch_size": ("batch_size",),
     "tokenization": ("not_tokenizable",),
     "model_type": ("unsupported_task",),
     "inference": ("engine", "not_ready"),

@@ -15,8 +15,10 @@ from engine.transformers.loading import load_model
 from engine.types import ModelError
 
 
-def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: Path) -> Reference:
-    """Write the converted model into the empty folder `target` and return what its rows have to be.
+def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: Path) -> tuple[Reference, int]:
+    """Write the converted model into the empty folder `target`.
+
+    Returns what its rows have to be, and how many matrix products are quantized.
 
     Raises ModelError where transformers can't load the model or the backend can't convert it. The original is given
     up before the converted one is compiled, for both may not fit into memory.
@@ -27,13 +29,15 @@ def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: 
     with quiet():
         reference = compute(model, sequences)
         try:
-            backend.convert(model, target, quantization=choices.quantization)
+            num_products = backend.convert(model, target, quantization=choices.quantization)
+        except ModelError:
+            raise
         except Exception as error:  # whatever a tracer or a converter makes of code that it was not written for
             raise ModelError(f"{backend.name} can't convert {folder.architecture!r}: {one_line(error)}") from error
-    return reference
+    return reference, num_products
 
 
-def examine(executor: Executor, reference: Reference, choices: Choices, *, pad_id: int) -> Facts:
+def examine(executor: Executor, reference: Reference, choices: Choices, *, pad_id: int, num_products: int) -> Facts:
     """The self-test. Raises ModelError."""
     difference = min_cosine = median_cosine = None
     if choices.quantization == "none":
@@ -46,4 +50,5 @@ def examine(executor: Executor, reference: Reference, choices: Choices, *, pad_i
         min_cosine=min_cosine,
         median_cosine=median_cosine,
         num_texts=len(reference.sequences),
+        num_products=num_products,
     )

@@ -2,7 +2,7 @@
 
 An entry is written into a folder of its own and renamed when it is whole, so processes may start side by side, and
 one that is killed leaves nothing half done. Files are never written again once they are there: what a library maps
-into memory can't change under it.
+into memory can't change under it. What others than this user and root could have written is not used.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.compiled.failures import one_line
+from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine")
 
 Json = dict[str, Any]
 
 _MANIFEST = "manifest.json"
-_MAX_ENTRIES = 8
+_MAX_ENTRIES = 32
 _NEW, _OLD = ".new-", ".old-"  # folders that are being written or removed
 _MAX_LEFTOVER_SECONDS = 24 * 3600  # of those that a killed process left
 
@@ -46,14 +48,15 @@ class Cache:
 
     def find(self, key: str) -> Entry | None:
         """The entry, None where there is none or it is damaged; a damaged one is removed."""
-        if self._root is None or not (self._root / key).is_dir():
+        if self._root is None or not self._is_ours(self._root) or not os.path.isdir(self._root / key):
             return None
         try:
+            _check_owner(self._root / key)
             entry = _read(self._root / key)
             with contextlib.suppress(OSError):  # somebody else's folder may be read
                 os.utime(entry.folder / _MANIFEST)  # used last
             return entry
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # whatever a damaged manifest leads to
             self.discard(key, why=one_line(error))
             return None
 
@@ -68,8 +71,11 @@ class Cache:
 
     @contextlib.contextmanager
     def new_folder(self) -> Iterator[Path]:
-        """An empty folder, to be kept with `put` or forgotten."""
-        folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._writable_root()))
+        """An empty folder, to be kept with `put` or forgotten. Raises ModelError where there can be none at all."""
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._writable_root()))
+        except OSError as error:
+            raise ModelError(f"there is no folder to compile the model in: {one_line(error)}") from error
         try:
             yield folder
         finally:
@@ -83,7 +89,7 @@ class Cache:
             _write_manifest(folder, facts)
             folder.rename(self._root / key)
         except OSError as error:
-            if not (self._root / key).is_dir():
+            if not os.path.isdir(self._root / key):
                 logger.warning("the compiled model is not kept: %s", one_line(error))
         self._prune()
 
@@ -93,11 +99,24 @@ class Cache:
             return None
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._is_ours(self._root):
+                return None
             with tempfile.TemporaryDirectory(prefix=_NEW, dir=self._root):
                 return self._root
         except OSError as error:
             logger.warning("compiled models are not kept: %s", one_line(error))
             return None
+
+    def _is_ours(self, root: Path) -> bool:
+        """False, after one warning, where others could write into it: the cache is then left alone."""
+        try:
+            _check_owner(root)
+        except (FileNotFoundError, NotADirectoryError):
+            return True  # to be made, as far as that goes
+        except OSError as error:
+            logger.warning("compiled models in %s are neither used nor kept: %s", root, one_line(error))
+            self._root = None
+        return self._root is not None
 
     def _prune(self) -> None:
         """Keep the newest entries."""
@@ -111,16 +130,32 @@ class Cache:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def _check_owner(folder: Path) -> None:
+    """Raises OSError where others than this user and root can write into it, or can have done so."""
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise PermissionError("it belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError("its group or everybody may write into it")
+
+
 def _write_manifest(folder: Path, facts: Json) -> None:
-    manifest = {"facts": facts, "files": _digests(folder)}
+    content = {"facts": facts, "files": _digests(folder)}
+    manifest = {**content, "digest": _digest_of(content)}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
 def _read(folder: Path) -> Entry:
     manifest = json.loads((folder / _MANIFEST).read_bytes())
+    if manifest.pop("digest") != _digest_of(manifest):
+        raise ValueError("its manifest is not as it was written")
     if manifest["files"] != _digests(folder):
         raise ValueError("a file is not as it was written")
     return Entry(folder, dict(manifest["facts"]))
+
+
+def _digest_of(content: Json) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _digests(folder: Path) -> dict[str, str]:

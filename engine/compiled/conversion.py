@@ -5,6 +5,8 @@ Shapes: B sequences, S tokens of the longest, D numbers a row.
 
 import contextlib
 import inspect
+import io
+import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -76,7 +78,7 @@ def traceable_mask(**arguments: Any) -> Tensor | None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what tracing warns of out of the log, for the self-test says whether it matters, and torch on one thread.
+    """Keep what tracing warns of and prints out of the log, and torch on one thread. The self-test says what matters.
 
     What is computed with torch is little, and a team of threads is slow beside any other process: 8 s against 0.2.
     """
@@ -84,9 +86,22 @@ def quiet() -> Iterator[None]:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
     try:
-        with warnings.catch_warnings(), torch.inference_mode():
+        with warnings.catch_warnings(), torch.inference_mode(), _nothing_printed():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.set_verbosity(verbosity)
         torch.set_num_threads(num_threads)
+
+
+@contextlib.contextmanager
+def _nothing_printed() -> Iterator[None]:
+    """Standard output goes nowhere: an export that fails writes its whole graph there, from C++."""
+    with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "wb") as nowhere:
+        kept = os.dup(1)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)

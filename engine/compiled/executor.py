@@ -49,12 +49,20 @@ class Backend(Protocol):
         """That it knows, "none" first."""
         ...
 
+    @property
+    def num_score_copies(self) -> float:
+        """How many float32 arrays [num_heads, S, S] S tokens take at their peak; 0 = attention is fused."""
+        ...
+
     def check(self, dtype: str) -> None:
         """Raises ModelError where it can't compute so on this machine."""
         ...
 
-    def convert(self, model: "TokenRows", target: Path, *, quantization: str) -> None:
-        """Write the model's converted form into the empty folder `target`, for `open` to read."""
+    def convert(self, model: "TokenRows", target: Path, *, quantization: str) -> int:
+        """Write the model's converted form into the empty folder `target`, for `open` to read.
+
+        Returns how many matrix products are quantized. Raises ModelError where there is none to quantize.
+        """
         ...
 
     def open(self, folder: Path, *, dtype: str, num_threads: int) -> Executor:

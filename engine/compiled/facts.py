@@ -1,6 +1,9 @@
 """What is asked of a compiled model, and what was found out about it when it was made."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,20 @@ class Facts:
     min_cosine: float | None  # of quantized pooled rows to transformers'; None where not quantized
     median_cosine: float | None
     num_texts: int  # on which that was measured
+    num_products: int  # matrix products in int8; 0 where not quantized
+
+    @classmethod
+    def decode(cls, values: Mapping[str, Any]) -> "Facts":
+        """Out of JSON. Raises ValueError or TypeError where that isn't what was encoded."""
+        facts = cls(**values)
+        counts = (facts.dimensions, facts.num_texts, facts.num_products)
+        cosines = (facts.min_cosine, facts.median_cosine)
+        measured, others = ((facts.difference,), cosines) if facts.difference is not None else (cosines, ())
+        if not all(type(count) is int and count >= 0 for count in counts) or not facts.dimensions:
+            raise ValueError("a count is not one")
+        if not all(isinstance(number, float) and math.isfinite(number) for number in measured) or any(others):
+            raise ValueError("a measured number is not one")
+        return facts
 
     @property
     def note(self) -> str:
@@ -30,5 +47,5 @@ class Facts:
             return f"the self-test's rows equal transformers' to {self.difference:.0e} of the largest value"
         return (
             f"int8: the cosine to float32 rows is {self.min_cosine:.4f} at least and {self.median_cosine:.4f} in the "
-            f"middle, over {self.num_texts} English texts"
+            f"middle, over {self.num_texts} English texts, with {self.num_products} matrix products in int8"
         )

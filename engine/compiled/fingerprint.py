@@ -11,6 +11,8 @@ from engine.compiled import machine
 _BLOCK = 64 << 10  # bytes
 _NUM_BLOCKS = 64  # read of each file of weights
 _CONVERTING = ("torch", "transformers")
+_ENGINE = Path(__file__).parents[1]
+_SOURCES = ("compiled/*.py", "model_folder.py", "sentence_files.py", "transformers/loading.py")  # of what it is made by
 
 
 def key(folder: Path, *, packages: Iterable[str], choices: dict[str, str]) -> str:
@@ -47,8 +49,8 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _source() -> str:
-    """Of what converts and tests: with another version of it, no old form is taken."""
+    """Of what reads, converts and tests: with another version of it, no old form is taken."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(file for pattern in _SOURCES for file in _ENGINE.glob(pattern)):
         digest.update(file.read_bytes())
     return digest.hexdigest()

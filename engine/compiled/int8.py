@@ -26,6 +26,7 @@ _STEP, _ZERO, _TINY = "int8.step", "int8.zero", "int8.tiny"
 def quantize(source: Path, target: Path, *, max_weight: int) -> int:
     """Read a float32 model, write the int8 one, return how many products were found; weights are up to ± max_weight."""
     model = onnx.load(source)
+    _name_shared_weights_once(model.graph)
     quantizer = _Quantizer(model.graph, max_weight)
     nodes = [node for old in model.graph.node for node in quantizer.replace(old)]
     kept = quantizer.initializers()
@@ -36,6 +37,17 @@ def quantize(source: Path, target: Path, *, max_weight: int) -> int:
     is_large = sum(len(tensor.raw_data) for tensor in kept) > _MAX_FILE
     onnx.save(model, target, save_as_external_data=is_large, location="weights.bin" if is_large else None)
     return quantizer.num_replaced
+
+
+def _name_shared_weights_once(graph: onnx.GraphProto) -> None:
+    """The exporter gives weights that layers share, as in ALBERT, another name in each by an Identity."""
+    weights = {tensor.name for tensor in graph.initializer}
+    copies = [node for node in graph.node if node.op_type == "Identity" and node.input[0] in weights]
+    names = {node.output[0]: node.input[0] for node in copies}
+    for node in copies:
+        graph.node.remove(node)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
 
 
 class _Quantizer:
@@ -60,6 +72,8 @@ class _Quantizer:
             return [node]
         self.num_replaced += 1
         rows, weights, output = node.input[0], node.input[1], node.output[0]
+        bias = node.input[2] if len(node.input) > 2 else ""
+        without_bias = f"{output}.without_bias" if bias else output
         self._round_weights(weights)
         product = helper.make_node(
             "MatMulIntegerToFloat",
@@ -70,7 +84,8 @@ class _Quantizer:
         return [
             *self._round_rows(rows),
             product,
-            helper.make_node("Mul", [f"{output}.scaled", f"{rows}.max"], [output]),
+            helper.make_node("Mul", [f"{output}.scaled", f"{rows}.max"], [without_bias]),
+            *([helper.make_node("Add", [without_bias, bias], [output])] if bias else []),
         ]
 
     def initializers(self) -> list[onnx.TensorProto]:
@@ -80,7 +95,8 @@ class _Quantizer:
         return kept + [numpy_helper.from_array(array, name) for name, array in self._new.items()]
 
     def _is_product(self, node: NodeProto) -> bool:
-        return node.op_type == "MatMul" and node.input[1] in self._old and len(self._old[node.input[1]].dims) == 2
+        is_plain = node.op_type == "MatMul" or (node.op_type == "Gemm" and _is_plain_gemm(node))
+        return is_plain and node.input[1] in self._old and len(self._old[node.input[1]].dims) == 2
 
     def _round_rows(self, rows: str) -> list[NodeProto]:
         if rows in self._inputs:  # queries, keys and values are made from the same rows
@@ -103,3 +119,9 @@ class _Quantizer:
         self._new[f"{name}.q"] = np.rint(weights / scale).astype(np.int8)
         self._new[f"{name}.scale"] = scale
         self._new[f"{name}.zero"] = np.zeros(len(scale), np.int8)
+
+
+def _is_plain_gemm(node: NodeProto) -> bool:
+    """Whether it is rows @ W + bias, as in GPT-2."""
+    default = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+    return all(helper.get_attribute_value(attribute) == default[attribute.name] for attribute in node.attribute)

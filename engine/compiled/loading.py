@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import model_folder
-from engine.compiled import fingerprint
+from engine.compiled import fingerprint, memory
 from engine.compiled.cache import Cache
 from engine.compiled.engine import DEPTH, OUTPUTS, CompiledEngine
 from engine.compiled.executor import Backend, Executor
@@ -28,24 +28,42 @@ _EXTRA = "'embedline[server]'"
 
 def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, Any]) -> CompiledEngine:
     """options: path, device, dtype, pooling (None = as the folder has it), max_num_tokens (None = 16384), max_num_seqs,
-    and perhaps num_threads (0 = all cores), quantization ("none") and cache_dir (None = compiled models are not kept).
+    and perhaps max_seqlen (None = as the folder has it), num_threads (0 = all cores), quantization ("none") and
+    cache_dir (None = compiled models are not kept).
 
     Raises ModelError with one line.
     """
     _check(backend, options)
-    folder = model_folder.read(options["path"], pooling=options["pooling"])
+    folder = _folder(options)
+    max_num_tokens = max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen)
+    memory.check_length(
+        folder,
+        num_copies=backend.num_score_copies,
+        num_threads=_num_threads(options),
+        max_num_tokens=DEPTH * max_num_tokens,
+    )
     loader = _Loader(backend, folder, _choices(backend, folder, options), options)
     executor, facts = loader.load()
     info = _info(folder, loader.choices, facts, name=name, reason=reason)
-    max_num_tokens = max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen)
     limits = EngineLimits(
         max_num_tokens=max_num_tokens,
         max_num_seqs=options["max_num_seqs"],
         max_seqlen=folder.max_seqlen,
         depth=DEPTH,
+        overlaps=True,
         target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
     )
     return CompiledEngine(executor, info=info, limits=limits, pad_id=loader.pad_id)
+
+
+def _folder(options: dict[str, Any]) -> ModelFolder:
+    folder = model_folder.read(options["path"], pooling=options["pooling"])
+    asked = options.get("max_seqlen") or folder.max_seqlen
+    return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
+
+
+def _num_threads(options: dict[str, Any]) -> int:
+    return options.get("num_threads") or os.cpu_count() or 1
 
 
 def _check(backend: Backend, options: dict[str, Any]) -> None:
@@ -82,7 +100,7 @@ class _Loader:
         self.pad_id = folder.padding_idx or 0  # what a masked token is makes a difference to RoBERTa and its kin alone
         self._backend = backend
         self._folder = folder
-        self._num_threads = options.get("num_threads") or os.cpu_count() or 1
+        self._num_threads = _num_threads(options)
         cache_dir = options.get("cache_dir")
         self._cache = Cache(Path(cache_dir, "compiled") if cache_dir else None)
 
@@ -97,7 +115,7 @@ class _Loader:
         if entry is None:
             return None
         try:
-            executor, facts = self._open(entry.folder), Facts(**entry.facts)
+            executor, facts = self._open(entry.folder), Facts.decode(entry.facts)
         except Exception as error:
             self._cache.discard(key, why=one_line(error))
             return None
@@ -108,12 +126,12 @@ class _Loader:
         from engine.compiled import build  # imports torch
 
         with self._cache.new_folder() as target:
-            reference = build.convert(self._backend, self._folder, self.choices, target=target)
+            reference, num_products = build.convert(self._backend, self._folder, self.choices, target=target)
             try:
                 executor = self._open(target)
             except Exception as error:
                 raise ModelError(f"{self._backend.name} can't compile the model: {one_line(error)}") from error
-            facts = build.examine(executor, reference, self.choices, pad_id=self.pad_id)
+            facts = build.examine(executor, reference, self.choices, pad_id=self.pad_id, num_products=num_products)
             self._cache.put(key, target, dataclasses.asdict(facts))
         logger.info("model compiled: %s", facts.note)
         return executor, facts

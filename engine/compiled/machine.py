@@ -1,9 +1,12 @@
-"""What this machine's CPU is and can do, as the kernel tells it of the first one."""
+"""What this machine's first CPU is and can do, and how much memory there is, as the kernel tells it."""
 
+import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 _KEYS = frozenset(("model name", "flags", "CPU implementer", "CPU part", "Features"))
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cpu() -> dict[str, str]:
@@ -19,6 +22,23 @@ def max_int8_weight() -> int:
     flags = _cpu_info().get("flags", "").split()
     has_vnni = "avx512_vnni" in flags or "avx_vnni" in flags
     return 63 if platform.machine() == "x86_64" and not has_vnni else 127
+
+
+def memory() -> int:
+    """Bytes this process may use: the machine's, or what its container is limited to where that is less."""
+    return min((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_memory_limits()))
+
+
+def _memory_limits() -> Iterator[int]:
+    """Of both versions of control groups; "max" is no limit."""
+    file = Path("/proc/self/cgroup")
+    lines = file.read_text().splitlines() if file.is_file() else []
+    own = next((_CGROUPS / line[len("0::/") :] for line in lines if line.startswith("0::/")), _CGROUPS)
+    groups = [folder for folder in (own, *own.parents) if folder.is_relative_to(_CGROUPS)]
+    for limit in (*(folder / "memory.max" for folder in groups), _CGROUPS / "memory" / "memory.limit_in_bytes"):
+        text = limit.read_text().strip() if limit.is_file() else ""
+        if text.isdecimal():
+            yield int(text)
 
 
 def _cpu_info() -> dict[str, str]:

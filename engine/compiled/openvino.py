@@ -29,6 +29,7 @@ class OpenVino:
     name = "openvino"
     packages = ("openvino",)
     quantizations = ("none",)
+    num_score_copies = 0.0
 
     def check(self, dtype: str) -> None:
         """See executor.Backend."""
@@ -38,7 +39,7 @@ class OpenVino:
         if dtype == "bfloat16" and "BF16" not in capabilities:
             raise ModelError("--dtype bfloat16 needs a CPU with bfloat16 arithmetic; this one has none")
 
-    def convert(self, model: "TokenRows", target: Path, *, quantization: str) -> None:
+    def convert(self, model: "TokenRows", target: Path, *, quantization: str) -> int:
         """See executor.Backend. By the PyTorch frontend itself: openvino.convert_model would report its use."""
         ov = import_openvino()
         tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
@@ -52,6 +53,7 @@ class OpenVino:
             port.get_node().set_element_type(ov.Type.i64)
         graph.validate_nodes_and_infer_types()
         ov.save_model(graph, target / _GRAPH, compress_to_fp16=False)
+        return 0
 
     def open(self, folder: Path, *, dtype: str, num_threads: int) -> Executor:
         """See executor.Backend."""

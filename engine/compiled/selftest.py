@@ -11,6 +11,8 @@ from engine.compiled.reference import Reference
 from engine.compiled.samples import Sequences
 from engine.types import Batch, ModelError, OutputKind
 
+TokenRows = list[NDArray[np.float32]]  # [S, D] of each sequence
+
 MIN_COSINE = 0.97  # of any int8 row to its float32 row
 
 # largest difference over largest value: rounding alone; a leak between sequences is a hundred times that
@@ -22,15 +24,9 @@ def largest_difference(executor: Executor, reference: Reference, *, pad_id: int,
 
     The sequences are computed together and each alone, on one core and on all.
     """
-    together = _run(executor.streams[0], executor, reference.sequences, pad_id=pad_id)
-    alone = [
-        _run(executor.wide or executor.streams[-1], executor, [sequence], pad_id=pad_id)[0]
-        for sequence in reference.sequences
-    ]
+    together, alone = _token_rows(executor, reference.sequences, pad_id=pad_id)
     expected = np.concatenate(reference.token_rows)
     rows = np.stack([np.concatenate(together), np.concatenate(alone)])
-    if not np.isfinite(rows).all():
-        raise ModelError("the compiled model gives rows that are not finite")
     difference = float(np.abs(rows - expected).max() / np.abs(expected).max())
     if difference > _TOLERANCE[dtype]:
         raise ModelError(f"the compiled model differs from transformers' by {difference:.1e} of the largest value")
@@ -38,11 +34,14 @@ def largest_difference(executor: Executor, reference: Reference, *, pad_id: int,
 
 
 def cosines(executor: Executor, reference: Reference, *, pad_id: int, pooling: str) -> tuple[float, float]:
-    """The smallest and the median cosine of pooled rows to the reference's. Raises ModelError below MIN_COSINE."""
-    rows = _pooled(_run(executor.streams[0], executor, reference.sequences, pad_id=pad_id), pooling)
+    """The smallest and the median cosine of pooled rows to the reference's. Raises ModelError below MIN_COSINE.
+
+    The sequences are computed as in `largest_difference`.
+    """
     expected = _pooled(reference.token_rows, pooling)
-    lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(expected, axis=1)
-    found = (rows * expected).sum(axis=1) / lengths
+    rows = np.stack([_pooled(rows, pooling) for rows in _token_rows(executor, reference.sequences, pad_id=pad_id)])
+    lengths = np.linalg.norm(rows, axis=-1) * np.linalg.norm(expected, axis=-1)
+    found = (rows * expected).sum(axis=-1) / lengths
     smallest, median = float(found.min()), float(np.median(found))
     if not smallest >= MIN_COSINE:
         raise ModelError(
@@ -52,11 +51,23 @@ def cosines(executor: Executor, reference: Reference, *, pad_id: int, pooling: s
     return smallest, median
 
 
-def _pooled(token_rows: list[NDArray[np.float32]], pooling: str) -> NDArray[np.float32]:
+def _pooled(token_rows: TokenRows, pooling: str) -> NDArray[np.float32]:
     return np.concatenate([pool(rows[None], np.array([len(rows)], np.int32), pooling=pooling) for rows in token_rows])
 
 
-def _run(run: Run, executor: Executor, sequences: Sequences, *, pad_id: int) -> list[NDArray[np.float32]]:
+def _token_rows(executor: Executor, sequences: Sequences, *, pad_id: int) -> tuple[TokenRows, TokenRows]:
+    """Of each sequence, computed together on one core, and each alone on all. Raises ModelError."""
+    alone = executor.wide or executor.streams[-1]
+    rows = (
+        _run(executor.streams[0], executor, sequences, pad_id=pad_id),
+        [_run(alone, executor, [sequence], pad_id=pad_id)[0] for sequence in sequences],
+    )
+    if not all(np.isfinite(found).all() for found in (*rows[0], *rows[1])):
+        raise ModelError("the compiled model gives rows that are not finite")
+    return rows
+
+
+def _run(run: Run, executor: Executor, sequences: Sequences, *, pad_id: int) -> TokenRows:
     """The token rows of each sequence, computed as one batch."""
     cu_seqlens = np.cumsum([0, *map(len, sequences)], dtype=np.int32)
     batch = Batch("", OutputKind.TOKENS, np.concatenate(sequences), cu_seqlens)

@@ -5,8 +5,8 @@ small batch is done soon, and nobody has to guess how streams slow each other do
 nothing to do while others finish a batch, is not paid where another batch waits in the engine: they begin with that.
 The alternative, a batch a stream, leaves cores idle whenever fewer batches are about than cores.
 
-A sequence that is alone in the engine is computed on all cores at once, and nothing is begun beside it: threads that
-wait for each other are slow next to others that want the same cores.
+A sequence of moderate length that is alone in the engine is computed on all cores at once, and nothing is begun beside
+it: threads that wait for each other are slow next to others that want the same cores.
 """
 
 import threading
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 
 from engine.compiled.minibatch import MiniBatch
 from engine.types import Batch, EngineError, OutputKind, Results, Rows
+
+# A longer sequence leaves the other cores to those who come while it is computed.
+MAX_WIDE_TOKENS = 1024
 
 
 @dataclass(slots=True)
@@ -77,7 +80,7 @@ class Workload:
 
     def _is_for_all_cores(self, batch: Batch) -> bool:
         least = self._min_wide_tokens
-        return least is not None and batch.num_seqs == 1 and batch.num_tokens >= least
+        return least is not None and batch.num_seqs == 1 and least <= batch.num_tokens <= MAX_WIDE_TOKENS
 
     def take(self) -> Task | None:
         """Wait for something to compute; None once it is closed and nothing waits."""

@@ -85,6 +85,7 @@ def check_num_items(num_items: int, field: str, *, max_items: int) -> None:
         raise InvalidRequest(
             f"{field} has more items than the maximum allowed batch size of {max_items} (--max-client-batch-size)",
             param=field,
+            reason="batch_size",
         )
 
 

@@ -52,7 +52,9 @@ def parse(decoder: "msgspec.json.Decoder[_Parsed]", data: bytes | msgspec.Raw, f
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         message = str(error)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except RecursionError:
+        raise MalformedBody(f"{field or 'the body'} is nested too deep", param=field) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise MalformedBody(f"{field or 'the body'} is not valid JSON in UTF-8", param=field) from None
     place = _PLACE.search(message)
     param = _joined(field, place[1] if place else "")

@@ -19,9 +19,10 @@ POLICY = Policy(max_batch_tokens=60, min_batch_tokens=20)
 MEASURED = Policy(min_batch_tokens=20)  # as large as the engines say
 SEQLENS = st.lists(st.integers(1, 110), min_size=1, max_size=6) | st.lists(st.integers(1, 10), min_size=1, max_size=30)
 LIMITS = st.builds(
-    lambda streams, staged, buckets, max_seqs, rate, target: limits(
+    lambda streams, staged, overlaps, buckets, max_seqs, rate, target: limits(
         streams=streams,
         depth=streams + staged,
+        overlaps=overlaps,
         token_buckets=buckets,
         max_num_seqs=max_seqs,
         tokens_per_second=rate,
@@ -31,6 +32,7 @@ LIMITS = st.builds(
     ),
     st.integers(1, 3),
     st.integers(0, 1),
+    st.booleans(),
     st.sampled_from([(), (16, 32, 64)]),
     st.sampled_from([1, 5, 40]),
     st.sampled_from([0.0, 200.0]),
@@ -165,7 +167,9 @@ def one_step(harness: Harness, chance: random.Random) -> None:
         engine_id = chance.randrange(4)
         if engine_id not in harness.engines:
             streams = chance.choice([1, 2])
-            engine_limits = limits(streams=streams, depth=streams + 1, tokens_per_second=200.0)
+            engine_limits = limits(
+                streams=streams, depth=streams + 1, overlaps=chance.random() < 0.5, tokens_per_second=200.0
+            )
             harness.ready(engine_id, model=engine_id % NUM_MODELS, engine_limits=engine_limits)
     else:
         harness.advance(chance.choice([0.05, 0.2]))
@@ -193,9 +197,9 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(requests=REQUESTS, streams=st.integers(1, 2), kills=st.booleans(), data=st.data())
+@given(requests=REQUESTS, streams=st.integers(1, 2), overlaps=st.booleans(), kills=st.booleans(), data=st.data())
 def test_only_what_is_to_blame_is_refused(
-    requests: list[tuple[list[int], RequestClass]], streams: int, kills: bool, data: st.DataObject
+    requests: list[tuple[list[int], RequestClass]], streams: int, overlaps: bool, kills: bool, data: st.DataObject
 ) -> None:
     """Some sequences fail every batch they are in, or kill the engine each time they are computed."""
     harness = Harness(POLICY)
@@ -203,7 +207,7 @@ def test_only_what_is_to_blame_is_refused(
         harness.offer(*seqlens, request_class=request_class)
     everything: list[Sequence] = [(one, at) for one in harness.requests for at in range(len(requests[one - 1][0]))]
     bad = data.draw(st.sets(st.sampled_from(everything), max_size=3))
-    engine_limits = limits(streams=streams, depth=streams + 1)
+    engine_limits = limits(streams=streams, depth=streams + 1, overlaps=overlaps)
     harness.ready(engine_limits=engine_limits)
     while harness.open:
         computing = harness.engines[0].computing

@@ -1,16 +1,23 @@
 """Compiled models on disk: found again, rebuilt when damaged or out of date, bounded, and never in the way."""
 
+import dataclasses
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.compiled import cache as cache_module
+from engine.compiled import fingerprint
 from engine.compiled.cache import Cache
+from engine.compiled.facts import Facts
 from tests.engine.compiled_engines import ENGINES, difference, load, options, pooled
 from tests.engine.tiny_models import arbitrary, save
 
@@ -22,12 +29,21 @@ engine = import_module("engine.compiled." + name).load(name="m", reason="", opti
 heavy = ("torch", "transformers", "openvino_telemetry", "openvino.tools.ovc.convert", "onnx")
 print(json.dumps([[module for module in heavy if module in sys.modules], engine.info.notes[0]]))
 """
+UNSET = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")  # set by whatever runs these tests
 
 
 def start(name: str, folder: Path, **others: object) -> tuple[list[str], str]:
     """In a new process: which heavy modules the start imported, and what is noted."""
     given = json.dumps(options(folder, **others))
-    answer = subprocess.run([sys.executable, "-c", START, name, given], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as home:
+        answer = subprocess.run(
+            [sys.executable, "-c", START, name, given],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={key: value for key, value in os.environ.items() if key not in UNSET} | {"HOME": home},
+        )
+        assert not list(Path(home).rglob("Microsoft")), "telemetry"
     assert answer.returncode == 0, answer.stderr
     assert not answer.stderr.strip(), answer.stderr
     modules, note = json.loads(answer.stdout)
@@ -92,7 +108,7 @@ def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path]) -> N
     assert len(entries(cache_dir)) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest", "facts"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest", "no manifest", "deep", "facts", "dimensions"])
 def test_a_damaged_entry_is_built_anew(damage: str, warm: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     folder, cache_dir = warm
     (entry,) = entries(cache_dir)
@@ -104,10 +120,14 @@ def test_a_damaged_entry_is_built_anew(damage: str, warm: tuple[Path, Path], cap
         graph.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
     elif damage == "gone":
         graph.unlink()
-    elif damage == "manifest":
-        manifest.write_text("{")
+    elif damage in ("manifest", "deep"):
+        manifest.write_text("{" if damage == "manifest" else "[" * 100_000)
+    elif damage == "no manifest":
+        manifest.unlink()
     else:
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"facts": {"unknown": 1}}))
+        written = json.loads(manifest.read_text())
+        facts = {"unknown": 1} if damage == "facts" else {**written["facts"], "dimensions": 31}
+        manifest.write_text(json.dumps(written | {"facts": facts}))
     with caplog.at_level(logging.WARNING):
         load("onnxruntime", folder, cache_dir=str(cache_dir)).close()
     assert "is not used" in caplog.text
@@ -173,3 +193,92 @@ def test_what_is_being_written_is_not_found(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == [folder]
         assert cache.find("key") is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"difference": "x"},
+        {"difference": None},
+        {"difference": float("nan")},
+        {"dimensions": 0},
+        {"dimensions": True},
+        {"num_texts": 1.5},
+        {"min_cosine": 0.99},
+        {"unknown": 1},
+    ],
+)
+def test_facts_of_another_kind(wrong: dict[str, object]) -> None:
+    facts = Facts(dimensions=3, difference=1e-6, min_cosine=None, median_cosine=None, num_texts=8, num_products=0)
+    right = json.loads(json.dumps(dataclasses.asdict(facts)))
+    assert Facts.decode(right) == facts
+    with pytest.raises((ValueError, TypeError)):
+        Facts.decode(right | wrong)
+
+
+@pytest.mark.parametrize("which", [".", "key"])
+@pytest.mark.parametrize("how", ["group", "everybody", "owner"])
+def test_what_others_could_have_written_is_not_used(
+    which: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "compiled"
+    put(Cache(root), "key")
+    if how == "owner":
+        owners = {(root / which).resolve()}
+        monkeypatch.setattr(Path, "stat", _owned_by_another(Path.stat, owners))
+    else:
+        (root / which).chmod(0o770 if how == "group" else 0o707)
+    cache = Cache(root)
+    with caplog.at_level(logging.WARNING):
+        assert cache.find("key") is None
+        put(cache, "other")
+    assert len(caplog.records) == 1
+    assert (root / "other").is_dir() == (which == "key")
+
+
+def _owned_by_another(stat: Callable[..., os.stat_result], owned: set[Path]) -> Callable[..., os.stat_result]:
+    def changed(path: Path, **others: bool) -> os.stat_result:
+        status = stat(path, **others)
+        return os.stat_result((*status[:4], 4711, *status[5:])) if Path(os.path.abspath(path)) in owned else status
+
+    return changed
+
+
+@pytest.mark.parametrize("kind", ["file in the way", "not to be read", "not to be entered"])
+def test_a_disk_that_fails_is_only_warned_of(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "compiled"
+    put(Cache(root), "key")
+    blocked = root if kind == "not to be entered" else root / "key"
+    if kind == "file in the way":
+        shutil.rmtree(root)
+        root.touch()
+
+    def refuse(path: Path, call: Callable[..., Any], *rest: Any, **others: Any) -> Any:
+        if kind != "file in the way" and path.is_relative_to(blocked) and (path != blocked or call is iterdir):
+            raise PermissionError(13, "Permission denied", str(path))
+        return call(path, *rest, **others)
+
+    iterdir = Path.iterdir
+    for name in ("stat", "read_bytes", "iterdir", "mkdir", "rename"):
+        call = getattr(Path, name)
+        monkeypatch.setattr(Path, name, lambda path, *rest, call=call, **others: refuse(path, call, *rest, **others))
+    cache = Cache(root)
+    with caplog.at_level(logging.WARNING):
+        assert cache.find("key") is None
+        put(cache, "key")
+    assert caplog.records
+
+
+@pytest.mark.parametrize(
+    "file", ["compiled/samples.py", "model_folder.py", "sentence_files.py", "transformers/loading.py"]
+)
+def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")
+    before = fingerprint._source()
+    monkeypatch.setattr(fingerprint, "_ENGINE", tmp_path / "engine")
+    assert fingerprint._source() == before
+    with (tmp_path / "engine" / file).open("a") as stream:
+        stream.write("# changed")
+    assert fingerprint._source() != before

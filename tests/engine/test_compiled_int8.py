@@ -1,7 +1,9 @@
 """int8 on the CPU: near enough to float32, each row by itself, and refused where it is not near enough."""
 
 import platform
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.compiled import int8, machine
+from engine.compiled.onnxruntime import import_onnxruntime
 from engine.types import ModelError
 from tests.engine.compiled_engines import difference, load, pooled
 from tests.engine.tiny_models import Reference, arbitrary, save
@@ -23,7 +26,7 @@ def cosines(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray
     return found
 
 
-@pytest.mark.parametrize("family", ["bert", "albert", "modernbert", "qwen3"])
+@pytest.mark.parametrize("family", ["bert", "albert", "modernbert", "qwen3", "gpt2"])
 def test_rows_are_near_those_of_float32_and_do_not_depend_on_neighbours(family: str, tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")
     sequences = arbitrary(SEQLENS)
@@ -37,7 +40,10 @@ def test_rows_are_near_those_of_float32_and_do_not_depend_on_neighbours(family: 
     # a value on the border between two of 256 steps may fall to either side, as float32 sums round
     assert cosines(rows, alone).min() > 0.9999
     assert loaded.info.dtype == "int8"
-    assert loaded.info.notes[0].startswith("int8: the cosine to float32 rows is ")
+    note = loaded.info.notes[0]
+    assert note.startswith("int8: the cosine to float32 rows is ")
+    num_products = int(re.findall(r"with (\d+) matrix products in int8", note)[0])
+    assert num_products == {"bert": 18, "albert": 19, "modernbert": 12, "qwen3": 21, "gpt2": 12}[family]
 
 
 def test_what_loses_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +81,7 @@ def graph(shape: tuple[int, int]) -> tuple[onnx.ModelProto, NDArray[np.float32]]
 
 
 def test_each_row_and_each_column_has_a_scale_of_its_own(tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
+    onnxruntime = import_onnxruntime()
     model, weights = graph((64, 48))
     weights *= np.geomspace(1e-3, 1e3, 48, dtype=np.float32)
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weights, "w"))
@@ -100,6 +106,30 @@ def test_the_float32_weights_are_gone(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "float.onnx")
     int8.quantize(tmp_path / "float.onnx", tmp_path / "int8.onnx", max_weight=127)
     assert (tmp_path / "int8.onnx").stat().st_size < 0.3 * (tmp_path / "float.onnx").stat().st_size
+
+
+@pytest.mark.parametrize(("attributes", "is_int8"), [({}, True), ({"transB": 1}, False), ({"beta": 0.5}, False)])
+def test_a_product_with_a_bias(attributes: dict[str, Any], is_int8: bool, tmp_path: Path) -> None:
+    """As GPT-2 has them. Other forms stay as they are."""
+    model, weights = graph((48, 48))
+    bias = np.linspace(-9, 9, 48, dtype=np.float32)
+    del model.graph.node[:]
+    model.graph.node.append(helper.make_node("Gemm", ["rows", "w", "bias"], ["out"], **attributes))
+    model.graph.initializer.append(numpy_helper.from_array(bias, "bias"))
+    onnx.save(model, tmp_path / "float.onnx")
+    assert int8.quantize(tmp_path / "float.onnx", tmp_path / "int8.onnx", max_weight=127) == is_int8
+    session = import_onnxruntime().InferenceSession(tmp_path / "int8.onnx", providers=["CPUExecutionProvider"])
+    rows = np.random.default_rng(1).standard_normal((8, 48)).astype(np.float32)
+    (found,) = session.run(None, {"rows": rows})
+    expected = rows @ (weights.T if "transB" in attributes else weights) + attributes.get("beta", 1) * bias
+    assert (cosines(found, expected) > 0.999).all()
+
+
+def test_a_model_without_products_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8._Quantizer, "_is_product", lambda *_: False)
+    with pytest.raises(ModelError) as refused:
+        load("onnxruntime", save("bert", tmp_path / "model"), quantization="int8")
+    assert str(refused.value) == "--quantization int8 finds no matrix products to quantize in this model"
 
 
 def test_minilm_on_english_texts(minilm_folder: Path) -> None:

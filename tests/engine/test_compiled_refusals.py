@@ -1,18 +1,23 @@
 """Which engine serves a model, what auto does where the first can't, and what is refused at load."""
 
+import dataclasses
 import importlib.util
 import json
 import logging
+import os
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from engine import registry
-from engine.compiled import selftest
+from engine.compiled import machine, selftest
+from engine.compiled.executor import Executor
+from engine.compiled.onnxruntime import OnnxRuntime
 from engine.types import ModelError
 from tests.engine.compiled_engines import ENGINES, load, options
 from tests.engine.tiny_models import save
@@ -142,3 +147,78 @@ def test_a_tokenizer_that_is_not_one(tiny: Path) -> None:
     (tiny / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(ModelError, match=r"tokenizer.json can't be used"):
         load("onnxruntime", tiny, quantization="int8")
+
+
+def test_sequences_too_long_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 heads * 4.5 * 4 bytes * S * S * 2 streams in half of the memory, at 62 tokens 553,536 bytes."""
+    folder = save("roberta", tmp_path / "model")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(machine, "memory", lambda: 2 * 553_536)
+    load("onnxruntime", folder).close()
+    monkeypatch.setattr(machine, "memory", lambda: 2 * 553_535)
+    with pytest.raises(ModelError, match=r"^sequences of 62 tokens could take .*; --max-input-length 61 fits$"):
+        load("onnxruntime", folder)
+    loaded = load("onnxruntime", folder, max_seqlen=61)
+    loaded.close()
+    assert (loaded.info.max_seqlen, loaded.limits.max_seqlen) == (61, 61)
+    load("openvino", folder).close()  # holds no scores
+
+
+def test_a_long_sequence_is_counted_as_often_as_the_engine_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches of 62 tokens at most: two sequences at a time, however many streams there are."""
+    folder = save("roberta", tmp_path / "model")
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(machine, "memory", lambda: 2 * 553_536)
+    load("onnxruntime", folder, num_threads=4, max_num_tokens=62).close()
+    with pytest.raises(ModelError, match="--max-input-length 43 fits"):
+        load("onnxruntime", folder, num_threads=4, max_num_tokens=4096)
+
+
+def test_the_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    assert machine.memory() > 1 << 28
+    for limit, expected in (("max\n", machine.memory()), ("4096\n", 4096)):
+        (tmp_path / "memory.max").write_text(limit)
+        assert machine.memory() == expected
+
+
+def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match=r"^onnxruntime can't convert 'gpt_oss'"):
+        load("onnxruntime", save("gpt_oss", tmp_path / "model"))
+    print("kept")
+    assert capfd.readouterr().out == "kept\n"
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("damaged", ["streams", "wide"])
+def test_rows_that_are_wrong_in_one_way_of_computing(
+    damaged: str, quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shuffled(self: OnnxRuntime, folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        right = opened(self, folder, dtype=dtype, num_threads=num_threads)
+        assert right.wide is not None
+        wide = right.wide
+        if damaged == "wide":
+            return dataclasses.replace(right, wide=lambda inputs: wide(inputs)[..., ::-1])
+        return dataclasses.replace(right, streams=(lambda inputs: right.streams[0](inputs)[..., ::-1],))
+
+    opened = OnnxRuntime.open
+    monkeypatch.setattr(OnnxRuntime, "open", shuffled)
+    with pytest.raises(ModelError, match=r"differs from transformers'|costs this model too much"):
+        load("onnxruntime", tiny, quantization=quantization)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_rows_that_are_not_finite(quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: OnnxRuntime, folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        right = opened(self, folder, dtype=dtype, num_threads=num_threads)
+        assert right.wide is not None
+        wide = right.wide
+        return dataclasses.replace(right, wide=lambda inputs: wide(inputs) * np.float32("nan"))
+
+    opened = OnnxRuntime.open
+    monkeypatch.setattr(OnnxRuntime, "open", broken)
+    with pytest.raises(ModelError, match=r"^the compiled model gives rows that are not finite$"):
+        load("onnxruntime", tiny, quantization=quantization)

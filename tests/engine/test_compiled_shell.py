@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.compiled import workload
 from engine.compiled.engine import OUTPUTS, CompiledEngine
 from engine.compiled.executor import ATTENTION_MASK, INPUT_IDS, Executor
 from engine.compiled.minibatch import MAX_PADDED_TOKENS, cut, padded
@@ -163,6 +164,16 @@ def test_a_short_lone_sequence_is_left_to_a_stream_where_all_cores_gain_nothing(
             loaded.submit(batch(of_lengths(seqlen)))
             loaded.collect()
     assert plain.calls == ["stream", "wide"]
+
+
+def test_a_long_lone_sequence_leaves_the_other_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "MAX_WIDE_TOKENS", 200)
+    plain = Plain()
+    with engine(plain) as loaded:
+        for seqlen in (200, 201):
+            loaded.submit(batch(of_lengths(seqlen)))
+            loaded.collect()
+    assert plain.calls == ["wide", "stream"]
 
 
 def test_nothing_is_begun_beside_it() -> None:

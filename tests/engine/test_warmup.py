@@ -141,6 +141,18 @@ def test_a_known_target_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits.tokens_per_second == pytest.approx(10_000)
 
 
+def test_what_a_new_shape_costs_once_is_not_taken_for_slowness(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+
+    def cost(num_tokens: int) -> float:
+        is_new = num_tokens not in seen
+        seen.add(num_tokens)
+        return num_tokens / 10_000 + (1.0 if is_new else 0.0)
+
+    engine = Scripted(cost, target_num_tokens=300)
+    assert warmed(monkeypatch, engine).tokens_per_second == pytest.approx(10_000)
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [

@@ -199,6 +199,7 @@ async def call(
     await app(scope, receive, send)
     start, *rest = sent
     answered = {name.decode(): value.decode() for name, value in start["headers"]}
+    assert len(answered) == len(start["headers"]), "a header stands there twice"
     return Called(start["status"], answered, b"".join(bytes(message.get("body", b"")) for message in rest))
 
 

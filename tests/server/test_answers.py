@@ -77,6 +77,7 @@ def test_a_body_that_stops_coming_is_told_in_the_routes_own_shape(path: str, mon
     asyncio.run(run())
     error = json.loads(bytes(sent[1]["body"]))
     assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
     assert set(error) == ({"error"} if path in OPENAI else {"error", "error_type"})
 
 

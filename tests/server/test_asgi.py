@@ -145,3 +145,28 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
     asyncio.run(run())
     asyncio.run(run({"type": "http.request", "body": b"half", "more_body": True}))
+
+
+async def trickle(num_bytes: int) -> bytes:
+    """A body of single bytes, each after a turn of the loop."""
+
+    async def receive() -> Message:
+        nonlocal num_bytes
+        await asyncio.sleep(0.001)
+        num_bytes -= 1
+        return {"type": "http.request", "body": b"a", "more_body": num_bytes > 0}
+
+    return await BodyReader(max_bytes=1000, max_total_bytes=1000).read(receive, None)
+
+
+def test_a_body_that_trickles_is_given_up_although_it_never_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "_BODY_SECONDS", 0.02)
+    monkeypatch.setattr(asgi, "_BYTES_PER_SECOND", 1_000_000)
+    with pytest.raises(BodyTooSlow, match="more slowly than"):
+        asyncio.run(trickle(1000))
+
+
+def test_who_sends_fast_enough_may_take_longer_than_the_first_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "_BODY_SECONDS", 0.02)
+    monkeypatch.setattr(asgi, "_BYTES_PER_SECOND", 1)
+    assert asyncio.run(trickle(100)) == b"a" * 100

@@ -71,6 +71,8 @@ def test_the_metrics_may_be_closed_too() -> None:
         {"authorization": "key-1"},
         {"x-api-key": "key-1"},
         {"api-key": "key-1"},
+        {"authorization": "Basic dXNlcjpwYXNz", "x-api-key": "key-1"},
+        {"authorization": "Bearer of-the-proxy", "x-api-key": "none", "api-key": "key-1"},
     ],
     ids=str,
 )
@@ -99,6 +101,11 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
     Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", {b"x-api-key": b"key-1"})
 
     assert compared == [(digest(b"key-1"), key.digest) for key in KEYS]  # the second too, although the first fits
+
+    compared.clear()
+    both = {b"authorization": b"Bearer key-1", b"x-api-key": b"key-1"}
+    Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", both)
+    assert len(compared) == 2 * len(KEYS)
 
 
 def test_without_keys_nobody_is_asked() -> None:

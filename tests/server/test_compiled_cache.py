@@ -20,14 +20,17 @@ def test_the_default_is_the_users_cache(tmp_path: Path) -> None:
 def test_as_asked(tmp_path: Path) -> None:
     asked = tmp_path / "a" / "b"
     assert cache_folder(str(asked), {}) == str(asked)
-    assert list(asked.iterdir()) == []
+    assert [(path.name, path.stat().st_mode & 0o777) for path in asked.iterdir()] == [("compiled", 0o700)]
+    assert list((asked / "compiled").iterdir()) == []
     assert cache_folder("off", {}) is None
 
 
 def test_one_that_was_asked_for_must_be_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SettingsError, match="--compiled-cache can't be written to"):
-        cache_folder(str(tmp_path / "file"), {})
+    (tmp_path / "compiled").touch()
+    for asked in (tmp_path / "file", tmp_path):
+        with pytest.raises(SettingsError, match="--compiled-cache can't be written to"):
+            cache_folder(str(asked), {})
 
 
 def test_a_default_that_is_not_writable_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

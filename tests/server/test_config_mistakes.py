@@ -1,4 +1,4 @@
-"""Forty ways to start a server wrongly: each is exit code 2 and one line that names what to change.
+"""Fifty ways to start a server wrongly: each is exit code 2 and one line that names what to change.
 
 In this process, up to where processes would be started; tests/house/test_refusals_at_start.py does some of them by
 the real command.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from server import cli
+from server import cli, serve
 from server.flag import flags_of
 from server.model_settings import ModelSettings
 from server.serve import prepare
@@ -91,6 +91,10 @@ FAKE = ("--engine", "fake")
         (("--bulk-max-wait", "inf"), "--bulk-max-wait"),
         (("--engine-restart-grace", "-0.5"), "--engine-restart-grace"),
         (("--frontends", "0"), "--frontends"),
+        (("--frontends", "100000"), "--frontends"),
+        (("--tokenization-workers", "257"), "--tokenization-workers"),
+        (("--batch-managers", "257"), "--batch-managers"),
+        (("--engine", "fake", "--devices", ",".join(["cpu"] * 257)), "--devices"),
         (("--tokenization-workers", "-2"), "--tokenization-workers"),
         (("--batch-managers", "2"), "--batch-managers"),
         (("--heartbeat-timeout", "0"), "--heartbeat-timeout"),
@@ -101,6 +105,9 @@ FAKE = ("--engine", "fake")
         (("--log-level", "loud"), "--log-level"),
         (("--request-log", "some"), "--request-log"),
         (("--engine-python", "/nope"), "--engine-python"),
+        (("--engine-python", "/bin/true"), "--engine-python"),
+        (("--engine-python", "/bin/false"), "--engine-python"),
+        (("--engine-python", "/bin/echo"), "--engine-python"),
         (("--cors-allow-origin", "example.org"), "--cors-allow-origin"),
         (("--api-key", ""), "--api-key"),
         (("--api-key", "one", "--api-key", "one"), "--api-key"),
@@ -113,7 +120,7 @@ FAKE = ("--engine", "fake")
         (("--port",), "--port"),
         (("a-model",), "a-model"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_a_flag(refuse: Refuse, arguments: tuple[str, ...], named: str) -> None:
     assert re.search(rf"(?<![\w-]){re.escape(named)}(?![\w-])", refuse(*arguments))
@@ -151,6 +158,29 @@ def test_a_file_of_keys(refuse: Refuse, tmp_path: Path, content: str) -> None:
     (tmp_path / "keys").write_text(content)
 
     assert "--api-key-file" in refuse(*FAKE, "--api-key-file", "keys")
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_interpreter_that_says_nothing(refuse: Refuse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(serve, "_PYTHON_SECONDS", 0.01)
+    silent = program(tmp_path / "silent", "#!/bin/sh\nexec sleep 60\n")
+
+    assert "--engine-python did not answer" in refuse(*FAKE, "--engine-python", silent)
+
+
+def test_a_program_that_cannot_be_run(refuse: Refuse, tmp_path: Path) -> None:
+    assert "--engine-python" in refuse(*FAKE, "--engine-python", program(tmp_path / "broken", "#!/no/such/shell\n"))
+
+
+def test_another_interpreter_is_taken(tmp_path: Path) -> None:
+    same = program(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+
+    serve._check_python(same)
 
 
 @pytest.mark.parametrize("variable", ["FRONTENDS", "AUTO_TRUNCATE", "MAX_BATCH_TOKENS", "BULK_MAX_WAIT", "REQUEST_LOG"])

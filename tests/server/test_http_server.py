@@ -308,6 +308,27 @@ def test_a_body_of_unclear_length_is_refused_by_the_parser(run: Callable[[Test],
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /now HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /now HTTP/1.1\r\nhost: a\r\nHost: a\r\n\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 0\r\n\r\n", b"400"),
+        (b"GET /now HTTP/1.1\r\nhost:\r\nconnection: close\r\n\r\n", b"200"),
+        (b"GET /now HTTP/1.0\r\n\r\n", b"200"),
+    ],
+)
+def test_a_request_names_its_host_once(run: Callable[[Test], None], head: bytes, status: bytes) -> None:
+    """RFC 9112, section 3.2; HTTP/1.0 had no such header."""
+
+    async def test(running: Running) -> None:
+        async with running.client() as client:
+            client.send(head)
+            assert (await client.rest()).startswith(b"HTTP/1.1 " + status)
+
+    run(test)
+
+
 def test_stop_waits_until_a_large_answer_is_read(run: Callable[[Test], None]) -> None:
     """Uvicorn takes a request for finished once its answer is in the socket's buffer."""
 
@@ -405,7 +426,9 @@ def test_what_is_refused_before_its_route_is_known_has_openais_shape(run: Callab
 def test_a_head_within_the_limits_is_taken_in_any_pieces(run: Callable[[Test], None]) -> None:
     async def test(running: Running) -> None:
         async with running.client() as client:
-            request = b"GET /now HTTP/1.1\r\n" + b"name: value\r\n" * 99 + b"long: " + b"x" * 29_000 + b"\r\n\r\n"
+            request = (
+                b"GET /now HTTP/1.1\r\nhost: a\r\n" + b"name: value\r\n" * 98 + b"long: " + b"x" * 29_000 + b"\r\n\r\n"
+            )
             for start in range(0, len(request), 5_000):
                 client.send(request[start : start + 5_000])
                 await client.writer.drain()
@@ -423,7 +446,7 @@ def test_a_head_that_does_not_come_is_given_up(run: Callable[[Test], None], monk
             client.send(b"GET /now HTT")
             assert (await client.rest()).startswith(b"HTTP/1.1 408 ")
         async with running.client() as client:  # the time runs for the head alone
-            client.send(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\na")
+            client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\na")
             await running.app.reading.wait()
             await asyncio.sleep(0.1)
             client.send(b"b")

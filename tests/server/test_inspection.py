@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
+from engine import registry
 from engine.types import ModelError
 from server.inspection import inspect
 from server.model_settings import ModelSettings
 from server.settings import Settings
 from tests.house.expected import minilm
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where compiled models would be kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "embedline"
 
 
 @pytest.fixture
@@ -101,6 +109,26 @@ def test_text_has_the_same_facts(capsys: pytest.CaptureFixture[str], folder: Pat
     assert "prompts query: 'query: ' (config_sentence_transformers.json)" in lines
     assert "passage: 'passage: '" in lines
     assert lines[-1].startswith("warning: ")
+
+
+def test_what_a_start_would_find_on_this_machine(
+    capsys: pytest.CaptureFixture[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "tried_by_auto", lambda: {"a": False, "b": True, "c": True})
+
+    found = facts(capsys, minilm())
+    assert found["engines"] == [
+        "a: not installed",
+        "b: installed, tried first",
+        "c: installed, tried if none before it can serve the model",
+    ]
+    assert found["compiled_cache"] == str(cache)
+    assert "engines" not in facts(capsys, minilm(), engine="transformers")
+    assert "compiled_cache" not in facts(capsys, minilm(), engine="fake")
+
+
+def test_the_engines_of_auto_are_looked_for() -> None:
+    assert registry.tried_by_auto()["transformers"] is True
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])

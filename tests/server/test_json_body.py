@@ -43,6 +43,13 @@ def test_a_field_that_is_passed_over_may_be_nested_64_levels_deep_with_the_body(
             parse_body(DECODER, deep if depth > 400 else body(nested(depth, kind=kind)))
 
 
+@pytest.mark.parametrize("depth", [65, 100_000])
+def test_the_refusal_says_that_it_is_the_depth(depth: int) -> None:
+    """Also where the decoder itself gives up."""
+    with pytest.raises(MalformedBody, match="nested"):
+        parse_body(DECODER, b'{"text":"a","other":' + b"[" * depth + b"]" * depth + b"}")
+
+
 def test_so_it_is_in_an_object_that_is_known() -> None:
     inner = {"text": "b", "other": nested(62, kind="lists")}
 

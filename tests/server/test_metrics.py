@@ -218,6 +218,7 @@ def fill(registry: Registry) -> None:
     recorder.count("te_requests", "batch", "error")
     recorder.count("embedline_rejected_total", "wait", by=3)
     recorder.count("embedline_rejected_total", "concurrency")
+    recorder.count("embedline_rejected_total", "batch_size")
     recorder.count("embedline_rejected_total", "unauthorized")
     recorder.count("embedline_cancelled_total", "queue")
     recorder.count("embedline_inputs_total", MODEL, by=9)
@@ -242,6 +243,7 @@ def test_tei_counts(registry: Registry) -> None:
         'te_request_failure{err="overloaded"} 4',
         'te_request_failure{err="dropped"} 1',
         'te_request_failure{err="validation"} 0',
+        'te_request_failure{err="batch_size"} 1',
         "te_embed_count 9",
         "te_embed_success 9",
         "te_queue_size 7",

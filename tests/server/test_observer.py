@@ -150,6 +150,13 @@ def test_overload_says_of_what() -> None:
     assert counts(with_edge(too_long_a_wait))["embedline_rejected_total", "wait"] == 1
 
 
+def test_too_many_items_are_told_from_other_requests_at_fault() -> None:
+    async def five(edge: Edge) -> None:
+        await call(edge.app, "POST", PATH, b'{"input":["a","a","a","a","a"]}')
+
+    assert counts(with_edge(five))["embedline_rejected_total", "batch_size"] == 1
+
+
 def test_a_client_that_left_by_stage() -> None:
     async def leaves(edge: Edge) -> None:
         edge.managers.gate = asyncio.Event()

@@ -62,12 +62,13 @@ def test_numbers_have_bounds(name: str, beyond: float) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, (_, flag) in FLAGS.items() if flag.most is not None])
-def test_ports_have_an_upper_bound(name: str) -> None:
+def test_ports_and_processes_have_an_upper_bound(name: str) -> None:
     most = FLAGS[name][1].most
     assert most is not None
 
     assert refusal(**{name: most + 1}) == f"{flag_of(name)} must be at most {most:g}"
-    assert getattr(with_one(name, most), name) == most
+    enough = {"models": models(*["cpu"] * 256)} if name == "batch_managers" else {}  # there can't be more than engines
+    assert getattr(FLAGS[name][0](**{name: most}, **enough), name) == most
 
 
 @pytest.mark.parametrize("name", [name for name, (_, flag) in FLAGS.items() if flag.one_of])
@@ -117,3 +118,11 @@ def test_each_flag_says_how_to_choose_it() -> None:
     helps = {name: flag.help for name, (_, flag) in FLAGS.items()}
     assert [name for name, text in helps.items() if len(text) < 40 or not text.endswith(".")] == []
     assert {flag.group for _, flag in FLAGS.values()} == set(GROUPS)
+
+
+def test_the_devices_of_all_models_have_an_upper_bound() -> None:
+    half = ",".join(["cpu"] * 128)
+
+    assert Settings(models=models(half, half)).num_engines == 256
+    with pytest.raises(SettingsError, match="--devices must be at most 256"):
+        Settings(models=models(half, half, "cpu"))

@@ -267,6 +267,8 @@ def test_info_has_teis_fields_at_the_top() -> None:
     assert {"version", "sha", "docker_label"} <= info.keys()
     assert info["ready"] is True
     assert info["models"][0]["info"]["dimensions"] == 8
+    assert info["models"][0]["info"]["outputs"] == ["pooled", "tokens"]
+    assert info["models"][0]["truncation"] == "right"
 
 
 def test_info_while_the_model_is_loading() -> None:

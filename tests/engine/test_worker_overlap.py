@@ -1,0 +1,59 @@
+"""The worker with an engine whose second batch overtakes the first; both of its threads' work is done here in turn."""
+
+import dataclasses
+import socket
+
+import numpy as np
+
+from engine import fake, messages
+from engine.fake import FakeEngine
+from engine.types import Batch, EngineClosed, EngineError, OutputKind, Results
+from engine.worker import Worker
+from tests.engine.test_worker import OPTIONS, receive
+from wire.blocking import BlockingConnection
+
+
+class Overtaking:
+    """Gives the newest batch first."""
+
+    def __init__(self, inner: FakeEngine) -> None:
+        self.info = inner.info
+        self.limits = dataclasses.replace(inner.limits, overlaps=True)
+        self._inner = inner
+        self._finished: list[tuple[int, Results | EngineError]] = []
+
+    def submit(self, batch: Batch) -> int:
+        ticket = self._inner.submit(batch)
+        self._finished.append(self._inner.collect())
+        return ticket
+
+    def collect(self) -> tuple[int, Results | EngineError]:
+        if not self._finished:
+            raise EngineClosed
+        return self._finished.pop()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_a_batch_that_overtakes_another_has_its_time_too() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        manager, connection = BlockingConnection(ours), BlockingConnection(theirs)
+        engine = Overtaking(fake.load(name="m", reason="asked", options=OPTIONS))
+        worker = Worker(engine, theirs, engine.limits)
+        ids = np.array([1, 2, 3], np.int32).tobytes()
+        payload = memoryview(b"".join(messages.encode_batch(OutputKind.POOLED, [3], [ids])))
+        for frame_id in (1, 2):
+            worker._submit(connection, frame_id, payload)
+        busy = worker.busy()
+        assert busy is not None
+        assert busy["batch"] == 1
+
+        worker._collect_forever()
+
+        for wanted in (2, 1):
+            kind, frame_id, rows = receive(manager)
+            assert (kind, frame_id) == (messages.RESULT, wanted)
+            assert messages.decode_result(rows)[1] > 0
+        assert worker.busy() is None
