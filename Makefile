@@ -36,6 +36,7 @@ nightly: $(VENV)/.test ## the tests that take long or need root and Debian tools
 bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb ## engines alone, servers side by side: 20 minutes (QUICK=1: 5)
 	$(BIN)/python -m benchmarks.engines $(if $(QUICK),--quick) --write
 	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick) --write --infinity $(PEERS)
+	$(BIN)/python -m benchmarks.beside_busy --rounds $(if $(QUICK),1,4) --write
 
 check: $(VENV)/.test ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check

@@ -9,10 +9,9 @@ made by benchmarks/make_peer_env.sh; without one infinity-emb is left out, and t
 import argparse
 import contextlib
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,29 +146,6 @@ class Comparison:
             self._report.row({"server": server.name, **{name: f"{size:.0f}" for name, size in sizes.items()}})
 
 
-@contextlib.contextmanager
-def busy_process() -> Iterator[None]:
-    """Somebody else who takes what they get of a core."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-def beside_a_busy_process(comparison: Comparison, case: Case, report: Report) -> None:
-    """Our server, quiet and disturbed in turns."""
-    for server in comparison.servers:
-        if server.name == OURS:
-            quiet, busy = [], []
-            for _ in range(2):
-                quiet.append(comparison.run_one(case, server, label="quiet").summary.texts_per_second)
-                with busy_process():
-                    busy.append(comparison.run_one(case, server, label="beside it").summary.texts_per_second)
-            report.row({"round": "beside it / quiet", "texts/s": f"{sum(busy) / max(sum(quiet), 1e-9):.0%}"})
-
-
 def warm_up(comparison: Comparison, case: Case) -> None:
     """Some seconds of load for each, which nobody counts."""
     for server in comparison.servers:
@@ -208,8 +184,6 @@ def compare(report: Report, arguments: argparse.Namespace) -> list[Figures]:
         report.table("Memory after all runs")
         comparison.memory()
         measured = list(comparison.figures)
-        report.table("Beside one busy foreign process")
-        beside_a_busy_process(comparison, main[0], report)
     for case in (*main, *once):
         report.note(f"{case.name}: {case.concurrency} requests of {case.batch_size} in flight; {case.corpus}.")
     return measured

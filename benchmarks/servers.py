@@ -70,7 +70,7 @@ class RunningServer:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,  # not a session of its own: the kernel shares cores between sessions first
         )
         self._began = time.perf_counter()
 
