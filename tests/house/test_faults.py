@@ -112,7 +112,10 @@ def test_requests_are_refused_when_no_engine_comes_back(tmp_path: Path) -> None:
     # the first start is well; what is started again dies at once, for ever
     marker = tmp_path / "started"
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ -e "{marker}" ] && exit 7\ntouch "{marker}"\nexec "{sys.executable}" "$@"\n')
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *engine.worker*) [ -e "{marker}" ] && exit 7; touch "{marker}";; esac\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
     python.chmod(0o700)
     flags = ("--engine-python", str(python), "--engine-restart-grace", "0.2")
     with serving(*HOUSE, *flags, folder=tmp_path) as server:
