@@ -4,6 +4,7 @@
 # TORCH_INDEX=https://...          where to take torch from, for example an index of CPU builds
 # PEERS=.peers/infinity             where `make bench` keeps the environment of a server to compare with
 # PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test`
+# GPU_PYTHON=python3 PART=kernels  for `make bench-gpu`: any Python with torch and Triton; ARGS="--fresh --out DIR"
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,10 +20,14 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& echo $$python && break; done)
 
-.PHONY: help serve test nightly bench check fix clean
+# Whichever Python has a torch that sees a GPU.
+GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
+	$$python -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
+
+.PHONY: help serve test nightly bench bench-gpu check fix clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 serve: $(VENV)/.server ## set up and serve all-MiniLM-L6-v2 on port 8080 (PORT=)
 	$(BIN)/embedline serve --port $(PORT) $(ARGS)
@@ -37,6 +42,12 @@ bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb ## engines alone, servers side b
 	$(BIN)/python -m benchmarks.engines $(if $(QUICK),--quick) --write
 	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick) --write --infinity $(PEERS)
 	$(BIN)/python -m benchmarks.beside_busy --rounds $(if $(QUICK),1,4) --write
+
+# Installs nothing. Each part takes at most 8 minutes and goes on where it was stopped.
+bench-gpu: ## what a GPU does: PART=ceilings, kernels, models or server (WHEELS=folder for what the server lacks)
+	@test -n "$(PART)" || { echo "which part? make bench-gpu PART=ceilings|kernels|models|server"; exit 2; }
+	@test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
+	$(if $(WHEELS),WHEELS=$(WHEELS)) $(GPU_PYTHON) -m benchmarks.gpu $(PART) $(ARGS)
 
 check: $(VENV)/.test ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check

@@ -26,6 +26,12 @@ class Engine:
         return max(0, self.limits.streams - len(self.batches))
 
     @property
+    def load(self) -> float:
+        """Seconds in which it would compute what it holds, by the rate that it measured at warm-up; tokens, where it
+        did not. For comparing engines of one model, which may be GPUs of different speed."""
+        return self.num_tokens / (self.limits.tokens_per_second * self.limits.streams or 1.0)
+
+    @property
     def max_computing(self) -> int:
         """Batches that may be computed at the same time."""
         return self.limits.depth if self.limits.overlaps else self.limits.streams

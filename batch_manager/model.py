@@ -126,10 +126,10 @@ class Model:
     def next_batch(self, now: float) -> tuple[Engine, Batch] | None:
         """The next batch and the engine that should have it; None where nothing waits or no engine should have more.
 
-        An engine with an idle stream takes what there is, or its share of it where several streams idle. Behind other
-        batches one is staged only if it is at least as large as the one sent last: a smaller one would be sealed too
-        soon, as all that comes while it waits in the engine could still have joined it. But beside a long sequence that
-        leaves cores idle it does not wait.
+        The engine with the least to do comes first, and those with an idle stream before all others: they take what
+        there is, or their share of it where several streams idle. Behind other batches one is staged only if it is at
+        least as large as the one sent last: a smaller one would be sealed too soon, as all that comes while it waits in
+        the engine could still have joined it. But beside a long sequence that leaves cores idle it does not wait.
         """
         num_bulk = self.backlog.num_tokens(RequestClass.BULK)
         num_tokens = num_bulk + self.backlog.num_tokens(RequestClass.INTERACTIVE)
@@ -138,7 +138,7 @@ class Model:
         engines = [engine for engine in self.engines if engine.has_room]
         if not engines:
             return None
-        engine = min(engines, key=lambda engine: (not engine.num_idle_streams, engine.num_tokens))
+        engine = min(engines, key=lambda engine: (not engine.num_idle_streams, engine.load))
         is_beside = self._leaves_cores_idle(engine)
         if not engine.num_idle_streams and not is_beside and num_tokens < engine.newest.num_tokens:
             return None

@@ -3,14 +3,17 @@
 import os
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from benchmarks.processes import machine_cpu_seconds, tree_cpu_seconds
-from benchmarks.texts import Corpus
 from embedline.bench.bodies import Request, prepare
 from embedline.bench.load import Generator, Load, Phase
 from embedline.bench.options import Options, parse_url
 from embedline.bench.run import run_on_loop
 from embedline.bench.summary import Summary, summarize
+
+if TYPE_CHECKING:  # it needs tokenizers, which whoever brings requests of their own may lack
+    from benchmarks.texts import Corpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class Measured:
         return 1000 * self.cpu_seconds / self.summary.num_texts if self.summary.num_texts else float("nan")
 
 
-def requests_of(port: int, corpus: Corpus, *, batch_size: int) -> list[Request]:
+def requests_of(port: int, corpus: "Corpus", *, batch_size: int) -> list[Request]:
     """OpenAI's requests for floats, each with the next texts."""
     options = Options(url=f"127.0.0.1:{port}", batch_size=batch_size, model="m")
     return prepare(options, parse_url(options.url), corpus.texts)

@@ -202,7 +202,7 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> FakeEngine:
         pooling="none",
         normalize=False,
         dtype="float32",
-        device="cpu",
+        device=options.get("device", "cpu"),
         architecture="",
         notes=("rows are made of the token ids' hash, not by a model",),
     )

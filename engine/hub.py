@@ -9,18 +9,21 @@ from typing import Any
 from huggingface_hub import errors, get_session, set_client_factory, snapshot_download
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from engine.hub_cache import ALLOW_PATTERNS, IGNORE_PATTERNS
+from engine.hub_cache import IGNORE_PATTERNS, allowed
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine.hub")
 _TIMEOUT = 10.0  # seconds without a byte; the library's own for most requests, where it has any
 
 
-def fetch(model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None) -> Path:
+def fetch(
+    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, pickled: bool = False
+) -> Path:
     """The folder with the model's files, its name the commit.
 
     Files that are there are kept, one that a broken connection cut short is resumed. Where the hub can't be reached,
-    what was fetched before is taken, if it is whole. Raises ModelError.
+    what was fetched before is taken, if it is whole. With `pickled`, weights that can run code are fetched too.
+    Raises ModelError.
     """
     _wait_only_so_long()
     _log_as_everybody()
@@ -31,7 +34,7 @@ def fetch(model_id: str, revision: str | None, *, cache_dir: Path | None, token:
             revision=revision,
             cache_dir=cache_dir,
             token=_checked(token),
-            allow_patterns=list(ALLOW_PATTERNS),
+            allow_patterns=list(allowed(pickled=pickled)),
             ignore_patterns=list(IGNORE_PATTERNS),
         )
     except ModelError:

@@ -8,11 +8,15 @@ from pathlib import Path
 
 # Only what can't run code; other engines' copies of the same model are left out.
 ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model")
-IGNORE_PATTERNS = ("onnx/*", "openvino/*")
+PICKLED_PATTERNS = ("*.bin", "*.pt")  # what can run code, for a conversion alone
+TRAINING_FILES = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt", "scaler.pt")
+IGNORE_PATTERNS = ("onnx/*", "openvino/*", *TRAINING_FILES)
 
 
-def find_snapshot(cache_dir: Path, model_id: str, revision: str | None) -> Path | None:
+def find_snapshot(cache_dir: Path, model_id: str, revision: str | None, *, pickled: bool = False) -> Path | None:
     """The folder of this commit, branch or tag, if no file can be missing from it. Its name is the commit.
+
+    With `pickled`, weights that can run code are among what must be there.
 
     The layout is models--owner--name/ with refs/<branch>, snapshots/<commit>/… and trees/<commit>.json
     (huggingface_hub, "Understand caching").
@@ -21,13 +25,19 @@ def find_snapshot(cache_dir: Path, model_id: str, revision: str | None) -> Path 
     for commit in (revision, _commit(repository / "refs" / (revision or "main"))):
         if commit and "/" not in commit and (repository / "snapshots" / commit / "config.json").is_file():
             snapshot = repository / "snapshots" / commit
-            return snapshot if _is_whole(snapshot, repository / "trees" / f"{commit}.json") else None
+            listing = repository / "trees" / f"{commit}.json"
+            return snapshot if _is_whole(snapshot, listing, pickled=pickled) else None
     return None
 
 
-def is_wanted(file: str) -> bool:
+def allowed(*, pickled: bool) -> tuple[str, ...]:
+    """The patterns of files that are fetched."""
+    return (*ALLOW_PATTERNS, *PICKLED_PATTERNS) if pickled else ALLOW_PATTERNS
+
+
+def is_wanted(file: str, *, pickled: bool = False) -> bool:
     """Whether this file of a repository is fetched."""
-    return _matches(file, ALLOW_PATTERNS) and not _matches(file, IGNORE_PATTERNS)
+    return _matches(file, allowed(pickled=pickled)) and not _matches(file, IGNORE_PATTERNS)
 
 
 def _matches(file: str, patterns: Iterable[str]) -> bool:
@@ -41,13 +51,13 @@ def _commit(reference: Path) -> str:
         return ""
 
 
-def _is_whole(snapshot: Path, listing: Path) -> bool:
+def _is_whole(snapshot: Path, listing: Path, *, pickled: bool) -> bool:
     """Whether no file can be missing: a fetch may have ended early, and some programs fetch files one by one."""
     files = _listed(listing)
     if files is not None:
-        return all((snapshot / file).is_file() for file in files if is_wanted(file))
+        return all((snapshot / file).is_file() for file in files if is_wanted(file, pickled=pickled))
     # Older libraries keep no listing. With these there, nothing that a wrong guess could replace is missing.
-    needed = ("config.json", "modules.json", "*/config.json", "*.safetensors")
+    needed = ("config.json", "modules.json", "*/config.json", "*.bin" if pickled else "*.safetensors")
     return all(any(snapshot.glob(pattern)) for pattern in needed)
 
 

@@ -5,9 +5,12 @@ Knows nothing of the weights but the names of their files.
 
 import importlib.util
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.head.arrays import weights_files
+from engine.head.steps import Step, output_size
 from engine.model_json import Json, number_in, object_in, read_object, read_optional
 from engine.sentence_files import SentenceFiles, read_modules, read_prompts
 from engine.types import ModelError
@@ -38,13 +41,24 @@ class ModelFolder:
     max_seqlen_source: str  # the file or flag that says so
     padding_idx: int | None  # positions are numbered from padding_idx + 1 (RoBERTa and its kin); None = from 0
     do_lower_case: bool  # lower-case the text before tokenizing, whatever the tokenizer does itself
-    pooling: str  # "cls", "mean" or "last"
+    poolings: tuple[str, ...]  # "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last"; joined in order
     pooling_source: str  # the file or flag that says so
-    normalize: bool  # a Normalize module follows the pooling
+    steps: tuple[Step, ...]  # what is done with the pooled row
+    normalize: bool  # and in the end a Normalize module
     prompts: dict[str, str]  # by name, to be put before a text
     default_prompt_name: str | None  # a key of prompts
     include_prompt: bool  # False = prompts would have to be left out of the pooling, so none may be given
     notes: tuple[str, ...] = ()  # what was decided and why, a line each
+
+    @property
+    def pooling(self) -> str:
+        """For people: joined ones with a + between them."""
+        return "+".join(self.poolings)
+
+    @property
+    def dimensions(self) -> int:
+        """Of the row that is handed out."""
+        return output_size(self.steps, self.hidden_size * len(self.poolings))
 
     @property
     def default_prompt(self) -> str:
@@ -64,25 +78,30 @@ def read(path: Path | str, *, pooling: str | None = None, needs_weights: bool = 
     prompts, default_prompt_name = read_prompts(folder, include_prompt=files.include_prompt)
     if needs_weights:
         _check_weights(folder)
+        for file in weights_files(folder, files.steps):
+            _check_weights(file.parent)
     padding_idx = _padding_idx(config) if architecture in _POSITIONS_AFTER_PADDING else None
     length = _length(folder, config, files, padding_idx=padding_idx)
+    hidden_size = _needed_number(config, "hidden_size", "dim", "n_embd", "d_model")
+    output_size(files.steps, hidden_size * len(files.poolings))  # raises where they do not fit each other
     return ModelFolder(
         path=folder,
         architecture=architecture,
         architectures=tuple(map(str, config.get("architectures") or ())),
-        hidden_size=_needed_number(config, "hidden_size", "dim", "n_embd", "d_model"),
+        hidden_size=hidden_size,
         vocab_size=_needed_number(config, "vocab_size"),
         max_seqlen=length.max_seqlen,
         max_seqlen_source=length.source,
         padding_idx=padding_idx,
         do_lower_case=files.do_lower_case,
-        pooling=files.pooling,
+        poolings=files.poolings,
         pooling_source=files.pooling_source,
+        steps=files.steps,
         normalize=files.normalize,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
         include_prompt=files.include_prompt,
-        notes=tuple(filter(None, (auto_map_note, files.note, length.note))),
+        notes=tuple(filter(None, (auto_map_note, files.note, _steps_note(files.steps), length.note))),
     )
 
 
@@ -140,7 +159,20 @@ def _check_weights(folder: Path) -> None:
         return
     unread = sorted(file.name for file in folder.iterdir() if file.suffix in _UNREAD_WEIGHTS)
     found = f"; {', '.join(unread[:3])} is not read, for such files can run code" if unread else ""
-    raise ModelError(f"{folder} has no model.safetensors, and weights are read from *.safetensors alone{found}")
+    raise ModelError(
+        f"{folder} has no model.safetensors, and weights are read from *.safetensors alone{found}{_way_out(folder)}"
+    )
+
+
+def _way_out(folder: Path) -> str:
+    """What makes safetensors of what is there. Of a model on the hub nothing but safetensors is to be seen here."""
+    if any((folder / name).is_file() for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")):
+        return f": embedline convert {shlex.quote(str(folder))} OUT"
+    return "; embedline convert MODEL OUT makes them of pytorch_model.bin, where the model has that"
+
+
+def _steps_note(steps: tuple[Step, ...]) -> str:
+    return f"after the pooling: {', then '.join(map(str, steps))}" if steps else ""
 
 
 def _padding_idx(config: Json) -> int:

@@ -23,11 +23,17 @@ class ResolvedModel:
 
 
 def resolve(
-    model_id: str, revision: str | None = None, *, cache_dir: Path | None = None, token: str | None = None
+    model_id: str,
+    revision: str | None = None,
+    *,
+    cache_dir: Path | None = None,
+    token: str | None = None,
+    pickled: bool = False,
 ) -> ResolvedModel:
     """A folder, or a repository's name in the hub's cache, an installed package or the hub, tried in this order.
 
-    Raises ModelError with one line where none has it.
+    With `pickled`, a conversion's wish, weights that can run code are fetched too. Raises ModelError with one line
+    where none has it.
     """
     # Read when huggingface_hub is imported, here or in a child: no reports to anybody of who runs what.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -37,14 +43,14 @@ def resolve(
     if not _REPOSITORY.fullmatch(model_id):
         raise ModelError(f"--model-id {model_id!r} is neither a folder here nor the name of a repository")
     return (
-        _from_cache(model_id, revision, cache_dir)
+        _from_cache(model_id, revision, cache_dir, pickled=pickled)
         or _from_package(model_id, revision)
-        or _from_hub(model_id, revision, cache_dir=cache_dir, token=token)
+        or _from_hub(model_id, revision, cache_dir=cache_dir, token=token, pickled=pickled)
     )
 
 
-def _from_cache(model_id: str, revision: str | None, cache_dir: Path | None) -> ResolvedModel | None:
-    snapshot = find_snapshot(cache_dir or _default_cache(), model_id, revision)
+def _from_cache(model_id: str, revision: str | None, cache_dir: Path | None, *, pickled: bool) -> ResolvedModel | None:
+    snapshot = find_snapshot(cache_dir or _default_cache(), model_id, revision, pickled=pickled)
     return ResolvedModel(snapshot, "hub cache", snapshot.name) if snapshot else None
 
 
@@ -68,11 +74,13 @@ def _from_package(model_id: str, revision: str | None) -> ResolvedModel | None:
     return ResolvedModel(path, f"package {package.replace('_', '-')}", "") if path.is_dir() else None
 
 
-def _from_hub(model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None) -> ResolvedModel:
+def _from_hub(
+    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, pickled: bool
+) -> ResolvedModel:
     try:
         from engine.hub import fetch
     except ImportError:
         reason = "is not a folder here, and huggingface_hub is not installed"
         raise ModelError(f"--model-id {model_id!r} {reason}") from None
-    path = fetch(model_id, revision, cache_dir=cache_dir, token=token)
+    path = fetch(model_id, revision, cache_dir=cache_dir, token=token, pickled=pickled)
     return ResolvedModel(path, "hub", path.name)

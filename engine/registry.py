@@ -5,7 +5,10 @@ import importlib.util
 import logging
 from typing import Any
 
-from engine.types import Engine, ModelError
+from engine.devices import kind_of
+from engine.failures import engine_error, one_line
+from engine.release import release
+from engine.types import DeviceTrouble, Engine, EngineErrorKind, ModelError
 
 logger = logging.getLogger("embedline.engine")
 
@@ -14,38 +17,55 @@ _ENGINES = {
     "fake": "engine.fake",
     "openvino": "engine.compiled.openvino",
     "onnxruntime": "engine.compiled.onnxruntime",
+    "fused": "engine.fused.engine",
     "transformers": "engine.transformers.engine",
 }
 AUTO = "auto"
-_AUTO_ON_CPU = ("openvino", "transformers")  # the first that can serve the model
-_PACKAGES = {"openvino": "openvino", "transformers": "transformers"}  # without which those can't serve
-_QUANTIZES_ON_CPU = {"int8": "onnxruntime"}  # quantization -> the only engine that does it
-_AS_THE_MODEL_IS = ("none", "auto")  # auto: CPUs gain speed from it at the price of fidelity, so it has to be asked for
+_PREFERRED = {"cpu": ("openvino", "transformers"), "cuda": ("fused", "transformers")}  # the first that can serve
+_PACKAGES = {"openvino": "openvino", "fused": "triton", "transformers": "transformers"}  # without which those can't
+_QUANTIZES = {("cpu", "int8"): "onnxruntime", ("cuda", "fp8"): "fused"}  # the only engine that does it there
+_EXTRAS = {"fused": "cuda"}  # of our package, that bring what an engine needs; "server" brings the others' needs
+_INSTEAD = {  # what helps where a device fails an engine
+    EngineErrorKind.OUT_OF_MEMORY: "free memory there, or lower --max-batch-tokens or --max-input-length",
+    EngineErrorKind.FATAL: "--devices may name another, or cpu",
+}
+_WHERE = {"cpu": "the CPU", "cuda": "a GPU"}
+# auto is the engine's own choice; CPUs gain speed at the price of fidelity, so there it has to be asked for
+_ANY_ENGINE_DOES = ("none", "auto")
 
 
-def choose(asked: str, *, quantization: str = "none") -> tuple[str, str]:
+def choose(asked: str, *, quantization: str = "none", device: str = "cpu") -> tuple[str, str]:
     """The engine's name and, for the log and /info, why. Raises ModelError where none has that name or quantizes so.
 
     The name may be "auto": which engine can serve the model shows when it is loaded, see `load`.
     """
     if asked != AUTO and asked not in _ENGINES:
         raise ModelError(f"--engine {asked} is not one of auto, {', '.join(_ENGINES)}")
-    if asked != "fake" and quantization not in _AS_THE_MODEL_IS:
-        return _that_quantizes(asked, quantization)
+    if asked != "fake" and quantization not in _ANY_ENGINE_DOES:
+        return _that_quantizes(asked, quantization, kind_of(device))
     if asked != AUTO:
         return asked, f"--engine {asked}"
-    return AUTO, f"--engine auto: the first of {', '.join(_AUTO_ON_CPU)} that can serve this model on the CPU"
+    kind = kind_of(device)
+    return (
+        AUTO,
+        f"--engine auto: the first of {', '.join(_PREFERRED[kind])} that can serve this model on {_WHERE[kind]}",
+    )
 
 
-def tried_by_auto() -> dict[str, bool]:
+def tried_by_auto(device: str) -> dict[str, bool]:
     """The engines that "auto" tries, in this order, and whether each one's package is installed. Imports none."""
-    return {name: importlib.util.find_spec(_PACKAGES[name]) is not None for name in _AUTO_ON_CPU}
+    tried = _PREFERRED[kind_of(device)]
+    return {name: importlib.util.find_spec(_PACKAGES[name]) is not None for name in tried}
 
 
-def _that_quantizes(asked: str, quantization: str) -> tuple[str, str]:
-    engine = _QUANTIZES_ON_CPU.get(quantization)
+def _that_quantizes(asked: str, quantization: str, kind: str) -> tuple[str, str]:
+    if (asked, quantization, kind) == ("fused", "fp8", "cpu"):  # slow, to see what it costs in fidelity
+        return asked, f"--engine {asked} with --quantization {quantization}"
+    engine = _QUANTIZES.get((kind, quantization))
     if engine is None:
-        raise ModelError(f"--quantization {quantization} is not for a CPU; {', '.join(_QUANTIZES_ON_CPU)} is")
+        others = ", ".join(f"{known} is, by {by}" for (its_kind, known), by in _QUANTIZES.items() if its_kind == kind)
+        checks = "; --engine fused does it there, slowly, for checks" if (kind, quantization) == ("cpu", "fp8") else ""
+        raise ModelError(f"--quantization {quantization} is not for {_WHERE[kind]}; {others}{checks}")
     if asked not in (AUTO, engine):
         raise ModelError(f"--quantization {quantization} is not for --engine {asked}; {engine} does it")
     return engine, f"--engine {asked} with --quantization {quantization}"
@@ -55,25 +75,41 @@ def load(engine: str, *, name: str, reason: str, options: dict[str, Any]) -> Eng
     """Load a model. Raises ModelError with one line for the operator where it can't be served.
 
     A named engine serves it or fails. "auto" tries one after the other, and ModelInfo.reason says why the first ones
-    could not.
+    could not. Where it is the device that failed one, the others are not tried.
     """
     if engine != AUTO:
         return _load(engine, name=name, reason=reason, options=options)
-    for candidate in _AUTO_ON_CPU[:-1]:
+    kind = kind_of(options["device"])
+    failures: list[str] = []
+    for candidate in _PREFERRED[kind]:
         try:
             return _load(candidate, name=name, reason=reason, options=options)
         except ModelError as error:
-            logger.warning("the %s engine can't serve %s: %s", candidate, name, error)
-            reason = f"{reason}; not {candidate}: {error}"
-    return _load(_AUTO_ON_CPU[-1], name=name, reason=reason, options=options)
+            why = str(error)  # not the error itself: its traceback holds what was loaded
+            is_the_devices = isinstance(error, DeviceTrouble)
+        logger.warning("the %s engine can't serve %s: %s", candidate, name, why)
+        failures.append(f"{candidate}: {why}")
+        reason = f"{reason}; not {failures[-1]}"
+        if is_the_devices:
+            break
+        release()
+    raise ModelError(f"--engine auto finds none that serves it on {_WHERE[kind]}: {'; '.join(failures)}")
 
 
 def _load(engine: str, *, name: str, reason: str, options: dict[str, Any]) -> Engine:
     try:
         module = importlib.import_module(_ENGINES[engine])
+        loaded: Engine = module.load(name=name, reason=reason, options=options)  # some import what they need here
     except ModuleNotFoundError as error:
         raise ModelError(
-            f"the {engine} engine needs {error.name}, which is not installed: pip install 'embedline[server]'"
+            f"the {engine} engine needs {error.name}, which is not installed: "
+            f"pip install 'embedline[{_EXTRAS.get(engine, 'server')}]'"
         ) from error
-    loaded: Engine = module.load(name=name, reason=reason, options=options)
+    except ModelError:
+        raise
+    except Exception as error:
+        instead = _INSTEAD.get(engine_error(error).kind)
+        if instead is None:
+            raise
+        raise DeviceTrouble(f"{options['device']} fails the {engine} engine ({one_line(error)}); {instead}") from error
     return loaded

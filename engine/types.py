@@ -82,6 +82,10 @@ class ModelError(Exception):
     """A model can't be served; the message is one line that says why and what to do about it."""
 
 
+class DeviceTrouble(ModelError):
+    """It is the device that fails the model: its memory is too small, or it is lost. Another engine fares no better."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """What the rest of the server needs to know about a loaded model."""
@@ -93,12 +97,13 @@ class ModelInfo:
     dimensions: int  # D of a pooled row
     max_seqlen: int  # tokens a sequence, special tokens included
     vocab_size: int
-    pooling: str  # "cls", "mean", "last", …
+    pooling: str  # "cls", "mean", "last", …; joined ones with a + between them
     normalize: bool  # whether a pooled row is to be scaled to length 1 before it is handed out
     dtype: str  # compute type: "float32", …
     device: str  # "cpu", "cuda:0", …
     architecture: str  # model_type of config.json, "" where there is none
     notes: tuple[str, ...] = ()  # what was decided at load and why, a line each: packed or padded, …
+    token_dimensions: int | None = None  # D of a token's row; None = `dimensions`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

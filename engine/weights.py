@@ -7,14 +7,18 @@ A file begins with the length of its header (u64, little-endian) and the header,
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.model_json import object_in, read_object
 from engine.types import ModelError
 
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # bytes; as the safetensors library has it
+_PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
+_INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +29,52 @@ class Weights:
     num_parameters: dict[str, int]  # by dtype, in safetensors' spelling: F32, BF16, …
 
 
-def weights_of(folder: Path) -> Weights:
-    """Raises ModelError where a file is not what it should be."""
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Of one file, as it stands there: nothing of it is checked."""
+
+    tensors: dict[str, Any]  # by name; see above
+    end: int  # bytes of the file before the tensors' own; their offsets count from here
+
+
+def weights_of(folder: Path, others: Iterable[Path] = ()) -> Weights:
+    """Of a model folder's own files and those `others`. Raises ModelError where a file is not what it should be."""
     num_bytes, num_parameters = 0, Counter[str]()
-    for file in _files(folder):
+    for file, tensors in _headers((*_files(folder), *others)):
         try:
-            for tensor in _header(file).values():
+            for tensor in tensors.values():
                 begin, end = tensor["data_offsets"]
                 num_bytes += end - begin
                 num_parameters[str(tensor["dtype"])] += math.prod(tensor["shape"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{file} is not a safetensors file") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise _no_such_file(file) from error
     return Weights(num_bytes, dict(num_parameters))
+
+
+def first_that_is_not_plain(folder: Path) -> str | None:
+    """A tensor and how it is stored, where that is in no plain floating-point numbers, or in whole ones for a weight;
+    None where there is no such. Raises ModelError where a file is not what it should be."""
+    for file, tensors in _headers(_files(folder)):
+        for name, tensor in tensors.items():
+            dtype = tensor.get("dtype") if isinstance(tensor, dict) else None
+            if not isinstance(dtype, str):
+                raise _no_such_file(file)
+            if dtype not in _PLAIN and (dtype not in _INTEGERS or name.endswith(".weight")):
+                return f"the tensor {name!r} is stored as {dtype}"
+    return None
+
+
+def _headers(files: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Each file and its tensors."""
+    for file in files:
+        try:
+            yield file, header_of(file).tensors
+        except (OSError, ValueError, TypeError) as error:
+            raise _no_such_file(file) from error
+
+
+def _no_such_file(file: Path) -> ModelError:
+    return ModelError(f"{file} is not a safetensors file")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -46,12 +84,12 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names)]
 
 
-def _header(file: Path) -> dict[str, dict[str, list[int]]]:
-    """Tensors by name."""
+def header_of(file: Path) -> Header:
+    """Raises OSError, ValueError, or TypeError where the file is none of safetensors."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > _MAX_HEADER:
             raise ValueError("no header is so long")
-        header: dict[str, dict[str, list[int]]] = json.loads(opened.read(size))
-    header.pop("__metadata__", None)
-    return header
+        tensors = dict(json.loads(opened.read(size)))
+    tensors.pop("__metadata__", None)
+    return Header(tensors, 8 + size)

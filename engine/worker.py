@@ -7,6 +7,7 @@ Three threads, so that a batch can be received and the supervisor answered while
 """
 
 import dataclasses
+import gc
 import logging
 import os
 import socket
@@ -165,6 +166,8 @@ def main() -> NoReturn:
         loading.stop()
         supervisor.send(control.FAILED, 0, control.encode({"message": str(error)}))
         sys.exit(2)
+    gc.collect()
+    gc.freeze()  # what is loaded by now stays; walking it would stop every thread for tenths of a second
     worker = Worker(engine, socket.socket(fileno=start.listener_fd), limits)
     collector = worker.start()
     loading.stop()

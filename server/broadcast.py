@@ -28,7 +28,7 @@ class Broadcast:
         self._models = models
         self._limits = limits
         self._infos: dict[Member, Json] = {}  # what each engine said when it became ready, and when
-        self._number = 0  # of the newest STATE
+        self._number = 1  # of the newest STATE; a member that has seen none is at 0
         self._up_since = 0  # the number of the STATE that first said ready; 0 while it does not
         self._is_stopping = False
         self._said: str | None = "starting"  # what the log knows of our readiness
@@ -55,9 +55,10 @@ class Broadcast:
             "limits": self._limits,
         }
 
-    async def start(self, member: Member) -> None:
-        """Start a process that knows the house from the beginning."""
-        await member.start(self.state(), self._number)
+    def tell(self, member: Member) -> Json:
+        """The house as it is now, for a frontend that asks before it accepts; it will not be ready without this one."""
+        member.seen = self._number
+        return self.state()
 
     def send(self) -> None:
         """Tell the frontends what has changed."""
@@ -87,7 +88,7 @@ class Broadcast:
 
     def _why_not_told(self) -> str | None:
         reason = self._why_not_up()
-        if reason is None and any(m.is_ready and m.seen < self._up_since for m in self._of("frontend")):
+        if reason is None and any(m.seen < self._up_since for m in self._of("frontend") if m.is_ready or m.seen):
             return _UNTOLD
         return reason
 

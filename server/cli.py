@@ -21,6 +21,19 @@ _CONFIG_HELP = (
     f"line and the environment outrank it. [{CONFIG_VARIABLE}]"
 )
 _FOR_INSPECT = frozenset({"huggingface_hub_cache", "hf_token"})  # of the server's
+_OF_MODEL_FOR_CONVERT = frozenset({"revision"})
+_FOR_VERIFY = _FOR_INSPECT | {"compiled_cache"}
+_OF_MODEL_FOR_VERIFY = frozenset(
+    {
+        "revision",
+        "pooling",
+        "max_input_length",
+        "engine",
+        "devices",
+        "dtype",
+        "quantization",
+    }
+)
 # Flags of text-embeddings-inference that start commands carry over, and that have no like here.
 _NOT_OURS = frozenset({"--dense-path", "--disable-spans", "--otlp-endpoint", "--otlp-service-name", "--uds-path"})
 
@@ -60,6 +73,33 @@ def inspect(
     _run(lambda: run_inspection(settings_from({**words, "model_id": model}, os.environ), as_json=json))
 
 
+def verify(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
+    *,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    **words: Any,
+) -> None:
+    """Measure what FP8 costs a model's rows: exit code 0 if it can be served so, at least in part, 1 if not.
+
+    Rows of fixed texts are held against those of the same model with plain weights, on the first of the devices. It is
+    what a start does that finds nothing in its cache, which is left alone here.
+    """
+    _run(lambda: run_verification(settings_from({**words, "model_id": model}, os.environ), as_json=json))
+
+
+def convert(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The new folder: one that is not there yet, or is empty.")],
+    **words: Any,
+) -> None:
+    """Make safetensors of a model's pytorch_model.bin and *.pt files, and a folder that can be served.
+
+    Such files can run code when they are read. They are read as weights alone, by a process of their own that has no
+    network, where the kernel permits that; a file that wants more is refused.
+    """
+    _run(lambda: run_conversion(settings_from({**words, "model_id": model}, os.environ), out))
+
+
 def run_server(settings: Settings) -> int:
     """Serve; the exit code."""
     from server.serve import serve as run  # the other commands have no use for it, nor time
@@ -72,6 +112,20 @@ def run_inspection(settings: Settings, *, as_json: bool) -> int:
     from server.inspection import inspect as run
 
     return run(settings, as_json=as_json)
+
+
+def run_verification(settings: Settings, *, as_json: bool) -> int:
+    """Print; the exit code."""
+    from server.verify_command import verify as run
+
+    return run(settings, as_json=as_json)
+
+
+def run_conversion(settings: Settings, out: str) -> int:
+    """Convert and print; the exit code."""
+    from server.convert_command import convert as run
+
+    return run(settings, out)
 
 
 def _run(command: Callable[[], int]) -> NoReturn:
@@ -118,6 +172,18 @@ def _add_inspect(app: typer.Typer) -> None:
     app.command(cls=GroupedCommand)(with_flags(inspect, [*of_model, *of_server]))
 
 
+def _add_verify(app: typer.Typer) -> None:
+    of_model = [flag for flag in flags_of(ModelSettings) if flag.name in _OF_MODEL_FOR_VERIFY]
+    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_VERIFY]
+    app.command(cls=GroupedCommand)(with_flags(verify, [*of_model, *of_server]))
+
+
+def _add_convert(app: typer.Typer) -> None:
+    of_model = [flag for flag in flags_of(ModelSettings) if flag.name in _OF_MODEL_FOR_CONVERT]
+    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_INSPECT]
+    app.command(cls=GroupedCommand)(with_flags(convert, [*of_model, *of_server]))
+
+
 def _add_health(app: typer.Typer) -> None:
     app.command()(health)
 
@@ -135,6 +201,8 @@ def _add_bench(app: typer.Typer) -> None:
 _COMMANDS: dict[str, Callable[[typer.Typer], None]] = {
     "serve": _add_serve,
     "inspect": _add_inspect,
+    "verify": _add_verify,
+    "convert": _add_convert,
     "health": _add_health,
     "bench": _add_bench,
     "version": _add_version,

@@ -1,4 +1,4 @@
-"""Where engines keep what they have compiled, made and tried before any process is started."""
+"""Where engines keep what they make of models, made and tried before any process is started."""
 
 import logging
 import os

@@ -29,7 +29,6 @@ async def serve(child: Child) -> None:
     start = FrontendStart.from_spec(child.spec)
     page = Page.attach(start.page_fd)
     state = FrontendState(page, strict_model_name=start.strict_model_name)
-    state.update(child.spec["state"])
     child.on_state = state.update
     tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
     managers = BatchManagers(start.managers, page)
@@ -61,6 +60,7 @@ async def serve(child: Child) -> None:
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     tokenizers.open()
     managers.open()
+    state.update(await child.request(Request.STATE))  # as late as may be: what comes after this is told to us
     await server.start()
     gc.freeze()  # what is loaded by now stays; the collector need not walk it again
     child.ready()

@@ -13,21 +13,23 @@ from dataclasses import dataclass
 from batch_manager.client import ManagerAddress
 from batch_manager.policy import Policy
 from batch_manager.start import EngineAddress, ManagerStart
+from engine import devices
 from engine.model_folder import ModelFolder
 from engine.start import EngineStart
 from server.admission import WaitBudgets
 from server.auth import ApiKey
+from server.engine_options import engine_options
 from server.frontend_start import FrontendStart
 from server.member import Plan
 from server.model_plan import ModelPlan
 from server.run_folder import RunFolder
 from server.settings import Settings
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
-from wire.control import Json
 from wire.page import Page
 
 _OPEN_PAYLOAD_FACTOR = 16  # --payload-limit times this, at least 1 GiB, over all open bodies
 _GIB = 1 << 30
+_ENGINES_PER_MANAGER = 2  # where nobody says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +73,15 @@ class House:
         self._models = models
         self._door = door
         self._cache_dir = cache_dir
-        self.page = Page.create(
-            num_frontends=settings.frontends, num_managers=settings.num_batch_managers, num_models=len(models)
-        )
-        pairs = [(index, device) for index, model in enumerate(models) for device in model.settings.device_list]
+        pairs = [(index, device) for index, model in enumerate(models) for device in model.devices.names]
+        num_managers = settings.batch_managers or max(1, len(pairs) // _ENGINES_PER_MANAGER)
+        self.page = Page.create(num_frontends=settings.frontends, num_managers=num_managers, num_models=len(models))
         self._engines = [
             EnginePlace(endpoint, *pair)
             for endpoint, pair in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
         ]
         self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers)
-        self._managers = _listen(folder, "batch-manager", settings.num_batch_managers)
+        self._managers = _listen(folder, "batch-manager", num_managers)
 
     def plans(self) -> list[Plan]:
         """Engines first: they take longest."""
@@ -104,7 +105,7 @@ class House:
             engine=model.engine,
             model=model.name,
             reason=model.reason,
-            options=self._engine_options(model, place.device),
+            options=engine_options(model, place.device, cache_dir=self._cache_dir, num_threads=self._num_threads),
         )
         return Plan(
             role="engine",
@@ -116,34 +117,11 @@ class House:
             spec=dataclasses.asdict(start),
         )
 
-    def _engine_options(self, model: ModelPlan, device: str) -> Json:
-        settings, folder = model.settings, model.folder
-        options: Json = {
-            "device": device,
-            "max_num_tokens": settings.max_batch_tokens,  # None = as the engine likes
-            "max_num_seqs": settings.max_batch_requests,
-        }
-        if model.engine == "fake":
-            return {
-                **options,
-                "dimensions": settings.fake_dim,
-                "max_seqlen": folder.max_seqlen,
-                "vocab_size": folder.vocab_size,
-                "cost_ms": settings.fake_cost_ms,
-                "tokens_per_second": settings.fake_tokens_per_second,
-                "faults": list(settings.fake_fault),
-            }
-        return {
-            **options,
-            "path": str(folder.path),
-            "dtype": settings.dtype,
-            "quantization": settings.quantization,
-            "pooling": settings.pooling,
-            "max_seqlen": folder.max_seqlen,
-            "cache_dir": self._cache_dir,
-            # engines on the CPU share its cores; a single one takes them all
-            "num_threads": max(1, (os.cpu_count() or 1) // len(self._engines)),
-        }
+    @property
+    def _num_threads(self) -> int:
+        """Engines on the CPU share its cores; a single one takes them all."""
+        num_on_cpu = sum(place.device == devices.CPU for place in self._engines)
+        return max(1, (os.cpu_count() or 1) // max(1, num_on_cpu))
 
     def _tokenizer(self, index: int, endpoint: Endpoint) -> Plan:
         start = TokenizerStart(

@@ -9,11 +9,14 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from engine import registry
+from engine import devices, registry
+from engine.head.arrays import weights_files
+from engine.head.steps import Dense, LayerNorm
+from engine.model_folder import ModelFolder
 from engine.types import ModelError
 from engine.weights import Weights, weights_of
 from server.compiled_cache import cache_folder
-from server.model_plan import ModelPlan, plan_model
+from server.model_plan import ModelPlan, find_cuda, plan_model
 from server.settings import Settings
 from tokenizer_pool.loading import TokenizerError, load
 
@@ -33,8 +36,8 @@ class Finding:
 
 def inspect(settings: Settings, *, as_json: bool) -> int:
     """Print what is known of the first model. Raises SettingsError and ModelError where it can't be served."""
-    plan = plan_model(settings.models[0], settings)
-    weights = weights_of(plan.folder.path)
+    plan = plan_model(settings.models[0], settings, cuda=lambda: find_cuda(settings))
+    weights = weights_of(plan.folder.path, weights_files(plan.folder.path, plan.folder.steps))
     found = [*findings(plan, weights), *_of_this_machine(plan, settings)]
     warned = warnings(plan, weights)
     print(_as_json(found, warned) if as_json else _as_text(plan, found, warned))
@@ -52,12 +55,14 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("pooling", folder.pooling, folder.pooling_source),
         Finding("normalize", folder.normalize, "modules.json" if folder.normalize else "no Normalize module"),
         Finding("max_seqlen", folder.max_seqlen, folder.max_seqlen_source),
-        Finding("dimensions", folder.hidden_size, "config.json"),
+        Finding("dimensions", folder.dimensions, _dimensions_source(folder)),
         Finding("vocab_size", folder.vocab_size, "config.json"),
         Finding("tokenizer", _tokenizer(plan), "tokenizer.json"),
         Finding("prompts", dict(folder.prompts), "config_sentence_transformers.json" if folder.prompts else ""),
         Finding("default_prompt", plan.default_prompt or None, _prompt_source(plan)),
         Finding("engine", plan.engine, plan.reason),
+        Finding("devices", list(plan.devices.names), plan.devices.reason),
+        Finding("stored", plan.stored.text if plan.stored else "plain", "the model's files"),
         Finding("num_parameters", weights.num_parameters, "the weights' headers"),
         Finding("weights_bytes", weights.num_bytes, "the weights' headers"),
         Finding("memory_bytes", _memory(plan, weights), f"weights of one engine in {_dtype(plan)}, estimated"),
@@ -69,7 +74,7 @@ def _of_this_machine(plan: ModelPlan, settings: Settings) -> list[Finding]:
     """What a start here would find beside the model. Raises SettingsError where --compiled-cache can't be."""
     found = []
     if plan.engine == registry.AUTO and settings.engine_python == sys.executable:
-        tried = registry.tried_by_auto()
+        tried = registry.tried_by_auto(plan.devices.kind)
         found.append(Finding("engines", [_state(name, tried) for name in tried]))
     if plan.engine != "fake":
         cache = cache_folder(settings.compiled_cache, os.environ)
@@ -92,11 +97,25 @@ def warnings(plan: ModelPlan, weights: Weights) -> list[str]:
         found.append("the model has prompts, and texts get none: --default-prompt-name chooses one")
     if plan.source.startswith("hub") and model.revision is None:
         found.append("no --revision: another start may serve other weights")
-    if _memory(plan, weights) * len(model.device_list) > _machine_bytes():
-        found.append("the weights are larger than this machine's memory")
+    if too_small := _too_small(plan, _memory(plan, weights)):
+        found.append(f"the weights are larger than {too_small}")
     if model.engine == "fake":
         found.append("--engine fake: rows are not computed by the model")
     return found
+
+
+def _too_small(plan: ModelPlan, num_bytes: int) -> str:
+    """The memory that does not hold the weights, "" where they fit."""
+    if plan.devices.gpus:
+        smallest = min(plan.devices.gpus, key=lambda gpu: gpu.num_bytes)
+        return f"the memory of {smallest.device}" if num_bytes > smallest.num_bytes else ""
+    return "this machine's memory" if num_bytes * len(plan.devices.names) > _machine_bytes() else ""
+
+
+def _dimensions_source(folder: ModelFolder) -> str:
+    """The last file that has a say in it."""
+    sized = [step.folder for step in folder.steps if isinstance(step, Dense | LayerNorm)]
+    return f"{sized[-1]}/config.json" if sized else "config.json"
 
 
 def _tokenizer(plan: ModelPlan) -> str:
@@ -117,7 +136,8 @@ def _prompt_source(plan: ModelPlan) -> str:
 
 
 def _dtype(plan: ModelPlan) -> str:
-    return plan.settings.dtype.replace("auto", "float32")
+    least = min((gpu.capability for gpu in plan.devices.gpus), default=None)
+    return plan.settings.dtype.replace("auto", devices.dtype_of_auto(least))
 
 
 def _memory(plan: ModelPlan, weights: Weights) -> int:

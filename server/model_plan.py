@@ -1,20 +1,28 @@
 """A model as it will be served, decided before any process is started: what can be wrong with it is found here."""
 
 import dataclasses
+import functools
+import importlib.metadata
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine import model_folder, registry
+from engine import cuda_driver, devices, model_folder, quantization, registry
+from engine.cuda_driver import Cuda
+from engine.devices import Devices, Work
 from engine.model_folder import ModelFolder
 from engine.model_source import resolve
+from engine.quantization import StoredFp8
 from engine.types import ModelError
 from server.flag import SettingsError
 from server.model_settings import ModelSettings
-from server.settings import Settings
+from server.settings import MAX_PROCESSES, Settings
 from tokenizer_pool.messages import Truncation
 
 _FAKE = "fake"
-_CPU = "cpu"
+_READS_FP8 = "fused"
+_NO_CUDA_IN_TORCH = "+cpu"  # how such a build ends its version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,22 +33,34 @@ class ModelPlan:
     settings: ModelSettings
     engine: str
     reason: str  # why this engine
+    devices: Devices
     folder: ModelFolder
     source: str  # "local folder", "hub", …
     revision: str  # commit, "" where not known
     default_prompt: str  # put before each text
     truncation: Truncation  # of texts that are too long
+    stored: StoredFp8 | None = None  # how the weights are; None = plain
 
 
 def plan_models(settings: Settings) -> list[ModelPlan]:
     """All of them, in their order. Raises SettingsError and ModelError with one line."""
-    return [plan_model(model, settings) for model in settings.models]
+    cuda = functools.cache(functools.partial(find_cuda, settings))
+    plans = [plan_model(model, settings, cuda=cuda) for model in settings.models]
+    num_engines = sum(len(plan.devices.names) for plan in plans)
+    if num_engines > MAX_PROCESSES:
+        raise SettingsError(f"--devices must be at most {MAX_PROCESSES}, those of all models together")
+    if (settings.batch_managers or 1) > num_engines:
+        raise SettingsError("--batch-managers must not be more than there are --devices")
+    return plans
 
 
-def plan_model(model: ModelSettings, settings: Settings) -> ModelPlan:
-    """Find the model, read its folder, choose its engine. Raises SettingsError and ModelError with one line."""
-    engine, reason = registry.choose(model.engine, quantization=model.quantization)
-    _check_devices(model, engine)
+def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], Cuda]) -> ModelPlan:
+    """Find its devices, its engine and the model itself, and read its folder. `cuda` is asked only where it matters.
+
+    Raises SettingsError and ModelError with one line.
+    """
+    chosen = _devices(model, cuda)
+    engine, reason = registry.choose(model.engine, quantization=model.quantization, device=chosen.names[0])
     cache = settings.huggingface_hub_cache
     resolved = resolve(
         model.model_id, model.revision, cache_dir=Path(cache) if cache else None, token=settings.hf_token
@@ -51,19 +71,44 @@ def plan_model(model: ModelSettings, settings: Settings) -> ModelPlan:
         settings=model,
         engine=engine,
         reason=reason,
+        devices=chosen,
         folder=_shortened(folder, model.max_input_length),
         source=resolved.source,
         revision=resolved.revision,
         default_prompt=_default_prompt(model, folder),
         truncation=Truncation.RIGHT if model.auto_truncate else Truncation.NONE,
+        stored=None if engine == _FAKE else _stored(folder, engine, chosen),
     )
 
 
-def _check_devices(model: ModelSettings, engine: str) -> None:
-    """The fake engine computes anywhere, the others on the CPU; found here, it costs no import of theirs."""
-    foreign = [device for device in model.device_list if device != _CPU]
-    if foreign and engine != _FAKE:
-        raise SettingsError(f"--devices {foreign[0]}: engines compute on the device {_CPU} only")
+def find_cuda(settings: Settings) -> Cuda:
+    """The GPUs that engines can use: none where the torch that they would use is built without CUDA."""
+    found = cuda_driver.find()
+    if not found.gpus or settings.engine_python != sys.executable:  # of another interpreter's torch nothing is known
+        return found
+    torch = _torch_version()
+    if not torch.endswith(_NO_CUDA_IN_TORCH):
+        return found
+    return Cuda(why_none=f"there is a GPU, but torch {torch} is built without CUDA")
+
+
+def _torch_version() -> str:
+    """As it is installed here, without importing it; "" where it is not."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
+    work = Work(model.engine, model.dtype, model.quantization)
+    return devices.choose(model.devices, work, cuda() if devices.needs_driver(model.devices, work) else Cuda())
+
+
+def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> StoredFp8 | None:
+    """Raises ModelError where none of the engines that may be taken can read the weights."""
+    engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else (engine,)
+    return quantization.check(folder.path, reads_fp8=_READS_FP8 in engines)
 
 
 def _shortened(folder: ModelFolder, max_input_length: int | None) -> ModelFolder:

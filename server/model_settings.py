@@ -57,26 +57,37 @@ class ModelSettings:
         "auto",
         "Engine",
         "What computes. auto takes the first engine that is installed and serves the model; /info says which and why. "
-        "transformers serves most architectures; fake needs no weights and is for tests and for measuring everything "
-        "but the model.",
+        "fused is made for GPUs and knows some architectures; transformers serves most, anywhere; fake needs no "
+        "weights and is for tests and for measuring everything but the model.",
     )
     devices: str = flag(
-        "cpu",
+        "auto",
         "Engine",
-        "Where engines run, separated by commas: one engine process for each. On a machine without a GPU: cpu.",
+        "Where engines run: one engine process for each. auto takes the first GPU of compute capability 8.0 or more, "
+        "else the CPU; `embedline inspect` says which and why. cpu, cuda for all GPUs that CUDA_VISIBLE_DEVICES "
+        "leaves, or some of them by number, such as cuda:0,cuda:2. The whole model lies on each.",
     )
     dtype: str = flag(
         "auto",
         "Engine",
-        "Compute type. On a CPU auto is float32, and the others pay only where the CPU has arithmetic for them.",
+        "Compute type. On a CPU auto is float32, and the others pay only where the CPU has arithmetic for them; on a "
+        "GPU it is bfloat16.",
         one_of=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = flag(
-        "none",
+        "auto",
         "Engine",
         "Fewer bits for the weights: faster, with rows that differ a little; how much is measured and logged at load. "
-        "int8 is for CPUs, fp8 for GPUs that have it; auto takes what is known to be good on this machine.",
+        "int8 is for CPUs, fp8 for GPUs of compute capability 8.9 or more. auto leaves the model as it is on a CPU; on "
+        "a GPU the engine takes fp8 where it pays. none keeps rows as they are everywhere.",
         one_of=("none", "auto", "fp8", "int8"),
+    )
+    attention: str = flag(
+        "auto",
+        "Engine",
+        "Of the fused engine on a GPU: auto measures at load which of our kernel, FlashAttention-2 and cuDNN is "
+        "fastest for the model at each length; tiles takes ours without measuring, should one of the others do harm.",
+        one_of=("auto", "tiles"),
     )
     max_batch_tokens: int | None = flag(
         None,
@@ -112,15 +123,10 @@ class ModelSettings:
             raise SettingsError("--served-model-name must not be empty")
         if self.default_prompt is not None and self.default_prompt_name is not None:
             raise SettingsError("--default-prompt and --default-prompt-name exclude each other")
-        if not all(self.device_list):
+        if not all(name.strip() for name in self.devices.split(",")):
             raise SettingsError("--devices takes names separated by commas")
 
     @property
     def name(self) -> str:
         """As it is served."""
         return self.served_model_name or self.model_id
-
-    @property
-    def device_list(self) -> tuple[str, ...]:
-        """One engine process each."""
-        return tuple(name.strip() for name in self.devices.split(","))

@@ -23,6 +23,7 @@ class ServedModel:
     normalize: bool
     outputs: OutputKind  # what its engine can give
     truncation: Truncation  # what --auto-truncate says
+    token_dimensions: int | None = None  # of a token's row; None = `dimensions`
     default_prompt: str = ""  # put before each text
     facts: dict[str, Any] = field(default_factory=dict)  # the rest of what the engine says, for /info
 
@@ -64,6 +65,7 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
             vocab_size=entry["info"]["vocab_size"],
             normalize=entry["info"]["normalize"],
             outputs=OutputKind(entry["info"]["outputs"]),
+            token_dimensions=entry["info"].get("token_dimensions"),
             truncation=Truncation(entry["truncation"]),
             default_prompt=entry["default_prompt"],
             facts=entry,

@@ -181,7 +181,8 @@ _OUTPUT_NAMES = {OutputKind.POOLED: "embeddings", OutputKind.TOKENS: "rows of si
 
 def _check_size(request: EmbedRequest, num_tokens: int) -> None:
     """Raises InvalidRequest, before anything is computed, where the rows would be more than a frontend can write."""
-    if request.outputs is OutputKind.TOKENS and 4 * num_tokens * request.model.dimensions > MAX_TOKEN_ROW_BYTES:
+    dimensions = request.model.token_dimensions or request.model.dimensions
+    if request.outputs is OutputKind.TOKENS and 4 * num_tokens * dimensions > MAX_TOKEN_ROW_BYTES:
         raise InvalidRequest(_TOO_LARGE)
 
 

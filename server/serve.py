@@ -107,6 +107,7 @@ def _say(prepared: Prepared) -> None:
     host, port = prepared.http.getsockname()[:2]
     for model in prepared.models:
         logger.info("serving %s on http://%s:%d", model.name, host, port)
+        logger.info("%s goes to %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
     if prepared.keys:
         logger.info("requests need one of %d API key(s)", len(prepared.keys))
         return

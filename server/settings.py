@@ -12,7 +12,7 @@ from server.flag import SettingsError, check_flags, flag
 from server.model_settings import ModelSettings
 
 _MAX_PORT = 65535
-_MAX_PROCESSES = 256  # of one kind; each takes tens of megabytes before it does anything
+MAX_PROCESSES = 256  # of one kind; each takes tens of megabytes before it does anything
 _ANY_ORIGIN = "*"
 
 
@@ -41,8 +41,9 @@ class Settings:
     compiled_cache: str | None = flag(
         None,
         "Engine",
-        "Where engines that compile models keep the compiled form, so that the next start is quick; off keeps none. "
-        "In a container, a volume.",
+        "Where engines keep what they make of a model, so that the next start is quick: compiled models, quantized "
+        "weights and compiled kernels; off keeps none. A quantized model takes about a byte a parameter, and the "
+        "newest 8 are kept. In a container, a volume.",
         default_text="embedline in XDG_CACHE_HOME or ~/.cache",
     )
     engine_python: str = flag(
@@ -95,7 +96,8 @@ class Settings:
     engine_restart_grace: float = flag(
         5.0,
         "Limits",
-        "Seconds that requests wait for an engine that is being started again; after that 503.",
+        "Seconds that requests wait for an engine that is being started again; after that 503. Raise it above what the "
+        "engine takes to load (its log says how long), where clients would rather wait: large models take longer.",
         least=0,
     )
     api_key: tuple[str, ...] = flag(
@@ -146,7 +148,7 @@ class Settings:
         "Processes",
         "HTTP processes. More where JSON of many floats is asked for.",
         least=1,
-        most=_MAX_PROCESSES,
+        most=MAX_PROCESSES,
         default_text="one for four cores",
     )
     tokenization_workers: int = flag(
@@ -154,7 +156,7 @@ class Settings:
         "Processes",
         "Tokenizer processes. One makes about 0.3 million tokens a second.",
         least=1,
-        most=_MAX_PROCESSES,
+        most=MAX_PROCESSES,
         default_text="one for two cores",
     )
     batch_managers: int | None = flag(
@@ -163,7 +165,7 @@ class Settings:
         "Processes that form batches. They share the engines out; one is enough for tens of thousands of requests a "
         "second.",
         least=1,
-        most=_MAX_PROCESSES,
+        most=MAX_PROCESSES,
         default_text="one for two engines",
     )
     heartbeat_timeout: float = flag(
@@ -190,25 +192,11 @@ class Settings:
         if not all(map(_is_origin, self.cors_allow_origin)):
             raise SettingsError("--cors-allow-origin takes origins such as https://example.org, without a path, or *")
 
-    @property
-    def num_engines(self) -> int:
-        """Processes: one for each model on each of its devices."""
-        return sum(len(model.device_list) for model in self.models)
-
-    @property
-    def num_batch_managers(self) -> int:
-        """As asked, or one for two engines."""
-        return self.batch_managers or max(1, self.num_engines // 2)
-
     def _check_models(self) -> None:
         assert self.models, "there is a default model"
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
             raise SettingsError("--served-model-name must be another for each model")
-        if self.num_engines > _MAX_PROCESSES:
-            raise SettingsError(f"--devices must be at most {_MAX_PROCESSES}, those of all models together")
-        if self.num_batch_managers > self.num_engines:
-            raise SettingsError("--batch-managers must not be more than there are --devices")
 
 
 def _is_origin(text: str) -> bool:

@@ -65,7 +65,7 @@ class Supervisor:
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         try:
             for member in self._members:
-                await self._broadcast.start(member)
+                await member.start()
         except SpawnError as error:
             self._end(_EXIT_SETTINGS, str(error))
         watching = loop.create_task(self._watchdog.run(self._members))
@@ -105,8 +105,10 @@ class Supervisor:
         """It counted something."""
         self.metrics.absorb(deltas)
 
-    def answer(self, what: str) -> Json:
+    def answer(self, member: Member, what: str) -> Json:
         """It asks something."""
+        if what == Request.STATE:
+            return self._broadcast.tell(member)
         assert what == Request.METRICS
         return {"text": self.metrics.text()}
 
@@ -143,7 +145,7 @@ class Supervisor:
         if self._exit.done():
             return
         try:
-            await self._broadcast.start(member)
+            await member.start()
         except SpawnError as error:
             self._lost(member, str(error))
 

@@ -118,7 +118,7 @@ def error_cells(kind: type[errors.RequestError], row: errors._Row) -> tuple[str,
         ("nothing of a body comes | 30 s |", asgi._PIECE_SECONDS, 30),
         ("in one piece | 30 s, and a second", asgi._BODY_SECONDS, 30),
         ("for each 1,024 bytes that have come |", asgi._BYTES_PER_SECOND, 1024),
-        ("at most 256 processes of each kind", settings._MAX_PROCESSES, 256),
+        ("at most 256 processes of each kind", settings.MAX_PROCESSES, 256),
         (
             "an answer of over 64 KiB | 300 s |",
             (asgi._WRITE_BUFFER_BYTES, http_protocol.Protocol.answer_seconds),
@@ -229,11 +229,11 @@ def test_flags_that_a_page_names_exist(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_metrics_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text()
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     commands = "\n".join([*re.findall(r"`([^`\n]+)`", text), *(example.code for example in examples(text))])
     metrics = {one.name for one in (*ALL, *LEVELS, *PROCESS_LEVELS)}
 
-    assert set(re.findall(r"^(?:\$ )?make ([a-z]+)", commands, re.MULTILINE)) <= set(targets)
+    assert set(re.findall(r"^(?:\$ )?make ([a-z-]+)", commands, re.MULTILINE)) <= set(targets)
     assert [name for name in re.findall(r"`(embedline_[a-z_]+)`", text) if name not in metrics] == []
 
 

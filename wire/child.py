@@ -23,8 +23,8 @@ class StartError(Exception):
 class Child:
     """This process as the supervisor knows it.
 
-    spec      what START said: "title", "index", "state" and whatever the role needs
-    on_state  called with each STATE that comes after that
+    spec      what START said: "title", "index" and whatever the role needs
+    on_state  called with each STATE; those before it is set are lost, so whoever sets it asks for the newest after that
     metrics   deltas that the next heartbeat carries
     stopping  set once the supervisor says STOP, after which the role should return
     """

@@ -28,7 +28,8 @@ Json = dict[str, Any]
 class Request(enum.StrEnum):
     """What a child may ask of the supervisor; the answer is a REPLY under the same frame id."""
 
-    METRICS = "metrics"
+    METRICS = "metrics"  # the page, as {"text"}
+    STATE = "state"  # the house as it is now, as in STATE
 
 
 def encode(fields: Json) -> list[Buffer]:

@@ -52,7 +52,8 @@ def render(ordered_ms: Sequence[float], *, width: int = 50) -> list[str]:
 
 def _bounds(lowest: float, highest: float, steps: Sequence[float]) -> list[float]:
     """From the last bound not above `lowest` to the first above `highest`."""
-    decades = range(math.floor(math.log10(lowest)), math.floor(math.log10(highest)) + 2)
+    # one decade more at each end: the logarithm of a number just below a power of ten can be rounded up to that power's
+    decades = range(math.floor(math.log10(lowest)) - 1, math.floor(math.log10(highest)) + 2)
     grid = [float(f"{step}e{decade}") for decade in decades for step in steps]
     first = max(index for index, bound in enumerate(grid) if bound <= lowest)
     last = min(index for index, bound in enumerate(grid) if bound > highest)

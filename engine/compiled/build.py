@@ -8,8 +8,9 @@ from engine.compiled import samples, selftest
 from engine.compiled.conversion import TokenRows, quiet
 from engine.compiled.executor import Backend, Executor
 from engine.compiled.facts import Choices, Facts
-from engine.compiled.failures import one_line
+from engine.compiled.pooling import Pooling
 from engine.compiled.reference import Reference, compute
+from engine.failures import one_line
 from engine.model_folder import ModelFolder
 from engine.transformers.loading import load_model
 from engine.types import ModelError
@@ -37,13 +38,15 @@ def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: 
     return reference, num_products
 
 
-def examine(executor: Executor, reference: Reference, choices: Choices, *, pad_id: int, num_products: int) -> Facts:
+def examine(
+    executor: Executor, reference: Reference, choices: Choices, *, pooling: Pooling, pad_id: int, num_products: int
+) -> Facts:
     """The self-test. Raises ModelError."""
     difference = min_cosine = median_cosine = None
     if choices.quantization == "none":
         difference = selftest.largest_difference(executor, reference, pad_id=pad_id, dtype=choices.dtype)
     else:
-        min_cosine, median_cosine = selftest.cosines(executor, reference, pad_id=pad_id, pooling=choices.pooling)
+        min_cosine, median_cosine = selftest.cosines(executor, reference, pad_id=pad_id, pooling=pooling)
     return Facts(
         dimensions=reference.dimensions,
         difference=difference,

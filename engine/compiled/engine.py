@@ -7,10 +7,10 @@ import queue
 import threading
 
 from engine.compiled.executor import Executor, Run
-from engine.compiled.failures import engine_error
 from engine.compiled.minibatch import cut, padded
-from engine.compiled.pooling import pool
+from engine.compiled.pooling import Pooling
 from engine.compiled.workload import Job, Task, Workload
+from engine.failures import engine_error
 from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, OutputKind, Results
 
 OUTPUTS = OutputKind.POOLED | OutputKind.TOKENS
@@ -20,10 +20,17 @@ DEPTH = 2  # streams that are done with their share of one batch begin with the 
 class CompiledEngine:
     """See engine.types.Engine. Gives pooled rows, before a final Normalize, and token rows."""
 
-    def __init__(self, executor: Executor, *, info: ModelInfo, limits: EngineLimits, pad_id: int) -> None:
+    def __init__(
+        self, executor: Executor, pooling: Pooling, *, info: ModelInfo, limits: EngineLimits, pad_id: int
+    ) -> None:
         self.info = info
         self.limits = limits
         self._executor = executor
+        self._pooling = pooling
+        self._sizes = {
+            OutputKind.POOLED: info.dimensions,
+            OutputKind.TOKENS: info.token_dimensions or info.dimensions,
+        }
         self._pad_id = pad_id
         self._slots = threading.Semaphore(limits.depth)
         self._workload = Workload(min_wide_tokens=executor.min_wide_tokens if executor.wide else None)
@@ -40,7 +47,7 @@ class CompiledEngine:
         self._slots.acquire()
         self._num_submitted += 1
         mini_batches = cut(batch.cu_seqlens, num_streams=len(self._threads))
-        self._workload.put(Job(self._num_submitted, batch, mini_batches, self.info.dimensions))
+        self._workload.put(Job(self._num_submitted, batch, mini_batches, self._sizes))
         return self._num_submitted
 
     def collect(self) -> tuple[int, Results | EngineError]:
@@ -80,10 +87,9 @@ class CompiledEngine:
         batch, mini_batch, values = task.job.batch, task.mini_batch, task.job.values
         inputs = padded(batch, mini_batch, pad_id=self._pad_id)
         token_rows = run({name: inputs[name] for name in self._executor.input_names})
-        assert token_rows.shape == (*mini_batch.index.shape, self.info.dimensions), token_rows.shape
+        assert token_rows.shape == (*mini_batch.index.shape, self._sizes[OutputKind.TOKENS]), token_rows.shape
         if OutputKind.POOLED in values:
-            rows = pool(token_rows, mini_batch.seqlens, pooling=self.info.pooling)
-            values[OutputKind.POOLED][mini_batch.numbers] = rows
+            values[OutputKind.POOLED][mini_batch.numbers] = self._pooling(token_rows, mini_batch.seqlens)
         if OutputKind.TOKENS in values:
             is_token = mini_batch.is_token
             values[OutputKind.TOKENS][mini_batch.index[is_token]] = token_rows[is_token]

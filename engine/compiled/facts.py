@@ -13,14 +13,14 @@ class Choices:
     engine: str
     dtype: str  # "float32", "bfloat16"
     quantization: str  # "none", "int8"
-    pooling: str  # of the rows that fidelity is measured on
+    pooling: str  # of the rows that fidelity is measured on, and what follows it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """The outcome of the self-test, kept with the compiled model."""
 
-    dimensions: int
+    dimensions: int  # of a token's row
     difference: float | None  # of token rows to transformers', relative to the largest value; None where quantized
     min_cosine: float | None  # of quantized pooled rows to transformers'; None where not quantized
     median_cosine: float | None

@@ -7,13 +7,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine import model_folder
-from engine.compiled import fingerprint, memory
-from engine.compiled.cache import Cache
+from engine import fingerprint, model_folder
+from engine.cache import Cache
+from engine.compiled import machine, memory
 from engine.compiled.engine import DEPTH, OUTPUTS, CompiledEngine
 from engine.compiled.executor import Backend, Executor
 from engine.compiled.facts import Choices, Facts
-from engine.compiled.failures import one_line
+from engine.compiled.pooling import Pooling
+from engine.failures import one_line
+from engine.head import host
+from engine.head.arrays import weights_files
+from engine.head.steps import output_size
 from engine.model_folder import ModelFolder
 from engine.types import EngineLimits, ModelError, ModelInfo
 
@@ -24,6 +28,19 @@ logger = logging.getLogger("embedline.engine")
 _TARGET_NUM_TOKENS = 2048
 _MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
 _EXTRA = "'embedline[server]'"
+
+# What makes the compiled model, beside the backend.
+_CONVERTING = ("torch", "transformers")
+_SOURCES = (
+    "compiled/*.py",
+    "head/*.py",
+    "model_folder.py",
+    "quantization.py",
+    "sample_ids.py",
+    "sentence_files.py",
+    "transformers/loading.py",
+    "weights.py",
+)
 
 
 def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, Any]) -> CompiledEngine:
@@ -42,8 +59,9 @@ def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, An
         num_threads=_num_threads(options),
         max_num_tokens=DEPTH * max_num_tokens,
     )
+    pooling = Pooling(folder.poolings, host.load_head(folder.path, folder.steps))
     loader = _Loader(backend, folder, _choices(backend, folder, options), options)
-    executor, facts = loader.load()
+    executor, facts = loader.load(pooling)
     info = _info(folder, loader.choices, facts, name=name, reason=reason)
     limits = EngineLimits(
         max_num_tokens=max_num_tokens,
@@ -53,7 +71,7 @@ def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, An
         overlaps=True,
         target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
     )
-    return CompiledEngine(executor, info=info, limits=limits, pad_id=loader.pad_id)
+    return CompiledEngine(executor, pooling, info=info, limits=limits, pad_id=loader.pad_id)
 
 
 def _folder(options: dict[str, Any]) -> ModelFolder:
@@ -82,7 +100,7 @@ def _choices(backend: Backend, folder: ModelFolder, options: dict[str, Any]) -> 
         engine=backend.name,
         dtype="float32" if options["dtype"] == "auto" else options["dtype"],
         quantization=_quantization(options),
-        pooling=folder.pooling,
+        pooling=", ".join((folder.pooling, *map(str, folder.steps))),
     )
 
 
@@ -104,11 +122,15 @@ class _Loader:
         cache_dir = options.get("cache_dir")
         self._cache = Cache(Path(cache_dir, "compiled") if cache_dir else None)
 
-    def load(self) -> tuple[Executor, Facts]:
+    def load(self, pooling: Pooling) -> tuple[Executor, Facts]:
         key = fingerprint.key(
-            self._folder.path, packages=self._backend.packages, choices=dataclasses.asdict(self.choices)
+            self._folder.path,
+            packages=(*self._backend.packages, *_CONVERTING),
+            sources=_SOURCES,
+            choices={**dataclasses.asdict(self.choices), "cpu": machine.cpu()},
+            others=weights_files(self._folder.path, self._folder.steps),
         )
-        return self._load_warm(key) or self._load_cold(key)
+        return self._load_warm(key) or self._load_cold(key, pooling)
 
     def _load_warm(self, key: str) -> tuple[Executor, Facts] | None:
         entry = self._cache.find(key)
@@ -122,7 +144,7 @@ class _Loader:
         logger.info("compiled model taken from %s: %s", entry.folder, facts.note)
         return executor, facts
 
-    def _load_cold(self, key: str) -> tuple[Executor, Facts]:
+    def _load_cold(self, key: str, pooling: Pooling) -> tuple[Executor, Facts]:
         from engine.compiled import build  # imports torch
 
         with self._cache.new_folder() as target:
@@ -130,8 +152,13 @@ class _Loader:
             try:
                 executor = self._open(target)
             except Exception as error:
-                raise ModelError(f"{self._backend.name} can't compile the model: {one_line(error)}") from error
-            facts = build.examine(executor, reference, self.choices, pad_id=self.pad_id, num_products=num_products)
+                name = self._backend.name
+                raise ModelError(
+                    f"{name} can't compile the model: {one_line(error)}; --engine transformers may serve it"
+                ) from error
+            facts = build.examine(
+                executor, reference, self.choices, pooling=pooling, pad_id=self.pad_id, num_products=num_products
+            )
             self._cache.put(key, target, dataclasses.asdict(facts))
         logger.info("model compiled: %s", facts.note)
         return executor, facts
@@ -146,7 +173,7 @@ def _info(folder: ModelFolder, choices: Choices, facts: Facts, *, name: str, rea
         engine=choices.engine,
         reason=reason,
         outputs=OUTPUTS,
-        dimensions=facts.dimensions,
+        dimensions=output_size(folder.steps, facts.dimensions * len(folder.poolings)),
         max_seqlen=folder.max_seqlen,
         vocab_size=folder.vocab_size,
         pooling=folder.pooling,
@@ -155,4 +182,5 @@ def _info(folder: ModelFolder, choices: Choices, facts: Facts, *, name: str, rea
         device="cpu",
         architecture=folder.architecture,
         notes=(facts.note, *folder.notes),
+        token_dimensions=facts.dimensions,
     )

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.compiled.conversion import TokenRows
-from engine.compiled.failures import one_line
-from engine.compiled.samples import Sequences
+from engine.failures import not_finite, one_line
+from engine.sample_ids import Sequences
 from engine.types import ModelError
 
 
@@ -35,7 +35,7 @@ def compute(model: TokenRows, sequences: Sequences) -> Reference:
     except Exception as error:
         raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
     if not all(np.isfinite(token_rows).all() for token_rows in rows):
-        raise ModelError("the model gives rows that are not finite")
+        raise not_finite("transformers", "float32")
     return Reference(sequences, rows)
 
 

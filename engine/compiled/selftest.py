@@ -4,11 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.compiled.executor import Executor, Run
-from engine.compiled.failures import one_line
 from engine.compiled.minibatch import cut, padded
-from engine.compiled.pooling import pool
+from engine.compiled.pooling import Pooling
 from engine.compiled.reference import Reference
-from engine.compiled.samples import Sequences
+from engine.failures import one_line
+from engine.sample_ids import Sequences
 from engine.types import Batch, ModelError, OutputKind
 
 TokenRows = list[NDArray[np.float32]]  # [S, D] of each sequence
@@ -33,7 +33,7 @@ def largest_difference(executor: Executor, reference: Reference, *, pad_id: int,
     return difference
 
 
-def cosines(executor: Executor, reference: Reference, *, pad_id: int, pooling: str) -> tuple[float, float]:
+def cosines(executor: Executor, reference: Reference, *, pad_id: int, pooling: Pooling) -> tuple[float, float]:
     """The smallest and the median cosine of pooled rows to the reference's. Raises ModelError below MIN_COSINE.
 
     The sequences are computed as in `largest_difference`.
@@ -51,8 +51,8 @@ def cosines(executor: Executor, reference: Reference, *, pad_id: int, pooling: s
     return smallest, median
 
 
-def _pooled(token_rows: TokenRows, pooling: str) -> NDArray[np.float32]:
-    return np.concatenate([pool(rows[None], np.array([len(rows)], np.int32), pooling=pooling) for rows in token_rows])
+def _pooled(token_rows: TokenRows, pooling: Pooling) -> NDArray[np.float32]:
+    return np.concatenate([pooling(rows[None], np.array([len(rows)], np.int32)) for rows in token_rows])
 
 
 def _token_rows(executor: Executor, sequences: Sequences, *, pad_id: int) -> tuple[TokenRows, TokenRows]:

@@ -11,6 +11,7 @@ it: threads that wait for each other are slow next to others that want the same 
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,14 +31,16 @@ class Job:
     ticket: int
     batch: Batch
     mini_batches: list[MiniBatch]
-    dimensions: int
+    dimensions: Mapping[OutputKind, int]  # of a row
     error: EngineError | None = None
     values: dict[OutputKind, NDArray[np.float32]] = field(init=False)  # POOLED [B, D], TOKENS [T, D]
     num_left: int = field(init=False)  # mini-batches
 
     def __post_init__(self) -> None:
         num_rows = {OutputKind.POOLED: self.batch.num_seqs, OutputKind.TOKENS: self.batch.num_tokens}
-        self.values = {kind: np.empty((num_rows[kind], self.dimensions), np.float32) for kind in self.batch.outputs}
+        self.values = {
+            kind: np.empty((num_rows[kind], self.dimensions[kind]), np.float32) for kind in self.batch.outputs
+        }
         self.num_left = len(self.mini_batches)
 
     @property

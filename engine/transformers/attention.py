@@ -1,8 +1,9 @@
 """Attention over sequences packed in one row: the one function that the layers of every architecture call.
 
-transformers hands each layer's queries, keys and values to a function found by name. Ours goes through the sequences
-one after the other, so that no mask is needed and none is made: on a CPU this beats padding, a block-diagonal mask and
-nested tensors. No mask function is registered beside it, which is what makes transformers pass none.
+transformers hands each layer's queries, keys and values to a function found by name. Ours takes a kernel for sequences
+of varying length where there is one, which is on GPUs for numbers of 16 bits, and elsewhere goes through the sequences
+one after the other: on a CPU this beats padding, a block-diagonal mask and nested tensors. So no mask is needed and
+none is made: no mask function is registered beside it, which is what makes transformers pass none.
 
 Shapes: T tokens of all sequences, S tokens of one, N query heads, H key heads (N = H * groups), D numbers a head.
 """
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from engine.varlen import has_varlen, varlen
+
 # transformers looks for "flash", "sdpa", "flex_attention" and "paged|" in names, and then takes other paths.
 PACKED = "embedline_packed"
 
 # What layers hand on that changes nothing here; any other argument might, so it is refused.
-_HARMLESS = frozenset(("cu_seq_lens_k", "max_length_q", "max_length_k", "position_ids", "use_cache", "deterministic"))
+_HARMLESS = frozenset(("max_length_k", "position_ids", "use_cache", "deterministic"))
 
 
 class UnsupportedAttention(Exception):
@@ -39,7 +42,9 @@ def packed_attention(
     value: Tensor,  # [1, H, T, D]
     attention_mask: Tensor | None,
     *,
-    cu_seq_lens_q: Tensor | None = None,  # int32 [B + 1]
+    cu_seq_lens_q: Tensor | None = None,  # int32 [B + 1], where the rows are
+    cu_seq_lens_k: Tensor | None = None,  # the same in the host's memory, so that to read it waits for no GPU
+    max_length_q: int | None = None,  # no sequence is longer
     is_causal: bool | None = None,
     scaling: float | None = None,  # None = 1 / sqrt(D)
     sliding_window: int | None = None,  # a token sees those fewer than this many tokens away
@@ -53,9 +58,9 @@ def packed_attention(
         raise UnsupportedAttention(f"attention with {', '.join(unknown)}")
     if attention_mask is not None or dropout:
         raise UnsupportedAttention("attention with a mask or dropout")
-    if cu_seq_lens_q is None:
+    if cu_seq_lens_q is None or cu_seq_lens_k is None or max_length_q is None:
         raise UnsupportedAttention("layers that do not hand on where sequences begin")
-    bounds = cu_seq_lens_q.tolist()
+    bounds = cu_seq_lens_k.tolist()
     if not query.shape[2] == key.shape[2] == bounds[-1]:
         raise UnsupportedAttention("attention to other tokens than those of the batch")
     rule = _Rule(
@@ -64,6 +69,8 @@ def packed_attention(
         window=sliding_window or query.shape[2],
         softcap=softcap,
     )
+    if softcap is None and _has_kernel(query):
+        return _by_kernel(query, key, value, cu_seq_lens_q, max_length_q, rule=rule), None
     rows = [
         _attend(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], rule=rule).transpose(1, 2)
         for start, end in pairwise(bounds)
@@ -79,6 +86,24 @@ class _Rule:
     scaling: float
     window: int  # a token sees those fewer than this many tokens away
     softcap: float | None
+
+
+def _has_kernel(query: Tensor) -> bool:
+    """Whether rows of this kind are computed by one."""
+    if not query.is_cuda:
+        return False
+    return has_varlen(query.shape[3], query.dtype, torch.cuda.get_device_capability(query.device))
+
+
+def _by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, rule: _Rule
+) -> Tensor:
+    """All sequences at once: [1, T, N, D]."""
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    window = rule.window if rule.window < max_seqlen else None
+    return varlen(
+        query, key, value, cu_seqlens, max_seqlen, is_causal=rule.is_causal, scaling=rule.scaling, window=window
+    )[None]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, rule: _Rule) -> Tensor:

@@ -1,25 +1,32 @@
-"""The `transformers` engine: any architecture of the library on the CPU, each batch in one thread.
+"""The `transformers` engine: any architecture of the library, on the CPU or a GPU, each batch in one thread.
 
-Several threads of one core each rather than one batch on all cores: a team of threads waits at every layer for the one
-whose core another process has just taken, so that beside a busy process it keeps a third of its speed; threads that do
-not wait for each other lose what was taken and no more. For a lone query of 10 tokens a team of two saved a fifth of
-its time at best, and took three times the processor time for it.
+On a GPU one thread, in which the next batch waits while one computes. On the CPU several threads of one core each
+rather than one batch on all cores: a team of threads waits at every layer for the one whose core another process has
+just taken, so that beside a busy process it keeps a third of its speed; threads that do not wait for each other lose
+what was taken and no more. For a lone query of 10 tokens a team of two saved a fifth of its time at best, and took
+three times the processor time for it.
 
 Knows batches and rows; how a model is run is `forward`'s, whether packed or padded `selftest`'s.
 """
 
+import dataclasses
 import queue
 import threading
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from engine import model_folder
+from engine.failures import engine_error, one_line
+from engine.head.on_torch import load_head
 from engine.model_folder import ModelFolder
 from engine.transformers.forward import Forward
-from engine.transformers.loading import DTYPES, load_model, one_line
-from engine.transformers.pooling import pool
+from engine.transformers.loading import load_model
+from engine.transformers.placement import Place, check_fits, place
+from engine.transformers.pooling import Pooling
 from engine.transformers.selftest import Choice, choose_forward
+from engine.transformers.transfer import on_device
 from engine.types import (
     Batch,
     EngineClosed,
@@ -34,16 +41,18 @@ from engine.types import (
 )
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+_GPU_BATCH_SECONDS = (0.025, 0.010)  # alone, and while interactive work is about: a GPU gains nothing from longer ones
 
 
 class TransformersEngine:
     """See engine.types.Engine. Gives pooled rows, before a final Normalize, and the last hidden state of each token."""
 
-    def __init__(self, forward: Forward, *, info: ModelInfo, limits: EngineLimits) -> None:
+    def __init__(self, forward: Forward, pooling: Pooling, *, info: ModelInfo, limits: EngineLimits) -> None:
         self.info = info
         self.limits = limits
         self._forward = forward
+        self._pooling = pooling
+        self._device = torch.device(info.device)
         self._num_computing = limits.streams  # threads that are not known to have ended; for `collect` alone
         self._slots = threading.Semaphore(limits.depth)
         self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
@@ -75,7 +84,9 @@ class TransformersEngine:
             self._submitted.put(None)
 
     def _compute_forever(self) -> None:
-        torch.set_num_threads(1)  # holds for the thread that calls it
+        torch.set_num_threads(1)  # holds for the thread that calls it, as does the next
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         while (submitted := self._submitted.get()) is not None:
             ticket, batch = submitted
             self._finished.put((ticket, self._answer(batch)))
@@ -85,7 +96,11 @@ class TransformersEngine:
         try:
             return self._compute(batch)
         except Exception as error:
-            return _engine_error(error)
+            answer = engine_error(error)
+        # only here, as until now the exception's traceback held the tensors of the batch
+        if answer.kind is EngineErrorKind.OUT_OF_MEMORY and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return answer
 
     def _compute(self, batch: Batch) -> Results:
         assert batch.outputs in self.info.outputs, batch.outputs
@@ -93,64 +108,74 @@ class TransformersEngine:
         token_rows = self._forward(batch)
         results = {}
         if OutputKind.POOLED in batch.outputs:
-            pooled = pool(token_rows, torch.tensor(batch.cu_seqlens).long(), pooling=self.info.pooling)
-            results[OutputKind.POOLED] = Rows(pooled.numpy())
+            pooled = self._pooling(token_rows, on_device(batch.cu_seqlens, self._device))
+            results[OutputKind.POOLED] = Rows(pooled.cpu().numpy())
         if OutputKind.TOKENS in batch.outputs:
-            results[OutputKind.TOKENS] = Rows(token_rows.float().numpy(), batch.cu_seqlens)
+            results[OutputKind.TOKENS] = Rows(token_rows.cpu().float().numpy(), batch.cu_seqlens)
         return results
-
-
-def _engine_error(error: Exception) -> EngineError:
-    is_memory = isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
-    return EngineError(EngineErrorKind.OUT_OF_MEMORY if is_memory else EngineErrorKind.FAILED, one_line(error))
 
 
 def load(*, name: str, reason: str, options: dict[str, Any]) -> TransformersEngine:
     """options: path, device, dtype, pooling (None = as the folder has it), max_num_tokens (None = the engine's choice),
-    max_num_seqs and num_threads, which is how many batches are computed at a time. Raises ModelError."""
-    if options["device"] != "cpu":
-        raise ModelError(f"the transformers engine runs on the CPU, not on {options['device']!r}")
-    if options["dtype"] not in DTYPES:
-        raise ModelError(f"--dtype {options['dtype']!r} is not one of {', '.join(DTYPES)}")
-    dtype = DTYPES[options["dtype"]]
+    max_num_seqs and num_threads, which is how many batches the CPU computes at a time. Raises ModelError."""
+    where = place(options)
     folder = model_folder.read(options["path"], pooling=options["pooling"])
+    check_fits(folder, where)
     torch.set_num_threads(1)  # as the threads that compute, so that what is measured here holds for them
-    choice = _prepare(folder, dtype)
-    streams = options["num_threads"] if choice.is_reentrant else 1
-    info = _info(folder, name=name, reason=reason, dtype=dtype, notes=choice.notes)
-    limits = EngineLimits(
+    pooling = Pooling(folder.poolings, load_head(folder.path, folder.steps, device=where.device))
+    choice = _prepare(folder, where)
+    limits = _limits(folder, options, streams=1 if where.is_gpu or not choice.is_reentrant else options["num_threads"])
+    if where.is_gpu:
+        alone, mixed = _GPU_BATCH_SECONDS
+        limits = dataclasses.replace(limits, max_batch_seconds=alone, max_batch_seconds_mixed=mixed)
+    info = _info(folder, where, name=name, reason=reason, notes=choice.notes)
+    return TransformersEngine(choice.forward, pooling, info=info, limits=limits)
+
+
+def _limits(folder: ModelFolder, options: dict[str, Any], *, streams: int) -> EngineLimits:
+    return EngineLimits(
         max_num_tokens=max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen),
         max_num_seqs=options["max_num_seqs"],
         max_seqlen=folder.max_seqlen,
         streams=streams,
         depth=streams + 1,
     )
-    return TransformersEngine(choice.forward, info=info, limits=limits)
 
 
-def _prepare(folder: ModelFolder, dtype: torch.dtype) -> Choice:
-    model = load_model(folder, dtype=dtype)
-    if dtype is not torch.float32:
+def _prepare(folder: ModelFolder, where: Place) -> Choice:
+    model = _load(folder, where)
+    if where.is_gpu or where.dtype is not torch.float32:
         return choose_forward(model, folder)
     try:
         return choose_forward(model, folder, prepacks=True)
     except ModelError:  # perhaps only because a layer looks at the weights of another, which are no longer there
-        return choose_forward(load_model(folder, dtype=dtype), folder)
+        return choose_forward(_load(folder, where), folder)
 
 
-def _info(folder: ModelFolder, *, name: str, reason: str, dtype: torch.dtype, notes: tuple[str, ...]) -> ModelInfo:
+def _load(folder: ModelFolder, where: Place) -> PreTrainedModel:
+    """The model where it is to be."""
+    model = load_model(folder, dtype=where.dtype)
+    try:
+        model.to(where.device)  # type: ignore[arg-type]
+    except RuntimeError as error:  # the GPU's memory may have been taken meanwhile
+        raise ModelError(f"the model can't be moved to {where.device}: {one_line(error)}") from error
+    return model
+
+
+def _info(folder: ModelFolder, where: Place, *, name: str, reason: str, notes: tuple[str, ...]) -> ModelInfo:
     return ModelInfo(
         name=name,
         engine="transformers",
         reason=reason,
         outputs=OutputKind.POOLED | OutputKind.TOKENS,
-        dimensions=folder.hidden_size,
+        dimensions=folder.dimensions,
         max_seqlen=folder.max_seqlen,
         vocab_size=folder.vocab_size,
         pooling=folder.pooling,
         normalize=folder.normalize,
-        dtype=str(dtype).removeprefix("torch."),
-        device="cpu",
+        dtype=str(where.dtype).removeprefix("torch."),
+        device=str(where.device),
         architecture=folder.architecture,
         notes=(*notes, *folder.notes),
+        token_dimensions=folder.hidden_size,
     )

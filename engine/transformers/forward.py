@@ -17,18 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.positions import position_ids
 from engine.transformers.prepack import is_prepacked, rows_with_code
+from engine.transformers.transfer import on_device
 from engine.types import Batch
 
-# On a CPU more tokens at once are no faster, and the padding stays small.
-_MAX_PADDED_TOKENS = 512
+# At once, in padded sequences of like length. On a CPU more are no faster, and the padding stays small.
+_MAX_PADDED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 class Forward(Protocol):
     """The way a model is run."""
 
     def __call__(self, batch: Batch, /) -> Tensor:
-        """The last hidden states [T, D] in the order of batch.token_ids."""
+        """The last hidden states [T, D] in the order of batch.token_ids, where the model is."""
         ...
 
 
@@ -37,6 +39,7 @@ class PackedForward:
 
     def __init__(self, model: PreTrainedModel, *, padding_idx: int | None) -> None:
         self._model = model
+        self._device = model.device
         self._padding_idx = padding_idx
         self._takes_types = _takes_types(model)
         self._is_prepacked = is_prepacked(model)
@@ -45,22 +48,26 @@ class PackedForward:
     def __call__(self, batch: Batch) -> Tensor:
         """See Forward."""
         num_filler = rows_with_code(batch.num_tokens) - batch.num_tokens if self._is_prepacked else 0
-        cu_seqlens = torch.tensor(_with_sequence(batch.cu_seqlens, num_filler))
+        cu_seqlens = _with_sequence(batch.cu_seqlens, num_filler)
+        max_seqlen = max(batch.max_seqlen, num_filler)
         types = {}
         if self._takes_types:
-            types["token_type_ids"] = _tensor(_with_zeros(_token_type_ids(batch), num_filler))[None]
+            types["token_type_ids"] = self._row(_token_type_ids(batch), num_filler)
         output = self._model(
-            input_ids=_tensor(_with_zeros(batch.token_ids, num_filler))[None],
-            position_ids=_tensor(_with_zeros(position_ids(batch, self._padding_idx), num_filler))[None],
+            input_ids=self._row(batch.token_ids, num_filler),
+            position_ids=self._row(position_ids(batch, self._padding_idx), num_filler),
             use_cache=False,
-            cu_seq_lens_q=cu_seqlens,
-            cu_seq_lens_k=cu_seqlens,
-            max_length_q=batch.max_seqlen,
-            max_length_k=batch.max_seqlen,
+            cu_seq_lens_q=on_device(cu_seqlens, self._device, dtype=torch.int32),
+            cu_seq_lens_k=torch.tensor(cu_seqlens),  # see `attention.packed_attention`
+            max_length_q=max_seqlen,
+            max_length_k=max_seqlen,
             **types,
         )
         rows: Tensor = output.last_hidden_state[0, : batch.num_tokens]
         return rows
+
+    def _row(self, values: NDArray[Any], num_filler: int) -> Tensor:
+        return on_device(_with_zeros(values, num_filler), self._device)[None]
 
 
 class PaddedForward:
@@ -68,6 +75,7 @@ class PaddedForward:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        self._device = model.device
         self._pad_id = getattr(model.config, "pad_token_id", None) or 0
         self._takes_types = _takes_types(model)
         self._fixed = {"use_cache": False} if _takes(model, "use_cache") else {}
@@ -76,7 +84,8 @@ class PaddedForward:
     def __call__(self, batch: Batch) -> Tensor:
         """See Forward."""
         indices, rows = [], []
-        for group in _groups_of_like_length(np.diff(batch.cu_seqlens)):
+        max_tokens = _MAX_PADDED_TOKENS[self._device.type]
+        for group in _groups_of_like_length(np.diff(batch.cu_seqlens), max_tokens):
             index, is_token = _index(batch.cu_seqlens, group)
             hidden = self._run(batch, index, is_token=is_token)
             rows.append(hidden[torch.from_numpy(is_token)])
@@ -87,10 +96,12 @@ class PaddedForward:
         return ordered
 
     def _run(self, batch: Batch, index: NDArray[np.int64], *, is_token: NDArray[np.bool_]) -> Tensor:
-        types = {"token_type_ids": _tensor(_token_type_ids(batch)[index] * is_token)} if self._takes_types else {}
+        types = {}
+        if self._takes_types:
+            types["token_type_ids"] = on_device(_token_type_ids(batch)[index] * is_token, self._device)
         output = self._model(
-            input_ids=_tensor(np.where(is_token, batch.token_ids[index], self._pad_id)),
-            attention_mask=_tensor(is_token),
+            input_ids=on_device(np.where(is_token, batch.token_ids[index], self._pad_id), self._device),
+            attention_mask=on_device(is_token, self._device),
             **types,
             **self._fixed,
         )
@@ -98,25 +109,11 @@ class PaddedForward:
         return hidden
 
 
-def position_ids(batch: Batch, padding_idx: int | None) -> NDArray[np.int64]:
-    """Positions [T] that begin anew with each sequence.
-
-    RoBERTa and its kin (padding_idx given) number from padding_idx + 1, and leave out tokens that are padding_idx
-    themselves, as a text can make one by spelling it out.
-    """
-    starts = np.repeat(batch.cu_seqlens[:-1], np.diff(batch.cu_seqlens))
-    if padding_idx is None:
-        return np.arange(batch.num_tokens) - starts
-    is_token = batch.token_ids != padding_idx
-    num_before = np.concatenate(([0], np.cumsum(is_token)))
-    return np.where(is_token, num_before[1:] - num_before[starts], 0) + padding_idx
-
-
-def _groups_of_like_length(seqlens: NDArray[np.int32]) -> Iterator[list[int]]:
-    """Sequence numbers from the shortest up, as many at once as _MAX_PADDED_TOKENS allows."""
+def _groups_of_like_length(seqlens: NDArray[np.int32], max_tokens: int) -> Iterator[list[int]]:
+    """Sequence numbers from the shortest up, as many at once as there may be tokens."""
     group: list[int] = []
     for number in np.argsort(seqlens, kind="stable").tolist():
-        if group and (len(group) + 1) * seqlens[number] > _MAX_PADDED_TOKENS:
+        if group and (len(group) + 1) * seqlens[number] > max_tokens:
             yield group
             group = []
         group.append(number)
@@ -151,8 +148,3 @@ def _takes_types(model: PreTrainedModel) -> bool:
 
 def _takes(model: PreTrainedModel, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
-
-
-def _tensor(values: NDArray[Any]) -> Tensor:
-    """int64, copied: a batch's arrays are views of what was received, and may be read-only."""
-    return torch.tensor(values, dtype=torch.int64)

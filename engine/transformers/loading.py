@@ -7,23 +7,18 @@ import torch
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from engine import quantization
+from engine.failures import one_line
 from engine.model_folder import ModelFolder
 from engine.types import ModelError
 
-DTYPES = {
-    "auto": torch.float32,  # CPUs without bfloat16 arithmetic are 6 to 10 times slower in it
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 # Parts that the token rows do not come from, so that a file may lack them.
 _UNUSED_PARTS = frozenset(("pooler", "contact_head"))
-_MAX_REASON = 300  # characters; some exceptions hold pages
 
 
 def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
     """The bare transformer in inference mode on the CPU. Raises ModelError where the folder's files don't make one."""
+    quantization.check(folder.path, reads_fp8=False)
     model: PreTrainedModel
     try:
         with _quiet():
@@ -55,7 +50,10 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
 def _load_config(folder: ModelFolder) -> PretrainedConfig:
     config: PretrainedConfig = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:
-        raise ModelError("config.json describes quantized weights, which the transformers engine does not read")
+        raise ModelError(
+            "config.json has a quantization_config that leaves the weights plain, and transformers would follow it; "
+            "--engine fused reads them, as does any engine once it is taken out"
+        )
     # A file may ask for kernels from the hub or for outputs in another form; what we need is fixed.
     config._attn_implementation = None
     config.use_cache = False
@@ -63,11 +61,6 @@ def _load_config(folder: ModelFolder) -> PretrainedConfig:
     config.output_attentions = False
     config.output_hidden_states = False
     return config
-
-
-def one_line(error: Exception) -> str:
-    """What an exception of somebody else's says, for a log or an operator."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
 
 
 @contextlib.contextmanager

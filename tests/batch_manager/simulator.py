@@ -1,6 +1,7 @@
 """A whole batch manager under a virtual clock: open-loop arrivals, engines whose batches take a fixed cost plus
 tokens over a rate, and deaths. Deterministic by its seed."""
 
+import dataclasses
 import heapq
 import random
 from collections import defaultdict, deque
@@ -47,22 +48,26 @@ class Outcome:
 
 
 class Simulator:
-    """One model on engines of equal speed, each computing one batch at a time."""
+    """One model on engines that compute one batch at a time, at so many times TOKENS_PER_SECOND."""
 
-    def __init__(self, policy: Policy, limits: EngineLimits, *, seed: int, num_engines: int = 1) -> None:
+    def __init__(
+        self, policy: Policy, limits: EngineLimits, *, seed: int, num_engines: int = 1, speeds: Sequence[float] = ()
+    ) -> None:
         self.now = 0.0
         self.outcomes: dict[RequestClass, Outcome] = defaultdict(Outcome)
         self.seconds = 0.0  # for which requests come
         self.num_unanswered = 0
         self._scheduler = Scheduler(policy, num_models=1, now=0.0)
+        self._speeds = list(speeds) or [1.0] * num_engines
         self._limits = limits
         self._random = random.Random(seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_events = 0
         self._requests: dict[int, Request] = {}
         self._held: dict[int, deque[Batch]] = {}  # by each living engine
-        self._lives = [0] * num_engines  # deaths so far: what a dead engine began never ends
-        for engine_id in range(num_engines):
+        self.busy_seconds = [0.0] * len(self._speeds)
+        self._lives = [0] * len(self._speeds)  # deaths so far: what a dead engine began never ends
+        for engine_id in range(len(self._speeds)):
             self._revive(engine_id)
 
     def run(self, loads: Sequence[Load], seconds: float) -> None:
@@ -126,7 +131,8 @@ class Simulator:
                 self.outcomes[self._requests[effect.request_id].request_class].refusals.append(effect.reason)
 
     def _begin(self, engine_id: int) -> None:
-        seconds = FIXED_SECONDS + self._held[engine_id][0].num_tokens / TOKENS_PER_SECOND
+        seconds = FIXED_SECONDS + self._held[engine_id][0].num_tokens / (self._speeds[engine_id] * TOKENS_PER_SECOND)
+        self.busy_seconds[engine_id] += seconds if self.now < self.seconds else 0.0
         self._later(seconds, partial(self._finish, engine_id, seconds, self._lives[engine_id]))
 
     def _finish(self, engine_id: int, seconds: float, life: int) -> None:
@@ -150,4 +156,6 @@ class Simulator:
 
     def _revive(self, engine_id: int) -> None:
         self._held[engine_id] = deque()
-        self._apply(self._scheduler.engine_ready(engine_id, model=0, limits=self._limits, now=self.now))
+        rate = self._speeds[engine_id] * self._limits.tokens_per_second
+        limits = dataclasses.replace(self._limits, tokens_per_second=rate)
+        self._apply(self._scheduler.engine_ready(engine_id, model=0, limits=limits, now=self.now))

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from engine.compiled import cache as cache_module
-from engine.compiled import fingerprint
-from engine.compiled.cache import Cache
+from engine import cache as cache_module
+from engine import fingerprint
+from engine.cache import Cache
+from engine.compiled import loading
 from engine.compiled.facts import Facts
 from tests.engine.compiled_engines import ENGINES, difference, load, options, pooled
 from tests.engine.tiny_models import arbitrary, save
@@ -143,7 +144,7 @@ def test_a_cache_that_cannot_be_written_is_only_warned_of(tmp_path: Path, caplog
         loaded = load("onnxruntime", folder, cache_dir=str(tmp_path / "file"))
     assert pooled(loaded, [[5, 6]]).shape == (1, 32)
     loaded.close()
-    assert "compiled models are not kept" in caplog.text
+    assert "models are not kept" in caplog.text
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
@@ -272,13 +273,13 @@ def test_a_disk_that_fails_is_only_warned_of(
 
 
 @pytest.mark.parametrize(
-    "file", ["compiled/samples.py", "model_folder.py", "sentence_files.py", "transformers/loading.py"]
+    "file", ["compiled/samples.py", "model_folder.py", "sample_ids.py", "sentence_files.py", "transformers/loading.py"]
 )
 def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")
-    before = fingerprint._source()
+    before = fingerprint.source(loading._SOURCES)
     monkeypatch.setattr(fingerprint, "_ENGINE", tmp_path / "engine")
-    assert fingerprint._source() == before
+    assert fingerprint.source(loading._SOURCES) == before
     with (tmp_path / "engine" / file).open("a") as stream:
         stream.write("# changed")
-    assert fingerprint._source() != before
+    assert fingerprint.source(loading._SOURCES) != before

@@ -79,8 +79,13 @@ def test_which_engine_is_chosen(asked: str, quantization: str, chosen: str) -> N
 @pytest.mark.parametrize(
     ("asked", "quantization", "message"),
     [
-        ("cuda", "none", "--engine cuda is not one of auto, fake, openvino, onnxruntime, transformers"),
-        ("auto", "fp8", "--quantization fp8 is not for a CPU; int8 is"),
+        ("cuda", "none", "--engine cuda is not one of auto, fake, openvino, onnxruntime, fused, transformers"),
+        (
+            "auto",
+            "fp8",
+            "--quantization fp8 is not for the CPU; int8 is, by onnxruntime; "
+            "--engine fused does it there, slowly, for checks",
+        ),
         ("openvino", "int8", "--quantization int8 is not for --engine openvino; onnxruntime does it"),
         ("transformers", "int8", "--quantization int8 is not for --engine transformers; onnxruntime does it"),
     ],

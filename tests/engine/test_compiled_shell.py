@@ -16,6 +16,8 @@ from engine.compiled import workload
 from engine.compiled.engine import OUTPUTS, CompiledEngine
 from engine.compiled.executor import ATTENTION_MASK, INPUT_IDS, Executor
 from engine.compiled.minibatch import MAX_PADDED_TOKENS, cut, padded
+from engine.compiled.pooling import Pooling
+from engine.head.host import HostHead
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind
 from tests.engine.tiny_models import batch
 
@@ -75,7 +77,9 @@ def engine(plain: Plain, *, pooling: str = "mean", has_wide: bool = True) -> Ite
         architecture="",
     )
     limits = EngineLimits(max_num_tokens=4096, max_num_seqs=64, max_seqlen=512, depth=2)
-    loaded = CompiledEngine(plain.executor(has_wide=has_wide), info=info, limits=limits, pad_id=1)
+    loaded = CompiledEngine(
+        plain.executor(has_wide=has_wide), Pooling((pooling,), HostHead()), info=info, limits=limits, pad_id=1
+    )
     yield loaded
     loaded.close()
     with pytest.raises(EngineClosed):

@@ -55,8 +55,9 @@ def test_the_packaged_minilm(minilm_folder: Path) -> None:
         max_seqlen_source="sentence_bert_config.json",
         padding_idx=None,
         do_lower_case=False,
-        pooling="mean",
+        poolings=("mean",),
         pooling_source="1_Pooling/config.json",
+        steps=(),
         normalize=True,
         prompts={},
         default_prompt_name=None,
@@ -87,12 +88,19 @@ def test_reading_imports_neither_torch_nor_transformers(folder: Path) -> None:
         ({"pooling_mode": "cls"}, "cls"),
         ({"pooling_mode": ["lasttoken"]}, "last"),
         ({"pooling_mode": "mean", "pooling_mode_cls_token": True}, "mean"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len_tokens"),
+        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_tokens": False}, "weightedmean"),
+        ({"pooling_mode": ["mean", "cls"]}, "mean+cls"),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}, "mean+last"),
         ({}, "mean"),
     ],
 )
 def test_pooling_is_what_the_pooling_module_says(folder: Path, config: dict[str, Any], pooling: str) -> None:
     write(folder / "1_Pooling" / "config.json", config)
-    assert model_folder.read(folder).pooling == pooling
+    read = model_folder.read(folder)
+    assert read.pooling == pooling
+    assert read.dimensions == 32 * len(pooling.split("+"))
 
 
 @pytest.mark.parametrize(
@@ -106,9 +114,9 @@ def test_pooling_can_be_overruled(folder: Path, asked: str, pooling: str) -> Non
 @pytest.mark.parametrize(
     ("config", "part"),
     [
-        ({"pooling_mode_max_tokens": True}, "'max'"),
+        ({"pooling_mode_attention": True}, "'pooling_mode_attention'"),
         ({"pooling_mode": "attention"}, "'attention'"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls and mean"),
+        ({"pooling_mode": ["cls", "attention"]}, "'attention'"),
         ({"pooling_mode": 3}, "'3'"),
     ],
 )
@@ -142,7 +150,7 @@ def test_newer_names_of_the_modules_are_known(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("modules", "part"),
     [
-        ([TRANSFORMER, POOLING, {**NORMALIZE, "type": "sentence_transformers.models.Dense"}], "Dense"),
+        ([TRANSFORMER, POOLING, {**NORMALIZE, "type": "sentence_transformers.models.LSTM"}], "LSTM"),
         ([TRANSFORMER, POOLING, {**NORMALIZE, "type": "custom_st.Normalize"}], "'custom_st.Normalize'"),
         ([TRANSFORMER, NORMALIZE, POOLING], "Transformer, Normalize, Pooling"),
         ([TRANSFORMER], "Transformer"),
@@ -306,6 +314,7 @@ def test_weights_that_can_run_code_are_named_and_not_read(folder: Path) -> None:
     message = refusal(folder)
     assert "no model.safetensors" in message
     assert "pytorch_model.bin" in message
+    assert message.endswith(f": embedline convert {folder} OUT")
     (folder / "pytorch_model.bin").unlink()
     assert "no model.safetensors" in refusal(folder)
     assert not model_folder.read(folder, needs_weights=False).normalize

@@ -108,6 +108,22 @@ def test_only_files_that_cannot_run_code_are_fetched(tmp_path: Path, hub: Hub) -
     assert list(filter_repo_objects([*wanted, *unwanted], **patterns)) == wanted
 
 
+def test_a_conversion_wants_the_files_that_can_run_code_too(tmp_path: Path, hub: Hub) -> None:
+    model_source.resolve("a/model", cache_dir=tmp_path, pickled=True)
+    (asked,) = hub.asked
+    wanted = [*WHOLE, "pytorch_model.bin", "2_Dense/pytorch_model.bin", "sparse_linear.pt"]
+    unwanted = ["modeling_custom.py", "training_args.bin", "optimizer.pt", "tf_model.h5", "onnx/model.bin"]
+    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects([*wanted, *unwanted], **patterns)) == wanted
+
+
+def test_a_snapshot_without_them_is_not_whole_for_a_conversion(tmp_path: Path, hub: Hub) -> None:
+    snapshot = cached(tmp_path, "a/model", WHOLE)
+    assert model_source.resolve("a/model", cache_dir=tmp_path, pickled=True).source == "hub"
+    (snapshot / "pytorch_model.bin").touch()
+    assert model_source.resolve("a/model", cache_dir=tmp_path, pickled=True).path == snapshot
+
+
 @pytest.mark.parametrize(
     ("error", "part"),
     [

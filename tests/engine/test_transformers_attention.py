@@ -15,6 +15,7 @@ from engine.transformers.attention import PACKED, UnsupportedAttention, packed_a
 SEQLENS = (5, 17, 1, 9, 9, 2)
 NUM_TOKENS = sum(SEQLENS)
 CU_SEQLENS = torch.tensor([0, *itertools.accumulate(SEQLENS)], dtype=torch.int32)
+BOUNDS: dict[str, Any] = {"cu_seq_lens_q": CU_SEQLENS, "cu_seq_lens_k": CU_SEQLENS, "max_length_q": max(SEQLENS)}
 HEAD_SIZE = 8
 
 
@@ -34,7 +35,7 @@ def module(**attributes: Any) -> nn.Module:
 
 
 def packed(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> Tensor:
-    arguments = {"cu_seq_lens_q": CU_SEQLENS, "is_causal": False, **arguments}
+    arguments = {**BOUNDS, "is_causal": False, **arguments}
     rows, weights = packed_attention(arguments.pop("module", module()), query, key, value, None, **arguments)
     assert weights is None
     return rows
@@ -80,7 +81,9 @@ def test_neighbours_change_no_bit_of_a_row(arguments: dict[str, Any]) -> None:
     rows = packed(*tensors, **arguments)
     for start, end in itertools.pairwise(CU_SEQLENS.tolist()):
         own = torch.tensor([0, end - start], dtype=torch.int32)
-        alone = packed(*(tensor[:, :, start:end] for tensor in tensors), cu_seq_lens_q=own, **arguments)
+        bounds: dict[str, Any] = {"cu_seq_lens_q": own, "cu_seq_lens_k": own}
+        query, key, value = (tensor[:, :, start:end] for tensor in tensors)
+        alone = packed(query, key, value, **bounds, **arguments)
         assert torch.equal(rows[:, start:end], alone)
 
 
@@ -108,7 +111,9 @@ def test_the_argument_goes_before_what_the_layer_says_of_causality(
         {"something_new": True},
         {"dropout": 0.1},
         {"cu_seq_lens_q": None},
-        {"cu_seq_lens_q": CU_SEQLENS[:-1]},
+        {"cu_seq_lens_k": None},
+        {"max_length_q": None},
+        {"cu_seq_lens_k": CU_SEQLENS[:-1]},
     ],
 )
 def test_what_it_cannot_honour_is_refused(arguments: dict[str, Any]) -> None:
@@ -120,7 +125,7 @@ def test_a_mask_and_keys_of_other_tokens_are_refused() -> None:
     query, key, value = qkv()
     mask = torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS)
     with pytest.raises(UnsupportedAttention):
-        packed_attention(module(), query, key, value, mask, cu_seq_lens_q=CU_SEQLENS)
+        packed_attention(module(), query, key, value, mask, **BOUNDS)
     with pytest.raises(UnsupportedAttention):
         packed(query, key[:, :, 1:], value[:, :, 1:])
 
@@ -136,3 +141,37 @@ def test_transformers_knows_the_function_and_makes_no_masks_for_it() -> None:
     assert ALL_ATTENTION_FUNCTIONS[PACKED] is packed_attention
     assert PACKED not in ALL_MASK_ATTENTION_FUNCTIONS
     assert not any(word in PACKED for word in ("flash", "sdpa", "flex_attention", "paged|"))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("window", [None, 4, max(SEQLENS)])
+def test_a_kernel_gets_what_the_loop_works_on(
+    is_causal: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel itself needs a GPU; one that computes by definition stands in for it."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, **rule: Any) -> Tensor:
+        assert cu_seqlens is on_device
+        assert max_seqlen == max(SEQLENS)
+        heads_first = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
+        return plain(*heads_first, softcap=None, **rule)[0]
+
+    tensors = qkv()
+    arguments: dict[str, Any] = {"is_causal": is_causal, "sliding_window": window, "scaling": 0.3}
+    expected = packed(*tensors, **arguments)
+    on_device = CU_SEQLENS.clone()
+    monkeypatch.setattr(attention, "_has_kernel", lambda _: True)
+    monkeypatch.setattr(attention, "varlen", kernel)
+    assert (packed(*tensors, cu_seq_lens_q=on_device, **arguments) - expected).abs().max() < 1e-5
+
+
+def test_no_kernel_has_a_softcap(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = packed(*qkv(), softcap=2.0)
+    monkeypatch.setattr(attention, "_has_kernel", lambda _: True)
+    assert torch.equal(packed(*qkv(), softcap=2.0), expected)
+
+
+def test_the_loop_reads_no_memory_of_a_device() -> None:
+    """What has no values to read stands in for the bounds there."""
+    on_device = CU_SEQLENS.to("meta")
+    assert torch.equal(packed(*qkv(), cu_seq_lens_q=on_device), packed(*qkv()))

@@ -17,11 +17,12 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from engine import model_folder
+from engine.head.on_torch import TorchHead
 from engine.transformers import engine, selftest
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import Forward, PackedForward, PaddedForward
 from engine.transformers.loading import load_model
-from engine.transformers.pooling import pool
+from engine.transformers.pooling import Pooling, pool
 from engine.types import (
     Batch,
     EngineClosed,
@@ -181,7 +182,7 @@ def test_padded_mode_gives_the_same_rows(
 ) -> None:
     model = load_model(model_folder.read(minilm_folder), dtype=torch.float32)
     some = batch(sequences)
-    pooled = pool(PaddedForward(model)(some), torch.tensor(some.cu_seqlens).long(), pooling="mean").numpy()
+    pooled = pool(PaddedForward(model)(some), torch.tensor(some.cu_seqlens).long(), poolings=["mean"]).numpy()
     assert np.abs(pooled / np.linalg.norm(pooled, axis=1, keepdims=True) - expected).max() <= 1e-5
 
 
@@ -198,15 +199,15 @@ def test_a_mean_is_exact_and_its_own(length: int) -> None:
     own, other = (torch.randn(length, 8, generator=generator) + 1 for _ in range(2))
     exact = own.double().mean(dim=0).float()
     bounds = torch.tensor([0, length, 2 * length])
-    assert torch.equal(pool(torch.cat([own, other * 1e6]), bounds, pooling="mean")[0], exact)
-    assert torch.equal(pool(torch.cat([other * 1e6, own]), bounds, pooling="mean")[1], exact)
+    assert torch.equal(pool(torch.cat([own, other * 1e6]), bounds, poolings=["mean"])[0], exact)
+    assert torch.equal(pool(torch.cat([other * 1e6, own]), bounds, poolings=["mean"])[1], exact)
 
 
 def test_first_and_last_tokens() -> None:
     token_rows = torch.arange(12.0).reshape(6, 2)
     bounds = torch.tensor([0, 1, 4, 6])
-    assert pool(token_rows, bounds, pooling="cls").tolist() == [[0, 1], [2, 3], [8, 9]]
-    assert pool(token_rows, bounds, pooling="last").tolist() == [[0, 1], [6, 7], [10, 11]]
+    assert pool(token_rows, bounds, poolings=["cls"]).tolist() == [[0, 1], [2, 3], [8, 9]]
+    assert pool(token_rows, bounds, poolings=["last"]).tolist() == [[0, 1], [6, 7], [10, 11]]
 
 
 # --- the thread and its queues
@@ -229,7 +230,7 @@ def made(forward: Forward, *, streams: int = 1) -> TransformersEngine:
         architecture="",
     )
     limits = EngineLimits(max_num_tokens=64, max_num_seqs=8, max_seqlen=8, streams=streams, depth=streams + 1)
-    return TransformersEngine(forward, info=info, limits=limits)
+    return TransformersEngine(forward, Pooling(("cls",), TorchHead()), info=info, limits=limits)
 
 
 def ids_as_rows(some: Batch) -> torch.Tensor:
@@ -411,7 +412,7 @@ def test_a_tiny_model_in_bfloat16(tiny: Path) -> None:
     whole.close()
 
 
-@pytest.mark.parametrize(("name", "value"), [("dtype", "float8"), ("device", "cuda:0"), ("pooling", "splade")])
+@pytest.mark.parametrize(("name", "value"), [("dtype", "float8"), ("device", "tpu"), ("pooling", "splade")])
 def test_an_impossible_option_is_named(tiny: Path, name: str, value: str) -> None:
     assert repr(value) in refusal(lambda: load(tiny, **{name: value}))
 
@@ -451,7 +452,9 @@ def test_a_broken_weight_file_is_refused(tiny: Path) -> None:
 
 def test_quantized_weights_are_refused(tiny: Path) -> None:
     change(tiny / "config.json", quantization_config={"quant_method": "fp8"})
-    assert "quantized" in refusal(lambda: load(tiny))
+    assert "which only the fused engine reads" in refusal(lambda: load(tiny))
+    change(tiny / "config.json", quantization_config={"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"})
+    assert "leaves the weights plain" in refusal(lambda: load(tiny))
 
 
 def test_a_configuration_cannot_choose_attention_or_outputs(tiny: Path) -> None:

@@ -38,7 +38,7 @@ INFO = ModelInfo(
 class Scripted:
     """Streams that compute side by side, each batch for as long as `cost` says of its tokens."""
 
-    def __init__(self, cost: Callable[[int], float], **limits: float) -> None:
+    def __init__(self, cost: Callable[[int], float], **limits: float | tuple[int, ...]) -> None:
         self.info = INFO
         self.limits = EngineLimits(**{"max_num_tokens": 16_384, "max_num_seqs": 1024, "max_seqlen": 512} | limits)  # type: ignore[arg-type]
         self.now = 0.0
@@ -151,6 +151,50 @@ def test_what_a_new_shape_costs_once_is_not_taken_for_slowness(monkeypatch: pyte
 
     engine = Scripted(cost, target_num_tokens=300)
     assert warmed(monkeypatch, engine).tokens_per_second == pytest.approx(10_000)
+
+
+class Staging(Scripted):
+    """One stream, whose batches come one behind the other. What the host does with a batch is seen where none is ahead
+    of it."""
+
+    def __init__(self, cost: Callable[[int], float], *, host_seconds: float = 0.0, **limits: float) -> None:
+        super().__init__(cost, token_buckets=(128, 16_384), max_batch_seconds=0.025, **limits)
+        self._host_seconds = host_seconds
+
+    def submit(self, batch: Batch) -> int:
+        self.now += 0.0 if self._inside else self._host_seconds
+        return super().submit(batch)
+
+    def collect(self) -> tuple[int, Results | EngineError]:
+        batch = self._inside.pop(0)
+        self.now += self._cost(batch.num_tokens)
+        return len(self._inside), self.answer(batch)
+
+
+@pytest.mark.parametrize(("known", "target", "measured"), [(0, 8192, 8192), (300, 300, 256)])
+def test_where_there_are_buckets_what_a_new_size_costs_is_left_out(
+    known: int, target: int, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it takes: kernels may have to be compiled."""
+    seen: set[int] = set()
+
+    def cost(num_tokens: int) -> float:
+        is_new = num_tokens not in seen
+        seen.add(num_tokens)
+        return 0.0005 + num_tokens / 1e6 + (5.0 if is_new else 0.0)
+
+    limits = warmed(monkeypatch, Staging(cost, target_num_tokens=known))
+    assert limits.target_num_tokens == target
+    assert limits.tokens_per_second == pytest.approx(measured / (0.0005 + measured / 1e6))
+
+
+def test_where_there_are_buckets_batches_are_measured_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's 10 ms are paid once for four batches."""
+    engine = Staging(linear(0.0, 1e6), host_seconds=0.01)
+    limits = warmed(monkeypatch, engine)
+    measured = max(engine.sizes)
+    assert limits.tokens_per_second == pytest.approx(measured / (measured / 1e6 + 0.01 / 4))
+    assert not engine._inside
 
 
 @pytest.mark.parametrize(

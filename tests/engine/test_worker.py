@@ -34,7 +34,7 @@ OPTIONS = {
 class EngineProcess:
     """A running engine worker and our two ends of its sockets."""
 
-    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, options: dict[str, Any], *, engine: str = "fake") -> None:
         self.path = str(folder / "engine.sock")
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(self.path)
@@ -54,7 +54,7 @@ class EngineProcess:
             "index": 0,
             "log_level": "ERROR",
             "listener_fd": self.listener.fileno(),
-            "engine": "fake",
+            "engine": engine,
             "reason": "asked",
             "model": "m",
             "options": {**OPTIONS, **options},

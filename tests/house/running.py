@@ -98,6 +98,7 @@ class Server:
                 "PYTHONPATH": str(ROOT),
                 "XDG_RUNTIME_DIR": str(runtime),
                 "XDG_CACHE_HOME": cache_home(),
+                "DEVICES": "cpu",  # where nobody says otherwise, so that a test is the same on a machine with a GPU
                 **(environment or {}),
             },
             cwd=folder,

@@ -31,6 +31,7 @@ MODEL_FLAGS = {
     "--devices": "DEVICES",
     "--dtype": "DTYPE",
     "--quantization": "QUANTIZATION",
+    "--attention": "ATTENTION",
     "--max-batch-tokens": "MAX_BATCH_TOKENS",
     "--max-batch-requests": "MAX_BATCH_REQUESTS",
     "--fake-dim": "FAKE_DIM",
@@ -68,7 +69,7 @@ SERVER_FLAGS = {
     "--shutdown-timeout": "SHUTDOWN_TIMEOUT",
 }
 FLAGS = {**MODEL_FLAGS, **SERVER_FLAGS}
-COMMANDS = {"serve", "inspect", "health", "bench", "version"}
+COMMANDS = {"serve", "inspect", "verify", "convert", "health", "bench", "version"}
 
 
 class Ran(Exception):
@@ -195,6 +196,26 @@ def test_inspect_takes_the_flags_of_a_model(
     assert asked == [(Settings(models=(ModelSettings(model_id="a-model", pooling="cls"),), hf_token="hf"), True)]
     assert run.exit_code("inspect", "a-model", "--port", "1") == 2
     assert "--port" in capsys.readouterr().err
+
+
+def test_verify_takes_the_flags_that_change_rows(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[Settings, bool]] = []
+
+    def verify(settings: Settings, *, as_json: bool) -> int:
+        asked.append((settings, as_json))
+        return 1
+
+    monkeypatch.setattr(cli, "run_verification", verify)
+    monkeypatch.setenv("EMBEDLINE_CONFIG", "/not/for/this")
+    monkeypatch.setenv("DEVICES", "cuda:1")
+
+    assert run.exit_code("verify", "a-model", "--quantization", "fp8", "--pooling", "cls", "--json") == 1
+    model = ModelSettings(model_id="a-model", quantization="fp8", pooling="cls", devices="cuda:1")
+    assert asked == [(Settings(models=(model,)), True)]
+    assert run.exit_code("verify", "a-model", "--max-batch-tokens", "1") == 2
+    assert "--max-batch-tokens" in capsys.readouterr().err
 
 
 def test_secrets_are_not_shown(run: Run) -> None:

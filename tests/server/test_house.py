@@ -1,5 +1,7 @@
 """Which processes there are: one engine a model and device, shared out among the batch managers, known to all."""
 
+import importlib.metadata
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from engine import cuda_driver
+from engine.cuda_driver import Cuda, Gpu
 from engine.model_source import resolve
 from server.bind import bind
 from server.broadcast import ROLES, Broadcast
@@ -112,11 +116,40 @@ def test_each_model_has_settings_of_its_own(folder: RunFolder, minilm_folder: Pa
 
 @pytest.mark.parametrize(
     ("changes", "flag"),
-    [({"engine": "transformers", "devices": "cuda:0"}, "--devices"), ({"max_input_length": 257}, "--max-input-length")],
+    [({"devices": "cpu,"}, "--devices"), ({"max_input_length": 257}, "--max-input-length")],
 )
 def test_what_a_model_cannot_be(changes: dict[str, Any], flag: str) -> None:
     with pytest.raises(SettingsError, match=rf"^{flag}"):
         plan_models(settings(model("one", **changes)))
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked", "number"), [("a", None, 1), ("a,b,c", None, 1), ("a,b,c,d", None, 2), ("a,b,c,d", 4, 4)]
+)
+def test_batch_managers_share_the_engines_out(devices: str, asked: int | None, number: int, folder: RunFolder) -> None:
+    chosen = settings(model("one", devices=devices), batch_managers=asked)
+    with bind("127.0.0.1", 0, "--port") as http:
+        house = house_of(chosen, folder, http)
+        managers = by_role(house.plans(), "batch manager")
+    assert len(managers) == house.page.num_managers == number
+    assert sum(len(manager.spec["engines"]) for manager in managers) == len(devices.split(","))
+
+
+def test_engines_on_the_cpu_share_its_cores(
+    folder: RunFolder, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(cuda_driver, "find", lambda: Cuda((Gpu(0, "NVIDIA H200", (9, 0), 1 << 37),)))
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.11.0")
+    models = [
+        model(name, engine="transformers", model_id=str(minilm_folder), devices=devices)
+        for name, devices in {"one": "cpu,cpu", "two": "cpu", "three": "cuda:0"}.items()
+    ]
+    with bind("127.0.0.1", 0, "--port") as http:
+        engines = by_role(house_of(settings(*models), folder, http).plans(), "engine")
+    options = [engine.spec["options"] for engine in engines]
+    assert [one["num_threads"] for one in options if one["device"] == "cpu"] == [4, 4, 4]
+    assert [one["device"] for one in options] == ["cpu", "cpu", "cpu", "cuda:0"]
 
 
 LOADED = {"engine": "fake", "device": "cpu", "reason": "--engine fake", "max_seqlen": 256}
@@ -172,6 +205,33 @@ def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: RunFold
     house.page.engines_ready[0, 1] = 0
     assert broadcast.why_not_ready() == "no engine is ready"
     assert second.states == []  # only frontends are told
+
+
+def test_a_frontend_that_is_about_to_accept_is_told_first(folder: RunFolder) -> None:
+    """It asks what the house is like, then accepts, then is ready: meanwhile it turns nobody away either."""
+    chosen = settings(model("one"), frontends=2)
+    plans = plan_models(chosen)
+    with bind("127.0.0.1", 0, "--port") as http:
+        house = house_of(chosen, folder, http)
+        members: Any = [FakeMember(plan) for plan in house.plans()]
+    told, late = members[-2:]
+    late.is_ready = False
+    house.page.engines_ready[:] = 1
+    broadcast = Broadcast(members, plans, page=house.page, limits={})
+    answer = broadcast.tell(late)
+    assert answer["models"] == []
+
+    broadcast.engine_loaded(members[0], {"info": {"name": "one", **LOADED}})
+    broadcast.send()
+
+    told.seen = told.states[-1][0]
+    assert broadcast.why_not_ready() == "a frontend is yet to be told"
+    late.seen = late.states[-1][0]
+    assert broadcast.why_not_ready() is None
+    late.seen = 0  # started again: whatever it asks from now on, it is told that all is ready
+    assert broadcast.why_not_ready() is None
+    assert broadcast.tell(late)["ready"]
+    assert broadcast.why_not_ready() is None
 
 
 @pytest.mark.parametrize("role", ROLES)

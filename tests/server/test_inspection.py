@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from engine import registry
+from engine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
+from server import inspection
 from server.inspection import inspect
 from server.model_settings import ModelSettings
 from server.settings import Settings
@@ -17,7 +19,8 @@ from tests.house.expected import minilm
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where compiled models would be kept."""
+    """Where compiled models would be kept. And no GPU, whatever this machine has."""
+    monkeypatch.setattr(inspection, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "embedline"
 
@@ -98,6 +101,15 @@ def test_prompts(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert (chosen["default_prompt"], chosen["warnings"]) == ("query: ", [])
 
 
+def test_how_weights_are_stored(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert facts(capsys, folder)["stored"] == "plain"
+    set_fields(folder / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+
+    assert facts(capsys, folder, engine="fused", devices="cpu")["stored"] == "FP8 (fp8, scales per block)"
+    with pytest.raises(ModelError, match="only the fused engine reads"):
+        inspect(settings(folder), as_json=False)
+
+
 def test_text_has_the_same_facts(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     set_fields(folder / "config_sentence_transformers.json", prompts={"query": "query: ", "passage": "passage: "})
 
@@ -114,7 +126,7 @@ def test_text_has_the_same_facts(capsys: pytest.CaptureFixture[str], folder: Pat
 def test_what_a_start_would_find_on_this_machine(
     capsys: pytest.CaptureFixture[str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "tried_by_auto", lambda: {"a": False, "b": True, "c": True})
+    monkeypatch.setattr(registry, "tried_by_auto", lambda _: {"a": False, "b": True, "c": True})
 
     found = facts(capsys, minilm())
     assert found["engines"] == [
@@ -128,7 +140,22 @@ def test_what_a_start_would_find_on_this_machine(
 
 
 def test_the_engines_of_auto_are_looked_for() -> None:
-    assert registry.tried_by_auto()["transformers"] is True
+    assert registry.tried_by_auto("cpu")["transformers"] is True
+    assert list(registry.tried_by_auto("cuda:0")) == ["fused", "transformers"]
+
+
+def test_devices_and_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Gpu(0, "NVIDIA A2", (8, 6), 1 << 20)
+    monkeypatch.setattr(inspection, "find_cuda", lambda _: Cuda((small,)))
+
+    found = facts(capsys, minilm(), engine="transformers")
+    assert found["devices"] == ["cuda:0"]
+    assert found["sources"]["devices"] == "--devices auto: cuda:0 (NVIDIA A2, compute capability 8.6)"
+    assert found["memory_bytes"] == 2 * sum(found["num_parameters"].values())  # in bfloat16
+    assert found["warnings"] == ["the weights are larger than the memory of cuda:0"]
+
+    found = facts(capsys, minilm(), engine="transformers", devices="cpu")
+    assert (found["devices"], found["sources"]["devices"], found["warnings"]) == (["cpu"], "--devices cpu", [])
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -271,8 +271,12 @@ def test_an_answer_too_large_for_a_frame_is_the_requests_fault_as_a_whole() -> N
     assert "fewer inputs" in error.message
 
 
-def test_rows_of_tokens_that_nobody_could_write_are_refused_before_they_are_computed() -> None:
-    model = served_model(dimensions=MAX_TOKEN_ROW_BYTES // 4 // 8)
+@pytest.mark.parametrize(
+    "dimensions", [{}, {"dimensions": 1}], ids=str
+)  # a Dense may have made the pooled rows smaller
+def test_rows_of_tokens_that_nobody_could_write_are_refused_before_they_are_computed(dimensions: Any) -> None:
+    size = MAX_TOKEN_ROW_BYTES // 4 // 8
+    model = served_model(**{"dimensions": size, "token_dimensions": size, **dimensions})
 
     async def run() -> None:
         edge = Edge()

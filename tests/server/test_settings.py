@@ -33,10 +33,6 @@ def refusal(**settings: Any) -> str:
     return message
 
 
-def models(*devices: str) -> tuple[ModelSettings, ...]:
-    return tuple(ModelSettings(served_model_name=str(index), devices=one) for index, one in enumerate(devices))
-
-
 def test_the_defaults_are_possible() -> None:
     settings = Settings()
 
@@ -46,7 +42,7 @@ def test_the_defaults_are_possible() -> None:
     assert (settings.request_log, settings.api_key, settings.cors_allow_origin) == ("all", (), ())
     (model,) = settings.models
     assert model.auto_truncate is True
-    assert (model.quantization, model.max_batch_tokens) == ("none", None)
+    assert (model.quantization, model.max_batch_tokens) == ("auto", None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.port = 1  # type: ignore[misc]
 
@@ -67,8 +63,7 @@ def test_ports_and_processes_have_an_upper_bound(name: str) -> None:
     assert most is not None
 
     assert refusal(**{name: most + 1}) == f"{flag_of(name)} must be at most {most:g}"
-    enough = {"models": models(*["cpu"] * 256)} if name == "batch_managers" else {}  # there can't be more than engines
-    assert getattr(FLAGS[name][0](**{name: most}, **enough), name) == most
+    assert getattr(with_one(name, most), name) == most
 
 
 @pytest.mark.parametrize("name", [name for name, (_, flag) in FLAGS.items() if flag.one_of])
@@ -89,19 +84,10 @@ def test_two_prompts_exclude_each_other() -> None:
     assert "--default-prompt-name" in message
 
 
-def test_devices() -> None:
-    assert ModelSettings(devices="cpu").device_list == ("cpu",)
-    assert ModelSettings(devices="cuda:0, cuda:1").device_list == ("cuda:0", "cuda:1")
+def test_devices_have_names() -> None:
+    assert ModelSettings().devices == "auto"
     for devices in ("", ",", "cpu,", "cpu,,cpu"):
         assert refusal(devices=devices).startswith("--devices")
-
-
-def test_batch_managers_share_the_engines_out() -> None:
-    assert Settings(models=models("a")).num_batch_managers == 1
-    assert Settings(models=models("a,b,c,d")).num_batch_managers == 2
-    assert Settings(models=models("a,b", "a", "b")).num_batch_managers == 2
-    assert Settings(models=models("a,b,c,d"), batch_managers=4).num_batch_managers == 4
-    assert refusal(batch_managers=2).startswith("--batch-managers")
 
 
 def test_models_have_names_of_their_own() -> None:
@@ -118,11 +104,3 @@ def test_each_flag_says_how_to_choose_it() -> None:
     helps = {name: flag.help for name, (_, flag) in FLAGS.items()}
     assert [name for name, text in helps.items() if len(text) < 40 or not text.endswith(".")] == []
     assert {flag.group for _, flag in FLAGS.values()} == set(GROUPS)
-
-
-def test_the_devices_of_all_models_have_an_upper_bound() -> None:
-    half = ",".join(["cpu"] * 128)
-
-    assert Settings(models=models(half, half)).num_engines == 256
-    with pytest.raises(SettingsError, match="--devices must be at most 256"):
-        Settings(models=models(half, half, "cpu"))

@@ -37,7 +37,7 @@ ENGINE = EngineStart(listener_fd=3, engine="fake", model="a", reason="asked", op
 
 
 def as_sent(spec: Json) -> Json:
-    sent: Json = json.loads(json.dumps({"title": "a process", "index": 0, "state": {}, **spec}))
+    sent: Json = json.loads(json.dumps({"title": "a process", "index": 0, **spec}))
     return sent
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 from server.bind import bind
-from server.broadcast import Broadcast
 from server.house import Door, House
 from server.member import Member, Plan
 from server.model_plan import plan_models
@@ -31,7 +30,7 @@ class Fallen:
 
     def __init__(self, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
         self.started: list[str] = []
-        monkeypatch.setattr(Broadcast, "start", self._start)
+        monkeypatch.setattr(Member, "start", lambda member: self._start(member))
         settings = Settings(models=(ModelSettings(engine="fake", devices=",".join(devices)),))
         models = plan_models(settings)
         with bind("127.0.0.1", 0, "--port") as http:

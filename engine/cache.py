@@ -1,4 +1,4 @@
-"""Compiled models on disk, each in a folder named by its key. Knows nothing of what is in them.
+"""Models on disk: what an engine has made of one, in a folder named by its key. Knows nothing of what is in it.
 
 An entry is written into a folder of its own and renamed when it is whole, so processes may start side by side, and
 one that is killed leaves nothing half done. Files are never written again once they are there: what a library maps
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.compiled.failures import one_line
+from engine import digests
+from engine.failures import one_line
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine")
@@ -27,31 +28,36 @@ logger = logging.getLogger("embedline.engine")
 Json = dict[str, Any]
 
 _MANIFEST = "manifest.json"
-_MAX_ENTRIES = 32
+_MAX_ENTRIES = 32  # where nobody says otherwise
+# Larger files are checked by samples at each start: the 8 GB of a large model's weights take seconds to hash, and are
+# to be read within one. They are forced to the disk before they get their name, so that what can befall them is to be
+# cut short, replaced or gone, as a whole, and samples tell. What is hashed whole need not be waited for.
+_MAX_WHOLE = 64 << 20  # bytes
 _NEW, _OLD = ".new-", ".old-"  # folders that are being written or removed
 _MAX_LEFTOVER_SECONDS = 24 * 3600  # of those that a killed process left
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A compiled model whose files are as they were written."""
+    """A kept model whose files are as they were written."""
 
     folder: Path
     facts: Json
 
 
 class Cache:
-    """Never raises for what is wrong with the disk: the model is then compiled at each start."""
+    """Never raises for what is wrong with the disk: the model is then made at each start."""
 
-    def __init__(self, root: Path | None) -> None:
+    def __init__(self, root: Path | None, *, max_entries: int = _MAX_ENTRIES) -> None:
         self._root = root  # None = nothing is kept
+        self._max_entries = max_entries
 
     def find(self, key: str) -> Entry | None:
         """The entry, None where there is none or it is damaged; a damaged one is removed."""
         if self._root is None or not self._is_ours(self._root) or not os.path.isdir(self._root / key):
             return None
         try:
-            _check_owner(self._root / key)
+            check_owner(self._root / key)
             entry = _read(self._root / key)
             with contextlib.suppress(OSError):  # somebody else's folder may be read
                 os.utime(entry.folder / _MANIFEST)  # used last
@@ -63,11 +69,15 @@ class Cache:
     def discard(self, key: str, *, why: str) -> None:
         """Remove an entry that is of no use."""
         assert self._root is not None
-        logger.warning("the compiled model in %s is not used: %s", self._root / key, why)
+        logger.warning("the kept model in %s is not used: %s", self._root / key, why)
         with contextlib.suppress(OSError):
             gone = Path(tempfile.mkdtemp(prefix=_OLD, dir=self._root))
             (self._root / key).rename(gone / key)
             shutil.rmtree(gone)
+
+    def can_keep(self) -> bool:
+        """Whether anything can be put into it, as far as that is known beforehand."""
+        return self._writable_root() is not None
 
     @contextlib.contextmanager
     def new_folder(self) -> Iterator[Path]:
@@ -75,7 +85,7 @@ class Cache:
         try:
             folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._writable_root()))
         except OSError as error:
-            raise ModelError(f"there is no folder to compile the model in: {one_line(error)}") from error
+            raise ModelError(f"there is no folder to make the model in: {one_line(error)}") from error
         try:
             yield folder
         finally:
@@ -86,11 +96,12 @@ class Cache:
         if self._root is None or folder.parent != self._root:
             return
         try:
+            _force_large_files(folder)
             _write_manifest(folder, facts)
             folder.rename(self._root / key)
         except OSError as error:
             if not os.path.isdir(self._root / key):
-                logger.warning("the compiled model is not kept: %s", one_line(error))
+                logger.warning("the model is not kept: %s", one_line(error))
         self._prune()
 
     def _writable_root(self) -> Path | None:
@@ -104,17 +115,17 @@ class Cache:
             with tempfile.TemporaryDirectory(prefix=_NEW, dir=self._root):
                 return self._root
         except OSError as error:
-            logger.warning("compiled models are not kept: %s", one_line(error))
+            logger.warning("models are not kept: %s", one_line(error))
             return None
 
     def _is_ours(self, root: Path) -> bool:
         """False, after one warning, where others could write into it: the cache is then left alone."""
         try:
-            _check_owner(root)
+            check_owner(root)
         except (FileNotFoundError, NotADirectoryError):
             return True  # to be made, as far as that goes
         except OSError as error:
-            logger.warning("compiled models in %s are neither used nor kept: %s", root, one_line(error))
+            logger.warning("models in %s are neither used nor kept: %s", root, one_line(error))
             self._root = None
         return self._root is not None
 
@@ -125,12 +136,12 @@ class Cache:
             entries = sorted(self._root.glob(f"[!.]*/{_MANIFEST}"), key=lambda file: file.stat().st_mtime)
             leftovers = [folder for prefix in (_NEW, _OLD) for folder in self._root.glob(f"{prefix}*")]
             earliest = time.time() - _MAX_LEFTOVER_SECONDS
-            gone = [file.parent for file in entries[:-_MAX_ENTRIES]]
+            gone = [file.parent for file in entries[: -self._max_entries]]
             for folder in gone + [folder for folder in leftovers if folder.stat().st_mtime < earliest]:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_owner(folder: Path) -> None:
+def check_owner(folder: Path) -> None:
     """Raises OSError where others than this user and root can write into it, or can have done so."""
     status = folder.stat()
     if status.st_uid not in (0, os.geteuid()):
@@ -160,9 +171,15 @@ def _digest_of(content: Json) -> str:
 
 def _digests(folder: Path) -> dict[str, str]:
     """Of every file but the manifest."""
-    digests = {}
-    for file in folder.iterdir():
-        if file.name != _MANIFEST:
-            with file.open("rb") as stream:
-                digests[file.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return digests
+    files = [file for file in folder.iterdir() if file.name != _MANIFEST]
+    return {file.name: digests.sampled(file) if _is_large(file) else digests.whole(file) for file in files}
+
+
+def _force_large_files(folder: Path) -> None:
+    for file in filter(_is_large, folder.iterdir()):
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+def _is_large(file: Path) -> bool:
+    return file.stat().st_size > _MAX_WHOLE

@@ -1,0 +1,163 @@
+"""Times work on a device: medians of many calls, rates held for seconds, graphs. Knows nothing of what is timed."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from benchmarks.gpu.smi import Load, watched
+
+Call = Callable[[], object]
+
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 2000
+_CHUNK_SECONDS = 0.05  # of work that is queued before the host looks at the time again
+
+
+class Clock(Protocol):
+    """How a device tells the time."""
+
+    device: torch.device
+    is_gpu: bool
+
+    def synchronize(self) -> None:
+        """Wait until all work is done."""
+        ...
+
+    def sample(self, call: Call, *, num: int) -> list[float]:
+        """Seconds that each of so many calls took the device, one after the other."""
+        ...
+
+    def graph(self, call: Call) -> Call:
+        """What repeats the work of a call without the host's part in it. Shapes and addresses stay as they are."""
+        ...
+
+
+class GpuClock:
+    """CUDA events and CUDA graphs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.is_gpu = True
+        torch.cuda.set_device(device)
+
+    def synchronize(self) -> None:
+        """See Clock."""
+        torch.cuda.synchronize(self.device)
+
+    def sample(self, call: Call, *, num: int) -> list[float]:
+        """See Clock."""
+        events = [gpu_event() for _ in range(num + 1)]
+        events[0].record()
+        for event in events[1:]:
+            call()
+            event.record()
+        self.synchronize()
+        return [1e-3 * before.elapsed_time(after) for before, after in itertools.pairwise(events)]
+
+    def graph(self, call: Call) -> Call:
+        """See Clock."""
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):  # what libraries set up at a first call may not be captured
+            call()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            kept = call()
+
+        def replay() -> object:
+            captured.replay()
+            return kept  # the same tensors each time, alive for as long as the graph is
+
+        return replay
+
+
+class CpuClock:
+    """The host's clock, for toy runs that check this code."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.is_gpu = False
+
+    def synchronize(self) -> None:
+        """See Clock."""
+
+    def sample(self, call: Call, *, num: int) -> list[float]:
+        """See Clock."""
+        times = [time.perf_counter()]
+        for _ in range(num):
+            call()
+            times.append(time.perf_counter())
+        return [after - before for before, after in itertools.pairwise(times)]
+
+    def graph(self, call: Call) -> Call:
+        """See Clock."""
+        return call
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A rate held for a while."""
+
+    seconds: float  # of one call: the median over chunks
+    held_seconds: float  # in all
+    load: Load | None  # the card's clocks meanwhile; None where it doesn't tell
+
+
+def gpu_event() -> torch.cuda.Event:
+    """One that has a time."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def clock_of(device: str) -> Clock:
+    """By the device's name: "cpu", "cuda:0", …"""
+    return CpuClock() if device == "cpu" else GpuClock(torch.device(device))
+
+
+def median_seconds(clock: Clock, calls: Sequence[Call], *, seconds: float, in_graph: bool = False) -> float:
+    """Of one call, after a round of warm-up. Calls are the same work over different buffers, taken in turn.
+
+    in_graph: a round of all is one graph, so that the host's part of small calls does not count.
+    """
+
+    def each() -> None:
+        for call in calls:
+            call()
+
+    around = clock.graph(each) if in_graph else each
+    around()
+    clock.synchronize()
+    first = statistics.median(clock.sample(around, num=2))
+    num = min(max(round(seconds / max(first, 1e-7)), _MIN_ROUNDS), _MAX_ROUNDS)
+    return statistics.median(clock.sample(around, num=num)) / len(calls)
+
+
+def hold(clock: Clock, calls: Sequence[Call], *, seconds: float) -> Held:
+    """Keep the device busy for at least so long. Chunks are queued two deep, so that it never waits for the host."""
+    once = median_seconds(clock, calls, seconds=0.1 if clock.is_gpu else 0.0)
+    per_chunk = max(1, round(_CHUNK_SECONDS / max(once, 1e-7) / len(calls)))
+    turns = itertools.cycle(calls)
+
+    def chunk() -> None:
+        for _ in range(per_chunk * len(calls)):
+            next(turns)()
+
+    chunks: list[float] = []
+    with watched(clock.device) as load:
+        began = time.perf_counter()
+        while not chunks or time.perf_counter() < began + seconds:
+            chunks += clock.sample(chunk, num=4)
+        held = time.perf_counter() - began
+    return Held(statistics.median(chunks) / per_chunk / len(calls), held, load())
+
+
+def rotation(make: Callable[[int], Call], *, num_bytes: int, clock: Clock) -> list[Call]:
+    """Calls over as many sets of buffers as exceed the cache several times; `make` is given the number of a set."""
+    if not clock.is_gpu:
+        return [make(0), make(1)]
+    cache: int = torch.cuda.get_device_properties(clock.device).L2_cache_size
+    return [make(number) for number in range(min(max(2, 4 * cache // max(num_bytes, 1)), 64))]

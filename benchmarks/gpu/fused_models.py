@@ -1,0 +1,117 @@
+"""The fused engine's parts put together in memory around a random model, without folder, gate or cache."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.random_models import RandomModel
+from engine.fused.adapters.registry import find
+from engine.fused.assembly import max_graph_tokens
+from engine.fused.attention_choice import AttentionChoice, ChosenAttend, candidates_for, choose
+from engine.fused.attention_timing import GpuTiming
+from engine.fused.checkpoint import ModuleCheckpoint
+from engine.fused.compute import ModelCompute
+from engine.fused.families import forward_of
+from engine.fused.fuse import Source
+from engine.fused.model import Blocks, Weights
+from engine.fused.ops import Ops
+from engine.fused.packing import Packer, layout
+from engine.fused.precision import eligible
+from engine.fused.schemes import scheme_of
+from engine.fused.schemes.switch import LinearSwitch
+from engine.fused.shape import Shape as BatchShape
+from engine.fused.shape import Shapes
+from engine.fused.spec import Spec
+from engine.head.on_torch import TorchHead
+from engine.types import Batch, OutputKind
+
+FP8_SCHEME = "fp8_row"
+MAX_NUM_SEQS = 4096
+
+_NUM_TOKENS = 16_384  # of the largest batch
+
+
+class FusedModel:
+    """One model at one precision."""
+
+    def __init__(self, model: RandomModel, *, is_fp8: bool, max_num_tokens: int = _NUM_TOKENS) -> None:
+        adapter = find(model.shape.model_type)
+        assert adapter is not None, model.shape.model_type
+        source = Source(
+            ModuleCheckpoint(model.module),
+            adapter,
+            model.config,
+            dtype=model.dtype,
+            device=model.device,
+            num_positions=model.shape.max_seqlen,
+        )
+        self.weights: Weights = source.weights()
+        self.spec = source.spec
+        self.shape = model.shape
+        self.device = model.device
+        if is_fp8:
+            scheme = scheme_of(FP8_SCHEME)
+            switch = LinearSwitch(self.weights.linears, scheme, plain=source.linear)
+            switch.set(eligible(self.spec, multiple=scheme.multiple))
+        self.ops = ops_for(model.device)
+        self.attention = _attention_of(model, self.spec, self.ops)
+        attend = None if self.attention is None else ChosenAttend(self.attention, self.ops)
+        blocks = Blocks(self.spec, self.weights, self.ops, attend=attend)
+        self.compute = ModelCompute(forward_of(blocks), self.ops, pooling=model.shape.pooling, head=TorchHead())
+        self.packer = Packer(
+            vocab_size=model.shape.vocab_size,
+            num_types=0,
+            padding_idx=model.padding_idx,
+            pooling=model.shape.pooling,
+        )
+        self.shapes = Shapes(
+            max_num_tokens=max(max_num_tokens, model.shape.max_seqlen),
+            max_num_seqs=MAX_NUM_SEQS,
+            max_seqlen=model.shape.max_seqlen,
+            takes_types=False,
+            told_seqlen=None if self.attention is None else self.attention.told_seqlen,
+        )
+
+    def packed(self, batch: Batch) -> tuple[Tensor, BatchShape]:
+        """A batch's block on the device."""
+        shape = self.shapes.of(batch)
+        block = np.zeros(layout(shape).size, np.int32)
+        self.packer.write(block, batch, shape)
+        return torch.from_numpy(block).to(self.device), shape
+
+    def call(self, batch: Batch) -> Callable[[], Tensor]:
+        """The forward of a batch that is on the device already; gives the pooled rows, those of padding included."""
+        block, shape = self.packed(batch)
+
+        @torch.inference_mode()
+        def forward() -> Tensor:
+            return self.compute(block, shape)[OutputKind.POOLED]
+
+        return forward
+
+    def rows(self, batch: Batch) -> Tensor:
+        """float32 [B, D]."""
+        return self.call(batch)()[: batch.num_seqs].float()
+
+
+def ops_for(device: torch.device) -> Ops:
+    """Kernels on a GPU, their meaning in torch on a CPU."""
+    if device.type == "cpu":
+        from engine.fused.reference import ReferenceOps
+
+        return ReferenceOps()
+    from engine.fused.kernels.ops import TritonOps
+
+    return TritonOps()
+
+
+def _attention_of(model: RandomModel, spec: Spec, ops: Ops) -> AttentionChoice | None:
+    """As the engine chooses it when it loads a model; None on a CPU, where there is nothing to choose."""
+    if model.device.type == "cpu":
+        return None
+    capability = torch.cuda.get_device_capability(model.device)
+    candidates = candidates_for(spec, model.dtype, capability, has_bias=False)
+    timing = GpuTiming(spec, ops, model.dtype, model.device, is_recorded=max_graph_tokens(spec) >= _NUM_TOKENS)
+    return choose(candidates, timing, max_seqlen=model.shape.max_seqlen)

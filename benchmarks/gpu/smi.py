@@ -1,0 +1,65 @@
+"""What the card says of itself while it works, through nvidia-smi; nothing where there is none."""
+
+import contextlib
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+_ASKED = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+_EVERY_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Medians over a stretch of work."""
+
+    sm_mhz: float
+    memory_mhz: float
+    watts: float
+    celsius: float
+
+    def __str__(self) -> str:
+        return f"SM {self.sm_mhz:.0f} MHz, memory {self.memory_mhz:.0f} MHz, {self.watts:.0f} W, {self.celsius:.0f} C"
+
+
+@contextlib.contextmanager
+def watched(device: torch.device) -> Iterator[Callable[[], Load | None]]:
+    """What is called in the block, or after it, gives the card's state up to then."""
+    if device.type != "cuda" or shutil.which("nvidia-smi") is None:
+        yield lambda: None
+        return
+    command = (
+        *("nvidia-smi", f"--id={device.index or 0}", f"--query-gpu={','.join(_ASKED)}"),
+        *("--format=csv,noheader,nounits", f"--loop-ms={_EVERY_MS}"),
+    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def load() -> Load | None:
+        process.terminate()
+        return parse(process.communicate()[0])
+
+    try:
+        yield load
+    finally:
+        process.kill()
+        process.wait()
+
+
+def parse(lines: str) -> Load | None:
+    """Medians of nvidia-smi's lines; None where none is whole (a field may be "[N/A]")."""
+    found = [numbers for line in lines.splitlines() if (numbers := _numbers(line)) is not None]
+    if not found:
+        return None
+    return Load(*(statistics.median(column) for column in zip(*found, strict=True)))
+
+
+def _numbers(line: str) -> list[float] | None:
+    try:
+        numbers = [float(field) for field in line.split(",")]
+    except ValueError:
+        return None
+    return numbers if len(numbers) == len(_ASKED) else None

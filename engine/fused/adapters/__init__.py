@@ -1,0 +1,1 @@
+"""From a checkpoint's configuration and names to ours, a file for each kind of architecture."""

@@ -1,0 +1,78 @@
+"""BERT, and those that differ from it in names alone: RoBERTa and its kin, ERNIE, ELECTRA."""
+
+from transformers import PretrainedConfig
+
+from engine.fused.adapters.configuration import activation_of, demand
+from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
+from engine.fused.spec import LayerSpec, Spec
+
+_LAYER = affine(
+    {
+        "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+        "o": ("attention.output.dense",),
+        "attention_norm": ("attention.output.LayerNorm",),
+        "up": ("intermediate.dense",),
+        "down": ("output.dense",),
+        "mlp_norm": ("output.LayerNorm",),
+    }
+)
+
+
+def common_spec(config: PretrainedConfig) -> Spec:
+    """Of BERT and its kin, as far as they name alike what they have. Raises ModelError."""
+    demand(config, is_decoder=(False,), add_cross_attention=(False,))
+    width = getattr(config, "embedding_size", config.hidden_size)
+    return Spec(
+        architecture=config.model_type,
+        family="bert",
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_attention_heads,
+        head_dim=config.hidden_size // config.num_attention_heads,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        num_positions=config.max_position_embeddings,
+        num_types=getattr(config, "type_vocab_size", 0),
+        embedding_size=None if width == config.hidden_size else width,
+        activation=activation_of(config.hidden_act),
+        is_gated=False,
+        norm="layer",
+        norm_eps=config.layer_norm_eps,
+        is_causal=False,
+        scaling=(config.hidden_size // config.num_attention_heads) ** -0.5,
+        layers=(LayerSpec(),) * config.num_hidden_layers,
+    )
+
+
+def embeddings(spec: Spec) -> Recipes:
+    """The tables, as nearly all of BERT's kin name them."""
+    recipes = {"words": Recipe(("embeddings.word_embeddings.weight",))}
+    if spec.num_positions:
+        recipes["positions"] = Recipe(("embeddings.position_embeddings.weight",))
+    if spec.num_types:
+        recipes["types"] = Recipe(("embeddings.token_type_embeddings.weight",))
+    return recipes | affine({"embedding_norm": ("embeddings.LayerNorm",)})
+
+
+def _spec_of(config: PretrainedConfig) -> Spec:
+    demand(config, position_embedding_type=("absolute",), use_task_id=(False,))  # ERNIE may have a table of tasks
+    return common_spec(config)
+
+
+def _layout(spec: Spec) -> Recipes:
+    projection = {} if spec.embedding_size is None else affine({"projection": ("embeddings_project",)})
+    return embeddings(spec) | projection | in_layers(spec, "encoder.layer.{}", _LAYER)
+
+
+ADAPTERS = {
+    architecture: Adapter(_spec_of, (_layout,), (f"{prefix}.",))
+    for architecture, prefix in {
+        "bert": "bert",
+        "ernie": "ernie",
+        "electra": "electra",
+        "roberta": "roberta",
+        "xlm-roberta": "roberta",
+        "camembert": "roberta",
+        "data2vec-text": "data2vec_text",
+    }.items()
+}

@@ -1,0 +1,131 @@
+"""Llama, and those that differ from it little: Mistral, Ministral, Qwen 2 and 3, SmolLM 3, Phi 3, EuroBERT."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from engine.fused.adapters.configuration import activation_of
+from engine.fused.adapters.layer_types import windows_of, with_windows
+from engine.fused.adapters.recipe import Adapter, Layout, Recipe, Recipes, affine, in_layers
+from engine.fused.refusal import NotForFused
+from engine.fused.rotary import angles, check
+from engine.fused.spec import LayerSpec, Spec
+
+Names = dict[str, tuple[str, ...]]  # what a layer has, by our name: what the checkpoint calls its parts
+
+LINEARS: Names = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+NORMS: Names = {"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)}
+HEAD_NORMS: Names = {"query_norm": ("self_attn.q_norm",), "key_norm": ("self_attn.k_norm",)}
+PREFIXES = ("model.",)
+_PACKED: Names = LINEARS | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}
+_OF_ATTENTION = ("qkv", "o")
+_OF_MLP = ("up", "down")
+
+
+def common_spec(config: PretrainedConfig, *, activation: str) -> Spec:
+    """Of Llama and its kin, without windows, and with one table of angles for all layers. Raises ModelError."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Spec(
+        architecture=config.model_type,
+        family="llama",
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        activation=activation_of(activation),
+        is_gated=True,
+        norm="rms",
+        norm_eps=config.rms_norm_eps,
+        is_causal=bool(getattr(config, "is_causal", True)),
+        scaling=head_dim**-0.5,
+        has_final_norm=True,
+        layers=(LayerSpec(rope=0),) * config.num_hidden_layers,
+    )
+
+
+def layout(linears: Names, norms: Names, *, biased: Collection[str] = (), plus: float = 0.0) -> Layout:
+    """A checkpoint in which these linear layers have biases; `plus` is for the norms, see Recipe."""
+    layer = affine(linears, has_bias=False) | affine({name: linears[name] for name in biased})
+    layer |= _norms(norms, plus)
+    ends = {"words": Recipe(("embed_tokens.weight",))} | _norms({"final_norm": ("norm",)}, plus)
+
+    def recipes(spec: Spec) -> Recipes:
+        return ends | in_layers(spec, "layers.{}", layer)
+
+    return recipes
+
+
+def derive(config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positions: int) -> dict[str, Tensor]:
+    """The table of angles."""
+    return {"rope.0": angles(config, num_positions=num_positions)}
+
+
+def whole_heads(config: PretrainedConfig) -> None:
+    """Raises ModelError where only a part of each head would be rotated, which most architectures don't know."""
+    if (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotForFused(f"the fused engine does not compute partial_rotary_factor for {config.model_type}")
+    check(config)
+
+
+def _norms(norms: Names, plus: float) -> Recipes:
+    recipes = affine(norms, has_bias=False)
+    return {name: dataclasses.replace(recipe, plus=plus) for name, recipe in recipes.items()}
+
+
+def _llama(config: PretrainedConfig) -> Spec:
+    whole_heads(config)
+    return common_spec(config, activation=config.hidden_act)
+
+
+def _eurobert(config: PretrainedConfig) -> Spec:
+    return dataclasses.replace(_llama(config), is_causal=False)
+
+
+def _mistral(config: PretrainedConfig) -> Spec:
+    return with_windows(_llama(config), [config.sliding_window] * config.num_hidden_layers)
+
+
+def _phi3(config: PretrainedConfig) -> Spec:
+    check(config)
+    spec = common_spec(config, activation=config.hidden_act)
+    return with_windows(spec, [config.sliding_window] * config.num_hidden_layers)
+
+
+def _by_layer_types(config: PretrainedConfig) -> Spec:
+    return with_windows(_llama(config), windows_of(config, config.sliding_window))
+
+
+def _smollm3(config: PretrainedConfig) -> Spec:
+    window = config.sliding_window if config.use_sliding_window else None
+    spec = with_windows(_llama(config), windows_of(config, window))
+    pairs = zip(spec.layers, config.no_rope_layers, strict=True)  # which are those with angles, whatever the name says
+    layers = tuple(dataclasses.replace(layer, rope=0 if is_rotated else None) for layer, is_rotated in pairs)
+    return dataclasses.replace(spec, layers=layers)
+
+
+def _with_any_biases(norms: Names) -> tuple[Layout, ...]:
+    kinds = ((*_OF_ATTENTION, *_OF_MLP), _OF_ATTENTION, _OF_MLP, ())
+    return tuple(layout(LINEARS, norms, biased=biased) for biased in kinds)
+
+
+_ANY_BIASES = _with_any_biases(NORMS)
+
+ADAPTERS = {
+    "llama": Adapter(_llama, _ANY_BIASES, PREFIXES, derive),
+    "eurobert": Adapter(_eurobert, _ANY_BIASES, PREFIXES, derive),
+    "smollm3": Adapter(_smollm3, _ANY_BIASES, PREFIXES, derive),
+    "mistral": Adapter(_mistral, (layout(LINEARS, NORMS),), PREFIXES, derive),
+    "ministral": Adapter(_by_layer_types, (layout(LINEARS, NORMS),), PREFIXES, derive),
+    "qwen2": Adapter(_by_layer_types, (layout(LINEARS, NORMS, biased=("qkv",)),), PREFIXES, derive),
+    "qwen3": Adapter(_by_layer_types, _with_any_biases(NORMS | HEAD_NORMS), PREFIXES, derive),
+    "phi3": Adapter(_phi3, (layout(_PACKED, NORMS),), PREFIXES, derive),
+}

@@ -1,0 +1,70 @@
+"""ModernBERT: layer norms before attention and MLP, packed weights, windows and angles by the type of a layer."""
+
+from collections.abc import Collection
+from itertools import product
+
+from transformers import PretrainedConfig
+
+from engine.fused.adapters.configuration import activation_of
+from engine.fused.adapters.layer_types import derive_by_type, layers_by_type
+from engine.fused.adapters.recipe import Adapter, Layout, Recipe, Recipes, affine, in_layers
+from engine.fused.spec import Spec
+
+_NAMES = {
+    "qkv": ("attn.Wqkv",),
+    "o": ("attn.Wo",),
+    "up": ("mlp.Wi",),  # what is activated, then what it is multiplied by
+    "down": ("mlp.Wo",),
+    "attention_norm": ("attn_norm",),
+    "mlp_norm": ("mlp_norm",),
+}
+_END_NORMS = {"embedding_norm": ("embeddings.norm",), "final_norm": ("final_norm",)}
+_KINDS_OF_BIASES = (("qkv", "o"), ("up", "down"), ("attention_norm", "mlp_norm", *_END_NORMS))
+
+
+def _spec(config: PretrainedConfig) -> Spec:
+    head_dim = config.hidden_size // config.num_attention_heads
+    return Spec(
+        architecture=config.model_type,
+        family="llama",
+        hidden_size=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_attention_heads,
+        head_dim=head_dim,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        activation=activation_of(config.hidden_activation),
+        is_gated=True,
+        norm="layer",
+        norm_eps=config.norm_eps,
+        is_causal=False,
+        scaling=head_dim**-0.5,
+        has_final_norm=True,
+        # `local_attention` counts both sides: a token sees half as many on each, and itself
+        layers=layers_by_type(config, config.local_attention // 2 + 1),
+    )
+
+
+def _layout(biased: Collection[str]) -> Layout:
+    names = _NAMES | _END_NORMS
+    recipes = affine(names, has_bias=False) | affine({name: names[name] for name in biased})
+    ends = {name: recipe for name, recipe in recipes.items() if name.rpartition(".")[0] in _END_NORMS}
+    layer = {name: recipe for name, recipe in recipes.items() if name not in ends}
+
+    def layout(spec: Spec) -> Recipes:
+        everything = (
+            {"words": Recipe(("embeddings.tok_embeddings.weight",))} | ends | in_layers(spec, "layers.{}", layer)
+        )
+        # the embeddings' norm stands for the one that would precede the first attention
+        return {name: recipe for name, recipe in everything.items() if "layers.0.attention_norm." not in name}
+
+    return layout
+
+
+def _layouts() -> tuple[Layout, ...]:
+    """With each choice of biases, that with all of them first."""
+    choices = product(*((kind, ()) for kind in _KINDS_OF_BIASES))
+    return tuple(_layout([name for kind in choice for name in kind]) for choice in choices)
+
+
+ADAPTERS = {"modernbert": Adapter(_spec, _layouts(), ("model.",), derive_by_type)}

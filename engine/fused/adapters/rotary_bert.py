@@ -1,0 +1,122 @@
+"""BERT with rotated queries and keys instead of a table of positions: Nomic's, GTE, and Jina's third.
+
+Each is read under transformers' names and under those that its authors' own code gave, which files mostly have.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from engine.fused.adapters.bert import common_spec, embeddings
+from engine.fused.adapters.configuration import demand
+from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
+from engine.fused.rotary import angles, check
+from engine.fused.spec import Spec
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_NORMS = affine({"attention_norm": ("post_attention_layernorm",), "mlp_norm": ("post_mlp_layernorm",)})
+_OLD_NORMS = affine({"attention_norm": ("norm1",), "mlp_norm": ("norm2",)})
+_GATE_AND_UP = affine({"up": ("mlp.gate_proj", "mlp.up_proj")}, has_bias=False)
+
+_NOMIC = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "down": ("mlp.down_proj",)}, has_bias=False)
+_OLD_NOMIC = affine(
+    {"qkv": ("attn.Wqkv",), "o": ("attn.out_proj",), "up": ("mlp.fc12", "mlp.fc11"), "down": ("mlp.fc2",)},
+    has_bias=False,
+)
+_GTE = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "down": ("mlp.down_proj",)})
+_OLD_GTE = {
+    **affine({"qkv": ("attention.qkv_proj",), "o": ("attention.o_proj",), "down": ("mlp.down_proj",)}),
+    **affine({"attention_norm": ("attn_ln",), "mlp_norm": ("mlp_ln",)}),
+    "up.weight": Recipe(("mlp.up_gate_proj.weight",), swaps_halves=True),
+}
+_JINA = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "up": ("mlp.fc1",), "down": ("mlp.fc2",)})
+_OLD_JINA = affine({"qkv": ("mixer.Wqkv",), "o": ("mixer.out_proj",), "up": ("mlp.fc1",), "down": ("mlp.fc2",)})
+
+# Words of Nomic's own code. Where they are in config.json, transformers leaves them alone, so they must say the same.
+_OLD_SIZES = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+}
+_OLD_CHOICES: dict[str, tuple[object, ...]] = {
+    "activation_function": ("swiglu",),
+    "parallel_block": (False,),
+    "prenorm": (False,),
+    "qkv_proj_bias": (False,),
+    "rotary_emb_fraction": (1.0,),
+    "rotary_emb_interleaved": (False,),
+    "use_rms_norm": (False,),
+}
+
+
+def _nomic(config: PretrainedConfig) -> Spec:
+    demand(config, **_OLD_CHOICES)
+    demand(config, **{old: (getattr(config, name),) for old, name in _OLD_SIZES.items()})
+    return _rotated(config, is_gated=True)
+
+
+def _gte(config: PretrainedConfig) -> Spec:
+    demand(config, logn_attention_scale=(False,), layer_norm_type=("layer_norm",))
+    return _rotated(config, is_gated=True)
+
+
+def _jina(config: PretrainedConfig) -> Spec:
+    return _rotated(config, is_gated=False)
+
+
+def _rotated(config: PretrainedConfig, *, is_gated: bool) -> Spec:
+    demand(config, position_embedding_type=("rope", "rotary"))
+    check(config)
+    demand(config, rotary_emb_base=(config.rope_parameters["rope_theta"],))
+    spec = common_spec(config)
+    head_dim = getattr(config, "head_dim", None) or spec.head_dim
+    return dataclasses.replace(
+        spec,
+        num_positions=0,
+        is_gated=is_gated,
+        head_dim=head_dim,
+        scaling=head_dim**-0.5,
+        layers=tuple(dataclasses.replace(layer, rope=0) for layer in spec.layers),
+    )
+
+
+def _layout(theirs: str, layer: Recipes, *, norm: str = "embeddings.LayerNorm") -> Callable[[Spec], Recipes]:
+    def layout(spec: Spec) -> Recipes:
+        return embeddings(spec) | affine({"embedding_norm": (norm,)}) | in_layers(spec, theirs, layer)
+
+    return layout
+
+
+def _derive(config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positions: int) -> dict[str, Tensor]:
+    return {"rope.0": angles(config, num_positions=num_positions)}
+
+
+ADAPTERS = {
+    "nomic_bert": Adapter(
+        _nomic,
+        (
+            _layout("layers.{}", _NOMIC | _GATE_AND_UP | _NORMS),
+            _layout("encoder.layers.{}", _OLD_NOMIC | _OLD_NORMS, norm="emb_ln"),
+        ),
+        ("nomic_bert.", "bert."),
+        _derive,
+    ),
+    "gte": Adapter(
+        _gte,
+        (_layout("layers.{}", _GTE | _GATE_AND_UP | _NORMS), _layout("encoder.layer.{}", _OLD_GTE)),
+        ("gte.", "new."),
+        _derive,
+    ),
+    "jina_embeddings_v3": Adapter(
+        _jina,
+        (
+            _layout("layers.{}", _JINA | _NORMS),
+            _layout("encoder.layers.{}", _OLD_JINA | _OLD_NORMS, norm="emb_ln"),
+        ),
+        ("roberta.",),
+        _derive,
+    ),
+}

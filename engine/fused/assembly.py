@@ -1,0 +1,138 @@
+"""Puts an engine together around a model that has been read: kernels, device, sizes, limits. Reads nothing."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from engine.fused.attention_choice import AttentionChoice, ChosenAttend
+from engine.fused.choices import Choices
+from engine.fused.compute import ModelCompute
+from engine.fused.cuda_device import CudaDevice, DeviceSizes
+from engine.fused.device import Device
+from engine.fused.engine import FusedEngine
+from engine.fused.families import forward_of
+from engine.fused.host_device import HostDevice
+from engine.fused.model import Blocks, Weights
+from engine.fused.ops import Ops
+from engine.fused.packing import Packer, layout
+from engine.fused.runner import Runner
+from engine.fused.shape import ALL_OUTPUTS, Shapes, token_buckets
+from engine.fused.spec import Spec
+from engine.head.on_torch import TorchHead
+from engine.head.steps import output_size
+from engine.types import EngineLimits, ModelInfo
+
+_DEPTH = 2  # a batch is staged while another computes
+_MAX_BATCH_SECONDS, _MAX_BATCH_SECONDS_MIXED = 0.025, 0.010  # of a GPU
+# Tokens times parameters in linear layers: above it a batch computes for longer than its kernels take to launch from
+# Python (about 25 ms at 10^15 operations a second), so that a graph gains nothing.
+_MAX_GRAPH_WORK = 12_000_000_000_000
+_MIN_MAX_GRAPH_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """All that an engine is put together from."""
+
+    name: str  # as served
+    reason: str  # why this engine
+    chosen: Choices
+    spec: Spec
+    weights: Weights
+    head: TorchHead  # what follows the pooling
+    ops: Ops
+    attention: AttentionChoice | None  # None = by tiles
+    max_num_seqs: int
+    num_threads: int  # of the CPU
+    quantization: str = "none"
+    notes: tuple[str, ...] = ()  # what was decided and why, a line each
+
+
+def max_graph_tokens(spec: Spec) -> int:
+    """Up to so many tokens batches run as recorded graphs."""
+    return max(_MIN_MAX_GRAPH_TOKENS, _MAX_GRAPH_WORK // max(1, spec.num_linear_parameters))
+
+
+def assemble(model: Model, *, max_num_tokens: int, records: bool = True) -> FusedEngine:
+    """An engine for batches of so many tokens. records: graphs are, so the linear layers must not change any more.
+
+    Raises torch.OutOfMemoryError where there is no room for its buffers.
+    """
+    chosen, tensors = model.chosen, model.weights.tensors
+    folder = chosen.folder
+    shapes = Shapes(
+        max_num_tokens=max_num_tokens,
+        max_num_seqs=model.max_num_seqs,
+        max_seqlen=folder.max_seqlen,
+        takes_types="types" in tensors,
+        told_seqlen=None if model.attention is None else model.attention.told_seqlen,
+    )
+    packer = Packer(
+        vocab_size=len(tensors["words"]),
+        num_types=len(tensors["types"]) if "types" in tensors else 0,
+        padding_idx=folder.padding_idx,
+        pooling=folder.pooling,
+    )
+    runner = Runner(_device(model, shapes, records=records), packer, shapes)
+    limits = _limits(shapes, is_gpu=chosen.capability is not None)
+    return FusedEngine(runner, info=_info(model, packer), limits=limits)
+
+
+def _device(model: Model, shapes: Shapes, *, records: bool) -> Device:
+    chosen, largest = model.chosen, shapes.largest
+    attend = None if model.attention is None else ChosenAttend(model.attention, model.ops)
+    forward = forward_of(Blocks(model.spec, model.weights, model.ops, attend=attend))
+    compute = ModelCompute(forward, model.ops, pooling=chosen.folder.pooling, head=model.head)
+    block_size = layout(largest).size
+    if chosen.capability is None:
+        return HostDevice(compute, block_size=block_size, num_slots=_DEPTH, num_threads=model.num_threads)
+    sizes = DeviceSizes(
+        block_size=block_size,
+        num_slots=_DEPTH,
+        max_num_seqs=largest.num_seqs,
+        row_size=_dimensions(model),
+        max_graph_tokens=max_graph_tokens(model.spec) if records else 0,
+    )
+    return CudaDevice(compute, chosen.device, sizes)
+
+
+def _limits(shapes: Shapes, *, is_gpu: bool) -> EngineLimits:
+    limits = EngineLimits(
+        max_num_tokens=shapes.max_num_tokens,
+        max_num_seqs=shapes.max_num_seqs,
+        max_seqlen=shapes.max_seqlen,
+        token_buckets=token_buckets(shapes.max_num_tokens),
+        depth=_DEPTH,
+    )
+    if not is_gpu:
+        return limits
+    return dataclasses.replace(
+        limits, max_batch_seconds=_MAX_BATCH_SECONDS, max_batch_seconds_mixed=_MAX_BATCH_SECONDS_MIXED
+    )
+
+
+def _info(model: Model, packer: Packer) -> ModelInfo:
+    chosen = model.chosen
+    folder = chosen.folder
+    dtype = str(chosen.dtype).removeprefix("torch.")
+    attention = () if model.attention is None else (model.attention.note,)
+    return ModelInfo(
+        name=model.name,
+        engine="fused",
+        reason=model.reason,
+        outputs=ALL_OUTPUTS,
+        dimensions=_dimensions(model),
+        max_seqlen=folder.max_seqlen,
+        vocab_size=packer.vocab_size,
+        pooling=folder.pooling,
+        normalize=folder.normalize,
+        dtype=dtype if model.quantization == "none" else model.quantization,
+        device=str(chosen.device),
+        architecture=folder.architecture,
+        notes=(*model.notes, *attention, *folder.notes),
+        token_dimensions=model.spec.hidden_size,
+    )
+
+
+def _dimensions(model: Model) -> int:
+    """Numbers in a pooled row."""
+    return output_size(model.chosen.folder.steps, model.spec.hidden_size)

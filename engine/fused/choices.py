@@ -1,0 +1,74 @@
+"""What was asked for, checked: can the fused engine serve this model on this device in this dtype?
+
+Knows neither its configuration nor its weights; imports torch alone.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine import model_folder
+from engine.devices import CPU, CUDA, check_dtype_of_fused, dtype_of_auto, has_bfloat16
+from engine.model_folder import ModelFolder
+from engine.types import ModelError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_POOLINGS = (("cls",), ("mean",), ("last",))
+_TOO_LARGE_FOR_FLOAT16 = ("gemma", "modernbert", "embedding_gemma")  # beginnings of architectures; rows beyond 65504
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """All that loading needs to know."""
+
+    folder: ModelFolder
+    device: torch.device
+    capability: tuple[int, int] | None  # of the GPU; None = a CPU
+    dtype: torch.dtype
+
+
+def choose(options: dict[str, Any]) -> Choices:
+    """See engine.fused.engine.load for the options. Raises ModelError."""
+    device, capability = _device(options["device"])
+    folder = model_folder.read(options["path"], pooling=options["pooling"])
+    if folder.poolings not in _POOLINGS:
+        raise ModelError(
+            f"the fused engine pools by one of cls, mean and last-token, not by {folder.pooling}; "
+            f"--engine transformers does"
+        )
+    asked = options.get("max_seqlen") or folder.max_seqlen
+    return Choices(
+        folder=dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen)),
+        device=device,
+        capability=capability,
+        dtype=_dtype(options["dtype"], folder.architecture, capability),
+    )
+
+
+def _device(name: str) -> tuple[torch.device, tuple[int, int] | None]:
+    kind, _, number = name.partition(":")
+    if name == "cpu":
+        return torch.device("cpu"), None
+    if kind != "cuda" or not (number or "0").isdecimal():
+        raise ModelError(f"the fused engine runs on cuda:0, cuda:1, … or cpu, not on {name!r}")
+    if not torch.cuda.is_available():
+        raise ModelError(f"{name} can't be used: PyTorch finds no CUDA GPU here; --devices cpu serves most models")
+    index, there_are = int(number or 0), torch.cuda.device_count()
+    if index >= there_are:
+        raise ModelError(f"there is no {name}: the GPUs here are numbered from 0 to {there_are - 1}")
+    capability = torch.cuda.get_device_capability(index)
+    if not has_bfloat16(capability):
+        raise ModelError(
+            f"the fused engine needs a GPU that computes in bfloat16, and {name} is of compute capability "
+            f"{capability[0]}.{capability[1]}; --engine transformers runs there"
+        )
+    return torch.device("cuda", index), capability
+
+
+def _dtype(name: str, architecture: str, capability: tuple[int, int] | None) -> torch.dtype:
+    check_dtype_of_fused(name, CPU if capability is None else CUDA)
+    if name == "float16" and architecture.startswith(_TOO_LARGE_FOR_FLOAT16):
+        raise ModelError(f"--dtype float16 is too small for rows of {architecture!r}; --dtype bfloat16 is not")
+    return _DTYPES[dtype_of_auto(capability) if name == "auto" else name]

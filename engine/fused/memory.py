@@ -1,0 +1,50 @@
+"""Whether a model fits a GPU's memory, reckoned before a weight is read. Pure: knows no GPU."""
+
+from dataclasses import dataclass
+
+from engine.fused.spec import Spec
+from engine.types import DeviceTrouble
+from engine.weights import Weights
+
+_RESERVE = 0.75e9  # bytes: kernels, workspaces of libraries, recorded graphs, rows on their way out
+_NUM_WORKING_SETS = 2  # one of what is computed call by call, one that the graphs share
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of one GPU."""
+
+    free: int  # bytes
+    total: int
+    device: str  # "cuda:0", …
+
+
+def check(spec: Spec, weights: Weights, *, itemsize: int, max_seqlen: int, memory: Memory) -> None:
+    """Raises DeviceTrouble where the weights, and a batch of one sequence of the longest kind, will not fit.
+
+    itemsize: bytes of a number in the compute dtype.
+    """
+    weight_bytes = itemsize * sum(weights.num_parameters.values()) + _RESERVE
+    token_bytes = _NUM_WORKING_SETS * itemsize * numbers_per_token(spec)
+    needed = weight_bytes + token_bytes * max_seqlen
+    if needed <= memory.free:
+        return
+    fitting = int((memory.free - weight_bytes) // token_bytes)
+    there_is = f"{memory.device} has {memory.free / 1e9:.1f} GB free of {memory.total / 1e9:.1f}"
+    if fitting < 1:
+        raise DeviceTrouble(
+            f"the model needs {needed / 1e9:.1f} GB of GPU memory, and {there_is}: "
+            f"free some of it, or serve the model on a larger GPU"
+        )
+    raise DeviceTrouble(
+        f"with sequences of {max_seqlen} tokens the model needs {needed / 1e9:.1f} GB of GPU memory, and {there_is}: "
+        f"--max-input-length {fitting} fits"
+    )
+
+
+def numbers_per_token(spec: Spec) -> int:
+    """Of the compute dtype, that are held at a time where a layer holds most."""
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    attention = (queries + 2 * keys) + queries + spec.hidden_size
+    mlp = (3 if spec.is_gated else 2) * spec.intermediate_size + spec.hidden_size
+    return 2 * spec.hidden_size + max(attention, mlp)  # the sum so far and its norm are held beside either

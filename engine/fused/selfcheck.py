@@ -1,0 +1,86 @@
+"""Does a freshly loaded engine give each sequence the row that is its own? Asked of it before it serves.
+
+Whether the rows are those of the model is for the tests of each architecture; here a device, a driver or a kernel that
+goes wrong is noticed.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.failures import not_finite
+from engine.model_folder import ModelFolder
+from engine.sample_ids import Sequences, arbitrary
+from engine.types import (
+    Batch,
+    DeviceTrouble,
+    Engine,
+    EngineError,
+    EngineErrorKind,
+    EngineLimits,
+    ModelError,
+    OutputKind,
+    Results,
+)
+
+_SEQLENS = (5, 17, 1, 5, 40, 9)  # tokens; equal lengths are there on purpose, and more than one block of queries
+# largest difference over largest value: rounding alone; a leak between sequences is far above
+_TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2, "fp8": 0.2}
+
+
+def check(engine: Engine, folder: ModelFolder, *, dtype: str) -> None:
+    """Raises ModelError where rows are not finite, or not the same alone and together. dtype: a key of _TOLERANCE."""
+    sequences = arbitrary(folder, _SEQLENS[: engine.limits.max_num_seqs])
+    together = rows_of(engine, sequences)
+    alone = np.concatenate([rows_of(engine, [sequence]) for sequence in sequences])
+    if not (np.isfinite(together).all() and np.isfinite(alone).all()):
+        raise not_finite("fused", dtype)
+    difference = float(np.abs(together - alone).max() / np.abs(alone).max())
+    if not difference <= _TOLERANCE[dtype]:
+        raise ModelError(
+            f"the fused engine gives sequences other rows together than alone, by {difference:.1e}; "
+            f"--engine transformers may serve the model"
+        )
+
+
+def rows_of(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
+    """Pooled rows [B, D], in as many batches as the limits ask for. Raises ModelError where the engine fails."""
+    return np.concatenate([_rows(engine, part) for part in batches(engine.limits, sequences)])
+
+
+def answered(engine: Engine, sequences: Sequences, outputs: OutputKind = OutputKind.POOLED) -> Results | EngineError:
+    """One batch through the engine."""
+    cu_seqlens = np.cumsum([0, *map(len, sequences)], dtype=np.int32)
+    engine.submit(Batch(engine.info.name, outputs, np.concatenate(sequences), cu_seqlens))
+    _, results = engine.collect()
+    return results
+
+
+def cannot_run(error: EngineError) -> ModelError:
+    """What an engine's first batches failed of; auto does not look for another engine where it is the device's."""
+    text = f"the fused engine can't run the model: {error}"
+    if error.kind is EngineErrorKind.FATAL:
+        return DeviceTrouble(f"{text}; the GPU is lost to this process; --engine transformers may fare better")
+    if error.kind is EngineErrorKind.OUT_OF_MEMORY:
+        return DeviceTrouble(f"{text}; free some memory there, or lower --max-batch-tokens or --max-input-length")
+    return ModelError(f"{text}; --engine transformers may")
+
+
+def batches(limits: EngineLimits, sequences: Sequences) -> Iterator[Sequences]:
+    """As many at a time as the limits allow, in their order."""
+    batch: Sequences = []
+    for sequence in sequences:
+        num_tokens = sum(map(len, batch)) + len(sequence)
+        if batch and (num_tokens > limits.max_num_tokens or len(batch) == limits.max_num_seqs):
+            yield batch
+            batch = []
+        batch.append(sequence)
+    yield batch
+
+
+def _rows(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
+    results = answered(engine, sequences)
+    if isinstance(results, EngineError):
+        raise cannot_run(results)
+    return results[OutputKind.POOLED].values

@@ -1,0 +1,77 @@
+"""What a model of the two families is, apart from its weights: plain numbers that fit into JSON. Knows no tensors.
+
+Weights go by these names, whatever the checkpoint calls them. h hidden size, N query heads, H key heads, D numbers a
+head, I intermediate size, V words, P positions, K token types, R distances told apart.
+
+    words [V, h]   positions [P, h]   types [K, h]   embedding_norm.weight/bias [h]    (what a model lacks is not there)
+    projection.weight [h, E]: where words, positions and types have E numbers (ELECTRA); projection.bias [h]
+    layers.3.qkv.weight [(N + 2 H) D, h]: queries, then keys, then values; layers.3.qkv.bias
+    layers.3.o.weight [h, N D]   layers.3.up.weight [I, h], or [2 I, h]: gate, then up   layers.3.down.weight [h, I]
+    layers.3.query_norm.weight, layers.3.key_norm.weight [D]: RMS norms of each head
+    layers.3.attention_norm, layers.3.mlp_norm: "bert": after attention, after the MLP; "llama": before each
+    embedding_norm: "llama" (ModernBERT): takes the place of layers.0.attention_norm
+    layers.3.after_attention_norm, layers.3.after_mlp_norm: "llama" with `sandwich_norms`, of what is added
+    final_norm.weight/bias [h]
+    rope.0 [P, rotated]: float32, cosines then sines of half as many angles each; `LayerSpec.rope` is the number
+    relative_bias [N, 2 R + 1]: float32, added to scores by key's position - query's, clamped to -R … R
+
+RMS norms' weights are what rows are multiplied by (Gemma's files hold that minus one). Norms' weights are float32.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What differs from layer to layer."""
+
+    window: int | None = None  # a token sees those fewer than this many tokens away; None = all
+    rope: int | None = None  # number of the table of angles; None = queries and keys are not rotated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One model."""
+
+    architecture: str  # model_type of config.json
+    family: str  # "bert": norms follow what they normalise; "llama": they precede it
+    hidden_size: int
+    num_heads: int  # of queries
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    num_positions: int = 0  # rows of the table of positions; 0 = there is none
+    num_types: int = 0  # rows of the table of token types; 0 = there is none
+    embedding_size: int | None = None  # numbers a row of these tables, where a projection follows; None = hidden_size
+    activation: str  # "silu", "gelu" (exact), "gelu_tanh", "relu"
+    is_gated: bool  # the activated half of `up` is multiplied by the other
+    norm: str  # "layer" or "rms"
+    norm_eps: float
+    is_causal: bool
+    scaling: float  # of scores, before softmax
+    softcap: float | None = None  # scores are squeezed into -softcap … softcap
+    embedding_scale: float = 1.0  # words are multiplied by it
+    sandwich_norms: bool = False  # what attention and MLP give is normalised before it is added
+    has_final_norm: bool = False
+    layers: tuple[LayerSpec, ...] = ()
+
+    @property
+    def num_linear_parameters(self) -> int:
+        """Of the layers' products; embeddings left out."""
+        heads = self.num_heads + 2 * self.num_kv_heads
+        mlp = (3 if self.is_gated else 2) * self.intermediate_size
+        return len(self.layers) * self.hidden_size * ((heads + self.num_heads) * self.head_dim + mlp)
+
+    def encode(self) -> Json:
+        """For a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def decode(cls, encoded: Json) -> Self:
+        """Raises TypeError or KeyError where that is another version's."""
+        return cls(**{**encoded, "layers": tuple(LayerSpec(**layer) for layer in encoded["layers"])})

@@ -1,0 +1,77 @@
+"""The modules after the Pooling as plain data. Knows neither the files they come from nor how they are computed."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.types import ModelError
+
+ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # torch's names, with their default arguments
+LAYER_NORM_EPSILON = 1e-5  # torch's, which sentence-transformers leaves as it is
+NORMALIZE_FLOOR = 1e-12  # torch's: a row of zeros stays zero
+
+Shapes = dict[str, tuple[int, ...]]  # of a module's tensors, by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """activation(row @ weight.T + bias), plus the row itself, projected where the sizes differ, if has_residual."""
+
+    folder: str  # the module's, within the model's
+    in_features: int
+    out_features: int
+    has_bias: bool = True
+    activation: str = "Tanh"  # of ACTIVATIONS
+    has_residual: bool = False
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of its tensors, as torch lays them out."""
+        projection = (self.out_features, self.in_features)
+        found: Shapes = {"linear.weight": projection}
+        if self.has_bias:
+            found["linear.bias"] = (self.out_features,)
+        if self.has_residual and self.in_features != self.out_features:
+            found["residual.weight"] = projection
+        return found
+
+    def __str__(self) -> str:
+        extras = ", residual" if self.has_residual else ""
+        return f"Dense {self.in_features} to {self.out_features}, {self.activation}{extras} ({self.folder}/config.json)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm:
+    """torch's nn.LayerNorm over the row."""
+
+    folder: str
+    size: int
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of its tensors."""
+        return {"norm.weight": (self.size,), "norm.bias": (self.size,)}
+
+    def __str__(self) -> str:
+        return f"LayerNorm ({self.folder}/config.json)"
+
+
+@dataclass(frozen=True, slots=True)
+class Normalize:
+    """The row scaled to length 1, with more to follow."""
+
+    def __str__(self) -> str:
+        return "Normalize (modules.json)"
+
+
+Step = Dense | LayerNorm | Normalize
+
+
+def output_size(steps: Iterable[Step], size: int) -> int:
+    """How many numbers a row of `size` has in the end. Raises ModelError where a step takes rows of another size."""
+    for step in steps:
+        match step:
+            case Dense(in_features=taken, out_features=given) | LayerNorm(size=taken as given):
+                if taken != size:
+                    raise ModelError(f"{step.folder}/config.json asks for rows of {taken} numbers, and gets {size}")
+                size = given
+    return size

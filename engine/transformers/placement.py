@@ -1,0 +1,69 @@
+"""Where a model is computed and in what numbers, and whether it fits there. Knows nothing of batches."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.devices import CPU, CUDA, dtype_of_auto, has_bfloat16
+from engine.model_folder import ModelFolder
+from engine.types import DeviceTrouble, ModelError
+from engine.weights import weights_of
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The CPU or one GPU, and the compute type there."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the device is one."""
+        return self.device.type == CUDA
+
+
+def place(options: dict[str, Any]) -> Place:
+    """Of an engine's options device and dtype. Raises ModelError; on a GPU, makes it the calling thread's."""
+    device, dtype = options["device"], options["dtype"]
+    if dtype not in ("auto", *_DTYPES):
+        raise ModelError(f"--dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
+    if device == CPU:
+        return _place(device, dtype, None)
+    capability = _capability(device)
+    if dtype == "bfloat16" and not has_bfloat16(capability):
+        raise ModelError(f"--dtype bfloat16: {device} does not compute in it; float32 and float16 work there")
+    torch.cuda.set_device(device)  # or pinning memory would open the first GPU
+    return _place(device, dtype, capability)
+
+
+def _place(device: str, dtype: str, capability: tuple[int, int] | None) -> Place:
+    return Place(torch.device(device), _DTYPES[dtype_of_auto(capability) if dtype == "auto" else dtype])
+
+
+def _capability(device: str) -> tuple[int, int]:
+    kind, _, index = device.partition(":")
+    if kind != CUDA or not index.isdecimal():
+        raise ModelError(f"the transformers engine runs on cpu or cuda:0, cuda:1, …, not on {device!r}")
+    if not torch.cuda.is_available() or int(index) >= torch.cuda.device_count():
+        raise ModelError(f"torch {torch.__version__} can't use {device!r}: another build of it may, or a newer driver")
+    return torch.cuda.get_device_capability(device)
+
+
+def check_fits(folder: ModelFolder, where: Place) -> None:
+    """Raises ModelError where a GPU's free memory does not hold the weights."""
+    if not where.is_gpu:
+        return
+    num_bytes = sum(weights_of(folder.path).num_parameters.values()) * where.dtype.itemsize
+    free, total = torch.cuda.mem_get_info(where.device)
+    if num_bytes > free:
+        dtype = str(where.dtype).removeprefix("torch.")
+        smaller = "--dtype float16 takes half, or " if where.dtype is torch.float32 else ""
+        raise DeviceTrouble(
+            f"the weights take {num_bytes / _GIB:.1f} GiB in {dtype}, and {where.device} has {free / _GIB:.1f} of its "
+            f"{total / _GIB:.1f} GiB free: {smaller}free some of it, or serve the model by --devices cpu"
+        )

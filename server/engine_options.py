@@ -1,0 +1,36 @@
+"""What an engine is told when it is to load a model; see each engine's `load`."""
+
+from typing import Any
+
+from server.model_plan import ModelPlan
+
+
+def engine_options(model: ModelPlan, device: str, *, cache_dir: str | None, num_threads: int) -> dict[str, Any]:
+    """Fit for JSON. cache_dir: where engines keep what they have compiled, None = nowhere; num_threads: of the CPU."""
+    settings, folder = model.settings, model.folder
+    options: dict[str, Any] = {
+        "device": device,
+        "max_num_tokens": settings.max_batch_tokens,  # None = as the engine likes
+        "max_num_seqs": settings.max_batch_requests,
+    }
+    if model.engine == "fake":
+        return {
+            **options,
+            "dimensions": settings.fake_dim,
+            "max_seqlen": folder.max_seqlen,
+            "vocab_size": folder.vocab_size,
+            "cost_ms": settings.fake_cost_ms,
+            "tokens_per_second": settings.fake_tokens_per_second,
+            "faults": list(settings.fake_fault),
+        }
+    return {
+        **options,
+        "path": str(folder.path),
+        "dtype": settings.dtype,
+        "quantization": settings.quantization,
+        "attention": settings.attention,
+        "pooling": settings.pooling,
+        "max_seqlen": folder.max_seqlen,
+        "cache_dir": cache_dir,
+        "num_threads": num_threads,
+    }

@@ -1,0 +1,102 @@
+"""Queries, keys and values as views of packed rows, with the tiles of some lengths."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.fused.inputs import Inputs, Tiles
+from engine.fused.ops import AttentionRule
+from engine.fused.spec import LayerSpec, Spec
+from engine.fused.tiles import pooled_tile_table, tile_table
+
+NUM_PADDING = 9  # rows of NaN behind the sequences, and as many tiles without queries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One batch, and the heads of its model."""
+
+    lengths: tuple[int, ...]
+    num_heads: int = 2
+    num_kv_heads: int = 2
+    head_dim: int = 32
+    block: int = 32
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """int32 [B + 1]."""
+        return torch.from_numpy(np.concatenate(([0], np.cumsum(self.lengths))).astype(np.int32)).to(self.device)
+
+    @property
+    def num_tokens(self) -> int:
+        """Without padding."""
+        return sum(self.lengths)
+
+    def views(self) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, N, D] and twice [T, H, D] out of [T, (N + 2 H) D]."""
+        counts = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        generator = torch.Generator().manual_seed(sum(self.lengths))
+        rows = torch.randn((self.num_tokens + NUM_PADDING, sum(counts), self.head_dim), generator=generator)
+        rows[self.num_tokens :] = torch.nan
+        query, key, value = torch.split(rows.to(self.device, self.dtype), counts, dim=1)
+        return query, key, value
+
+    def tiles(self) -> Tiles:
+        """Of all tokens."""
+        return self._tiles(tile_table(self.cu_seqlens.cpu().numpy(), block=self.block))
+
+    def pooled_tiles(self) -> Tiles:
+        """Of the last token of each sequence."""
+        starts = self.cu_seqlens.cpu().numpy()
+        return self._tiles(pooled_tile_table(starts, starts[1:] - 1))
+
+    def _tiles(self, table: np.ndarray) -> Tiles:
+        padded = np.pad(table, ((0, NUM_PADDING), (0, 0)))
+        return Tiles(torch.from_numpy(padded).to(self.device), self.block)
+
+
+def rule_of(
+    case: Case,
+    *,
+    is_causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    reach: int | None = None,  # of relative biases
+) -> AttentionRule:
+    bias = None
+    if reach is not None:
+        generator = torch.Generator().manual_seed(reach)
+        bias = torch.randn((case.num_heads, 2 * reach + 1), generator=generator).to(case.device)
+    return AttentionRule(is_causal, case.head_dim**-0.5, window, softcap, bias)
+
+
+def inputs_of(case: Case, *, max_seqlen: int) -> Inputs:
+    """As far as attention looks at them."""
+    bounds, tiles = case.cu_seqlens, case.tiles()
+    return Inputs(bounds, bounds, None, bounds, bounds, tiles, case.pooled_tiles(), max_seqlen)
+
+
+def spec_of(**changed: object) -> Spec:
+    """A small BERT, as far as attention looks at it, but for what is named."""
+    values: dict[str, object] = {
+        "architecture": "bert",
+        "family": "bert",
+        "hidden_size": 64,
+        "num_heads": 2,
+        "num_kv_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 64,
+        "vocab_size": 9,
+        "activation": "gelu",
+        "is_gated": False,
+        "norm": "layer",
+        "norm_eps": 1e-5,
+        "is_causal": False,
+        "scaling": 0.2,
+        "layers": (LayerSpec(),),
+    }
+    return Spec(**{**values, **changed})  # type: ignore[arg-type]

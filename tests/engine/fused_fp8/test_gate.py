@@ -1,0 +1,156 @@
+"""The gate's decisions, on models made of nothing but an error for each linear layer."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from engine.fused import gate
+from engine.fused.fidelity import Rows, fidelity
+from engine.fused.gate import Outcome
+from engine.sample_ids import Sequences
+from engine.types import ModelError
+
+NUM_LAYERS, NUM_TEXTS, DIMENSIONS = 24, 150, 64
+NAMES = [f"layers.{layer}.{kind}" for layer in range(NUM_LAYERS) for kind in ("qkv", "o", "up", "down")]
+SEQUENCES: Sequences = [np.array([number], np.int32) for number in range(NUM_TEXTS)]
+
+
+class Model:
+    """Each quantized layer turns all rows by its own angle, and each in a direction of its own, so that the squares of
+    the angles add up."""
+
+    def __init__(self, angles: dict[str, float]) -> None:
+        self.angles = dict.fromkeys(NAMES, 0.0) | angles
+        self.calls: list[tuple[int, frozenset[str]]] = []
+        numbers = np.random.default_rng(0)
+        self.plain = numbers.normal(size=(NUM_TEXTS, DIMENSIONS))
+        self.errors = {name: numbers.normal(size=self.plain.shape) for name in NAMES}
+
+    def rows(self, sequences: Sequences, quantized: frozenset[str]) -> Rows:
+        self.calls.append((len(sequences), quantized))
+        texts = [int(sequence[0]) for sequence in sequences]
+        rows = self.plain + sum(self.errors[name] * self.angles[name] for name in sorted(quantized))
+        return np.asarray(rows[texts], np.float32)
+
+    def check(self, *, is_enforced: bool = True) -> Outcome:
+        return gate.check(self.rows, NAMES, SEQUENCES, scheme="fp8_row", is_enforced=is_enforced)
+
+
+def test_a_good_model_passes_at_once() -> None:
+    model = Model(dict.fromkeys(NAMES, 0.003))
+    outcome = model.check()
+    assert outcome.passed
+    assert (outcome.quantized, outcome.reverted) == (tuple(NAMES), ())
+    assert outcome.num_evaluations == 1
+    assert len(model.calls) == 2
+    assert outcome.fidelity == outcome.fidelity_of_all
+    assert "in all 96 linear layers" in outcome.note
+
+
+@pytest.mark.parametrize("kind", ["qkv", "o", "up", "down"])
+def test_a_planted_bad_layer_goes_back(kind: str) -> None:
+    bad = f"layers.7.{kind}"
+    model = Model(dict.fromkeys(NAMES, 0.002) | {bad: 0.5})
+    outcome = model.check()
+    assert outcome.passed
+    assert bad in outcome.reverted
+    assert {name.rpartition(".")[0] for name in outcome.reverted} == {"layers.7"}
+    assert outcome.num_evaluations <= 1 + math.ceil(math.log2(2 * NUM_LAYERS))
+    assert not gate.passes(outcome.fidelity_of_all)
+    assert bad in outcome.note
+    measured = fidelity(model.rows(SEQUENCES, frozenset(outcome.quantized)), model.rows(SEQUENCES, frozenset()))
+    assert outcome.fidelity == measured
+
+
+def test_many_small_errors_take_the_narrow_layers_first() -> None:
+    outcome = Model(dict.fromkeys(NAMES, 0.0065)).check()
+    assert outcome.passed
+    kinds = {name.rpartition(".")[2] for name in outcome.reverted}
+    assert kinds == {"o", "down"}
+    assert 0 < len(outcome.reverted) < 2 * NUM_LAYERS
+
+
+def test_as_few_go_back_as_pass() -> None:
+    model = Model({f"layers.{layer}.down": 0.002 * layer for layer in range(NUM_LAYERS)})
+    outcome = model.check()
+    assert outcome.passed
+    downs = [int(name.split(".")[1]) for name in outcome.reverted if name.endswith("down")]
+    assert downs == list(range(min(downs), NUM_LAYERS))  # the most sensitive ones
+    one_more = frozenset(outcome.quantized) | {f"layers.{min(downs)}.down"}
+    assert not gate.passes(fidelity(model.rows(SEQUENCES, one_more), model.rows(SEQUENCES, frozenset())))
+
+
+def test_when_everything_is_bad_nothing_is_quantized() -> None:
+    model = Model(dict.fromkeys(NAMES, 1.0))
+    outcome = model.check()
+    assert not outcome.passed
+    assert (outcome.quantized, outcome.reverted) == ((), tuple(NAMES))
+    assert outcome.fidelity.minimum == 1.0
+    assert outcome.fidelity_of_all.median < 0.5
+    assert "given up" in outcome.note
+
+
+def test_little_is_said_to_be_little() -> None:
+    outcome = Model({name: 0.02 for name in NAMES if not name.endswith("down")}).check()
+    assert outcome.passed
+    assert 0 < len(outcome.quantized) < len(NAMES) / 2
+    assert "little is left" in outcome.note
+
+
+@pytest.mark.parametrize(("angle", "passed"), [(0.001, True), (1.0, False)])
+def test_measuring_alone_changes_nothing(angle: float, passed: bool) -> None:
+    outcome = Model(dict.fromkeys(NAMES, angle)).check(is_enforced=False)
+    assert outcome.passed is passed
+    assert outcome.quantized == tuple(NAMES)
+    assert outcome.num_evaluations == 1
+    assert "not gated" in outcome.note
+
+
+def test_rows_that_are_not_finite_fail() -> None:
+    model = Model({"layers.3.up": math.nan})
+    outcome = model.check()
+    assert outcome.passed
+    assert outcome.fidelity_of_all.median == -1
+    assert "layers.3.up" in outcome.reverted
+    assert {name.rpartition(".")[0] for name in outcome.reverted} == {"layers.3"}
+
+
+def test_a_plain_model_that_is_not_finite_is_an_error() -> None:
+    model = Model({})
+    model.plain[4, 2] = math.inf
+    with pytest.raises(ModelError, match="not finite before anything is quantized"):
+        model.check()
+
+
+def test_outcomes_survive_a_file() -> None:
+    outcome = Model({"layers.7.up": 0.5}).check()
+    assert Outcome.decode(json.loads(json.dumps(outcome.encode()))) == outcome
+    with pytest.raises(TypeError):
+        Outcome.decode({**outcome.encode(), "more": 1})
+    with pytest.raises(KeyError):
+        Outcome.decode({key: value for key, value in outcome.encode().items() if key != "reverted"})
+
+
+def test_figures_are_those_of_their_definitions() -> None:
+    reference = np.array([[1, 0], [0, 2], [3, 0], [1, 1]], np.float32)
+    rows = np.array([[2, 0], [0, 2], [3, 4], [1, 1]], np.float32)
+    found = fidelity(rows, reference)
+    assert found.minimum == pytest.approx(0.6)
+    assert found.median == pytest.approx(1.0)
+    assert found.p1 == pytest.approx(0.6 + 0.03 * 0.4)
+    assert dataclasses.astuple(fidelity(reference, reference)) == pytest.approx((1.0, 1.0, 1.0, 1.0))
+    zero = np.zeros((4, 2), np.float32)
+    assert fidelity(zero, reference).minimum == -1
+    with pytest.raises(ValueError, match="can't be compared"):
+        fidelity(rows[:2], reference)
+
+
+def test_rank_correlation_sees_an_order_that_changed() -> None:
+    generator = np.random.default_rng(0)
+    reference = generator.normal(size=(40, 8)).astype(np.float32)
+    near = reference + 0.01 * generator.normal(size=reference.shape).astype(np.float32)
+    assert fidelity(near, reference).rank_correlation > 0.999
+    assert fidelity(np.flipud(reference).copy(), reference).rank_correlation < 0.5

@@ -1,0 +1,44 @@
+"""The gate's texts are many and various, and their ids are those that the tokenizer pool makes."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from engine import model_folder, sample_ids
+from engine.fused import gate_texts
+from tokenizer_pool.messages import TokenizerSpec
+from tokenizer_pool.tokenizer import Tokenizer
+
+
+def test_there_are_many_of_every_length() -> None:
+    texts = gate_texts.texts()
+    assert len(set(texts)) == len(texts) >= 128
+    num_words = sorted(len(text.split()) for text in texts)
+    assert num_words[0] == 1
+    assert 350 <= num_words[-1] <= 500
+    assert sum(not text.isascii() for text in texts) >= len(texts) / 3
+    assert all(text == text.strip() or set(text) <= set("la. ") for text in texts)
+
+
+def test_ids_are_those_of_the_tokenizer_pool(minilm_folder: Path) -> None:
+    folder = model_folder.read(minilm_folder)
+    tokenizer = Tokenizer(TokenizerSpec(folder=str(minilm_folder), max_seqlen=folder.max_seqlen))
+    tokens = tokenizer.encode(list(gate_texts.texts()))
+    sequences = gate_texts.sequences(folder)
+    np.testing.assert_array_equal(np.concatenate(sequences), tokens.token_ids)
+
+
+def test_text_is_lower_cased_where_the_folder_asks_for_it(minilm_folder: Path) -> None:
+    folder = dataclasses.replace(model_folder.read(minilm_folder), do_lower_case=True)
+    upper, lower = sample_ids.of_texts(folder, ["HELLO THERE", "hello there"], max_seqlen=8)
+    np.testing.assert_array_equal(upper, lower)
+    [cut] = sample_ids.of_texts(folder, ["one two three four five six seven eight nine"], max_seqlen=8)
+    assert len(cut) == 8
+
+
+def test_without_a_tokenizer_ids_are_arbitrary(minilm_folder: Path, tmp_path: Path) -> None:
+    folder = dataclasses.replace(model_folder.read(minilm_folder), path=tmp_path)
+    sequences = sample_ids.of_texts(folder, ["one", "one two three"], max_seqlen=4)
+    assert [len(sequence) for sequence in sequences] == [3, 4]
+    assert all(sequence.max() < folder.vocab_size for sequence in sequences)

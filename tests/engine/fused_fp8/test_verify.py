@@ -1,0 +1,73 @@
+"""Verifying measures what a start would, anew each time, and leaves the cache as it is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.fused import engine, loading, verify
+from engine.fused.engine import Phases
+from engine.fused.store import Store
+from tests.engine.tiny_models import save
+
+
+def options(folder: Path, cache: Path | None, **others: Any) -> dict[str, Any]:
+    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}
+    wish = {"quantization": "fp8", "cache_dir": None if cache is None else str(cache)}
+    return {**fixed, **wish, "max_num_tokens": None, "max_num_seqs": 64, **others}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return save("bert", tmp_path / "model")
+
+
+def test_it_finds_what_a_start_finds(tiny: Path) -> None:
+    loaded = loading.load(Phases(), name="m", reason="", options=options(tiny, None))
+    verified = verify.verify("m", options(tiny, None))
+    assert verified.outcome == loaded.outcome
+    assert verified.outcome.passed
+    assert (verified.outcome.num_texts, verified.dtype, verified.gpu) == (167, "float32", None)
+    assert verified.num_tokens > 167
+    assert "this is a CPU" in verified.with_auto
+
+
+def test_it_neither_reads_nor_writes_the_cache(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache"
+    verify.verify("m", options(tiny, cache))
+    assert list(cache.rglob("*.safetensors")) == []
+    engine.load(name="m", reason="", options=options(tiny, cache))
+    (kept,) = cache.rglob("*.safetensors")
+    before = kept.stat()
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the cache was asked")
+
+    monkeypatch.setattr(Store, "find", fail)
+    monkeypatch.setattr(Store, "put", fail)
+    assert verify.verify("m", options(tiny, cache)).outcome.passed
+    assert kept.stat() == before
+
+
+def test_a_start_from_the_cache_knows_what_the_gate_found(tiny: Path, tmp_path: Path) -> None:
+    first, second = (
+        loading.load(Phases(), name="m", reason="", options=options(tiny, tmp_path / "cache")) for _ in range(2)
+    )
+    assert any("taken from" in note for note in second.engine.info.notes)
+    assert second.outcome == first.outcome is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="there is no GPU with FP8"
+)
+@pytest.mark.timeout(600)
+def test_on_a_gpu(minilm_folder: Path) -> None:
+    verified = verify.verify("m", options(minilm_folder, None, device="cuda:0"))
+    outcome = verified.outcome
+    assert (verified.gpu, verified.dtype) == (torch.cuda.get_device_name(0), "bfloat16")
+    assert outcome.passed
+    assert outcome.fidelity.median >= verified.min_median
+    assert len(outcome.quantized) + len(outcome.reverted) == 18
+    assert "FP8 would gain little" in verified.with_auto

@@ -1,0 +1,104 @@
+"""torch.cuda as far as engine.fused.cuda_device uses it, on the CPU: what happens is written down.
+
+All happens at once, but for rows on their way out, which arrive as late as they may: when the host waits for them. A
+recorded graph is the work itself, done again at each replay.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from engine.fused import cuda_device
+from engine.fused.graphs import Graph
+
+
+class PretendedCuda:
+    """What happened, in order: "compute waits", "replay", …"""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        self.recording_fails: Exception | None = None
+        self.leaving: list[tuple[torch.Tensor, torch.Tensor]] = []  # where to, and what, until an event comes
+        self.threads: set[int] = set()  # whose device has been set; that of the others is the first GPU
+        self._names = iter(("computing", "copying"))
+        zeros, empty = torch.zeros, torch.empty
+        monkeypatch.setattr(torch, "zeros", lambda *sizes, pin_memory=False, **kind: zeros(*sizes, **kind))
+        monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **kind: empty(*sizes, **kind))
+        stand_ins: dict[str, Any] = {
+            "Stream": lambda _: Stream(next(self._names), self.events),
+            "Event": lambda: Event(self),
+            "stream": self._stream,
+            "set_device": lambda _: self.threads.add(threading.get_ident()),
+            "synchronize": lambda _: None,
+            "empty_cache": lambda: self.events.append("empty cache"),
+            "graph_pool_handle": lambda: (0, 1),
+            "mem_get_info": lambda _: (1 << 30, 2 << 30),
+        }
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(cuda_device, "recorded", self._recorded)
+        monkeypatch.setattr(cuda_device, "_landed", self._landed)
+
+    @contextlib.contextmanager
+    def _stream(self, stream: "Stream") -> Iterator[None]:
+        assert threading.get_ident() in self.threads, "this thread's device is the first GPU"
+        self.events.append(f"on {stream.name}")
+        yield
+
+    def _landed(self, rows: torch.Tensor) -> torch.Tensor:
+        landed = torch.empty_like(rows)
+        self.leaving.append((landed, rows))
+        return landed
+
+    def _recorded(self, work: Callable[[], None], pool: Any, stream: "Stream") -> Graph:
+        assert stream.name == "computing"
+        self.events.append("record")
+        if self.recording_fails is not None:
+            raise self.recording_fails
+
+        def replay() -> None:
+            self.events.append("replay")
+            work()
+
+        return Graph(replay, 10)
+
+
+class Stream:
+    """Of torch.cuda."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name = name
+        self._events = events
+
+    def wait_event(self, event: "Event") -> None:
+        assert event.recorded_on, "an event is waited for that has not been recorded"
+        self._events.append(f"{self.name} waits for {event.recorded_on}")
+
+    def synchronize(self) -> None:
+        self._events.append(f"host waits for {self.name}")
+
+
+class Event:
+    """Of torch.cuda."""
+
+    def __init__(self, cuda: PretendedCuda) -> None:
+        self.recorded_on = ""
+        self._cuda = cuda
+        self._leaving: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def record(self, stream: Stream) -> None:
+        self.recorded_on = stream.name
+        if stream.name == "copying":
+            self._leaving, self._cuda.leaving = self._cuda.leaving, []
+
+    def synchronize(self) -> None:
+        assert self.recorded_on
+        assert threading.get_ident() in self._cuda.threads, "this thread's device is the first GPU"
+        self._cuda.events.append(f"host waits for event of {self.recorded_on}")
+        with torch.inference_mode():
+            for landed, rows in self._leaving:
+                landed.copy_(rows)

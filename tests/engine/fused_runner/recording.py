@@ -1,0 +1,105 @@
+"""A device that computes nothing worth having, and fails whoever uses its slots or blocks out of turn."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.fused.device import NumRows
+from engine.fused.engine import FusedEngine
+from engine.fused.packing import Packer, layout, views
+from engine.fused.runner import Runner
+from engine.fused.shape import ALL_OUTPUTS, Shape, Shapes
+from engine.types import Batch, EngineLimits, ModelInfo, OutputKind
+from tests.engine.tiny_models import batch
+
+DEPTH = 2
+SHAPES = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, takes_types=False)
+PACKER = Packer(vocab_size=1000, num_types=0, padding_idx=None, pooling="cls")
+
+
+class RecordingDevice:
+    """A pooled row is its first token's id and its number of tokens; a token's row its id, and 0."""
+
+    def __init__(self) -> None:
+        self.failure_at_start: Callable[[Shape], Exception | None] = lambda _: None
+        self.failure_at_finish: Exception | None = None
+        self.num_settled = 0
+        self.shapes: list[Shape] = []
+        self.order: list[int] = []  # slots in which batches were started
+        self.gate = threading.Semaphore(1_000_000)  # taken once by each `finish`
+        self._blocks = [np.full(layout(SHAPES.largest).size, -1, np.int32) for _ in range(DEPTH)]
+        self._inside: dict[int, tuple[Shape, NumRows, NDArray[np.int32]]] = {}
+
+    def block(self, slot: int) -> NDArray[np.int32]:
+        assert slot not in self._inside, "a block is written that is still being read"
+        return self._blocks[slot]
+
+    def start(self, slot: int, shape: Shape, num_rows: NumRows) -> None:
+        assert slot not in self._inside
+        self.shapes.append(shape)
+        failure = self.failure_at_start(shape)
+        if failure is not None:
+            raise failure
+        self.order.append(slot)
+        self._inside[slot] = shape, num_rows, self._blocks[slot].copy()
+
+    def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
+        self.gate.acquire()
+        assert next(iter(self._inside)) == slot, "a batch is waited for that is not the next one"
+        shape, num_rows, packed = self._inside[slot]
+        assert np.array_equal(packed, self._blocks[slot]), "a block has changed while it was being read"
+        del self._inside[slot]
+        if self.failure_at_finish is not None:
+            raise self.failure_at_finish
+        return {kind: rows_of_block(packed, shape, kind)[:number] for kind, number in num_rows.items()}
+
+    def settle(self) -> None:
+        self.num_settled += 1
+
+
+def rows_of_block(packed: NDArray[np.int32], shape: Shape, kind: OutputKind) -> NDArray[np.float32]:
+    """[B, 2] or [T, 2], padding included."""
+    inputs = views(torch.from_numpy(packed), shape)
+    if kind is OutputKind.TOKENS:
+        ids = inputs.token_ids.numpy()
+        return np.stack((ids, np.zeros_like(ids)), axis=1).astype(np.float32)
+    first = inputs.token_ids[inputs.pooled.long()].numpy()
+    return np.stack((first, np.diff(inputs.cu_seqlens.numpy())), axis=1).astype(np.float32)
+
+
+def engine_around(device: RecordingDevice) -> FusedEngine:
+    """An engine of depth 2."""
+    info = ModelInfo(
+        name="m",
+        engine="fused",
+        reason="asked",
+        outputs=ALL_OUTPUTS,
+        dimensions=2,
+        max_seqlen=SHAPES.max_seqlen,
+        vocab_size=PACKER.vocab_size,
+        pooling="cls",
+        normalize=False,
+        dtype="float32",
+        device="cpu",
+        architecture="",
+    )
+    limits = EngineLimits(
+        max_num_tokens=SHAPES.max_num_tokens,
+        max_num_seqs=SHAPES.max_num_seqs,
+        max_seqlen=SHAPES.max_seqlen,
+        depth=DEPTH,
+    )
+    return FusedEngine(Runner(device, PACKER, SHAPES), info=info, limits=limits)
+
+
+def of_lengths(first: int, seqlens: Sequence[int] = (3, 1, 5)) -> Batch:
+    """Sequence i is made of the id `first` + i."""
+    return batch([[first + number] * seqlen for number, seqlen in enumerate(seqlens)])
+
+
+def expected_rows(first: int, seqlens: Sequence[int] = (3, 1, 5)) -> list[list[float]]:
+    """What RecordingDevice gives of such a batch."""
+    return [[first + number, seqlen] for number, seqlen in enumerate(seqlens)]

@@ -1,0 +1,100 @@
+"""Which recorded graphs are kept, without a GPU: recording is made up."""
+
+import logging
+
+import pytest
+import torch
+
+from engine.fused.graphs import Graph, Graphs
+from engine.fused.shape import Shape
+from engine.types import OutputKind
+
+
+def shape(num_tokens: int) -> Shape:
+    return Shape(num_tokens, 1, 1, 16, 512, has_types=False, outputs=OutputKind.POOLED)
+
+
+class Recorder:
+    """Gives graphs of a size, or an error."""
+
+    def __init__(self, num_bytes: int = 10) -> None:
+        self.num_bytes = num_bytes
+        self.recorded: list[int] = []  # tokens of the shapes, one entry a recording
+        self.events: list[str] = []
+        self.error: Exception | None = None
+
+    def record(self, recorded: Shape) -> Graph:
+        self.recorded.append(recorded.num_tokens)
+        if self.error is not None:
+            raise self.error
+        return Graph(lambda: self.events.append(f"replay {recorded.num_tokens}"), self.num_bytes)
+
+    def settle(self) -> None:
+        self.events.append("settle")
+
+    def graphs(self, max_num: int = 3, max_bytes: int = 1000) -> Graphs:
+        return Graphs(self.record, settle=self.settle, max_num=max_num, max_bytes=max_bytes)
+
+
+def meet(graphs: Graphs, met: Shape) -> None:
+    """Twice, for that is when it is recorded."""
+    graphs.met(met)
+    graphs.met(met)
+
+
+def kept(graphs: Graphs, sizes: range) -> list[int]:
+    return [size for size in sizes if graphs.find(shape(size)) is not None]
+
+
+def test_a_shape_is_recorded_once_when_it_comes_again() -> None:
+    recorder = Recorder()
+    graphs = recorder.graphs()
+    graphs.met(shape(16))
+    assert graphs.find(shape(16)) is None
+    assert recorder.recorded == []
+    meet(graphs, shape(16))
+    assert recorder.recorded == [16]
+    found = graphs.find(shape(16))
+    assert found is not None
+    found.replay()
+    assert recorder.events == ["replay 16"]
+
+
+def test_the_one_not_used_for_longest_goes_once_nothing_runs() -> None:
+    recorder = Recorder()
+    graphs = recorder.graphs(max_num=3)
+    for size in (1, 2, 3):
+        meet(graphs, shape(size))
+    graphs.find(shape(1))
+    assert recorder.events == []
+    meet(graphs, shape(4))
+    assert recorder.events == ["settle"]
+    assert kept(graphs, range(1, 5)) == [1, 3, 4]
+
+
+def test_their_memory_is_bounded_but_one_always_stays() -> None:
+    recorder = Recorder(num_bytes=400)
+    graphs = recorder.graphs(max_num=100, max_bytes=1000)
+    for size in range(1, 6):
+        meet(graphs, shape(size))
+    assert kept(graphs, range(1, 6)) == [4, 5]
+    recorder.num_bytes = 5000
+    meet(graphs, shape(9))
+    assert kept(graphs, range(1, 10)) == [9]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("not permitted")])
+def test_what_can_not_be_recorded_is_tried_once_and_said(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    recorder.error = error
+    graphs = recorder.graphs()
+    with caplog.at_level(logging.WARNING, "embedline.engine"):
+        for _ in range(3):
+            meet(graphs, shape(16))
+    assert recorder.recorded == [16]
+    assert graphs.find(shape(16)) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(error) in caplog.text
+    recorder.error = None
+    meet(graphs, shape(32))
+    assert graphs.find(shape(32)) is not None

@@ -1,0 +1,70 @@
+"""Whether a model fits, by figures."""
+
+import dataclasses
+
+import pytest
+
+from engine.fused import memory
+from engine.fused.memory import Memory
+from engine.fused.spec import LayerSpec, Spec
+from engine.types import DeviceTrouble, ModelError
+from engine.weights import Weights
+
+GB = 10**9
+QWEN3_8B = Spec(
+    architecture="qwen3",
+    family="llama",
+    hidden_size=4096,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=12_288,
+    vocab_size=151_665,
+    activation="silu",
+    is_gated=True,
+    norm="rms",
+    norm_eps=1e-6,
+    is_causal=True,
+    scaling=0.088,
+    layers=(LayerSpec(rope=0),) * 36,
+)
+WEIGHTS = Weights(num_bytes=15_136_000_000, num_parameters={"BF16": 7_568_000_000})
+
+
+def check(free: int, *, itemsize: int = 2, max_seqlen: int = 32_768) -> None:
+    there_is = Memory(free=free, total=80 * GB, device="cuda:1")
+    memory.check(QWEN3_8B, WEIGHTS, itemsize=itemsize, max_seqlen=max_seqlen, memory=there_is)
+
+
+def test_a_model_that_fits_is_let_through() -> None:
+    check(79 * GB)
+    check(24 * GB)
+
+
+def test_one_whose_weights_do_not_fit_is_refused_with_what_it_needs_and_what_there_is() -> None:
+    with pytest.raises(
+        DeviceTrouble, match=r"needs 2\d\.\d GB of GPU memory, and cuda:1 has 12\.0 GB free of 80\.0: free"
+    ):
+        check(12 * GB)
+
+
+def test_weights_count_as_they_are_computed_not_as_they_are_stored() -> None:
+    check(24 * GB)
+    with pytest.raises(ModelError):
+        check(24 * GB, itemsize=4)
+
+
+def test_long_sequences_that_do_not_fit_are_refused_with_a_length_that_does() -> None:
+    with pytest.raises(DeviceTrouble, match=r"sequences of 32768 tokens .* --max-input-length (\d+) fits") as refused:
+        check(18 * GB)
+    fitting = int(str(refused.value).split("--max-input-length ")[1].split()[0])
+    check(18 * GB, max_seqlen=fitting)
+    with pytest.raises(ModelError):
+        check(18 * GB, max_seqlen=fitting + 1)
+
+
+def test_what_a_token_takes() -> None:
+    """Two rows of the hidden size, and the MLP: gate, up, their product, and what goes back."""
+    assert memory.numbers_per_token(QWEN3_8B) == 3 * 4096 + 3 * 12_288
+    narrow = dataclasses.replace(QWEN3_8B, intermediate_size=16)
+    assert memory.numbers_per_token(narrow) == 3 * 4096 + (4096 + 2 * 1024) + 4096

@@ -1,0 +1,52 @@
+"""What a start is told that the fused engine ends: whose fault it is, and what could serve the model instead."""
+
+import pytest
+from transformers import PretrainedConfig
+
+from engine.failures import not_finite
+from engine.fused import selfcheck
+from engine.fused.adapters.configuration import activation_of, demand
+from engine.fused.rotary import check
+from engine.types import DeviceTrouble, EngineError, EngineErrorKind, ModelError
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_the_devices", "words"),
+    [
+        (EngineErrorKind.FAILED, False, "; --engine transformers may"),
+        (EngineErrorKind.NON_FINITE, False, "; --engine transformers may"),
+        (EngineErrorKind.OUT_OF_MEMORY, True, "; free some memory there, or lower --max-batch-tokens"),
+        (EngineErrorKind.FATAL, True, "the GPU is lost to this process"),
+    ],
+)
+def test_whose_fault_it_is(kind: EngineErrorKind, is_the_devices: bool, words: str) -> None:
+    error = selfcheck.cannot_run(EngineError(kind, "boom"))
+    assert isinstance(error, DeviceTrouble) is is_the_devices
+    assert str(error).startswith("the fused engine can't run the model: boom")
+    assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype", "words"),
+    [
+        ("fused", "float16", "; --dtype bfloat16 may serve it"),
+        ("transformers", "float16", "; --dtype bfloat16 or float32 may serve it"),
+        ("fused", "bfloat16", "; --engine transformers --dtype float32 --quantization none may serve it"),
+        ("openvino", "float32", "; --engine transformers --dtype float32 --quantization none may serve it"),
+        ("transformers", "float32", "; its weights may be damaged, and no engine would do better"),
+    ],
+)
+def test_rows_that_are_not_finite(engine: str, dtype: str, words: str) -> None:
+    assert str(not_finite(engine, dtype)) == f"the model gives rows that are not finite{words}"
+
+
+def test_a_configuration_that_is_not_for_it_names_another_engine() -> None:
+    config = PretrainedConfig()
+    config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e4}
+    config.hidden_size = 8
+    refused = []
+    for asked in (lambda: activation_of("sine"), lambda: demand(config, hidden_size=(16,)), lambda: check(config)):
+        with pytest.raises(ModelError) as error:
+            asked()
+        refused.append(str(error.value))
+    assert all(message.endswith("; --engine transformers may serve the model") for message in refused)

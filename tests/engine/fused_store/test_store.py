@@ -1,0 +1,258 @@
+"""Quantized models kept and found again: the same tensors, whatever befell the disk."""
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cache import Cache
+from engine.fused import store as store_module
+from engine.fused import tensor_file
+from engine.fused.fidelity import SAME
+from engine.fused.gate import Outcome
+from engine.fused.linear import Linear, PlainLinear
+from engine.fused.model import Weights
+from engine.fused.schemes import scheme_of
+from engine.fused.spec import LayerSpec, Spec
+from engine.fused.store import Kept, Store
+
+CPU = torch.device("cpu")
+SCHEME = scheme_of("fp8_row")
+SPEC = Spec(
+    architecture="a",
+    family="bert",
+    hidden_size=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    intermediate_size=32,
+    vocab_size=9,
+    activation="gelu",
+    is_gated=False,
+    norm="layer",
+    norm_eps=1e-12,
+    is_causal=False,
+    scaling=0.1 + 0.2,
+    layers=(LayerSpec(window=3, rope=0), LayerSpec()),
+)
+QUANTIZED = ("layers.0.up", "layers.1.up")
+
+
+def outcome(*, quantized: tuple[str, ...] = QUANTIZED, is_enforced: bool = True) -> Outcome:
+    return Outcome(
+        scheme=SCHEME.name,
+        num_texts=5,
+        quantized=quantized,
+        reverted=("layers.0.down", "layers.1.down"),
+        fidelity=SAME,
+        fidelity_of_all=SAME,
+        passed=True,
+        is_enforced=is_enforced,
+        num_evaluations=2,
+    )
+
+
+def linear(num_rows: int, num_columns: int, *, has_bias: bool = True) -> PlainLinear:
+    bias = torch.randn(num_rows, dtype=torch.bfloat16) if has_bias else None
+    return PlainLinear(torch.randn(num_rows, num_columns, dtype=torch.bfloat16), bias)
+
+
+def model() -> Kept:
+    """Two layers that share what isn't quantized."""
+    tensors: dict[str, Tensor] = {
+        "words": torch.randn(9, 16, dtype=torch.bfloat16),
+        "layers.0.mlp_norm.weight": torch.randn(16),
+        "rope.0": torch.randn(5, 8),
+    }
+    tensors["layers.1.mlp_norm.weight"] = tensors["layers.0.mlp_norm.weight"]
+    down = linear(16, 32)
+    linears: dict[str, Linear] = {"layers.0.down": down, "layers.1.down": PlainLinear(down.weight, down.bias)}
+    linears |= {name: SCHEME.quantize(linear(32, 16, has_bias=name == QUANTIZED[0])) for name in QUANTIZED}
+    return Kept(SPEC, Weights(tensors, linears), outcome(), ("FP8: as asked", "all is well"))
+
+
+def store_in(folder: Path) -> Store:
+    return Store(Cache(folder / "kept"), device=CPU, dtype=torch.bfloat16)
+
+
+class Stored(NamedTuple):
+    store: Store
+    entry: Path
+    kept: Kept
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    store, kept = store_in(tmp_path), model()
+    store.put("key", kept)
+    return Stored(store, tmp_path / "kept" / "key", kept)
+
+
+def test_what_is_kept_is_found_as_it_was(stored: Stored) -> None:
+    found, kept = stored.store.find("key"), stored.kept
+    assert found is not None
+    assert found.spec == kept.spec
+    assert found.outcome == kept.outcome
+    assert found.notes == (*kept.notes, f"quantized weights taken from {stored.entry}")
+    assert set(found.weights.tensors) == set(kept.weights.tensors)
+    for name, tensor in kept.weights.tensors.items():
+        same(found.weights.tensors[name], tensor)
+    assert set(found.weights.linears) == set(kept.weights.linears)
+    for name, expected in kept.weights.linears.items():
+        layer = found.weights.linears[name]
+        assert type(layer) is type(expected)
+        assert layer.is_quantized == (name in QUANTIZED)
+        rows = torch.randn(3, 16 if name in QUANTIZED else 32, dtype=torch.bfloat16)
+        if not layer.is_quantized:
+            assert torch.equal(layer(rows), expected(rows))
+            continue
+        theirs = SCHEME.tensors(expected)
+        assert SCHEME.tensors(layer).keys() == theirs.keys()
+        for kind, tensor in SCHEME.tensors(layer).items():
+            same(tensor, theirs[kind])
+        assert layer.dtype == torch.bfloat16  # type: ignore[attr-defined]
+
+
+def same(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+
+
+def test_what_layers_share_is_kept_once_and_shared_again(stored: Stored) -> None:
+    names = tensor_file.places(stored.entry / "weights.safetensors").keys()
+    assert len([name for name in names if name.endswith("down.weight")]) == 1
+    assert len([name for name in names if "mlp_norm" in name]) == 1
+    found = stored.store.find("key")
+    assert found is not None
+    first, second = (found.weights.linears[f"layers.{layer}.down"] for layer in range(2))
+    assert isinstance(first, PlainLinear)
+    assert isinstance(second, PlainLinear)
+    assert first.weight.data_ptr() == second.weight.data_ptr()
+
+
+def test_what_was_measured_only_is_not_kept(tmp_path: Path) -> None:
+    kept = model()
+    store_in(tmp_path).put("key", Kept(kept.spec, kept.weights, outcome(is_enforced=False), ()))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_of_what_the_gate_gave_up_only_that_is_kept(tmp_path: Path) -> None:
+    kept, given_up, store = model(), outcome(quantized=()), store_in(tmp_path)
+    store.put("key", Kept(kept.spec, kept.weights, given_up, ()))
+    assert store.find("key") is None
+    assert store.given_up("key") == given_up
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_what_is_kept_was_not_given_up(stored: Stored) -> None:
+    assert stored.store.given_up("key") is None
+    assert stored.store.given_up("another") is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "flipped", "manifest", "spec", "outcome", "layers", "tensors"])
+def test_a_damaged_entry_is_discarded(damage: str, stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
+    file, manifest = stored.entry / "weights.safetensors", stored.entry / "manifest.json"
+    if damage == "cut":
+        os.truncate(file, file.stat().st_size - 1)
+    elif damage == "gone":
+        file.unlink()
+    elif damage == "flipped":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    elif damage == "manifest":
+        manifest.write_text("{")
+    else:
+        damage_whole_entry(damage, stored)
+    with caplog.at_level(logging.WARNING):
+        assert stored.store.find("key") is None
+    assert "is not used" in caplog.text
+    assert not stored.entry.exists()
+    stored.store.put("key", stored.kept)
+    assert stored.store.find("key") is not None
+
+
+def damage_whole_entry(damage: str, stored: Stored) -> None:
+    """As another version of ours could have written it: nothing is wrong with a file."""
+    facts = json.loads((stored.entry / "manifest.json").read_text())["facts"]
+    content = (stored.entry / "weights.safetensors").read_bytes()
+    if damage == "spec":
+        facts["spec"]["unknown"] = 1
+    elif damage == "outcome":
+        del facts["outcome"]["passed"]
+    elif damage == "layers":
+        facts["layers"]["layers.0.up"].remove("scales")
+    shutil.rmtree(stored.entry)
+    cache = Cache(stored.entry.parent)
+    with cache.new_folder() as folder:
+        if damage == "tensors":
+            tensor_file.write(folder / "weights.safetensors", {"words": torch.zeros(1)})
+        else:
+            (folder / "weights.safetensors").write_bytes(content)
+        cache.put("key", folder, facts)
+
+
+def test_a_gpu_without_memory_is_no_reason_to_discard(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(store_module, "reader_for", without_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        stored.store.find("key")
+    assert stored.entry.exists()
+
+
+@pytest.mark.parametrize("kind", ["too little room", "full", "file in the way"])
+def test_a_disk_that_does_not_keep_it_is_only_warned_of(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if kind == "too little room":
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 30))
+    elif kind == "full":
+        monkeypatch.setattr(tensor_file, "_write_all", full)
+    else:
+        (tmp_path / "kept").touch()
+    store = store_in(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        store.put("key", model())
+    assert len(caplog.records) == 1
+    assert "not kept" in caplog.text
+    if kind != "file in the way":
+        assert not list((tmp_path / "kept").iterdir())
+    assert store.find("key") is None
+
+
+def test_what_another_process_has_kept_is_not_written_again(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(tensor_file, "write", refuse)
+    stored.store.put("key", stored.kept)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
+def test_from_a_gpu_and_back(tmp_path: Path) -> None:
+    device, kept = torch.device("cuda", 0), model()
+    tensors = {name: tensor.to(device) for name, tensor in kept.weights.tensors.items()}
+    layer = SCHEME.quantize(PlainLinear(torch.randn(32, 16, dtype=torch.bfloat16, device=device), None))
+    store = Store(Cache(tmp_path), device=device, dtype=torch.bfloat16)
+    store.put("key", Kept(SPEC, Weights(tensors, {"layers.0.up": layer}), outcome(), ()))
+    found = store.find("key")
+    assert found is not None
+    for name, tensor in tensors.items():
+        assert found.weights.tensors[name].device == device
+        assert torch.equal(found.weights.tensors[name].cpu(), tensor.cpu())
+    for kind, tensor in SCHEME.tensors(found.weights.linears["layers.0.up"]).items():
+        same(tensor.cpu(), SCHEME.tensors(layer)[kind].cpu())

@@ -1,0 +1,196 @@
+"""Whole fused engines started twice: what the second start takes, what it does without, what makes it cold again."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import fingerprint, model_folder, sample_ids
+from engine.fused import engine as fused
+from engine.fused import gate, keeping, original, selfcheck
+from engine.types import ModelError
+from tests.engine.tiny_models import save
+
+START = """
+import builtins, json, sys
+plain_import = builtins.__import__
+
+def refusing_import(name, *rest):
+    assert name.partition(".")[0] not in ("transformers", "triton"), name
+    return plain_import(name, *rest)
+
+if sys.argv[2] == "warm":
+    builtins.__import__ = refusing_import
+from engine.fused import engine, gate
+gate.MIN_MEDIAN = gate.MIN_P1 = -1  # weights like these never pass
+loaded = engine.load(name="m", reason="", options=json.loads(sys.argv[1]))
+print(json.dumps(["transformers" in sys.modules, *loaded.info.notes]))
+"""
+
+
+def options(folder: Path, cache_dir: Path | None, **others: Any) -> dict[str, Any]:
+    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "quantization": "fp8"}
+    sizes = {"max_num_tokens": None, "max_num_seqs": 64, "cache_dir": None if cache_dir is None else str(cache_dir)}
+    return {**fixed, **sizes, **others}
+
+
+def load(folder: Path, cache_dir: Path | None, **others: Any) -> fused.FusedEngine:
+    return fused.load(name="m", reason="", options=options(folder, cache_dir, **others))
+
+
+def entries(cache_dir: Path) -> list[Path]:
+    return sorted((cache_dir / "fused").glob("[!.]*"))
+
+
+def start(folder: Path, cache_dir: Path, how: str) -> tuple[bool, list[str]]:
+    """In a new process: whether transformers was imported, and what is noted of the model."""
+    answer = subprocess.run(
+        [sys.executable, "-c", START, json.dumps(options(folder, cache_dir)), how],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    is_imported, *notes = json.loads(answer.stdout)
+    return is_imported, notes
+
+
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arbitrary weights never pass the gate."""
+    monkeypatch.setattr(gate, "MIN_MEDIAN", -1)
+    monkeypatch.setattr(gate, "MIN_P1", -1)
+
+
+def test_a_warm_start_imports_no_transformers(tmp_path: Path) -> None:
+    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    imported_cold, cold = start(folder, cache_dir, "cold")
+    imported_warm, warm = start(folder, cache_dir, "warm")
+    assert (imported_cold, imported_warm) == (True, False)
+    (entry,) = entries(cache_dir)
+    taken = f"quantized weights taken from {entry}"
+    assert "fp8_row in all 9 linear layers: cosine median" in cold[1]
+    assert warm == [*cold[:2], taken, *cold[2:]]
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("family", ["bert", "albert", "qwen3 with a window", "gemma2", "modernbert", "mpnet"])
+def test_a_warm_engine_gives_the_same_rows(family: str, tmp_path: Path) -> None:
+    folder, cache_dir = save(family, tmp_path / "model"), tmp_path / "cache"
+    cold, warm = load(folder, cache_dir), load(folder, cache_dir)
+    assert any("taken from" in note for note in warm.info.notes)
+    assert (warm.info.dtype, warm.info.dimensions) == (cold.info.dtype, cold.info.dimensions) == ("fp8", 32)
+    sequences = sample_ids.arbitrary(model_folder.read(folder), (5, 17, 1, 30))
+    np.testing.assert_array_equal(selfcheck.rows_of(warm, sequences), selfcheck.rows_of(cold, sequences))
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_damaged_entry_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    load(folder, cache_dir)
+    (entry,) = entries(cache_dir)
+    content = (entry / "weights.safetensors").read_bytes()
+    os.truncate(entry / "weights.safetensors", 1000)
+    with caplog.at_level(logging.WARNING):
+        notes = load(folder, cache_dir).info.notes
+    assert "is not used" in caplog.text
+    assert not any("taken from" in note for note in notes)
+    assert (entry / "weights.safetensors").read_bytes() == content
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("others", [{"quantization": "none"}, {"quantization": "auto"}, {"is_gated": False}])
+def test_what_is_not_quantized_or_not_gated_is_not_kept(others: dict[str, Any], tmp_path: Path) -> None:
+    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    load(folder, cache_dir, **others)
+    assert not entries(cache_dir)
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_model_that_is_not_gated_takes_none_that_was(tmp_path: Path) -> None:
+    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    load(folder, cache_dir)
+    assert not any("taken from" in note for note in load(folder, cache_dir, is_gated=False).info.notes)
+
+
+def test_a_model_that_stands_no_quantizing_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MIN_P1", 1.1)
+    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    cold = load(folder, cache_dir).info
+    assert cold.dtype == "float32"
+    monkeypatch.setattr(gate, "check", None)
+    warm = load(folder, cache_dir).info
+    assert warm.dtype == "float32"
+    (note,) = [note for note in warm.notes if "given up" in note]
+    assert note.endswith(", at an earlier start")
+    assert note.removesuffix(", at an earlier start") in cold.notes
+
+
+@pytest.mark.usefixtures("lenient")
+def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    for _ in range(2):
+        assert not any("taken from" in note for note in load(folder, None).info.notes)
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_folder_that_can_not_be_written_is_only_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING):
+        assert load(save("bert", tmp_path / "model"), tmp_path / "file").info.dtype == "fp8"
+    assert "not kept" in caplog.text
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("what", ["weights", "config", "tokenizer", "pooling", "length", "dtype", "wish"])
+def test_what_makes_a_start_cold_again(what: str, tmp_path: Path) -> None:
+    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    load(folder, cache_dir)
+    others: dict[str, dict[str, Any]] = {
+        "pooling": {"pooling": "cls"},
+        "length": {"max_seqlen": 40},
+        "dtype": {"dtype": "bfloat16"},
+        "wish": {"quantization": "auto"},
+    }
+    if what == "weights":
+        os.utime(folder / "model.safetensors", (1, 1))
+    elif what == "config":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+    elif what == "tokenizer":
+        (folder / "tokenizer.json").write_text("{}")
+    if what == "tokenizer":
+        with pytest.raises(ModelError, match=r"tokenizer\.json can't be used"):
+            load(folder, cache_dir)
+    else:
+        assert not any("taken from" in note for note in load(folder, cache_dir, **others.get(what, {})).info.notes)
+
+
+@pytest.mark.usefixtures("lenient")
+def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    load(folder, cache_dir)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(original, "find", refuse)
+    load(folder, cache_dir)
+
+
+@pytest.mark.parametrize("file", ["fused/schemes/fp8_row.py", "fused/gate.py", "fused/adapters/bert.py", "varlen.py"])
+def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")
+    before = fingerprint.source(keeping._SOURCES)
+    monkeypatch.setattr(fingerprint, "_ENGINE", tmp_path / "engine")
+    assert fingerprint.source(keeping._SOURCES) == before
+    with (tmp_path / "engine" / file).open("a") as stream:
+        stream.write("# changed")
+    assert fingerprint.source(keeping._SOURCES) != before

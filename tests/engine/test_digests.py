@@ -1,0 +1,103 @@
+"""Digests of files, and which of a kept model's files are sampled."""
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from engine import cache as cache_module
+from engine import digests
+from engine.cache import Cache
+
+BLOCK, NUM_BLOCKS = 64 << 10, 64
+
+
+def test_the_whole_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    assert digests.whole(tmp_path / "file") == hashlib.sha256(b"abc").hexdigest()
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK, 3 * BLOCK + 1])
+def test_of_a_small_file_a_sample_is_every_byte(size: int, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(size))
+    before = digests.sampled(file)
+    assert digests.sampled(file) == before
+    for place in {0, size // 2, size - 1} if size else set():
+        content = bytearray(size)
+        content[place] = 1
+        file.write_bytes(content)
+        assert digests.sampled(file) != before
+    file.write_bytes(bytes(size + 1))
+    assert digests.sampled(file) != before
+
+
+def test_of_a_large_file_it_is_blocks_from_end_to_end(tmp_path: Path) -> None:
+    file, size = tmp_path / "file", 4 * NUM_BLOCKS * BLOCK
+    with file.open("wb") as stream:
+        stream.truncate(size)
+    before, last = digests.sampled(file), size - BLOCK
+    for number in (0, 1, 31, NUM_BLOCKS - 1):
+        for place in (last * number // (NUM_BLOCKS - 1), last * number // (NUM_BLOCKS - 1) + BLOCK - 1):
+            write(file, place, b"x")
+            assert digests.sampled(file) != before
+            write(file, place, b"\0")
+    assert digests.sampled(file) == before
+    write(file, 2 * BLOCK, b"x")
+    assert digests.sampled(file) == before  # between two blocks
+
+
+def write(file: Path, place: int, content: bytes) -> None:
+    with file.open("r+b") as stream:
+        stream.seek(place)
+        stream.write(content)
+
+
+@pytest.mark.parametrize("damage", ["cut", "replaced", "hole"])
+def test_large_files_of_an_entry_are_sampled(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(cache_module, "_MAX_WHOLE", 4 * NUM_BLOCKS * BLOCK)
+    monkeypatch.setattr(digests, "whole", lambda file: f"whole {file.name}")
+    monkeypatch.setattr(os, "fsync", synced.append)
+    cache = Cache(tmp_path)
+    size = 4 * NUM_BLOCKS * BLOCK + 1
+    with cache.new_folder() as folder:
+        (folder / "large").write_bytes(b"x" * size)
+        (folder / "small").write_bytes(b"x")
+        cache.put("key", folder, {})
+    assert len(synced) == 1
+    large = tmp_path / "key" / "large"
+    os.utime(large, (1, 1))  # a copy of a folder is as good
+    assert cache.find("key") is not None
+    if damage == "cut":
+        os.truncate(large, size - 1)
+    elif damage == "replaced":
+        large.write_bytes(b"y" * size)
+    else:
+        write(large, size // 2, bytes(6 * BLOCK))
+    with caplog.at_level(logging.WARNING):
+        assert cache.find("key") is None
+    assert "a file is not as it was written" in caplog.text
+    assert not (tmp_path / "key").exists()
+
+
+def test_as_many_entries_as_it_is_told(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, max_entries=2)
+    for number in range(4):
+        with cache.new_folder() as folder:
+            cache.put(f"key{number}", folder, {})
+        os.utime(tmp_path / f"key{number}" / "manifest.json", (number, number))
+    assert {path.name for path in tmp_path.iterdir()} == {"key2", "key3"}
+
+
+def test_whether_anything_can_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    assert Cache(tmp_path / "new").can_keep()
+    assert not Cache(None).can_keep()
+    with caplog.at_level(logging.WARNING):
+        assert not Cache(tmp_path / "file").can_keep()
+    assert len(caplog.records) == 1

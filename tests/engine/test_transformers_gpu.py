@@ -1,0 +1,200 @@
+"""The transformers engine on a GPU: what is decided and refused, with a stand-in; its rows, where there is a GPU."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from engine import model_folder
+from engine.head.on_torch import TorchHead
+from engine.transformers import engine
+from engine.transformers.engine import TransformersEngine
+from engine.transformers.placement import Place, check_fits, place
+from engine.transformers.pooling import Pooling
+from engine.types import EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
+from tests.engine.tiny_models import FAMILIES, arbitrary, batch, save
+
+HOPPER, TURING = (9, 0), (7, 5)
+GIB = 1 << 30
+
+
+def options(folder: Path, **others: Any) -> dict[str, Any]:
+    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 3}
+    return {**fixed, "max_num_tokens": 4096, "max_num_seqs": 64, **others}
+
+
+def load(folder: Path, **others: Any) -> TransformersEngine:
+    return engine.load(name="m", reason="asked", options=options(folder, **others))
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Two GPUs, as far as torch says; which of them a thread chose."""
+    seen: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", {"cuda:0": HOPPER, "cuda:1": TURING}.get)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (GIB, 2 * GIB))
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("cpu", "auto", torch.float32),
+        ("cpu", "bfloat16", torch.bfloat16),
+        ("cuda:0", "auto", torch.bfloat16),
+        ("cuda:0", "float32", torch.float32),
+        ("cuda:1", "auto", torch.float32),
+        ("cuda:1", "float16", torch.float16),
+    ],
+)
+def test_what_it_computes_in(device: str, dtype: str, expected: torch.dtype, chosen: list[Any]) -> None:
+    where = place({"device": device, "dtype": dtype})
+    assert where == Place(torch.device(device), expected)
+    assert where.is_gpu == (device != "cpu")
+    assert chosen == ([device] if where.is_gpu else [])  # else pinned memory would be the first GPU's
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "words"),
+    [
+        ("cuda:1", "bfloat16", "--dtype bfloat16: cuda:1 does not compute in it"),
+        ("cuda:2", "auto", "can't use 'cuda:2'"),
+        ("cuda", "auto", "not on 'cuda'"),
+        ("mps", "auto", "not on 'mps'"),
+    ],
+)
+@pytest.mark.usefixtures("chosen")
+def test_where_it_does_not_compute(device: str, dtype: str, words: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        place({"device": device, "dtype": dtype})
+    assert words in str(refused.value)
+
+
+def test_a_torch_that_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match=rf"^torch {torch.__version__} can't use 'cuda:0'.".replace("+", r"\+")):
+        place({"device": "cuda:0", "dtype": "auto"})
+
+
+@pytest.mark.usefixtures("chosen")
+def test_a_model_that_is_larger_than_the_memory(minilm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, gpu = model_folder.read(minilm_folder), Place(torch.device("cuda:0"), torch.bfloat16)
+    check_fits(folder, gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (GIB // 100, GIB // 2))
+    with pytest.raises(
+        ModelError, match=r"^the weights take 0\.0 GiB in bfloat16, and cuda:0 has 0\.0 of its 0\.5 GiB"
+    ):
+        check_fits(folder, gpu)
+    check_fits(folder, Place(torch.device("cpu"), torch.float32))
+
+
+@pytest.mark.usefixtures("chosen")
+def test_one_thread_and_short_batches(minilm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU stands in for the GPU, so that the model can be loaded."""
+    monkeypatch.setattr(Place, "is_gpu", True)
+    loaded = load(minilm_folder)
+    loaded.close()
+    assert (loaded.limits.streams, loaded.limits.depth) == (1, 2)
+    assert (loaded.limits.max_batch_seconds, loaded.limits.max_batch_seconds_mixed) == (0.025, 0.010)
+    assert not any("linear layers" in note for note in loaded.info.notes)  # they are laid out anew for CPUs only
+    monkeypatch.undo()
+    loaded = load(minilm_folder)
+    loaded.close()
+    assert (loaded.limits.streams, loaded.limits.max_batch_seconds) == (3, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "num_emptied"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB"), EngineErrorKind.OUT_OF_MEMORY, 1),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), EngineErrorKind.FATAL, 0),
+        (RuntimeError("shapes do not match"), EngineErrorKind.FAILED, 0),
+    ],
+)
+def test_what_its_errors_mean(
+    error: Exception, kind: EngineErrorKind, num_emptied: int, chosen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(threading.current_thread().name))
+
+    def forward(_: Any) -> torch.Tensor:
+        raise error
+
+    info = ModelInfo(
+        name="m",
+        engine="transformers",
+        reason="",
+        outputs=OutputKind.POOLED,
+        dimensions=2,
+        max_seqlen=10,
+        vocab_size=10,
+        pooling="mean",
+        normalize=False,
+        dtype="bfloat16",
+        device="cuda:0",
+        architecture="",
+    )
+    loaded = TransformersEngine(
+        forward,
+        Pooling(("cls",), TorchHead()),
+        info=info,
+        limits=EngineLimits(max_num_tokens=10, max_num_seqs=9, max_seqlen=9),
+    )
+    loaded.submit(batch([[1]]))
+    _, failed = loaded.collect()
+    loaded.close()
+    assert isinstance(failed, EngineError)
+    assert failed.kind is kind
+    assert emptied == ["compute 0"] * num_emptied
+    assert chosen == [torch.device("cuda:0")]
+
+
+# --- on a GPU
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def unit_rows(loaded: TransformersEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+    loaded.submit(batch(sequences))
+    _, results = loaded.collect()
+    assert isinstance(results, dict), results
+    rows = results[OutputKind.POOLED].values
+    unit: NDArray[np.float32] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return unit
+
+
+@pytest.mark.gpu
+@ON_GPU
+@pytest.mark.parametrize(("dtype", "least"), [("auto", 0.9999), ("float16", 0.99999), ("float32", 0.999999)])
+def test_minilm_gives_the_rows_of_the_cpu(dtype: str, least: float, minilm_folder: Path) -> None:
+    sequences = [np.random.default_rng(length).integers(1000, 30_000, length).tolist() for length in (1, 9, 64, 256, 9)]
+    cpu, gpu = load(minilm_folder), load(minilm_folder, device="cuda:0", dtype=dtype)
+    cosines = (unit_rows(cpu, sequences) * unit_rows(gpu, sequences)).sum(axis=1)
+    cpu.close()
+    gpu.close()
+    assert gpu.info.device == "cuda:0"
+    assert gpu.info.notes[0].startswith("packed")
+    assert cosines.min() >= least
+
+
+@pytest.mark.gpu
+@ON_GPU
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.99999), ("auto", 0.99)])  # random weights exaggerate
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gives_the_rows_of_the_cpu(family: str, dtype: str, least: float, tmp_path: Path) -> None:
+    folder = save(family, tmp_path / "model")
+    sequences = arbitrary((5, 17, 1, 9, 40))
+    cpu, gpu = load(folder), load(folder, device="cuda:0", dtype=dtype)
+    cosines = (unit_rows(cpu, sequences) * unit_rows(gpu, sequences)).sum(axis=1)
+    cpu.close()
+    gpu.close()
+    assert cosines.min() >= least
+    assert gpu.info.notes[0].split(":")[0] == cpu.info.notes[0].split(":")[0]  # packed or padded
