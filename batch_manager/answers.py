@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.types import OutputKind, Results, Rows
+from engine.types import ROWS_OF_TOKENS, OutputKind, Results, Rows
 
 
 class MalformedAnswer(Exception):
@@ -21,7 +21,7 @@ def check_results(results: Results, outputs: OutputKind, *, seqlens: Sequence[in
     if set(results) != set(outputs):
         raise MalformedAnswer("its output kinds are not those that were asked for")
     for kind, rows in results.items():
-        if not _fits(rows, len(seqlens)) or (kind is OutputKind.TOKENS and not _is_row_per_token(rows, seqlens)):
+        if not _fits(rows, len(seqlens)) or (kind in ROWS_OF_TOKENS and not _is_row_per_token(rows, seqlens)):
             raise MalformedAnswer(f"its {kind.name} rows do not belong to {len(seqlens)} sequences")
         shape = (rows.offsets is not None, rows.values.shape[1])
         if not shape[1] or shapes.setdefault(kind, shape) != shape:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.types import (
+    ROWS_OF_TOKENS,
     Batch,
     EngineClosed,
     EngineError,
@@ -105,7 +106,14 @@ class FakeEngine:
     """Computes in the thread that collects, so one batch runs while the next waits."""
 
     def __init__(
-        self, info: ModelInfo, limits: EngineLimits, *, cost_seconds: float, token_rate: float, faults: Sequence[Fault]
+        self,
+        info: ModelInfo,
+        limits: EngineLimits,
+        *,
+        cost_seconds: float,
+        token_rate: float,
+        faults: Sequence[Fault],
+        num_labels: int = 1,
     ) -> None:
         self.info = info
         self.limits = limits
@@ -113,6 +121,7 @@ class FakeEngine:
         self._token_rate = token_rate  # tokens a second; 0 = tokens cost nothing
         self._faults = faults
         self._table = table(info.dimensions)
+        self._num_labels = num_labels
         self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._num_submitted = 0
         self._never = threading.Event()  # waited for to let time pass
@@ -152,14 +161,22 @@ class FakeEngine:
         return results
 
     def _results(self, batch: Batch) -> Results:
+        results: Results = {}
         pooled = self._rows(batch)
-        results = {}
-        if OutputKind.POOLED in batch.outputs:
-            results[OutputKind.POOLED] = Rows(pooled)
-        if OutputKind.TOKENS in batch.outputs:
-            seqlens = np.diff(batch.cu_seqlens)
-            positions = np.arange(batch.num_tokens) - np.repeat(batch.cu_seqlens[:-1], seqlens)
-            results[OutputKind.TOKENS] = Rows(_mix_in(np.repeat(pooled, seqlens, axis=0), positions), batch.cu_seqlens)
+        if batch.outputs & ROWS_OF_TOKENS:
+            of_tokens = _of_tokens(pooled, batch)
+        for kind in batch.outputs:
+            match kind:
+                case OutputKind.POOLED:
+                    results[kind] = Rows(pooled)
+                case OutputKind.LOGITS:
+                    results[kind] = Rows(pooled[:, : self._num_labels])
+                case OutputKind.TOKEN_LOGITS:
+                    results[kind] = Rows(of_tokens[:, : self._num_labels], batch.cu_seqlens)
+                case OutputKind.SPARSE:
+                    results[kind] = _counts(batch)
+                case _:
+                    results[kind] = Rows(of_tokens, batch.cu_seqlens)
         return results
 
     def _rows(self, batch: Batch) -> NDArray[np.float32]:
@@ -184,8 +201,25 @@ class FakeEngine:
             raise EngineError(EngineErrorKind.FAILED, "planted: failed")
 
 
+def _of_tokens(rows: NDArray[np.float32], batch: Batch) -> NDArray[np.float32]:
+    seqlens = np.diff(batch.cu_seqlens)
+    positions = np.arange(batch.num_tokens) - np.repeat(batch.cu_seqlens[:-1], seqlens)
+    return _mix_in(np.repeat(rows, seqlens, axis=0), positions)
+
+
+def _counts(batch: Batch) -> Rows:
+    """How often each id is in a sequence."""
+    entries = [
+        np.stack(np.unique(batch.token_ids[start:end], return_counts=True), axis=1)
+        for start, end in itertools.pairwise(batch.cu_seqlens.tolist())
+    ]
+    offsets = np.cumsum([0, *map(len, entries)], dtype=np.int32)
+    return Rows(np.concatenate(entries).astype(np.float32), offsets)
+
+
 def load(*, name: str, reason: str, options: dict[str, Any]) -> FakeEngine:
-    """options: dimensions, max_seqlen, vocab_size, max_num_tokens, max_num_seqs, cost_ms, tokens_per_second, faults."""
+    """options: dimensions, max_seqlen, vocab_size, max_num_tokens, max_num_seqs, cost_ms, tokens_per_second, faults,
+    and perhaps outputs (pooled and token rows unless given) and num_labels."""
     faults = [Fault.parse(text) for text in options["faults"]]
     if any(fault.where == "load" for fault in faults):
         os._exit(70)
@@ -195,7 +229,7 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> FakeEngine:
         name=name,
         engine="fake",
         reason=reason,
-        outputs=OutputKind.POOLED | OutputKind.TOKENS,
+        outputs=OutputKind(options.get("outputs", OutputKind.POOLED | OutputKind.TOKENS)),
         dimensions=options["dimensions"],
         max_seqlen=options["max_seqlen"],
         vocab_size=options["vocab_size"],
@@ -215,5 +249,10 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> FakeEngine:
         target_num_tokens=max_num_tokens,  # its costs are linear, and faults count the batches of a warm-up
     )
     return FakeEngine(
-        info, limits, cost_seconds=options["cost_ms"] / 1000, token_rate=options["tokens_per_second"], faults=faults
+        info,
+        limits,
+        cost_seconds=options["cost_ms"] / 1000,
+        token_rate=options["tokens_per_second"],
+        faults=faults,
+        num_labels=options.get("num_labels", 1),
     )

@@ -13,7 +13,20 @@ from engine.head.arrays import weights_files
 from engine.head.steps import Step, output_size
 from engine.model_json import Json, number_in, object_in, read_object, read_optional
 from engine.sentence_files import SentenceFiles, read_modules, read_prompts
-from engine.types import ModelError
+from engine.tasks import (
+    Activation,
+    AnswerScore,
+    Head,
+    LateInteraction,
+    PairTemplate,
+    SequenceScores,
+    Task,
+    TokenScores,
+    TokenVectors,
+    TokenWeights,
+    VocabularyWeights,
+)
+from engine.types import ModelError, OutputKind
 
 # They number positions from padding_idx + 1 and lose as many of them.
 # fmt: off
@@ -26,6 +39,16 @@ _MAX_SEQLEN_WHERE_NOT_SAID = 512
 _UNLIMITED = 10**9  # tokenizer_config.json writes numbers such as 1e30 for it
 _LONG_ROPE = "longrope is used up to where its frequencies change"
 _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
+
+
+_OUTPUTS: dict[type[Head], OutputKind] = {
+    SequenceScores: OutputKind.LOGITS,
+    AnswerScore: OutputKind.LOGITS,
+    TokenScores: OutputKind.TOKEN_LOGITS,
+    VocabularyWeights: OutputKind.SPARSE,
+    TokenWeights: OutputKind.SPARSE,
+    TokenVectors: OutputKind.MULTI_VECTOR,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +72,26 @@ class ModelFolder:
     default_prompt_name: str | None  # a key of prompts
     include_prompt: bool  # False = prompts would have to be left out of the pooling, so none may be given
     notes: tuple[str, ...] = ()  # what was decided and why, a line each
+    task: Task = Task.EMBED
+    task_source: str = "no head"  # the file or flag that says so
+    heads: tuple[Head, ...] = ()  # beside or instead of the pooling
+    activation: Activation = Activation.IDENTITY  # what makes scores of raw ones
+    template: PairTemplate | None = None  # of a generative reranker
+    late: LateInteraction | None = None  # of a model that gives rows for it
+
+    @property
+    def outputs(self) -> OutputKind:
+        """What the model can give."""
+        found = OutputKind.POOLED | OutputKind.TOKENS if self.task is Task.EMBED else OutputKind(0)
+        for head in self.heads:
+            found |= _OUTPUTS[type(head)]
+        return found
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of what is scored, in the order of the scores."""
+        scored = [head.labels for head in self.heads if isinstance(head, SequenceScores | TokenScores)]
+        return scored[0] if scored else ()
 
     @property
     def pooling(self) -> str:

@@ -17,7 +17,15 @@ class OutputKind(enum.IntFlag):
     POOLED = 1  # one row a sequence: embeddings, before a final Normalize (see ModelInfo.normalize)
     LOGITS = 2  # one row of raw scores a sequence: rerankers, classifiers
     TOKENS = 4  # one row a token
-    SPARSE = 8  # token weights
+    SPARSE = 8  # ragged rows of two: a vocabulary entry's number, exact in float32, and its weight, which is not zero
+    TOKEN_LOGITS = 16  # one row of raw scores a token: token classifiers
+    MULTI_VECTOR = 32  # one row a token, for late interaction
+
+
+ROWS_OF_TOKENS = OutputKind.TOKENS | OutputKind.TOKEN_LOGITS | OutputKind.MULTI_VECTOR  # as many rows as tokens
+
+# Added to the type of a token that pooling leaves out, where a model wants that of its prompts. Types are small.
+PROMPT_TOKEN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Batch:
     outputs: OutputKind
     token_ids: NDArray[np.int32]  # [T], each 0 <= id < vocab_size
     cu_seqlens: NDArray[np.int32]  # [B + 1], sequence i is token_ids[cu_seqlens[i] : cu_seqlens[i + 1]]
-    token_type_ids: NDArray[np.int32] | None = None  # [T]; None = all zero
+    token_type_ids: NDArray[np.int32] | None = None  # [T], perhaps with PROMPT_TOKEN; None = all zero
 
     @property
     def num_tokens(self) -> int:
@@ -94,7 +102,7 @@ class ModelInfo:
     engine: str  # which engine runs it: "fake", "transformers", …
     reason: str  # why this engine
     outputs: OutputKind  # what it can give
-    dimensions: int  # D of a pooled row
+    dimensions: int  # D of a pooled row; of a model that gives none, numbers in a row of its own output
     max_seqlen: int  # tokens a sequence, special tokens included
     vocab_size: int
     pooling: str  # "cls", "mean", "last", …; joined ones with a + between them

@@ -3,10 +3,12 @@
 The server counts as ready only once its frontends know it: whoever asks after that is not turned away.
 """
 
+import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Sequence
 
+from engine.model_folder import ModelFolder
 from server.member import Member
 from server.model_plan import ModelPlan
 from wire.control import Json
@@ -121,6 +123,7 @@ class Broadcast:
                         "revision": model.revision,
                         "prompts": model.folder.prompts,
                         "default_prompt": model.default_prompt,
+                        **_task(model.folder),
                         "truncation": model.truncation,
                         "devices": [info["info"]["device"] for info in infos],
                     }
@@ -132,3 +135,14 @@ class Broadcast:
 
     def _engines(self, model: int) -> Iterable[Member]:
         return (member for member in self._of("engine") if member.plan.model == model)
+
+
+def _task(folder: ModelFolder) -> Json:
+    """What requests for other things than embeddings need to know."""
+    return {
+        "task": folder.task,
+        "labels": folder.labels,
+        "activation": folder.activation,
+        "instruction": folder.template.instruction if folder.template else None,
+        "late": dataclasses.asdict(folder.late) if folder.late else None,
+    }

@@ -19,6 +19,8 @@ def engine_options(model: ModelPlan, device: str, *, cache_dir: str | None, num_
             "dimensions": settings.fake_dim,
             "max_seqlen": folder.max_seqlen,
             "vocab_size": folder.vocab_size,
+            "outputs": folder.outputs,
+            "num_labels": max(len(folder.labels), 1),
             "cost_ms": settings.fake_cost_ms,
             "tokens_per_second": settings.fake_tokens_per_second,
             "faults": list(settings.fake_fault),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.tasks import Activation, LateInteraction, Task
 from engine.types import OutputKind
 from server.errors import ModelNotFound, NotReady
 from tokenizer_pool.messages import Truncation
@@ -25,6 +26,11 @@ class ServedModel:
     truncation: Truncation  # what --auto-truncate says
     token_dimensions: int | None = None  # of a token's row; None = `dimensions`
     default_prompt: str = ""  # put before each text
+    task: Task = Task.EMBED
+    labels: tuple[str, ...] = ()  # of what LOGITS and TOKEN_LOGITS score, in their order
+    activation: Activation = Activation.IDENTITY  # of these scores
+    instruction: str | None = None  # of a generative reranker, where a request gives none; None = it takes none
+    late: LateInteraction | None = None  # None = the model gives no rows for it
     facts: dict[str, Any] = field(default_factory=dict)  # the rest of what the engine says, for /info
 
 
@@ -54,6 +60,12 @@ class ModelTable:
         raise ModelNotFound("no model of that name is served here; GET /v1/models lists them", param="model")
 
 
+def _late(fields: dict[str, Any] | None) -> LateInteraction | None:
+    if fields is None:
+        return None
+    return LateInteraction(**{**fields, "skipped_ids": tuple(fields["skipped_ids"])})
+
+
 def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
     """The models of a STATE."""
     return [
@@ -68,6 +80,11 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
             token_dimensions=entry["info"].get("token_dimensions"),
             truncation=Truncation(entry["truncation"]),
             default_prompt=entry["default_prompt"],
+            task=Task(entry.get("task", Task.EMBED)),
+            labels=tuple(entry.get("labels", ())),
+            activation=Activation(entry.get("activation", Activation.IDENTITY)),
+            instruction=entry.get("instruction"),
+            late=_late(entry.get("late")),
             facts=entry,
         )
         for entry in entries

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batch_manager import messages as batching
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
-from engine.types import OutputKind
+from engine.types import ROWS_OF_TOKENS, OutputKind, Results
 from server.admission import Admission
 from server.errors import (
     DeadlineExceeded,
@@ -42,17 +42,16 @@ MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are fiv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedRequest:
-    """What every dialect's decoder makes of an embedding request. Either texts or token_ids is given."""
+class Work:
+    """What is to be computed, whatever is made of it then. Either texts or token_ids is given."""
 
     model: ServedModel
     texts: Sequence[str] | None = None
+    pair_texts: Sequence[str] = ()  # as many second texts, where pairs are to be computed
     token_ids: Sequence[Sequence[int]] | None = None
-    prompt: str = ""  # put before each text, not before ids
+    prompt: str = ""  # put before each text, not before ids; of pairs for a template, the instruction
     truncation: Truncation = Truncation.RIGHT
-    dimensions: int | None = None  # of each row handed out; None = the model's own
-    normalize: bool | None = None  # None = as the model does with pooled rows, and not for token rows
-    outputs: OutputKind = OutputKind.POOLED  # one kind, POOLED or TOKENS
+    outputs: OutputKind = OutputKind.POOLED  # one kind or several
     request_class: RequestClass | None = None  # None = by size
     deadline: float = math.inf  # time.monotonic() seconds
     field: str = "input"  # what the dialect calls the texts, for error messages
@@ -71,6 +70,32 @@ class EmbedRequest:
         return self.field if index < 0 or self.is_single else f"{self.field}[{index - bool(self.first_field)}]"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest(Work):
+    """What every dialect's decoder makes of an embedding request. `outputs` is POOLED or TOKENS."""
+
+    dimensions: int | None = None  # of each row handed out; None = the model's own
+    normalize: bool | None = None  # None = as the model does with pooled rows, and not for token rows
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What was computed, as the engine gave it."""
+
+    results: Results  # one entry for each single flag in Work.outputs
+    tokens: TokenizedTexts
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all items."""
+        return len(self.tokens.token_ids)
+
+    @property
+    def num_truncated(self) -> int:
+        """Items that lost tokens."""
+        return self.tokens.truncated.tobytes().count(1)  # a tenth of what numpy's sum takes for one item
+
+
 @dataclass(frozen=True, slots=True)
 class Embedded:
     """What every dialect's encoder starts from."""
@@ -83,7 +108,7 @@ class Embedded:
     @property
     def num_truncated(self) -> int:
         """Items that lost tokens."""
-        return self.truncated.tobytes().count(1)  # a tenth of what numpy's sum takes for one item
+        return self.truncated.tobytes().count(1)
 
 
 class Pipeline:
@@ -97,19 +122,25 @@ class Pipeline:
 
     async def embed(self, request: EmbedRequest, trace: Trace) -> Embedded:
         """Rows for a request. Raises RequestError; cancelling it drops the work everywhere."""
+        computed = await self.compute(request, trace)
+        rows, tokens = computed.results[request.outputs], computed.tokens
+        return Embedded(_finish(rows.values, request), computed.num_tokens, tokens.truncated, rows.offsets)
+
+    async def compute(self, request: Work, trace: Trace) -> Computed:
+        """The way of every request. Raises RequestError; cancelling it drops the work everywhere."""
         trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
         if request.deadline == math.inf:
-            return await self._embed(request, trace)
+            return await self._compute(request, trace)
         try:
             async with asyncio.timeout_at(request.deadline):
-                return await self._embed(request, trace)
+                return await self._compute(request, trace)
         except TimeoutError:
             raise DeadlineExceeded("the request's own deadline passed") from None
 
-    async def _embed(self, request: EmbedRequest, trace: Trace) -> Embedded:
+    async def _compute(self, request: Work, trace: Trace) -> Computed:
         model = request.model
         if request.outputs not in model.outputs:
-            raise UnsupportedTask(f"this model gives no {_OUTPUT_NAMES[request.outputs]}")
+            raise UnsupportedTask(f"this model gives no {_names(request.outputs & ~model.outputs)}")
         num_tokens, request_class = self._classify(request, trace)
         trace.stage, trace.request_class = "admit", request_class.name.lower()
         self._admission.check(model.index, request_class)
@@ -129,6 +160,7 @@ class Pipeline:
                     deadline=request.deadline,
                     seqlens=trace.seqlens,
                     token_ids=tokens.token_ids.data.cast("B"),
+                    token_type_ids=b"" if tokens.token_type_ids is None else tokens.token_type_ids.data.cast("B"),
                 )
             )
         except TextRefused as refused:
@@ -137,15 +169,14 @@ class Pipeline:
             raise _batch_error(refused, request) from None
         trace.stage, trace.responds_since = "respond", time.perf_counter()
         trace.queue_seconds, trace.compute_seconds = answer.queue_seconds, answer.compute_seconds
-        rows = answer.results[request.outputs]
-        embedded = Embedded(_finish(rows.values, request), trace.num_tokens, tokens.truncated, rows.offsets)
-        trace.num_truncated = embedded.num_truncated
-        return embedded
+        computed = Computed(answer.results, tokens)
+        trace.num_truncated = computed.num_truncated
+        return computed
 
-    def _classify(self, request: EmbedRequest, trace: Trace) -> tuple[int, RequestClass]:
+    def _classify(self, request: Work, trace: Trace) -> tuple[int, RequestClass]:
         """Estimated tokens, and the class: what the request says, else by its size."""
         if request.texts is not None:
-            trace.num_characters = sum(map(len, request.texts))
+            trace.num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
             num_tokens = self._admission.estimate(request.model.index, trace.num_characters, len(request.texts))
         else:
             num_tokens = sum(map(len, request.token_ids or ()))
@@ -155,7 +186,7 @@ class Pipeline:
         is_bulk = request.num_items > BULK_ITEMS or num_tokens > BULK_TOKENS
         return num_tokens, RequestClass.BULK if is_bulk else RequestClass.INTERACTIVE
 
-    async def _tokenize(self, request: EmbedRequest, request_class: RequestClass) -> TokenizedTexts:
+    async def _tokenize(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
         model = request.model
         if request.texts is None:
             return await check_token_ids(
@@ -170,19 +201,32 @@ class Pipeline:
             request_class=request_class,
             truncation=request.truncation,
             prompt=request.prompt,
+            pair_texts=request.pair_texts,
         )
         if not tokens.truncated.any():
-            self._admission.learn(model.index, sum(map(len, request.texts)), len(tokens.token_ids))
+            num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
+            self._admission.learn(model.index, num_characters, len(tokens.token_ids))
         return tokens
 
 
-_OUTPUT_NAMES = {OutputKind.POOLED: "embeddings", OutputKind.TOKENS: "rows of single tokens"}
+_OUTPUT_NAMES = {
+    OutputKind.POOLED: "embeddings",
+    OutputKind.LOGITS: "scores of texts",
+    OutputKind.TOKENS: "rows of single tokens",
+    OutputKind.SPARSE: "sparse embeddings",
+    OutputKind.TOKEN_LOGITS: "labels of tokens",
+    OutputKind.MULTI_VECTOR: "rows for late interaction",
+}
 
 
-def _check_size(request: EmbedRequest, num_tokens: int) -> None:
+def _names(outputs: OutputKind) -> str:
+    return ", ".join(_OUTPUT_NAMES[output] for output in outputs)
+
+
+def _check_size(request: Work, num_tokens: int) -> None:
     """Raises InvalidRequest, before anything is computed, where the rows would be more than a frontend can write."""
     dimensions = request.model.token_dimensions or request.model.dimensions
-    if request.outputs is OutputKind.TOKENS and 4 * num_tokens * dimensions > MAX_TOKEN_ROW_BYTES:
+    if request.outputs & ROWS_OF_TOKENS and 4 * num_tokens * dimensions > MAX_TOKEN_ROW_BYTES:
         raise InvalidRequest(_TOO_LARGE)
 
 
@@ -199,7 +243,7 @@ def _finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.floa
     return rows
 
 
-def _text_error(refused: TextRefused, request: EmbedRequest) -> RequestError:
+def _text_error(refused: TextRefused, request: Work) -> RequestError:
     param = request.name_of(refused.index)
     match refused.reason:
         case tokenizing.Refusal.TOO_LONG:
@@ -222,7 +266,7 @@ _TEXT_ERRORS: dict[tokenizing.Refusal, type[RequestError]] = {
 }
 
 
-def _batch_error(refused: RequestRefused, request: EmbedRequest) -> RequestError:
+def _batch_error(refused: RequestRefused, request: Work) -> RequestError:
     param = request.name_of(refused.index) if refused.index >= 0 else None
     where = param or "the request"
     match refused.reason:

@@ -65,8 +65,11 @@ class TokenizerPool:
         request_class: RequestClass,
         truncation: Truncation = Truncation.RIGHT,
         prompt: str = "",
+        pair_texts: Sequence[str] = (),
     ) -> TokenizedTexts:
         """Ids of each text with the prompt before it, special tokens included; at least one text.
+
+        With `pair_texts`, as many, ids of each pair; see Piece.
 
         Raises TextRefused with the index in `texts`. Cancelling it drops what no worker has yet.
         """
@@ -74,7 +77,7 @@ class TokenizerPool:
         texts, cut_short = cap(texts, max_seqlen=self._max_seqlens[model], truncation=truncation)
 
         def piece(start: int, stop: int) -> Piece:
-            return Piece(model, request_class, truncation, texts[start:stop], prompt)
+            return Piece(model, request_class, truncation, texts[start:stop], prompt, pair_texts[start:stop])
 
         job: Job[TokenizedPiece] = Job(_parts(texts, piece, pace=self._paces[model, Piece], prompt=prompt))
         tokenized = join(await self._answers(job, request_class))

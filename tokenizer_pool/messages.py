@@ -60,6 +60,8 @@ class TokenizerSpec:
     max_seqlen: int  # tokens of a text, special tokens included
     do_lower_case: bool = False  # of sentence_bert_config.json: lower-case before anything else
     vocab_size: int | None = None  # rows of the model's embedding table; None = ids are not checked
+    template: tuple[str, ...] = ()  # parts that a pair is put into, see engine.tasks.PairTemplate; () = none
+    marks_prompts: bool = False  # tokens of a prompt get PROMPT_TOKEN added to their type, see engine.types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,9 @@ class TokenizerStart:
     @classmethod
     def from_spec(cls, spec: Json) -> Self:
         """`spec` may hold more, such as what every child is told."""
-        tokenizers = [TokenizerSpec(**fields) for fields in spec["tokenizers"]]
+        tokenizers = [
+            TokenizerSpec(**{**fields, "template": tuple(fields["template"])}) for fields in spec["tokenizers"]
+        ]
         return cls(listener_fd=spec["listener_fd"], models=spec["models"], tokenizers=tokenizers)
 
 
@@ -85,17 +89,18 @@ class Piece:
     request_class: RequestClass
     truncation: Truncation
     texts: Sequence[str]
-    prompt: str = ""  # put before each text
+    prompt: str = ""  # put before each text; of pairs for a template, the instruction
+    pair_texts: Sequence[str] = ()  # as many second texts, which make pairs; () = texts alone
 
     @property
     def num_items(self) -> int:
-        """Texts."""
+        """Texts or pairs."""
         return len(self.texts)
 
     @property
     def num_chars(self) -> int:
-        """Characters of the texts."""
-        return sum(map(len, self.texts))
+        """Characters of all texts."""
+        return sum(map(len, self.texts)) + sum(map(len, self.pair_texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ class TokenizedPiece:
     offsets: NDArray[np.int32]  # [N + 1]
     truncated: NDArray[np.uint8]  # [N], 1 where a text lost tokens
     seconds: float  # of work in the worker
+    token_type_ids: NDArray[np.int32] | None = None  # [offsets[-1]]; None = all zero
 
     @property
     def num_items(self) -> int:

@@ -23,6 +23,7 @@ class TokenizedTexts:
     token_ids: NDArray[np.int32]  # [offsets[-1]]
     offsets: NDArray[np.int32]  # [N + 1], text i is token_ids[offsets[i] : offsets[i + 1]]
     truncated: NDArray[np.uint8]  # [N], 1 where tokens were cut off
+    token_type_ids: NDArray[np.int32] | None = None  # [offsets[-1]]; None = all zero
 
 
 def join(pieces: Sequence[TokenizedPiece]) -> TokenizedTexts:

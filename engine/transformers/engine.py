@@ -19,14 +19,12 @@ from transformers import PreTrainedModel
 
 from engine import model_folder
 from engine.failures import engine_error, one_line
-from engine.head.on_torch import load_head
 from engine.model_folder import ModelFolder
 from engine.transformers.forward import Forward
 from engine.transformers.loading import load_model
+from engine.transformers.makers import Makers, makers_of
 from engine.transformers.placement import Place, check_fits, place
-from engine.transformers.pooling import Pooling
 from engine.transformers.selftest import Choice, choose_forward
-from engine.transformers.transfer import on_device
 from engine.types import (
     Batch,
     EngineClosed,
@@ -35,9 +33,7 @@ from engine.types import (
     EngineLimits,
     ModelError,
     ModelInfo,
-    OutputKind,
     Results,
-    Rows,
 )
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
@@ -45,13 +41,13 @@ _GPU_BATCH_SECONDS = (0.025, 0.010)  # alone, and while interactive work is abou
 
 
 class TransformersEngine:
-    """See engine.types.Engine. Gives pooled rows, before a final Normalize, and the last hidden state of each token."""
+    """See engine.types.Engine. Gives whatever its makers make of the last hidden states of tokens."""
 
-    def __init__(self, forward: Forward, pooling: Pooling, *, info: ModelInfo, limits: EngineLimits) -> None:
+    def __init__(self, forward: Forward, makers: Makers, *, info: ModelInfo, limits: EngineLimits) -> None:
         self.info = info
         self.limits = limits
         self._forward = forward
-        self._pooling = pooling
+        self._makers = makers
         self._device = torch.device(info.device)
         self._num_computing = limits.streams  # threads that are not known to have ended; for `collect` alone
         self._slots = threading.Semaphore(limits.depth)
@@ -106,13 +102,7 @@ class TransformersEngine:
         assert batch.outputs in self.info.outputs, batch.outputs
         assert (batch.cu_seqlens[1:] > batch.cu_seqlens[:-1]).all(), "a sequence without tokens"
         token_rows = self._forward(batch)
-        results = {}
-        if OutputKind.POOLED in batch.outputs:
-            pooled = self._pooling(token_rows, on_device(batch.cu_seqlens, self._device))
-            results[OutputKind.POOLED] = Rows(pooled.cpu().numpy())
-        if OutputKind.TOKENS in batch.outputs:
-            results[OutputKind.TOKENS] = Rows(token_rows.cpu().float().numpy(), batch.cu_seqlens)
-        return results
+        return {kind: self._makers[kind](token_rows, batch) for kind in batch.outputs}
 
 
 def load(*, name: str, reason: str, options: dict[str, Any]) -> TransformersEngine:
@@ -122,14 +112,13 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> TransformersEngi
     folder = model_folder.read(options["path"], pooling=options["pooling"])
     check_fits(folder, where)
     torch.set_num_threads(1)  # as the threads that compute, so that what is measured here holds for them
-    pooling = Pooling(folder.poolings, load_head(folder.path, folder.steps, device=where.device))
     choice = _prepare(folder, where)
     limits = _limits(folder, options, streams=1 if where.is_gpu or not choice.is_reentrant else options["num_threads"])
     if where.is_gpu:
         alone, mixed = _GPU_BATCH_SECONDS
         limits = dataclasses.replace(limits, max_batch_seconds=alone, max_batch_seconds_mixed=mixed)
     info = _info(folder, where, name=name, reason=reason, notes=choice.notes)
-    return TransformersEngine(choice.forward, pooling, info=info, limits=limits)
+    return TransformersEngine(choice.forward, makers_of(folder, where.device), info=info, limits=limits)
 
 
 def _limits(folder: ModelFolder, options: dict[str, Any], *, streams: int) -> EngineLimits:
@@ -167,7 +156,7 @@ def _info(folder: ModelFolder, where: Place, *, name: str, reason: str, notes: t
         name=name,
         engine="transformers",
         reason=reason,
-        outputs=OutputKind.POOLED | OutputKind.TOKENS,
+        outputs=folder.outputs,
         dimensions=folder.dimensions,
         max_seqlen=folder.max_seqlen,
         vocab_size=folder.vocab_size,

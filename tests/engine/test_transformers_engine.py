@@ -22,6 +22,7 @@ from engine.transformers import engine, selftest
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import Forward, PackedForward, PaddedForward
 from engine.transformers.loading import load_model
+from engine.transformers.makers import embeddings
 from engine.transformers.pooling import Pooling, pool
 from engine.types import (
     Batch,
@@ -230,7 +231,9 @@ def made(forward: Forward, *, streams: int = 1) -> TransformersEngine:
         architecture="",
     )
     limits = EngineLimits(max_num_tokens=64, max_num_seqs=8, max_seqlen=8, streams=streams, depth=streams + 1)
-    return TransformersEngine(forward, Pooling(("cls",), TorchHead()), info=info, limits=limits)
+    return TransformersEngine(
+        forward, embeddings(Pooling(("cls",), TorchHead()), torch.device("cpu")), info=info, limits=limits
+    )
 
 
 def ids_as_rows(some: Batch) -> torch.Tensor:

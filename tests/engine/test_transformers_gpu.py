@@ -14,6 +14,7 @@ from engine import model_folder
 from engine.head.on_torch import TorchHead
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
+from engine.transformers.makers import embeddings
 from engine.transformers.placement import Place, check_fits, place
 from engine.transformers.pooling import Pooling
 from engine.types import EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
@@ -144,7 +145,7 @@ def test_what_its_errors_mean(
     )
     loaded = TransformersEngine(
         forward,
-        Pooling(("cls",), TorchHead()),
+        embeddings(Pooling(("cls",), TorchHead()), torch.device("cuda:0")),
         info=info,
         limits=EngineLimits(max_num_tokens=10, max_num_seqs=9, max_seqlen=9),
     )
