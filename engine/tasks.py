@@ -96,9 +96,11 @@ class PairTemplate:
 class LateInteraction:
     """What a late-interaction model does with queries and documents."""
 
-    query_prompt: str = ""  # put before a query, as the next before a document
-    document_prompt: str = ""
-    query_length: int | None = None  # tokens that queries are filled up to, with `expansion_id`; None = they are not
-    expansion_id: int | None = None
+    query_marker_id: int | None = None  # put after the first token of a query, as the next of a document
+    document_marker_id: int | None = None
+    query_length: int | None = None  # tokens that a query is cut or filled up to, with `expansion_id`; None = neither
+    expansion_id: int | None = None  # None = queries are not filled up
+    attends_to_expansion: bool = False  # whether other tokens see those that were filled in
+    document_length: int | None = None  # tokens that a document is cut to; None = as long as the model takes
     skipped_ids: tuple[int, ...] = ()  # whose rows do not count in a document
     skips_first: bool = False  # the first token's row counts neither in a query nor in a document

@@ -24,8 +24,9 @@ class OutputKind(enum.IntFlag):
 
 ROWS_OF_TOKENS = OutputKind.TOKENS | OutputKind.TOKEN_LOGITS | OutputKind.MULTI_VECTOR  # as many rows as tokens
 
-# Added to the type of a token that pooling leaves out, where a model wants that of its prompts. Types are small.
-PROMPT_TOKEN = 256
+# Added to the type of a token; types themselves are smaller.
+PROMPT_TOKEN = 256  # pooling leaves it out, as some models want it of their prompts
+EXPANSION_TOKEN = 512  # other tokens do not see it, as in ColBERT's queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Batch:
     outputs: OutputKind
     token_ids: NDArray[np.int32]  # [T], each 0 <= id < vocab_size
     cu_seqlens: NDArray[np.int32]  # [B + 1], sequence i is token_ids[cu_seqlens[i] : cu_seqlens[i + 1]]
-    token_type_ids: NDArray[np.int32] | None = None  # [T], perhaps with PROMPT_TOKEN; None = all zero
+    token_type_ids: NDArray[np.int32] | None = None  # [T], perhaps with the two flags above; None = all zero
 
     @property
     def num_tokens(self) -> int:
