@@ -27,9 +27,22 @@ def open_request(server: Server) -> Iterator[http.client.HTTPConnection]:
         yield connection
 
 
+@contextlib.contextmanager
+def heard(number: signal.Signals, by: signal.Handlers = signal.SIG_DFL) -> Iterator[None]:
+    """How whoever is started meanwhile takes this signal at first."""
+    before = signal.signal(number, by)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_other_signals_stop_it_in_order_too(number: signal.Signals, tmp_path: Path) -> None:
-    with serving(*FAKE, folder=tmp_path) as server:
+    with heard(number):  # the tests may have been started by nohup
+        server = Server(*FAKE, folder=tmp_path)
+    with contextlib.closing(server):
+        server.wait_ready()
         pids = list(server.processes().values())
         server.process.send_signal(number)
         assert server.process.wait(PATIENCE) == 0
@@ -38,20 +51,15 @@ def test_other_signals_stop_it_in_order_too(number: signal.Signals, tmp_path: Pa
 
 
 def test_nohup_keeps_it_from_hearing_of_a_closed_terminal(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does, for whoever is started
-    try:
+    with heard(signal.SIGHUP, signal.SIG_IGN):  # as nohup does
         server = Server(*FAKE, folder=tmp_path)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    try:
+    with contextlib.closing(server):
         server.wait_ready()
         server.process.send_signal(signal.SIGHUP)
         server.request("GET", "/metrics")  # the supervisor makes the page, after whatever it was told before
         assert server.request("GET", "/readyz").status == 200
         assert server.embed("still there").status == 200
         assert server.stop() == 0
-    finally:
-        server.close()
 
 
 def test_what_is_unfinished_at_the_end_gets_503(tmp_path: Path) -> None:
