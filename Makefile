@@ -14,6 +14,7 @@ ARGS ?=
 TORCH_INDEX ?=
 QUICK ?=
 PEERS ?= .peers/infinity
+MODEL ?= sentence-transformers/all-MiniLM-L6-v2
 
 # A name on the path may be a launcher without a Python behind it, or one without venv, so each is tried.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -24,7 +25,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
 	$$python -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: help serve test nightly bench bench-gpu check fix clean
+.PHONY: help serve test nightly bench bench-gpu verify check fix clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,6 +49,9 @@ bench-gpu: ## what a GPU does: PART=ceilings, kernels, models or server (WHEELS=
 	@test -n "$(PART)" || { echo "which part? make bench-gpu PART=ceilings|kernels|models|server"; exit 2; }
 	@test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
 	$(if $(WHEELS),WHEELS=$(WHEELS)) $(GPU_PYTHON) -m benchmarks.gpu $(PART) $(ARGS)
+
+verify: $(VENV)/.test ## hold a model's rows against its own library's (MODEL=)
+	$(BIN)/embedline verify $(MODEL) $(ARGS)
 
 check: $(VENV)/.test ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check

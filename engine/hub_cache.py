@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 # Only what can't run code; other engines' copies of the same model are left out.
-ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model")
+ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "artifact.metadata")
 PICKLED_PATTERNS = ("*.bin", "*.pt")  # what can run code, for a conversion alone
 TRAINING_FILES = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt", "scaler.pt")
 IGNORE_PATTERNS = ("onnx/*", "openvino/*", *TRAINING_FILES)
@@ -23,7 +23,7 @@ def find_snapshot(cache_dir: Path, model_id: str, revision: str | None, *, pickl
     """
     repository = cache_dir.expanduser().absolute() / f"models--{model_id.replace('/', '--')}"
     for commit in (revision, _commit(repository / "refs" / (revision or "main"))):
-        if commit and "/" not in commit and (repository / "snapshots" / commit / "config.json").is_file():
+        if commit and "/" not in commit and any((repository / "snapshots" / commit).glob("*.json")):
             snapshot = repository / "snapshots" / commit
             listing = repository / "trees" / f"{commit}.json"
             return snapshot if _is_whole(snapshot, listing, pickled=pickled) else None

@@ -11,15 +11,21 @@ from engine.types import ModelError
 
 Json = dict[str, Any]
 
+_MAX_BYTES = 1 << 28  # of a file; the largest tokenizers take a tenth of it
+
 
 def read(file: Path) -> Any:
-    """Any JSON value. Raises ModelError where the file is missing or is not JSON."""
+    """Any JSON value. Raises ModelError where the file is missing, is not JSON, or is one that no model has."""
     try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise ModelError(f"{file} is larger than any model's: {_MAX_BYTES >> 20} MiB are read at most")
         return json.loads(file.read_bytes())
     except OSError as error:
         raise ModelError(f"{file} can't be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON") from error
+    except RecursionError as error:
+        raise ModelError(f"{file} is nested too deeply") from error
 
 
 def read_object(file: Path) -> Json:

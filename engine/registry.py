@@ -19,6 +19,7 @@ _ENGINES = {
     "onnxruntime": "engine.compiled.onnxruntime",
     "fused": "engine.fused.engine",
     "transformers": "engine.transformers.engine",
+    "static": "engine.static.engine",
 }
 AUTO = "auto"
 _PREFERRED = {"cpu": ("openvino", "transformers"), "cuda": ("fused", "transformers")}  # the first that can serve

@@ -85,11 +85,12 @@ class PairTemplate:
     """How a generative reranker is asked.
 
     Each part is tokenized on its own, without special tokens but those spelled out, and the ids are joined. {query},
-    {document} and {instruction} are put in; where all is too long, the part with {document} is cut at its end.
+    {document} and {instruction} are put in; where all is too long, the part with {document} is cut at its end. A part
+    with {instruction} alone is left out where that is empty.
     """
 
     parts: tuple[str, ...]
-    instruction: str  # where the request gives none
+    instruction: str  # where the request gives none; may be empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

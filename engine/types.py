@@ -111,8 +111,9 @@ class ModelInfo:
     dtype: str  # compute type: "float32", …
     device: str  # "cpu", "cuda:0", …
     architecture: str  # model_type of config.json, "" where there is none
-    notes: tuple[str, ...] = ()  # what was decided at load and why, a line each: packed or padded, …
+    notes: tuple[str, ...] = ()  # what was decided at load and why, a line each; the first says how it is computed
     token_dimensions: int | None = None  # D of a token's row; None = `dimensions`
+    is_padded: bool = False  # sequences of like length are computed padded to the longest of them, instead of packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

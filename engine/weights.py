@@ -40,13 +40,13 @@ class Header:
 def weights_of(folder: Path, others: Iterable[Path] = ()) -> Weights:
     """Of a model folder's own files and those `others`. Raises ModelError where a file is not what it should be."""
     num_bytes, num_parameters = 0, Counter[str]()
-    for file, tensors in _headers((*_files(folder), *others)):
+    for file, tensors in _headers((*weight_files(folder), *others)):
         try:
             for tensor in tensors.values():
                 begin, end = tensor["data_offsets"]
                 num_bytes += end - begin
                 num_parameters[str(tensor["dtype"])] += math.prod(tensor["shape"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise _no_such_file(file) from error
     return Weights(num_bytes, dict(num_parameters))
 
@@ -54,7 +54,7 @@ def weights_of(folder: Path, others: Iterable[Path] = ()) -> Weights:
 def first_that_is_not_plain(folder: Path) -> str | None:
     """A tensor and how it is stored, where that is in no plain floating-point numbers, or in whole ones for a weight;
     None where there is no such. Raises ModelError where a file is not what it should be."""
-    for file, tensors in _headers(_files(folder)):
+    for file, tensors in _headers(weight_files(folder)):
         for name, tensor in tensors.items():
             dtype = tensor.get("dtype") if isinstance(tensor, dict) else None
             if not isinstance(dtype, str):
@@ -77,7 +77,8 @@ def _no_such_file(file: Path) -> ModelError:
     return ModelError(f"{file} is not a safetensors file")
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """A model folder's own. Raises ModelError."""
     if not (folder / _INDEX).is_file() or (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     names = {str(name) for name in object_in(read_object(folder / _INDEX), "weight_map").values()}
@@ -90,6 +91,9 @@ def header_of(file: Path) -> Header:
         size = int.from_bytes(opened.read(8), "little")
         if size > _MAX_HEADER:
             raise ValueError("no header is so long")
-        tensors = dict(json.loads(opened.read(size)))
+        try:
+            tensors = dict(json.loads(opened.read(size)))
+        except RecursionError as error:
+            raise ValueError("no header is nested so deeply") from error
     tensors.pop("__metadata__", None)
     return Header(tensors, 8 + size)

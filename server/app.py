@@ -7,10 +7,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
 from embedline import __version__
+from engine.tasks import Task
+from engine.types import OutputKind
 from server.errors import NoSuchRoute, WrongMethod, openai_answer
 from server.frontend_state import FrontendState
 from server.info import info as describe
+from server.info import output_names
 from server.metrics import MetricsSource
+from server.models import ServedModel
 from server.openapi import with_hot_routes
 from server.routes import ROUTES
 
@@ -36,8 +40,11 @@ def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
     @app.get("/health", summary="The same as /readyz, as TEI names it")
     @app.get("/", summary="The same as /readyz, as TEI has it too")
     @app.get("/ping", summary="The same as /readyz, as SageMaker names it")
-    async def readyz() -> Response:
-        reason = state.why_not_ready()
+    async def readyz(model: str | None = None) -> Response:
+        """Of the whole server, or of one of its models."""
+        if model is not None and model not in state.names:
+            return PlainTextResponse("no model of that name is served here", status_code=404)
+        reason = state.why_not_ready() if model is None else state.why_model_not_ready(model)
         if reason is None:
             return PlainTextResponse("ok")
         return PlainTextResponse(reason, status_code=503, headers={"retry-after": "2"})
@@ -58,19 +65,36 @@ def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
 
 
 def _model_cards(state: FrontendState) -> list[dict[str, Any]]:
-    if state.models is None:
-        return []
+    loaded = {model.name: model for model in state.models.models} if state.models else {}
     return [
         {
-            "id": model.name,
+            "id": name,
             "object": "model",
-            "created": model.facts["loaded_at"],
+            "created": loaded[name].facts["loaded_at"] if name in loaded else 0,
             "owned_by": "embedline",
-            "dimensions": model.dimensions,
-            "max_model_len": model.max_seqlen,
+            "ready": state.why_model_not_ready(name) is None,
+            **(_facts(loaded[name]) if name in loaded else {}),
         }
-        for model in state.models.models
+        for name in state.names
     ]
+
+
+def _facts(model: ServedModel) -> dict[str, Any]:
+    return {
+        "dimensions": model.dimensions,
+        "max_model_len": model.max_seqlen,  # as vLLM calls it
+        "max_input_length": model.max_seqlen,
+        "tasks": _tasks(model),
+        "outputs": output_names(model.outputs),
+        "prompts": sorted(model.facts["prompts"]),
+        "dtype": model.facts["info"]["dtype"],
+    }
+
+
+def _tasks(model: ServedModel) -> list[str]:
+    """What the model is for, and what it gives beside that."""
+    beside = {OutputKind.SPARSE: Task.SPARSE, OutputKind.MULTI_VECTOR: Task.LATE_INTERACTION}
+    return list(dict.fromkeys((model.task, *(task for kind, task in beside.items() if kind in model.outputs))))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -8,9 +8,11 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+from engine.detection.generative import template_name
 from engine.model_folder import ModelFolder
 from server.member import Member
 from server.model_plan import ModelPlan
+from server.task_findings import head_in_words
 from wire.control import Json
 from wire.page import Page
 
@@ -39,6 +41,8 @@ class Broadcast:
         """Take note of what an engine says of its model."""
         model = info["info"]
         logger.info("%s is computed by %s on %s (%s)", model["name"], model["engine"], model["device"], model["reason"])
+        if model["is_padded"]:
+            logger.info("%s is computed padded (%s)", model["name"], "; ".join(model["notes"][:1]))
         self._infos[engine] = {**info, "loaded_at": int(time.time())}
 
     def stopping(self) -> None:
@@ -138,9 +142,12 @@ class Broadcast:
 
 
 def _task(folder: ModelFolder) -> Json:
-    """What requests for other things than embeddings need to know."""
+    """What requests for other things than embeddings need to know, and what /info says beside it."""
     return {
         "task": folder.task,
+        "task_source": folder.task_source,
+        "heads": [head_in_words(head) for head in folder.heads],
+        "template": template_name(folder.template),
         "labels": folder.labels,
         "activation": folder.activation,
         "instruction": folder.template.instruction if folder.template else None,

@@ -20,6 +20,10 @@ _CONFIG_HELP = (
     "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
     f"line and the environment outrank it. [{CONFIG_VARIABLE}]"
 )
+_AS_CLASSIFIER_HELP = (
+    "Make a …ForSequenceClassification of a generative reranker instead: its one score is that of the answer yes less "
+    "that of no, so that nothing keeps or computes the rest of the vocabulary. The template stays in config.json."
+)
 _FOR_INSPECT = frozenset({"huggingface_hub_cache", "hf_token"})  # of the server's
 _OF_MODEL_FOR_CONVERT = frozenset({"revision"})
 _FOR_VERIFY = _FOR_INSPECT | {"compiled_cache"}
@@ -79,10 +83,11 @@ def verify(
     json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     **words: Any,
 ) -> None:
-    """Measure what FP8 costs a model's rows: exit code 0 if it can be served so, at least in part, 1 if not.
+    """Hold a model's rows of fixed texts against those of the library it was made with: exit code 1 if they differ.
 
-    Rows of fixed texts are held against those of the same model with plain weights, on the first of the devices. It is
-    what a start does that finds nothing in its cache, which is left alone here.
+    That is sentence-transformers or transformers, one text at a time; the engine is the one that a start would take.
+    With --quantization fp8 they are held against the same model with plain weights instead, as a start does that finds
+    nothing in its cache: exit code 0 if the model can be served so, at least in part.
     """
     _run(lambda: run_verification(settings_from({**words, "model_id": model}, os.environ), as_json=json))
 
@@ -90,6 +95,8 @@ def verify(
 def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
     out: Annotated[str, typer.Argument(metavar="OUT", help="The new folder: one that is not there yet, or is empty.")],
+    *,
+    as_classifier: Annotated[bool, typer.Option("--as-classifier", help=_AS_CLASSIFIER_HELP)] = False,
     **words: Any,
 ) -> None:
     """Make safetensors of a model's pytorch_model.bin and *.pt files, and a folder that can be served.
@@ -97,7 +104,8 @@ def convert(
     Such files can run code when they are read. They are read as weights alone, by a process of their own that has no
     network, where the kernel permits that; a file that wants more is refused.
     """
-    _run(lambda: run_conversion(settings_from({**words, "model_id": model}, os.environ), out))
+    settings = {**words, "model_id": model}
+    _run(lambda: run_conversion(settings_from(settings, os.environ), out, as_classifier=as_classifier))
 
 
 def run_server(settings: Settings) -> int:
@@ -121,11 +129,11 @@ def run_verification(settings: Settings, *, as_json: bool) -> int:
     return run(settings, as_json=as_json)
 
 
-def run_conversion(settings: Settings, out: str) -> int:
+def run_conversion(settings: Settings, out: str, *, as_classifier: bool) -> int:
     """Convert and print; the exit code."""
-    from server.convert_command import convert as run
+    from server.convert_command import convert, convert_to_classifier
 
-    return run(settings, out)
+    return convert_to_classifier(settings, out) if as_classifier else convert(settings, out)
 
 
 def _run(command: Callable[[], int]) -> NoReturn:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from engine.convert import conversion
+from engine.convert import classifier, conversion
 from engine.convert.conversion import Conversion
 from engine.model_source import resolve
 from server.settings import Settings
@@ -33,6 +33,23 @@ def convert(settings: Settings, out: str) -> int:
             file=sys.stderr,
         )
     print("\n".join(_lines(done)))
+    return 0
+
+
+def convert_to_classifier(settings: Settings, out: str) -> int:
+    """Make the folder `out` of the first model, a generative reranker, and print what it has; the exit code.
+
+    Raises ModelError with one line where that can't be done, and leaves nothing then.
+    """
+    model, cache = settings.models[0], settings.huggingface_hub_cache
+    new_folder = conversion.new_folder(Path(out))
+    with _ending_in_order():
+        cache_dir = Path(cache) if cache else None
+        found = resolve(model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token)
+        done = classifier.convert(found.path, new_folder)
+    print(done.folder)
+    print(f"  {classifier.HEAD}: token {' less token '.join(map(str, done.entries))}")
+    print(f"  embedline puts pairs into the template of {done.template}; with another server, whoever sends them must")
     return 0
 
 

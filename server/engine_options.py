@@ -5,8 +5,11 @@ from typing import Any
 from server.model_plan import ModelPlan
 
 
-def engine_options(model: ModelPlan, device: str, *, cache_dir: str | None, num_threads: int) -> dict[str, Any]:
-    """Fit for JSON. cache_dir: where engines keep what they have compiled, None = nowhere; num_threads: of the CPU."""
+def engine_options(
+    model: ModelPlan, device: str, *, cache_dir: str | None, num_threads: int, memory_share: float = 1.0
+) -> dict[str, Any]:
+    """Fit for JSON. cache_dir: where engines keep what they have compiled, None = nowhere; num_threads: of the CPU;
+    memory_share: how much of a GPU's memory the engine may take, above 0 and at most 1."""
     settings, folder = model.settings, model.folder
     options: dict[str, Any] = {
         "device": device,
@@ -32,7 +35,9 @@ def engine_options(model: ModelPlan, device: str, *, cache_dir: str | None, num_
         "quantization": settings.quantization,
         "attention": settings.attention,
         "pooling": settings.pooling,
+        "task": settings.task,
         "max_seqlen": folder.max_seqlen,
         "cache_dir": cache_dir,
         "num_threads": num_threads,
+        "memory_share": memory_share,
     }

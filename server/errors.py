@@ -173,6 +173,11 @@ def tei_answer(error: RequestError) -> ErrorAnswer:
     return _answer(row.tei_status, {"error": message, "error_type": row.tei_type}, error)
 
 
+def voyage_answer(error: RequestError) -> ErrorAnswer:
+    """The error as Voyage's client reads it."""
+    return _answer(_TABLE[type(error)].status, {"detail": error.message}, error)
+
+
 def _answer(status: int, shape: dict[str, Any], error: RequestError) -> ErrorAnswer:
     body = msgspec.json.encode(shape)
     headers = [(b"content-type", b"application/json")]

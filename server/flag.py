@@ -29,6 +29,7 @@ class Flag:
     most: float | None = None
     one_of: tuple[str, ...] = ()
     none_word: str = ""  # what stands for None, such as auto
+    is_own: bool = False  # each of several models has its own: repeated on the command line, once for each
     default_text: str = ""  # in place of a default that differs from machine to machine
     name: str = ""
     kind: type = str  # str, int, float, bool or tuple (of str)

@@ -16,12 +16,19 @@ A value is looked for on the command line, then in the environment, then in the 
 variable `{VARIABLE}`), then the default is taken. An empty variable is none. What can't be is answered with one
 line that names the flag, and exit code 2. Flags that are marked ◆ belong to a model.
 
+## Several models
+
+`--model-id` repeated, as in `--model-id A --served-model-name a --model-id B --served-model-name b`; the nth name and
+the nth revision are the nth model's, and all other flags hold for every model. A variable such as `MODEL_ID` names one
+model. Where models differ in more, they stand in a file. Clients choose by the served name; another name is answered
+with 404, and a model that is still loading with 503.
+
 ## A file
 
 TOML, with the flags' names as keys (dashes or underscores) and values in TOML's own types. Several models are
 `[[model]]` tables with flags ◆ of their own; a flag ◆ at the top holds for every model whose table does not give it,
 and one on the command line or in the environment for all of them. `model-id`, `revision` and `served-model-name` then
-stand in the tables alone. Clients choose by the served name; another name is answered with 404.
+stand in the tables alone.
 
 ```toml
 port = 8080

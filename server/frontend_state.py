@@ -1,5 +1,7 @@
 """What a frontend knows of the house: which models there are, whether they can compute, what it has counted."""
 
+from collections.abc import Sequence
+
 from server.errors import NotReady
 from server.models import ModelTable, served_models
 from wire.control import Json
@@ -35,6 +37,20 @@ class FrontendState:
     def models(self) -> ModelTable | None:
         """None while the first model is loading."""
         return self._models
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of all models that are served, those that are loading included, in their order."""
+        names: Sequence[str] = self._house.get("names", ())
+        return names
+
+    def why_model_not_ready(self, name: str) -> str | None:
+        """None when a request for this one of `names` sent now would be computed, whatever the others do."""
+        if self.draining:
+            return "the server is stopping"
+        if not self._page.engines_ready[:, self.names.index(name)].any():
+            return "no engine for the model is ready"
+        return None
 
     def models_or_not_ready(self) -> ModelTable:
         """Raises NotReady while the first model is loading."""

@@ -6,7 +6,6 @@ Hot routes are reached by a small table of paths in front of FastAPI's stack, si
 
 import asyncio
 import itertools
-import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,16 +15,14 @@ from starlette.routing import BaseRoute
 
 from server.asgi import ClientLeft, Message, Receive, Scope, Send, send_answer
 from server.auth import Keys
-from server.errors import EngineFailed, ErrorShape, NotReady, RequestError, Unauthorized, openai_answer
+from server.errors import ErrorShape, NotReady, RequestError, Unauthorized, openai_answer
 from server.observer import Observer
 from server.request_headers import read_headers, request_id
-from server.route import Answer, Call, Resources, Route
+from server.route import Answer, Call, Resources, Route, failed
 from server.routes import ROUTES
 from server.trace import Trace
 
 _CLIENT_LEFT = 499  # as nginx logs it; nobody is there to read it
-
-logger = logging.getLogger("embedline.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ class HotPath:
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, route.error_shape)
         except Exception as error:
-            return _failed(error, trace, route.error_shape)
+            return failed(error, trace, route.error_shape)
 
     async def _answer_slowly(self, request: _Request) -> None:
         """FastAPI's."""
@@ -111,7 +108,7 @@ class HotPath:
         try:
             trace.key = self._keys.check(trace.method, request.scope["path"], request.headers)
         except Unauthorized as error:
-            await self._send(request, _failed(error, trace, openai_answer))
+            await self._send(request, failed(error, trace, openai_answer))
             return
         # the body of an answer to HEAD is left out by whoever writes it to the connection
         scope = {**request.scope, "method": "GET"} if trace.method == "HEAD" else request.scope
@@ -132,18 +129,9 @@ class HotPath:
     def _interrupted(self, trace: Trace, shape: ErrorShape) -> Answer:
         """The client left, and gets nothing that is sent now; or the server stops and can't wait any longer."""
         if self._resources.state.draining:
-            return _failed(NotReady("the server is stopping", retry_after=1.0), trace, shape)
+            return failed(NotReady("the server is stopping", retry_after=1.0), trace, shape)
         trace.error = "ClientLeft"
         return _CLIENT_LEFT, [], b""
-
-
-def _failed(error: Exception, trace: Trace, shape: ErrorShape) -> Answer:
-    if not isinstance(error, RequestError):
-        logger.error("request %s failed for a reason of our own", trace.request_id, exc_info=error)
-        error = EngineFailed("the server failed on this request")
-    trace.error, trace.reason = type(error).__name__, error.reason
-    answer = shape(error)
-    return answer.status, answer.headers, answer.body
 
 
 def _request_ids() -> Iterator[str]:

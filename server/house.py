@@ -14,13 +14,13 @@ from batch_manager.client import ManagerAddress
 from batch_manager.policy import Policy
 from batch_manager.start import EngineAddress, ManagerStart
 from engine import devices
-from engine.model_folder import ModelFolder
 from engine.start import EngineStart
 from server.admission import WaitBudgets
 from server.auth import ApiKey
 from server.engine_options import engine_options
 from server.frontend_start import FrontendStart
 from server.member import Plan
+from server.memory_shares import memory_shares
 from server.model_plan import ModelPlan
 from server.run_folder import RunFolder
 from server.settings import Settings
@@ -73,6 +73,7 @@ class House:
         self._models = models
         self._door = door
         self._cache_dir = cache_dir
+        self._memory_shares = memory_shares(models)
         pairs = [(index, device) for index, model in enumerate(models) for device in model.devices.names]
         num_managers = settings.batch_managers or max(1, len(pairs) // _ENGINES_PER_MANAGER)
         self.page = Page.create(num_frontends=settings.frontends, num_managers=num_managers, num_models=len(models))
@@ -105,7 +106,13 @@ class House:
             engine=model.engine,
             model=model.name,
             reason=model.reason,
-            options=engine_options(model, place.device, cache_dir=self._cache_dir, num_threads=self._num_threads),
+            options=engine_options(
+                model,
+                place.device,
+                cache_dir=self._cache_dir,
+                num_threads=self._num_threads,
+                memory_share=self._memory_shares[place.model].get(place.device, 1.0),
+            ),
         )
         return Plan(
             role="engine",
@@ -127,7 +134,7 @@ class House:
         start = TokenizerStart(
             listener_fd=endpoint.fd,
             models=[model.name for model in self._models],
-            tokenizers=[_tokenizer_spec(model.folder) for model in self._models],
+            tokenizers=[tokenizer_spec(model) for model in self._models],
         )
         return Plan(
             role="tokenizer",
@@ -212,10 +219,15 @@ def _listen(folder: RunFolder, role: str, num: int) -> list[Endpoint]:
     return [Endpoint(*folder.listen(f"{role}-{index}")) for index in range(num)]
 
 
-def _tokenizer_spec(folder: ModelFolder) -> TokenizerSpec:
+def tokenizer_spec(model: ModelPlan) -> TokenizerSpec:
+    """What a tokenizer worker needs to know of the model."""
+    folder = model.folder
     return TokenizerSpec(
-        folder=str(folder.path),
+        folder=str(folder.path / folder.tokenizer_folder),
         max_seqlen=folder.max_seqlen,
         do_lower_case=folder.do_lower_case,
         vocab_size=folder.vocab_size,
+        template=folder.template.parts if folder.template else (),
+        as_it_stands=folder.is_static,
+        marks_prompts=not folder.include_prompt,
     )

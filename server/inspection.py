@@ -6,18 +6,19 @@ Reads JSON files, the headers of the weights and the tokenizer, and loads no wei
 import json
 import os
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from engine import devices, registry
 from engine.head.arrays import weights_files
-from engine.head.steps import Dense, LayerNorm
+from engine.head.steps import Dense, LayerNorm, Normalize, Step
 from engine.model_folder import ModelFolder
-from engine.types import ModelError
-from engine.weights import Weights, weights_of
+from engine.tasks import TokenVectors
+from engine.types import ModelError, OutputKind
+from engine.weights import Weights, weight_files, weights_of
 from server.compiled_cache import cache_folder
 from server.model_plan import ModelPlan, find_cuda, plan_model
 from server.settings import Settings
+from server.task_findings import Finding, task_findings
 from tokenizer_pool.loading import TokenizerError, load
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -25,19 +26,11 @@ _MIB = 1 << 20
 _LABEL_WIDTH = 15
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A fact, and who says so."""
-
-    name: str
-    value: Any  # as JSON has it
-    source: str = ""
-
-
 def inspect(settings: Settings, *, as_json: bool) -> int:
     """Print what is known of the first model. Raises SettingsError and ModelError where it can't be served."""
     plan = plan_model(settings.models[0], settings, cuda=lambda: find_cuda(settings))
-    weights = weights_of(plan.folder.path, weights_files(plan.folder.path, plan.folder.steps))
+    folder = plan.folder
+    weights = weights_of(folder.weights_folder, weights_files(folder.path, (*folder.steps, *_beside(folder))))
     found = [*findings(plan, weights), *_of_this_machine(plan, settings)]
     warned = warnings(plan, weights)
     print(_as_json(found, warned) if as_json else _as_text(plan, found, warned))
@@ -52,8 +45,8 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("folder", str(folder.path), plan.source),
         Finding("revision", plan.revision or None),
         Finding("architecture", folder.architecture, ", ".join(folder.architectures) or "config.json"),
-        Finding("pooling", folder.pooling, folder.pooling_source),
-        Finding("normalize", folder.normalize, "modules.json" if folder.normalize else "no Normalize module"),
+        *task_findings(folder),
+        *_pooling_findings(folder),
         Finding("max_seqlen", folder.max_seqlen, folder.max_seqlen_source),
         Finding("dimensions", folder.dimensions, _dimensions_source(folder)),
         Finding("vocab_size", folder.vocab_size, "config.json"),
@@ -68,6 +61,23 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("memory_bytes", _memory(plan, weights), f"weights of one engine in {_dtype(plan)}, estimated"),
         Finding("notes", list(folder.notes)),
     ]
+
+
+def _pooling_findings(folder: ModelFolder) -> list[Finding]:
+    """Of a model that gives a row for a text."""
+    if OutputKind.POOLED not in folder.outputs:
+        return []
+    return [
+        Finding("pooling", folder.pooling, folder.pooling_source),
+        Finding("normalize", folder.normalize, "modules.json" if folder.normalize else "no Normalize module"),
+    ]
+
+
+def _beside(folder: ModelFolder) -> list[Step]:
+    """Layers of heads that lie in files of their own."""
+    steps = (step for head in folder.heads if isinstance(head, TokenVectors) for step in head.steps)
+    own = {file.name for file in weight_files(folder.path)} if folder.heads else set()
+    return [step for step in steps if isinstance(step, Normalize) or step.folder not in own]
 
 
 def _of_this_machine(plan: ModelPlan, settings: Settings) -> list[Finding]:
@@ -121,7 +131,7 @@ def _dimensions_source(folder: ModelFolder) -> str:
 def _tokenizer(plan: ModelPlan) -> str:
     """The kind of its model. Raises ModelError where no tokenizer can be made of the folder."""
     try:
-        tokenizer = load(plan.folder.path, do_lower_case=plan.folder.do_lower_case)
+        tokenizer = load(plan.folder.path / plan.folder.tokenizer_folder, do_lower_case=plan.folder.do_lower_case)
     except TokenizerError as error:
         raise ModelError(str(error)) from None
     return type(tokenizer.model).__name__

@@ -20,6 +20,12 @@ _READY = gauge("embedline_ready", (), "1 when a request sent now would be comput
 _BUILD = gauge("embedline_build_info", ("version",), "Always 1.")
 _INFO = gauge("embedline_model_info", ("model", "engine", "dtype", "devices", "revision"),
     "1 for each model whose engine has been ready.")
+_MODEL_READY = gauge("embedline_model_ready", _MODEL, "1 when a request for the model sent now would be computed.",
+    "0 for 5 minutes")
+_PADDED = gauge("embedline_model_padded", ("model", "engine"),
+    "1 where sequences of like length are padded to the longest of them, 0 where they are packed: openvino and "
+    "onnxruntime pad small groups by design, transformers where packing fails the self-test.",
+    "1 for the engine transformers and speed matters: the log and /info say why")
 _QUEUED = gauge("embedline_queue_tokens", _BY_CLASS, "Tokens waiting or in an engine.", "it grows for 10 minutes")
 _OLDEST = gauge("embedline_queue_oldest_age_seconds", _BY_CLASS, "Since the oldest waiting request came.",
     "over 30 while embedline_seconds_since_last_batch is too, for a minute: nothing moves")
@@ -30,7 +36,7 @@ _ENGINES = gauge("embedline_engines_ready", _MODEL, "Engines that can take a bat
 _RATE = gauge("embedline_engine_tokens_per_second", _MODEL, "What the engines compute together, as measured.")
 _LAST = gauge("embedline_seconds_since_last_batch", _MODEL, "Since a batch finished; absent before the first.")
 # fmt: on
-LEVELS = (_READY, _BUILD, _INFO, _QUEUED, _OLDEST, _WAIT, _ENGINES, _RATE, _LAST)
+LEVELS = (_READY, _MODEL_READY, _BUILD, _INFO, _PADDED, _QUEUED, _OLDEST, _WAIT, _ENGINES, _RATE, _LAST)
 
 
 class Levels(Collector):
@@ -56,6 +62,7 @@ class Levels(Collector):
         yield _family(_OLDEST, [(labels, self._age(index, its_class, now)) for index, its_class, labels in by_class])
         yield _family(_WAIT, [(labels, expected_wait(page, index, its_class)) for index, its_class, labels in by_class])
         models = [(index, (model,)) for index, model in enumerate(self._model_names)]
+        yield _family(_MODEL_READY, [(labels, int(page.engines_ready[:, index].any())) for index, labels in models])
         yield _family(_ENGINES, [(labels, page.engines_ready[:, index].sum()) for index, labels in models])
         yield _family(_RATE, [(labels, page.tokens_per_second[:, index].sum()) for index, labels in models])
         last_at = page.last_batch_at.max(axis=0)
@@ -74,7 +81,10 @@ class ModelInfo(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read now."""
-        yield _family(_INFO, [(_labels(entry), 1) for entry in self._models()])
+        entries = self._models()
+        yield _family(_INFO, [(_labels(entry), 1) for entry in entries])
+        infos = [entry["info"] for entry in entries]
+        yield _family(_PADDED, [((info["name"], info["engine"]), info["is_padded"]) for info in infos])
 
 
 def _labels(entry: Json) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engine import cuda_driver, devices, model_folder, quantization, registry
 from engine.cuda_driver import Cuda
+from engine.detection.tokens import check_special_tokens
 from engine.devices import Devices, Work
 from engine.model_folder import ModelFolder
 from engine.model_source import resolve
@@ -21,6 +22,7 @@ from server.settings import MAX_PROCESSES, Settings
 from tokenizer_pool.messages import Truncation
 
 _FAKE = "fake"
+_STATIC = "static"
 _READS_FP8 = "fused"
 _NO_CUDA_IN_TORCH = "+cpu"  # how such a build ends its version
 
@@ -65,7 +67,12 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
     resolved = resolve(
         model.model_id, model.revision, cache_dir=Path(cache) if cache else None, token=settings.hf_token
     )
-    folder = model_folder.read(resolved.path, pooling=model.pooling, needs_weights=engine != _FAKE)
+    folder = model_folder.read(resolved.path, pooling=model.pooling, task=model.task, needs_weights=engine != _FAKE)
+    if engine != _FAKE:
+        check_special_tokens(folder)
+    if folder.is_static and engine != _FAKE:
+        engine, reason = _static_engine(model)
+        chosen = devices.choose(devices.CPU, Work(engine, model.dtype, model.quantization), Cuda())
     return ModelPlan(
         name=model.name,
         settings=model,
@@ -77,7 +84,7 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
         revision=resolved.revision,
         default_prompt=_default_prompt(model, folder),
         truncation=Truncation.RIGHT if model.auto_truncate else Truncation.NONE,
-        stored=None if engine == _FAKE else _stored(folder, engine, chosen),
+        stored=None if engine in (_FAKE, _STATIC) else _stored(folder, engine, chosen),
     )
 
 
@@ -109,6 +116,15 @@ def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> StoredFp8 | No
     """Raises ModelError where none of the engines that may be taken can read the weights."""
     engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else (engine,)
     return quantization.check(folder.path, reads_fp8=_READS_FP8 in engines)
+
+
+def _static_engine(model: ModelSettings) -> tuple[str, str]:
+    """The only one that looks rows up and no more, and why. Raises ModelError where another is asked for."""
+    if model.engine not in (registry.AUTO, _STATIC):
+        raise ModelError(f"--engine {model.engine} does not serve static embeddings; {_STATIC} does")
+    if model.devices not in (registry.AUTO, devices.CPU):
+        raise ModelError("--devices must be cpu for static embeddings, which are looked up and not computed")
+    return _STATIC, f"--engine {model.engine}: the model is a table of static embeddings"
 
 
 def _shortened(folder: ModelFolder, max_input_length: int | None) -> ModelFolder:

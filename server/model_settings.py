@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.tasks import Task
 from server.flag import SettingsError, check_flags, flag
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -15,23 +16,40 @@ class ModelSettings:
         DEFAULT_MODEL,
         "Model",
         "The model: a local folder, or a name on the Hugging Face hub, which is looked for in the hub's cache first. "
-        "The default is small and quick on a laptop.",
+        "The default is small and quick on a laptop. Repeat it to serve several: clients choose by the served name, "
+        "--revision and --served-model-name are then repeated as often and in the same order, or left out, and every "
+        "other flag holds for all of them. In the environment it is one model.",
+        is_own=True,
     )
     revision: str | None = flag(
-        None, "Model", "Commit, tag or branch on the hub. Give a commit to serve the same weights for ever."
+        None,
+        "Model",
+        "Commit, tag or branch on the hub. Give a commit to serve the same weights for ever.",
+        is_own=True,
     )
     served_model_name: str | None = flag(
         None,
         "Model",
         "The name that answers carry and /v1/models lists; --model-id unless given. Several models need different "
         "ones.",
+        is_own=True,
+    )
+    task: str = flag(
+        "auto",
+        "Model",
+        "What the model is for. auto reads it from the model's files, and `embedline inspect` says what was found and "
+        "which file says so. Name one where they say too little, as rerank for a generative reranker under another "
+        "name, or where you want another use than the likeliest: embed for the rows of a classifier's encoder, sparse "
+        "for those of a masked language model. What the model has no head for is refused at the start.",
+        one_of=("auto", *Task),
     )
     pooling: str | None = flag(
         None,
         "Model",
-        "How token vectors become one, where the model's own files do not say, or say wrong.",
+        "How token vectors become one, where the model's own files do not say, or say wrong. splade makes a masked "
+        "language model give weights of words instead.",
         aliases=("--pooling-method",),
-        one_of=("cls", "mean", "last-token"),
+        one_of=("cls", "mean", "last-token", "splade"),
     )
     max_input_length: int | None = flag(
         None,
@@ -88,6 +106,16 @@ class ModelSettings:
         "Of the fused engine on a GPU: auto measures at load which of our kernel, FlashAttention-2 and cuDNN is "
         "fastest for the model at each length; tiles takes ours without measuring, should one of the others do harm.",
         one_of=("auto", "tiles"),
+    )
+    gpu_memory_share: float | None = flag(
+        None,
+        "Engine",
+        "How much of a GPU's memory each of the model's engines may take, where several engines of this server run on "
+        "it: 0.5 is half. auto shares what the others leave equally. Give a large model more than a small one beside "
+        "it; a driver's context of about half a GB for each engine comes on top.",
+        least=0.01,
+        most=1,
+        none_word="auto",
     )
     max_batch_tokens: int | None = flag(
         None,

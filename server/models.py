@@ -57,7 +57,8 @@ class ModelTable:
             return self.models[0]
         if name in self._names:
             raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS, param="model")
-        raise ModelNotFound("no model of that name is served here; GET /v1/models lists them", param="model")
+        problem = "no model of that name is served here" if name else "several models are served here, and none is named"
+        raise ModelNotFound(f"{problem}; GET /v1/models lists them", param="model")
 
 
 def _late(fields: dict[str, Any] | None) -> LateInteraction | None:

@@ -49,7 +49,8 @@ def _parameter(flag: Flag) -> inspect.Parameter:
     option = typer.Option(
         *spellings, help=_help(flag), metavar=_METAVARS.get(flag.kind), rich_help_panel=flag.group, show_default=False
     )
-    annotation = Annotated[_WORDS.get(flag.kind, str | None), option]  # type: ignore[valid-type]  # it is made here
+    words = list[str] | None if flag.is_own else _WORDS.get(flag.kind, str | None)
+    annotation = Annotated[words, option]  # type: ignore[valid-type]  # it is made here
     return inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

@@ -6,39 +6,31 @@ Knows texts, ids and rows; nothing of HTTP, JSON or any dialect.
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batch_manager import messages as batching
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
 from engine.types import ROWS_OF_TOKENS, OutputKind, Results
 from server.admission import Admission
-from server.errors import (
-    DeadlineExceeded,
-    EmptyInput,
-    EngineFailed,
-    InvalidRequest,
-    NotReady,
-    NotTokenizable,
-    RequestError,
-    UnsupportedTask,
-)
+from server.errors import DeadlineExceeded, InvalidRequest, UnsupportedTask
+from server.late_tokens import shaped
 from server.models import ServedModel
+from server.refusals import TOO_LARGE, batch_error, text_error
 from server.tokens import BULK_ITEMS, BULK_TOKENS, Tokens
 from server.trace import Trace
-from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefused, Truncation
-from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids
+from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join
 from wire.vocabulary import RequestClass
 
-_TOO_LARGE = "the answer would be too large; send fewer inputs a request"
-
 MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are five times that
+MAX_SPARSE_ROW_BYTES = 1 << 28  # of a request's sparse rows; as JSON they are four times that
+MAX_COMPARISONS = 1 << 34  # products of two numbers that comparing token rows takes: about a second of a frontend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +42,8 @@ class Work:
     pair_texts: Sequence[str] = ()  # as many second texts, where pairs are to be computed
     token_ids: Sequence[Sequence[int]] | None = None
     prompt: str = ""  # put before each text, not before ids; of pairs for a template, the instruction
+    num_queries: int = 0  # so many of the texts, the first ones, are queries; what follows are documents
+    query_prompt: str = ""  # put before queries instead of `prompt`
     truncation: Truncation = Truncation.RIGHT
     outputs: OutputKind = OutputKind.POOLED  # one kind or several
     request_class: RequestClass | None = None  # None = by size
@@ -111,6 +105,9 @@ class Embedded:
         return self.truncated.tobytes().count(1)
 
 
+Tokenize = Callable[[RequestClass], Awaitable[TokenizedTexts]]  # of one request; raises TextRefused
+
+
 class Pipeline:
     """Carries requests through the tokenizer pool and the batch managers."""
 
@@ -124,33 +121,36 @@ class Pipeline:
         """Rows for a request. Raises RequestError; cancelling it drops the work everywhere."""
         computed = await self.compute(request, trace)
         rows, tokens = computed.results[request.outputs], computed.tokens
-        return Embedded(_finish(rows.values, request), computed.num_tokens, tokens.truncated, rows.offsets)
+        return Embedded(finish(rows.values, request), computed.num_tokens, tokens.truncated, rows.offsets)
 
-    async def compute(self, request: Work, trace: Trace) -> Computed:
-        """The way of every request. Raises RequestError; cancelling it drops the work everywhere."""
+    async def compute(self, request: Work, trace: Trace, *, tokenize: Tokenize | None = None) -> Computed:
+        """The way of every request. Raises RequestError; cancelling it drops the work everywhere.
+
+        `tokenize` is for whoever has more to do with the texts than to get their ids.
+        """
         trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
         if request.deadline == math.inf:
-            return await self._compute(request, trace)
+            return await self._compute(request, trace, tokenize)
         try:
             async with asyncio.timeout_at(request.deadline):
-                return await self._compute(request, trace)
+                return await self._compute(request, trace, tokenize)
         except TimeoutError:
             raise DeadlineExceeded("the request's own deadline passed") from None
 
-    async def _compute(self, request: Work, trace: Trace) -> Computed:
+    async def _compute(self, request: Work, trace: Trace, tokenize: Tokenize | None) -> Computed:
         model = request.model
         if request.outputs not in model.outputs:
-            raise UnsupportedTask(f"this model gives no {_names(request.outputs & ~model.outputs)}")
+            raise unsupported(model, f"no {_names(request.outputs & ~model.outputs)}")
         num_tokens, request_class = self._classify(request, trace)
         trace.stage, trace.request_class = "admit", request_class.name.lower()
         self._admission.check(model.index, request_class)
         try:
             trace.stage, began = "tokenize", time.perf_counter()
             with self._admission.reserved(model.index, request_class, num_tokens):
-                tokens = await self._tokenize(request, request_class)
+                tokens = await (tokenize or partial(self.tokenize, request))(request_class)
             trace.stage, trace.tokenize_seconds = "queue", time.perf_counter() - began
             trace.num_tokens = len(tokens.token_ids)
-            _check_size(request, trace.num_tokens)
+            _check_size(request, tokens)
             trace.seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [trace.num_tokens]
             answer = await self._managers.submit(
                 Submission(
@@ -164,11 +164,12 @@ class Pipeline:
                 )
             )
         except TextRefused as refused:
-            raise _text_error(refused, request) from None
+            raise text_error(refused, request.name_of, request.model, is_pair=bool(request.pair_texts)) from None
         except RequestRefused as refused:
-            raise _batch_error(refused, request) from None
+            raise batch_error(refused, request.name_of) from None
         trace.stage, trace.responds_since = "respond", time.perf_counter()
         trace.queue_seconds, trace.compute_seconds = answer.queue_seconds, answer.compute_seconds
+        _check_entries(answer.results)
         computed = Computed(answer.results, tokens)
         trace.num_truncated = computed.num_truncated
         return computed
@@ -186,7 +187,8 @@ class Pipeline:
         is_bulk = request.num_items > BULK_ITEMS or num_tokens > BULK_TOKENS
         return num_tokens, RequestClass.BULK if is_bulk else RequestClass.INTERACTIVE
 
-    async def _tokenize(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
+    async def tokenize(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
+        """The ids that a request is computed from. Raises TextRefused."""
         model = request.model
         if request.texts is None:
             return await check_token_ids(
@@ -195,18 +197,39 @@ class Pipeline:
                 max_seqlen=model.max_seqlen,
                 truncation=request.truncation,
             )
-        tokens = await self._tokenizers.tokenize(
-            request.texts,
-            model=model.index,
-            request_class=request_class,
-            truncation=request.truncation,
-            prompt=request.prompt,
-            pair_texts=request.pair_texts,
-        )
+        tokens = await self._tokenize_texts(request, request_class)
         if not tokens.truncated.any():
             num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
             self._admission.learn(model.index, num_characters, len(tokens.token_ids))
+        if request.outputs & OutputKind.MULTI_VECTOR and model.late is not None:
+            tokens = await shaped(
+                tokens,
+                model.late,
+                num_queries=request.num_queries,
+                max_seqlen=model.max_seqlen,
+                truncation=request.truncation,
+            )
         return tokens
+
+    async def _tokenize_texts(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
+        assert request.texts is not None
+        model, num_queries = request.model.index, request.num_queries
+        ask = partial(
+            self._tokenizers.tokenize, model=model, request_class=request_class, truncation=request.truncation
+        )
+        if not num_queries or request.query_prompt == request.prompt:
+            return await ask(request.texts, prompt=request.prompt, pair_texts=request.pair_texts)
+        queries = await ask(request.texts[:num_queries], prompt=request.query_prompt)
+        if num_queries == len(request.texts):
+            return queries
+        try:
+            documents = await ask(request.texts[num_queries:], prompt=request.prompt)
+        except TextRefused as refused:
+            index = refused.index + num_queries if refused.index >= 0 else -1
+            raise TextRefused(
+                refused.reason, index, num_tokens=refused.num_tokens, max_tokens=refused.max_tokens
+            ) from None
+        return join([queries, documents])
 
 
 _OUTPUT_NAMES = {
@@ -223,14 +246,32 @@ def _names(outputs: OutputKind) -> str:
     return ", ".join(_OUTPUT_NAMES[output] for output in outputs)
 
 
-def _check_size(request: Work, num_tokens: int) -> None:
-    """Raises InvalidRequest, before anything is computed, where the rows would be more than a frontend can write."""
+def unsupported(model: ServedModel, lack: str) -> UnsupportedTask:
+    """The error for what a model does not do, which says what it does."""
+    return UnsupportedTask(f"this model gives {lack}; it is for {model.task.value}")
+
+
+def _check_size(request: Work, tokens: TokenizedTexts) -> None:
+    """Raises InvalidRequest, before anything is computed, where the rows would be more than a frontend can write, or
+    compare."""
+    if not request.outputs & ROWS_OF_TOKENS:
+        return
+    num_tokens = len(tokens.token_ids)
     dimensions = request.model.token_dimensions or request.model.dimensions
-    if request.outputs & ROWS_OF_TOKENS and 4 * num_tokens * dimensions > MAX_TOKEN_ROW_BYTES:
-        raise InvalidRequest(_TOO_LARGE)
+    num_query_tokens = int(tokens.offsets[request.num_queries])
+    comparisons = num_query_tokens * (num_tokens - num_query_tokens) * dimensions
+    if 4 * num_tokens * dimensions > MAX_TOKEN_ROW_BYTES or comparisons > MAX_COMPARISONS:
+        raise InvalidRequest(TOO_LARGE)
 
 
-def _finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float32]:
+def _check_entries(results: Results) -> None:
+    """Raises InvalidRequest where sparse rows, whose number nobody knows before, are more than a frontend can write."""
+    sparse = results.get(OutputKind.SPARSE)
+    if sparse is not None and sparse.values.nbytes > MAX_SPARSE_ROW_BYTES:
+        raise InvalidRequest(TOO_LARGE)
+
+
+def finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float32]:
     """Cut to the wished dimensions, then scale to length 1 where the model does: in this order, or the
     cut rows would be shorter than 1."""
     if request.dimensions is not None and request.dimensions < rows.shape[1]:
@@ -241,46 +282,3 @@ def _finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.floa
         # torch's normalize has the same floor, so a row of zeros stays zero
         rows = rows / np.maximum(norms, np.float32(1e-12))[:, None]
     return rows
-
-
-def _text_error(refused: TextRefused, request: Work) -> RequestError:
-    param = request.name_of(refused.index)
-    match refused.reason:
-        case tokenizing.Refusal.TOO_LONG:
-            limit = f"{refused.max_tokens} tokens" if refused.max_tokens else "the model's limit"
-            problem = f"is longer than {limit} and truncation is off"
-        case tokenizing.Refusal.EMPTY:
-            problem = "has no tokens"
-        case tokenizing.Refusal.OUT_OF_VOCABULARY:
-            problem = f"has a token id that is not from 0 to {request.model.vocab_size - 1}"
-        case tokenizing.Refusal.FAILED:
-            problem = "can't be tokenized"
-        case tokenizing.Refusal.TOO_MUCH:
-            problem = "is too large for one request; send fewer items a request"
-    return _TEXT_ERRORS.get(refused.reason, InvalidRequest)(f"{param} {problem}", param=param)
-
-
-_TEXT_ERRORS: dict[tokenizing.Refusal, type[RequestError]] = {
-    tokenizing.Refusal.EMPTY: EmptyInput,
-    tokenizing.Refusal.FAILED: NotTokenizable,
-}
-
-
-def _batch_error(refused: RequestRefused, request: Work) -> RequestError:
-    param = request.name_of(refused.index) if refused.index >= 0 else None
-    where = param or "the request"
-    match refused.reason:
-        case batching.Refusal.DEADLINE:
-            return DeadlineExceeded("the request's own deadline passed while it waited")
-        case batching.Refusal.NO_ENGINE:
-            return NotReady("no engine is ready", retry_after=refused.retry_after or 1.0)
-        case batching.Refusal.STOPPING:
-            return NotReady("the server is stopping", retry_after=1.0)
-        case batching.Refusal.TOO_LONG:
-            return InvalidRequest(f"{where} is longer than the engine takes", param=param)
-        case batching.Refusal.ANSWER_TOO_LARGE:
-            return InvalidRequest(_TOO_LARGE)
-        case batching.Refusal.NON_FINITE:
-            return EngineFailed(f"the model gives numbers that are not finite for {where}", param=param)
-        case _:
-            return EngineFailed(f"the engine failed on {where}", param=param)

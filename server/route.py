@@ -1,5 +1,6 @@
 """One route of a dialect, and one request as its handler sees it. Knows no dialect."""
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from typing import Any
 
 from server.admission import Admission
 from server.asgi import BodyReader, Headers, Receive
-from server.errors import ErrorShape
+from server.errors import EngineFailed, ErrorShape, RequestError
 from server.frontend_state import FrontendState
 from server.models import ModelTable
 from server.pipeline import Pipeline
@@ -16,6 +17,8 @@ from server.request_headers import Wishes
 from server.trace import Trace
 
 Answer = tuple[int, Headers, bytes | memoryview]  # status, headers, body
+
+logger = logging.getLogger("embedline.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,17 @@ class Route:
 
     path: str
     handler: Callable[[Call], Awaitable[Answer]]
-    error_shape: ErrorShape
+    error_shape: ErrorShape  # where the handler does not answer an error itself
     summary: str  # for the OpenAPI page, as are the next two
     body: type  # a msgspec.Struct: the request's body
     responses: dict[str, Any]  # content type -> JSON schema, of the answer to a good request
+
+
+def failed(error: Exception, trace: Trace, shape: ErrorShape) -> Answer:
+    """The answer to a request that failed, which is noted in its trace."""
+    if not isinstance(error, RequestError):
+        logger.error("request %s failed for a reason of our own", trace.request_id, exc_info=error)
+        error = EngineFailed("the server failed on this request")
+    trace.error, trace.reason = type(error).__name__, error.reason
+    answer = shape(error)
+    return answer.status, answer.headers, answer.body

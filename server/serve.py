@@ -18,6 +18,7 @@ from server.compiled_cache import cache_folder
 from server.flag import SettingsError
 from server.house import Door, House
 from server.http_server import HttpServer
+from server.memory_shares import memory_shares
 from server.model_plan import ModelPlan, plan_models
 from server.monitor import make_monitor
 from server.run_folder import RunFolder
@@ -52,6 +53,7 @@ def prepare(settings: Settings) -> Prepared:
     _check_python(settings.engine_python)
     keys = api_keys(settings.api_key, settings.api_key_file)
     models = plan_models(settings)
+    memory_shares(models)  # raises what is wrong with them; the house asks again
     compiles = any(model.engine != "fake" for model in models)
     cache_dir = cache_folder(settings.compiled_cache, os.environ) if compiles else None
     http = bind(settings.hostname, settings.port, "--port")

@@ -1,6 +1,7 @@
-"""`embedline verify`: what a quantization costs a model here, measured as a start would measure it. Starts no server.
+"""`embedline verify`: is what is served here what the model is? Starts no server.
 
-Today one can be verified: FP8, against the same model with plain weights.
+A quantized model is held against the same model with plain weights, as a start would measure it; today that is FP8.
+Any other is held against the library that it was made with (verify_reference).
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine import registry
 from engine.types import ModelError
+from server import verify_reference
 from server.compiled_cache import cache_folder
 from server.engine_options import engine_options
 from server.flag import SettingsError
@@ -30,12 +32,16 @@ _LABEL_WIDTH = 15
 
 
 def verify(settings: Settings, *, as_json: bool) -> int:
-    """Print what the first model's quantization costs, on the first of its devices; the exit code: 0 where at least a
-    part of the model can be served quantized.
+    """Print how near the first model's rows are to what they should be, on the first of its devices; the exit code: 0
+    where they are near enough, with --quantization fp8 where at least a part of the model can be served so.
 
     Raises SettingsError and ModelError where that can't be measured.
     """
-    plan = plan_model(_asked(settings.models[0]), settings, cuda=lambda: find_cuda(settings))
+    model = settings.models[0]
+    if model.quantization != _QUANTIZATION:
+        plan = plan_model(model, settings, cuda=lambda: find_cuda(settings))
+        return verify_reference.verify(plan, settings, as_json=as_json)
+    plan = plan_model(_asked(model), settings, cuda=lambda: find_cuda(settings))
     _check_tokenizer(plan)
     verified = _verified(plan, settings)
     print(_as_json(plan, verified) if as_json else _as_text(plan, verified))
@@ -43,12 +49,10 @@ def verify(settings: Settings, *, as_json: bool) -> int:
 
 
 def _asked(model: ModelSettings) -> ModelSettings:
-    """auto is what can be verified. Raises SettingsError for what can't be."""
-    if model.quantization not in ("auto", _QUANTIZATION):
-        raise SettingsError(f"--quantization {model.quantization} can't be verified; {_QUANTIZATION} can")
+    """Raises SettingsError for what does not quantize so."""
     if model.engine not in (registry.AUTO, _ENGINE):
-        raise SettingsError(f"--engine {model.engine} can't be verified; {_ENGINE} can, with {_QUANTIZATION}")
-    return dataclasses.replace(model, engine=_ENGINE, quantization=_QUANTIZATION)
+        raise SettingsError(f"--engine {model.engine} can't be verified with {_QUANTIZATION}; {_ENGINE} can")
+    return dataclasses.replace(model, engine=_ENGINE)
 
 
 def _check_tokenizer(plan: ModelPlan) -> None:

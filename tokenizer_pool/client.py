@@ -5,6 +5,8 @@ Cuts requests into pieces, spreads them over the workers and joins the answers. 
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence, Sized
+from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -69,17 +71,23 @@ class TokenizerPool:
     ) -> TokenizedTexts:
         """Ids of each text with the prompt before it, special tokens included; at least one text.
 
-        With `pair_texts`, as many, ids of each pair; see Piece.
+        With `pair_texts`, as many, ids of each pair: put into the model's template where it has one, else the prompt
+        before the first text, both as its tokenizer puts pairs together.
 
         Raises TextRefused with the index in `texts`. Cancelling it drops what no worker has yet.
         """
         assert texts, "a request without texts is refused at the edge"
         texts, cut_short = cap(texts, max_seqlen=self._max_seqlens[model], truncation=truncation)
+        if pair_texts:
+            assert len(pair_texts) == len(texts), "a pair has two texts"
+            pair_texts, more = cap(pair_texts, max_seqlen=self._max_seqlens[model], truncation=truncation)
+            cut_short = cut_short + more
 
         def piece(start: int, stop: int) -> Piece:
             return Piece(model, request_class, truncation, texts[start:stop], prompt, pair_texts[start:stop])
 
-        job: Job[TokenizedPiece] = Job(_parts(texts, piece, pace=self._paces[model, Piece], prompt=prompt))
+        parts = _parts(texts, piece, pace=self._paces[model, Piece], prompt=prompt, pair_texts=pair_texts)
+        job: Job[TokenizedPiece] = Job(parts)
         tokenized = join(await self._answers(job, request_class))
         return _mark_truncated(tokenized, cut_short) if cut_short else tokenized
 
@@ -201,10 +209,15 @@ class TokenizerPool:
 
 
 def _parts(
-    items: Sequence[Sized], piece: Callable[[int, int], AnyPiece], *, pace: Pace, prompt: str = ""
+    items: Sequence[Sized],
+    piece: Callable[[int, int], AnyPiece],
+    *,
+    pace: Pace,
+    prompt: str = "",
+    pair_texts: Sequence[str] = (),
 ) -> list[Part]:
     """A request in parts of a few milliseconds each; `piece` makes one of the items [start, stop)."""
-    spans = cut(items, prompt=prompt, max_chars=pace.chars(MAX_PIECE_SECONDS))
+    spans = cut(items, prompt=prompt, max_chars=pace.chars(MAX_PIECE_SECONDS), pair_texts=pair_texts)
     return [Part(piece(span.start, span.stop), start=span.start, num_chars=span.num_chars) for span in spans]
 
 
@@ -225,10 +238,13 @@ def _blame(owed: Sequence[tuple[AnyJob, Part]]) -> None:
 
 
 def _first_unencodable(piece: AnyPiece) -> int:
-    """Index of the first text with a lone surrogate, -1 where there is none."""
-    for index, text in enumerate(() if isinstance(piece, DecodePiece) else piece.texts):
+    """Index of the first text or pair with a lone surrogate, -1 where there is none."""
+    if isinstance(piece, DecodePiece):
+        return -1
+    pair_texts = piece.pair_texts if isinstance(piece, Piece) else ()
+    for index, texts in enumerate(zip_longest(piece.texts, pair_texts, fillvalue="")):
         try:
-            text.encode()
+            "".join(texts).encode()
         except UnicodeEncodeError:
             return index
     return -1
@@ -237,4 +253,4 @@ def _first_unencodable(piece: AnyPiece) -> int:
 def _mark_truncated(tokenized: TokenizedTexts, indices: Sequence[int]) -> TokenizedTexts:
     truncated = tokenized.truncated.copy()
     truncated[indices] = 1
-    return TokenizedTexts(tokenized.token_ids, tokenized.offsets, truncated)
+    return replace(tokenized, truncated=truncated)

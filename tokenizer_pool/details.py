@@ -20,8 +20,10 @@ from wire.vocabulary import RequestClass
 # then the texts as `encode_texts` has them
 _DETAIL = struct.Struct("<HBBII")
 # seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, starts, stops and lengths of the tokens'
-# texts in characters, uint8 whether special, and the tokens' texts in UTF-8, one after another
+# texts in characters, uint8 1 where special and 2 where the token continues a word, and the tokens' texts in UTF-8,
+# one after another
 _DETAILED = struct.Struct("<dI")
+_SPECIAL, _SUBWORD = 1, 2
 # model (u16), class (u8), whether special tokens are left out (u8), number of lists (u32);
 # then int32 offsets [n+1], ids
 _DECODE = struct.Struct("<HBBI")
@@ -36,6 +38,7 @@ class Token(NamedTuple):
     is_special: bool  # whether it was put around the text, and is no part of it
     start: int | None  # None where it is special
     stop: int | None
+    is_subword: bool = False  # whether it continues a word; never where special
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ def encode_detailed(piece: DetailedPiece) -> list[Buffer]:
         _DETAILED.pack(piece.seconds, piece.num_items),
         np.cumsum([0, *map(len, piece.tokens)], dtype=np.int32).tobytes(),
         np.array(rows, np.int32).reshape(-1, 4).T.tobytes(),
-        bytes(token.is_special for token in tokens),
+        bytes(token.is_special + _SUBWORD * token.is_subword for token in tokens),
         "".join(token.text for token in tokens).encode(),
     ]
 
@@ -145,15 +148,15 @@ def decode_detailed(payload: memoryview) -> DetailedPiece:
     at, num_tokens = _DETAILED.size + offsets.nbytes, int(offsets[-1])
     token_ids, starts, stops, lengths = np.frombuffer(payload, np.int32, 4 * num_tokens, at).reshape(4, num_tokens)
     at += 16 * num_tokens
-    is_special = bytes(payload[at : at + num_tokens])
+    flags = bytes(payload[at : at + num_tokens])
     text = str(payload[at + num_tokens :], "utf-8")
     bounds = pairwise(np.cumsum([0, *lengths.tolist()]).tolist())
-    columns = zip(token_ids.tolist(), bounds, is_special, starts.tolist(), stops.tolist(), strict=True)
+    columns = zip(token_ids.tolist(), bounds, flags, starts.tolist(), stops.tolist(), strict=True)
     tokens = [
-        Token(token_id, text[first:end], False, start, stop)
-        if not special
+        Token(token_id, text[first:end], False, start, stop, flag == _SUBWORD)
+        if flag != _SPECIAL
         else Token(token_id, text[first:end], True, None, None)
-        for token_id, (first, end), special, start, stop in columns
+        for token_id, (first, end), flag, start, stop in columns
     ]
     return DetailedPiece([tokens[first:end] for first, end in pairwise(offsets.tolist())], seconds)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 Config = dict[str, Any]
 
@@ -33,6 +33,18 @@ def load(folder: Path, *, do_lower_case: bool = False) -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def load_as_it_stands(folder: Path) -> tokenizers.Tokenizer:
+    """As sentence-transformers' StaticEmbedding takes it: no file but tokenizer.json, no special tokens put around.
+
+    Neither pads nor truncates. Raises TokenizerError.
+    """
+    tokenizer = _read_tokenizer(folder / "tokenizer.json")
+    tokenizer.post_processor = processors.Sequence([])
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
 def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: bool) -> None:
     config = _read_config(folder / "tokenizer_config.json")
     family = _FAMILIES.get(_tokenizer_class(folder, config))
@@ -45,6 +57,16 @@ def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: boo
     # What a file says about padding and length is an accident of how it was saved.
     tokenizer.no_padding()
     tokenizer.no_truncation()
+
+
+def has_token_types(folder: Path) -> bool:
+    """Whether the types of tokens go to the model: what tokenizer_config.json says, else transformers' class.
+
+    Raises TokenizerError.
+    """
+    config = _read_config(folder / "tokenizer_config.json")
+    names = config.get("model_input_names")
+    return "token_type_ids" in names if isinstance(names, list) else _tokenizer_class(folder, config) in _WITH_TYPES
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
@@ -96,10 +118,54 @@ def _as_roberta(tokenizer: tokenizers.Tokenizer, config: Config, _: Path) -> Non
 def _as_xlm_roberta(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
     if not isinstance(tokenizer.model, models.Unigram):
         return
-    # transformers reads the scores with Python's json. The library's own reader is off by the last bit for some, and
-    # where two ways to cut a text score the same, that bit decides.
-    vocab = [(piece, score) for piece, score in _read_config(folder / "tokenizer.json")["model"]["vocab"]]
-    tokenizer.model = models.Unigram(vocab, unk_id=3, byte_fallback=False)
+    tokenizer.model = models.Unigram(_scores(folder), unk_id=3, byte_fallback=False)
+    _split_at_spaces(tokenizer, config)
+
+
+def _as_camembert(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
+    if not isinstance(tokenizer.model, models.Unigram):
+        return
+    vocab = _scores(folder)
+    unknown = _content(config.get("unk_token", "<unk>"))
+    unk_id = next((place for place, (piece, _) in enumerate(vocab) if piece == unknown), 0)
+    tokenizer.model = models.Unigram(vocab, unk_id=unk_id, byte_fallback=False)
+    _split_at_spaces(tokenizer, config)
+
+
+def _as_deberta_v2(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
+    if not isinstance(tokenizer.model, models.Unigram):
+        return
+    vocab = _scores(folder)
+    unknown = (_content(config.get("unk_token", "[UNK]")), 0.0)
+    unk_id = vocab.index(unknown) if unknown in vocab else config.get("unk_id", 1)
+    tokenizer.model = models.Unigram(vocab, unk_id=unk_id, byte_fallback=False)
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *([normalizers.Lowercase()] if config.get("do_lower_case", False) else []),
+            normalizers.Replace(tokenizers.Regex(r"\s{2,}|[\n\r\t]"), " "),
+            normalizers.NFC(),
+            normalizers.Strip(left=False, right=True),
+        ]
+    )
+    scheme = "always" if config.get("add_prefix_space", True) else "first"
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *([pre_tokenizers.Punctuation(behavior="isolated")] if config.get("split_by_punct", False) else []),
+            pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme),
+        ]
+    )
+
+
+def _scores(folder: Path) -> list[tuple[str, float]]:
+    """Pieces and their scores as transformers reads them, with Python's json.
+
+    The library's own reader is off by the last bit for some, and where two ways to cut a text score the same, that bit
+    decides.
+    """
+    return [(piece, score) for piece, score in _read_config(folder / "tokenizer.json")["model"]["vocab"]]
+
+
+def _split_at_spaces(tokenizer: tokenizers.Tokenizer, config: Config) -> None:
     charsmaps = [step for step in _normalizers(tokenizer) if isinstance(step, normalizers.Precompiled)]
     tokenizer.normalizer = charsmaps[0] if charsmaps else None
     scheme = "always" if config.get("add_prefix_space", True) else "never"
@@ -109,7 +175,9 @@ def _as_xlm_roberta(tokenizer: tokenizers.Tokenizer, config: Config, folder: Pat
 
 _FAMILIES: dict[str, Callable[[tokenizers.Tokenizer, Config, Path], None]] = {
     "BertTokenizer": _as_bert,
+    "CamembertTokenizer": _as_camembert,
     "ConvBertTokenizer": _as_bert,
+    "DebertaV2Tokenizer": _as_deberta_v2,
     "DistilBertTokenizer": _as_bert,
     "ElectraTokenizer": _as_bert,
     "MobileBertTokenizer": _as_bert,
@@ -120,8 +188,22 @@ _FAMILIES: dict[str, Callable[[tokenizers.Tokenizer, Config, Path], None]] = {
     "XLMRobertaTokenizer": _as_xlm_roberta,
 }
 
+_WITH_TYPES = {  # "token_type_ids" is in their model_input_names
+    "BertTokenizer",
+    "ConvBertTokenizer",
+    "DebertaTokenizer",
+    "DebertaV2Tokenizer",
+    "ElectraTokenizer",
+    "FNetTokenizer",
+    "LayoutLMTokenizer",
+    "MobileBertTokenizer",
+    "SqueezeBertTokenizer",
+}
+
 _CLASS_OF_MODEL_TYPE = {
     "bert": "BertTokenizer",
+    "camembert": "CamembertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
     "mpnet": "MPNetTokenizer",
@@ -164,6 +246,10 @@ def _named_tokens(config: Config) -> Iterator[str | Config]:
     yield from (config[name] for name in _NAMED_TOKENS if config.get(name))
     more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     yield from more.values() if isinstance(more, dict) else more
+
+
+def _content(value: str | Config) -> str:
+    return value if isinstance(value, str) else str(value["content"])
 
 
 def _token(value: str | Config, *, special: bool = False) -> AddedToken:

@@ -26,10 +26,11 @@ DETAILED = 0x0205
 DECODE = 0x0206
 DECODED = 0x0207
 
-# model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32);
+# model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32), pairing (u8);
 # then uint32 byte lengths [n], the prompt, the texts, all UTF-8
-_TOKENIZE = struct.Struct("<HBBII")
-# seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, uint8 truncated [n]
+_TOKENIZE = struct.Struct("<HBBIIB")
+# seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, token types if there are any,
+# uint8 truncated [n], and last, where it leaves the arrays aligned, whether there are types (u8)
 _TOKENIZED = struct.Struct("<dI")
 _REFUSED = struct.Struct("<BiII")  # reason, index of the text in its piece (-1 = none), tokens given, tokens allowed
 
@@ -40,6 +41,14 @@ class Truncation(enum.IntEnum):
     NONE = 0
     RIGHT = 1
     LEFT = 2
+
+
+class _Pairing(enum.IntEnum):
+    """How the texts of a frame make pairs."""
+
+    NONE = 0
+    EACH = 1  # first texts, then as many second ones
+    SHARED = 2  # one first text of all pairs, then their second ones: a query goes out once, whatever is ranked by it
 
 
 class Refusal(enum.IntEnum):
@@ -61,6 +70,7 @@ class TokenizerSpec:
     do_lower_case: bool = False  # of sentence_bert_config.json: lower-case before anything else
     vocab_size: int | None = None  # rows of the model's embedding table; None = ids are not checked
     template: tuple[str, ...] = ()  # parts that a pair is put into, see engine.tasks.PairTemplate; () = none
+    as_it_stands: bool = False  # tokenizer.json alone says all, and there are no special tokens: static embeddings
     marks_prompts: bool = False  # tokens of a prompt get PROMPT_TOKEN added to their type, see engine.types
 
 
@@ -141,15 +151,33 @@ class TextRefused(Exception):
 def encode_piece(piece: Piece) -> list[Buffer]:
     """TOKENIZE. Raises UnicodeEncodeError where a text holds a lone surrogate."""
     prompt = piece.prompt.encode()
-    header = _TOKENIZE.pack(piece.model, piece.request_class, piece.truncation, len(piece.texts), len(prompt))
-    return [header, *encode_texts(piece.texts, prompt)]
+    pairing, texts = _paired(piece) if piece.pair_texts else (0, piece.texts)
+    header = _TOKENIZE.pack(piece.model, piece.request_class, piece.truncation, len(texts), len(prompt), pairing)
+    return [header, *encode_texts(texts, prompt)]
 
 
 def decode_piece(payload: memoryview) -> Piece:
     """The inverse of `encode_piece`."""
-    model, request_class, truncation, num_texts, prompt_bytes = _TOKENIZE.unpack_from(payload)
+    model, request_class, truncation, num_texts, prompt_bytes, pairing = _TOKENIZE.unpack_from(payload)
     prompt, texts = decode_texts(payload, _TOKENIZE.size, num_texts, prompt_bytes)
-    return Piece(model, RequestClass(request_class), Truncation(truncation), texts, prompt)
+    pair_texts: list[str] = []
+    if pairing:
+        texts, pair_texts = _unpaired(texts, _Pairing(pairing))
+    return Piece(model, RequestClass(request_class), Truncation(truncation), texts, prompt, pair_texts or ())
+
+
+def _paired(piece: Piece) -> tuple[_Pairing, Sequence[str]]:
+    """The texts of a piece of pairs as its frame has them."""
+    if piece.texts.count(piece.texts[0]) == len(piece.texts):
+        return _Pairing.SHARED, [piece.texts[0], *piece.pair_texts]
+    return _Pairing.EACH, [*piece.texts, *piece.pair_texts]
+
+
+def _unpaired(texts: list[str], pairing: _Pairing) -> tuple[list[str], list[str]]:
+    """The inverse of `_paired`: first and second texts."""
+    if pairing is _Pairing.SHARED:
+        return texts[:1] * (len(texts) - 1), texts[1:]
+    return texts[: len(texts) // 2], texts[len(texts) // 2 :]
 
 
 def encode_texts(texts: Sequence[str], prompt: bytes = b"") -> list[Buffer]:
@@ -175,7 +203,11 @@ def decode_texts(payload: memoryview, at: int, num_texts: int, prompt_bytes: int
 def encode_tokenized(piece: TokenizedPiece) -> list[Buffer]:
     """TOKENIZED."""
     header = _TOKENIZED.pack(piece.seconds, len(piece.truncated))
-    return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), piece.truncated.tobytes()]
+    truncated = piece.truncated.tobytes()
+    if piece.token_type_ids is None:
+        return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), truncated, b"\0"]
+    types = piece.token_type_ids.tobytes()
+    return [header, piece.offsets.tobytes(), piece.token_ids.tobytes(), types, truncated, b"\1"]
 
 
 def decode_tokenized(payload: memoryview) -> TokenizedPiece:
@@ -184,8 +216,12 @@ def decode_tokenized(payload: memoryview) -> TokenizedPiece:
     offsets = np.frombuffer(payload, np.int32, num_texts + 1, _TOKENIZED.size)
     ids_at = _TOKENIZED.size + offsets.nbytes
     token_ids = np.frombuffer(payload, np.int32, int(offsets[-1]), ids_at)
-    truncated = np.frombuffer(payload, np.uint8, num_texts, ids_at + token_ids.nbytes)
-    return TokenizedPiece(token_ids, offsets, truncated, seconds)
+    at, token_type_ids = ids_at + token_ids.nbytes, None
+    if payload[-1]:
+        token_type_ids = np.frombuffer(payload, np.int32, len(token_ids), at)
+        at += token_type_ids.nbytes
+    truncated = np.frombuffer(payload, np.uint8, num_texts, at)
+    return TokenizedPiece(token_ids, offsets, truncated, seconds, token_type_ids)
 
 
 def encode_refused(refused: TextRefused) -> list[Buffer]:

@@ -6,7 +6,7 @@ Knows lengths and how fast workers have been; nothing of connections or of what 
 from bisect import bisect_right
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 
@@ -22,11 +22,11 @@ _TEXT_CHARS = 20  # what a text costs besides its characters, in characters
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The texts [start, stop) of a request."""
+    """The texts or pairs [start, stop) of a request."""
 
     start: int
     stop: int
-    num_chars: int  # of work: characters, prompts and what each text costs besides
+    num_chars: int  # of work: characters, prompts and what each text or pair costs besides
 
 
 class Pace:
@@ -62,17 +62,22 @@ def cap(texts: Sequence[str], *, max_seqlen: int, truncation: Truncation) -> tup
         raise TextRefused(Refusal.TOO_LONG, long[0], max_tokens=max_seqlen)
     kept = slice(max_chars) if truncation is Truncation.RIGHT else slice(-max_chars, None)
     capped = list(texts)
+    whole = part = ""
     for index in long:
-        capped[index] = capped[index][kept]
+        if capped[index] is not whole:  # the query of many pairs is the same text each time, and stays it
+            whole = capped[index]
+            part = whole[kept]
+        capped[index] = part
     return capped, long
 
 
-def cut(texts: Sequence[Sized], *, prompt: str, max_chars: int) -> list[Span]:
-    """Spans of at most `max_chars` of work each; a single text, or list of ids, beyond that is a span of its own."""
+def cut(texts: Sequence[Sized], *, prompt: str, max_chars: int, pair_texts: Sequence[Sized] = ()) -> list[Span]:
+    """Spans of at most `max_chars` of work each; a single text, pair or list of ids beyond that is one of its own."""
     each = len(prompt) + _TEXT_CHARS
     if len(texts) == 1:
-        return [Span(0, 1, len(texts[0]) + each)]
-    ends = list(accumulate(len(text) + each for text in texts))
+        return [Span(0, 1, len(texts[0]) + each + sum(map(len, pair_texts)))]
+    second = map(len, pair_texts) if pair_texts else repeat(0)
+    ends = list(accumulate(len(text) + each + more for text, more in zip(texts, second, strict=False)))
     spans = []
     start = done = 0
     while start < len(texts):

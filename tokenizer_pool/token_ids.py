@@ -7,11 +7,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, Truncation
+
+# Added to the type of a token that belongs to the prompt. Engines have the same number, see engine.types.
+PROMPT_TOKEN = 256
 
 SLICE_IDS = 16_384  # checked in one go, a quarter of a millisecond; then others have their turn
 
@@ -26,16 +30,33 @@ class TokenizedTexts:
     token_type_ids: NDArray[np.int32] | None = None  # [offsets[-1]]; None = all zero
 
 
-def join(pieces: Sequence[TokenizedPiece]) -> TokenizedTexts:
+Part = TypeVar("Part", TokenizedPiece, TokenizedTexts)
+
+
+def join(pieces: Sequence[Part]) -> TokenizedTexts:
     """The pieces of a request in one. A single piece is handed on as it is, without a copy."""
     if len(pieces) == 1:
         (piece,) = pieces
-        return TokenizedTexts(piece.token_ids, piece.offsets, piece.truncated)
+        return TokenizedTexts(piece.token_ids, piece.offsets, piece.truncated, piece.token_type_ids)
     seqlens = np.concatenate([np.diff(piece.offsets) for piece in pieces])
     return TokenizedTexts(
         np.concatenate([piece.token_ids for piece in pieces]),
         offsets_of(seqlens),
         np.concatenate([piece.truncated for piece in pieces]),
+        _joined_types(pieces),
+    )
+
+
+def _joined_types(pieces: Sequence[Part]) -> NDArray[np.int32] | None:
+    """Types of all tokens, None where all are zero."""
+    types = [piece.token_type_ids for piece in pieces]
+    if not any(each is not None for each in types):
+        return None
+    return np.concatenate(
+        [
+            np.zeros(len(piece.token_ids), np.int32) if each is None else each
+            for piece, each in zip(pieces, types, strict=True)
+        ]
     )
 
 

@@ -1,26 +1,25 @@
 """Texts to token ids, exactly as sentence-transformers gives them. Knows one model; nothing of queues or sockets."""
 
-import logging
 import time
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
 from tokenizer_pool.details import DecodedPiece, DetailedPiece, Token
-from tokenizer_pool.loading import TokenizerError, load
+from tokenizer_pool.guarded import of_each
+from tokenizer_pool.loading import TokenizerError, has_token_types, load, load_as_it_stands
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.pairs import Pairs
+from tokenizer_pool.subwords import Subwords
+from tokenizer_pool.template import Template
+from tokenizer_pool.token_ids import PROMPT_TOKEN
 
 _DIRECTIONS = {Truncation.RIGHT: "right", Truncation.LEFT: "left"}
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-logger = logging.getLogger("embedline.tokenizer_pool")
 
 
 class Tokenizer:
@@ -30,16 +29,30 @@ class Tokenizer:
         """Raises TokenizerError, whose message is one line for the operator."""
         self._spec = spec
         self._backend = self._load()
+        has_types = not spec.as_it_stands and has_token_types(Path(spec.folder))
+        self._pairs = Pairs(self._backend, max_seqlen=spec.max_seqlen, has_types=has_types)
+        self._template = Template(self._backend, spec) if spec.template else None
         self._vocab_size = self._checked_vocab_size()
+        # Prompts come with requests too, so that there may be any number of them.
+        self._num_prompt_tokens = lru_cache(maxsize=64)(self._count_prompt_tokens)
 
     def encode(
-        self, texts: Sequence[str], *, prompt: str = "", truncation: Truncation = Truncation.RIGHT
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str = "",
+        truncation: Truncation = Truncation.RIGHT,
+        pair_texts: Sequence[str] = (),
     ) -> TokenizedPiece:
         """Ids of each text with the prompt before it, special tokens included.
 
+        With `pair_texts`, as many, of each pair: in the model's template with the prompt as its instruction, or else
+        as transformers pairs texts, with the prompt before the first; the longer text is then cut first.
         Raises TextRefused: TOO_LONG with Truncation.NONE, FAILED for a text the library can't take, EMPTY,
         OUT_OF_VOCABULARY for a text with an id that the model has no row for.
         """
+        if pair_texts:
+            return self._checked(self._encode_pairs(texts, pair_texts, prompt, truncation))
         start = time.perf_counter()
         if prompt:
             texts = [prompt + text for text in texts]
@@ -47,7 +60,8 @@ class Tokenizer:
             self._backend.no_truncation()
         else:
             self._backend.enable_truncation(self._spec.max_seqlen, direction=_DIRECTIONS[truncation])
-        return self._flatten(_of_each(self._backend.encode_batch_fast, texts), start)
+        piece = self._flatten(of_each(self._backend.encode_batch_fast, texts), start)
+        return self._with_prompt_marked(piece, prompt) if prompt and self._spec.marks_prompts else piece
 
     def details(self, texts: Sequence[str], *, prompt: str = "", add_special_tokens: bool = True) -> DetailedPiece:
         """The tokens of each text with the prompt before it, none cut off; perhaps there are none.
@@ -58,8 +72,9 @@ class Tokenizer:
         texts = [prompt + text for text in texts]
         self._backend.no_truncation()
         encode = partial(self._backend.encode_batch, add_special_tokens=add_special_tokens)
-        encodings = _of_each(encode, texts)
-        tokens = [_tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+        encodings = of_each(encode, texts)
+        subwords = Subwords(self._backend)
+        tokens = [_tokens(text, encoding, subwords) for text, encoding in zip(texts, encodings, strict=True)]
         return DetailedPiece(tokens, time.perf_counter() - start)
 
     def decode(
@@ -75,7 +90,31 @@ class Tokenizer:
         _check_ids((places != token_ids) | ~known[places], offsets)
         lists = [ids.tolist() for ids in np.split(token_ids, offsets[1:-1])]
         decode = partial(self._backend.decode_batch, skip_special_tokens=skip_special_tokens)
-        return DecodedPiece(_of_each(decode, lists), time.perf_counter() - start)
+        return DecodedPiece(of_each(decode, lists), time.perf_counter() - start)
+
+    def _encode_pairs(
+        self, texts: Sequence[str], pair_texts: Sequence[str], prompt: str, truncation: Truncation
+    ) -> TokenizedPiece:
+        if self._template is not None:
+            return self._template.encode(texts, pair_texts, instruction=prompt, truncation=truncation)
+        return self._pairs.encode(texts, pair_texts, prompt=prompt, truncation=truncation)
+
+    def _with_prompt_marked(self, piece: TokenizedPiece, prompt: str) -> TokenizedPiece:
+        """As many tokens at the start of each text as the prompt has by itself, as sentence-transformers does it."""
+        places = np.arange(piece.num_tokens) - np.repeat(piece.offsets[:-1], np.diff(piece.offsets))
+        is_prompt = places < self._num_prompt_tokens(prompt)
+        return replace(piece, token_type_ids=np.where(is_prompt, np.int32(PROMPT_TOKEN), np.int32(0)))
+
+    def _count_prompt_tokens(self, prompt: str) -> int:
+        """With those that are put in front, and without one behind, such as [SEP]. Cut as a text would be."""
+        (encoding,) = of_each(self._backend.encode_batch_fast, [prompt])
+        ends_special = bool(encoding.ids) and encoding.ids[-1] in self._special_ids
+        return len(encoding) - ends_special
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        tokens = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in tokens.items() if token.special)
 
     @cached_property
     def _is_known(self) -> NDArray[np.bool_]:
@@ -87,7 +126,8 @@ class Tokenizer:
 
     def _load(self) -> tokenizers.Tokenizer:
         spec = self._spec
-        backend = load(Path(spec.folder), do_lower_case=spec.do_lower_case)
+        folder = Path(spec.folder)
+        backend = load_as_it_stands(folder) if spec.as_it_stands else load(folder, do_lower_case=spec.do_lower_case)
         num_special = backend.num_special_tokens_to_add(False)
         if spec.max_seqlen <= num_special:  # the library would then not truncate at all
             raise TokenizerError(
@@ -126,38 +166,23 @@ class Tokenizer:
             truncated=np.frombuffer(truncated, np.uint8),
             seconds=time.perf_counter() - start,
         )
+        return self._checked(piece)
+
+    def _checked(self, piece: TokenizedPiece) -> TokenizedPiece:
+        """Raises TextRefused where a text has an id that the model has no row for."""
         if self._vocab_size is not None:
             _check_ids(piece.token_ids >= self._vocab_size, piece.offsets)
         return piece
 
 
-def _of_each(function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> list[Result]:
-    """What a function of the library makes of all items. Raises TextRefused (FAILED) where it can't take one."""
-    try:
-        return function(items)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # the library panics with a BaseException, which is no reason to die
-        logger.error("the tokenizer failed on a text: %s", type(error).__name__)
-    raise TextRefused(Refusal.FAILED, _first_failing(function, items))
-
-
-def _first_failing(function: Callable[[Sequence[Item]], object], items: Sequence[Item]) -> int:
-    """Index of the first item that the library can't take, -1 where it takes each alone."""
-    for index, item in enumerate(items):
-        try:
-            function([item])
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:
-            return index
-    return -1
-
-
-def _tokens(text: str, encoding: tokenizers.Encoding) -> list[Token]:
+def _tokens(text: str, encoding: tokenizers.Encoding, subwords: Subwords) -> list[Token]:
     columns = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
     return [
-        Token(token_id, name, True, None, None) if is_special else Token(token_id, text[start:stop], False, start, stop)
+        Token(token_id, name, True, None, None)
+        if is_special
+        else Token(
+            token_id, text[start:stop], False, start, stop, subwords.continues(text, token_id, name, start, stop)
+        )
         for token_id, name, is_special, (start, stop) in columns
     ]
 

@@ -156,7 +156,9 @@ async def serve_frontends(child: Child) -> None:
 def _do(tokenizer: Tokenizer, piece: AnyPiece) -> AnyAnswer:
     """Raises TextRefused."""
     if isinstance(piece, Piece):
-        return tokenizer.encode(piece.texts, prompt=piece.prompt, truncation=piece.truncation)
+        return tokenizer.encode(
+            piece.texts, prompt=piece.prompt, truncation=piece.truncation, pair_texts=piece.pair_texts
+        )
     if isinstance(piece, DetailPiece):
         return tokenizer.details(piece.texts, prompt=piece.prompt, add_special_tokens=piece.add_special_tokens)
     return tokenizer.decode(piece.token_ids, piece.offsets, skip_special_tokens=piece.skip_special_tokens)
@@ -173,6 +175,8 @@ def _load(spec: TokenizerSpec) -> Tokenizer:
     try:
         tokenizer = Tokenizer(spec)
         tokenizer.encode(["warm up"])
+        if spec.template:
+            tokenizer.encode(["warm"], pair_texts=["up"])
     except TokenizerError as error:
         raise StartError(str(error)) from None
     except TextRefused as refused:

@@ -1,57 +1,74 @@
 """A cold start: transformers loads the model, a backend converts it, and the outcome is held against the original."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from engine.compiled import samples, selftest
-from engine.compiled.conversion import TokenRows, quiet
+from engine.compiled.conversion import quiet
 from engine.compiled.executor import Backend, Executor
 from engine.compiled.facts import Choices, Facts
-from engine.compiled.pooling import Pooling
+from engine.compiled.graph import Graph
+from engine.compiled.outputs import Makers, Pooled, head_in_graph
 from engine.compiled.reference import Reference, compute
 from engine.failures import one_line
 from engine.model_folder import ModelFolder
 from engine.transformers.loading import load_model
-from engine.types import ModelError
+from engine.types import ModelError, OutputKind
 
 
-def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: Path) -> tuple[Reference, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What is known of a converted model before it is compiled."""
+
+    references: tuple[Reference, ...]  # what its rows have to be
+    num_products: int  # matrix products that are quantized
+    pad_id: int  # see Facts
+
+
+def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: Path) -> Converted:
     """Write the converted model into the empty folder `target`.
-
-    Returns what its rows have to be, and how many matrix products are quantized.
 
     Raises ModelError where transformers can't load the model or the backend can't convert it. The original is given
     up before the converted one is compiled, for both may not fit into memory.
     """
-    model = TokenRows(load_model(folder, dtype=torch.float32))
+    model = Graph(load_model(folder, dtype=torch.float32), head_in_graph(folder), hides_tokens=folder.hides_tokens)
     is_quantized = choices.quantization != "none"
     sequences = samples.sentences(folder) if is_quantized else samples.arbitrary(folder)
     with quiet():
-        reference = compute(model, sequences)
+        references = tuple(
+            compute(model, sequences, hides_tokens=way) for way in ((False, True) if folder.hides_tokens else (False,))
+        )
         try:
             num_products = backend.convert(model, target, quantization=choices.quantization)
         except ModelError:
             raise
         except Exception as error:  # whatever a tracer or a converter makes of code that it was not written for
             raise ModelError(f"{backend.name} can't convert {folder.architecture!r}: {one_line(error)}") from error
-    return reference, num_products
+    # RoBERTa and its kin count positions by it
+    pad_id = model.pad_id if folder.padding_idx is None else folder.padding_idx
+    return Converted(references=references, num_products=num_products, pad_id=pad_id)
 
 
-def examine(
-    executor: Executor, reference: Reference, choices: Choices, *, pooling: Pooling, pad_id: int, num_products: int
-) -> Facts:
+def examine(executor: Executor, converted: Converted, choices: Choices, *, makers: Makers) -> Facts:
     """The self-test. Raises ModelError."""
+    references, pad_id = converted.references, converted.pad_id
+    first = references[0]
     difference = min_cosine = median_cosine = None
     if choices.quantization == "none":
-        difference = selftest.largest_difference(executor, reference, pad_id=pad_id, dtype=choices.dtype)
+        dtype = choices.dtype
+        difference = max(selftest.largest_difference(executor, each, pad_id=pad_id, dtype=dtype) for each in references)
     else:
-        min_cosine, median_cosine = selftest.cosines(executor, reference, pad_id=pad_id, pooling=pooling)
+        pooled = makers[OutputKind.POOLED]
+        assert isinstance(pooled, Pooled)
+        min_cosine, median_cosine = selftest.cosines(executor, first, pad_id=pad_id, pooling=pooled.pooling)
     return Facts(
-        dimensions=reference.dimensions,
+        dimensions=first.dimensions,
+        pad_id=pad_id,
         difference=difference,
         min_cosine=min_cosine,
         median_cosine=median_cosine,
-        num_texts=len(reference.sequences),
-        num_products=num_products,
+        num_texts=len(first.sequences),
+        num_products=converted.num_products,
     )

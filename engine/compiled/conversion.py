@@ -1,10 +1,9 @@
-"""A transformers model as executors convert it: padded ids in, token rows out. Knows torch, and no executor.
+"""What transformers and torch have to be told for a model to be traced: an attention mask, and to be quiet about it.
 
-Shapes: B sequences, S tokens of the longest, D numbers a row.
+Shapes: B sequences, S tokens of the longest.
 """
 
 import contextlib
-import inspect
 import io
 import os
 import warnings
@@ -13,56 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging
 
-from engine.compiled.executor import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
-
 # transformers looks for "flash", "sdpa", "flex_attention" and "paged|" in names, and then takes other paths.
 TRACED = "embedline_traced"
-
-_EXAMPLE_SHAPE = (2, 7)  # with padding in it: where there is none, some models leave out their mask
-
-
-class TokenRows(nn.Module):
-    """The last hidden states [B, S, D]."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-        if model.config._attn_implementation == "sdpa":
-            _register()
-            model.set_attn_implementation(TRACED)
-        arguments = inspect.signature(model.forward).parameters
-        # Without a table for them, such as GPT-2, a model would take zeros for tokens and add the row of token 0.
-        self.takes_types = TOKEN_TYPE_IDS in arguments and bool(getattr(model.config, "type_vocab_size", 0))
-        self._fixed = {"use_cache": False} if "use_cache" in arguments else {}
-
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> Tensor:
-        """All int64 [B, S]."""
-        types = {TOKEN_TYPE_IDS: token_type_ids} if self.takes_types else {}
-        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **types, **self._fixed)
-        rows: Tensor = output.last_hidden_state
-        return rows
-
-    def example(self) -> dict[str, Tensor]:
-        """Inputs to trace it with, by name."""
-        mask = torch.ones(_EXAMPLE_SHAPE, dtype=torch.int64)
-        mask[1, 5:] = 0
-        vocab_size = self.model.config.get_text_config().vocab_size
-        ids = torch.arange(mask.numel()).reshape(_EXAMPLE_SHAPE) % vocab_size
-        types = {TOKEN_TYPE_IDS: torch.zeros_like(mask)} if self.takes_types else {}
-        return {INPUT_IDS: ids, ATTENTION_MASK: mask, **types}
+TRACED_WITH_HIDDEN = "embedline_traced_with_hidden"  # for models some of whose tokens are not seen by others
 
 
-def _register() -> None:
-    """Make TRACED known to transformers; more than once does no harm."""
+def register() -> None:
+    """Make both known to transformers; more than once does no harm."""
     AttentionInterface.register(TRACED, sdpa_attention_forward)
     AttentionMaskInterface.register(TRACED, traceable_mask)
+    AttentionInterface.register(TRACED_WITH_HIDDEN, _attention_with_hidden)
+    AttentionMaskInterface.register(TRACED_WITH_HIDDEN, _mask_with_hidden)
 
 
 def traceable_mask(**arguments: Any) -> Tensor | None:
@@ -72,8 +37,24 @@ def traceable_mask(**arguments: Any) -> Tensor | None:
     spreads; here they see everything, for nobody sees them. And vmap can't be traced; where indices that broadcast
     are not good enough in its place, the self-test says so.
     """
-    mask: Tensor | None = sdpa_mask(**{**arguments, "use_vmap": False})
+    mask = _mask_with_hidden(**arguments)
     return None if mask is None else mask | ~mask.any(dim=-1, keepdim=True)
+
+
+def _mask_with_hidden(**arguments: Any) -> Tensor | None:
+    mask: Tensor | None = sdpa_mask(**{**arguments, "use_vmap": False})
+    return mask
+
+
+def _attention_with_hidden(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
+) -> tuple[Tensor, Tensor | None]:
+    """transformers' own, with torch's zeros for a token that sees nothing: a hidden one is a token, and has a row."""
+    if attention_mask is None:
+        return sdpa_attention_forward(module, query, key, value, None, **others)
+    sees = attention_mask.any(dim=-1, keepdim=True)  # [B, 1, S, 1]
+    rows, scores = sdpa_attention_forward(module, query, key, value, attention_mask | ~sees, **others)
+    return rows * sees.transpose(1, 2), scores  # [B, S, heads, D of a head]
 
 
 @contextlib.contextmanager

@@ -5,32 +5,37 @@ Knows batches and rows; which mini-batch comes next is `workload`'s.
 
 import queue
 import threading
+from collections.abc import Mapping
 
 from engine.compiled.executor import Executor, Run
 from engine.compiled.minibatch import cut, padded
-from engine.compiled.pooling import Pooling
+from engine.compiled.outputs import Makers
 from engine.compiled.workload import Job, Task, Workload
 from engine.failures import engine_error
 from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, OutputKind, Results
 
-OUTPUTS = OutputKind.POOLED | OutputKind.TOKENS
 DEPTH = 2  # streams that are done with their share of one batch begin with the next
 
 
 class CompiledEngine:
-    """See engine.types.Engine. Gives pooled rows, before a final Normalize, and token rows."""
+    """See engine.types.Engine."""
 
     def __init__(
-        self, executor: Executor, pooling: Pooling, *, info: ModelInfo, limits: EngineLimits, pad_id: int
+        self,
+        executor: Executor,
+        makers: Makers,
+        *,
+        info: ModelInfo,
+        limits: EngineLimits,
+        pad_id: int,
+        sizes: Mapping[OutputKind, int],
     ) -> None:
+        """`sizes`: numbers in a row of each output but SPARSE."""
         self.info = info
         self.limits = limits
         self._executor = executor
-        self._pooling = pooling
-        self._sizes = {
-            OutputKind.POOLED: info.dimensions,
-            OutputKind.TOKENS: info.token_dimensions or info.dimensions,
-        }
+        self._makers = makers
+        self._sizes = sizes
         self._pad_id = pad_id
         self._slots = threading.Semaphore(limits.depth)
         self._workload = Workload(min_wide_tokens=executor.min_wide_tokens if executor.wide else None)
@@ -43,10 +48,10 @@ class CompiledEngine:
 
     def submit(self, batch: Batch) -> int:
         """See engine.types.Engine."""
-        assert batch.outputs in OUTPUTS, batch.outputs
+        assert batch.outputs in self.info.outputs, batch.outputs
         self._slots.acquire()
         self._num_submitted += 1
-        mini_batches = cut(batch.cu_seqlens, num_streams=len(self._threads))
+        mini_batches = cut(batch, num_streams=len(self._threads))
         self._workload.put(Job(self._num_submitted, batch, mini_batches, self._sizes))
         return self._num_submitted
 
@@ -84,12 +89,8 @@ class CompiledEngine:
             task.job.error = engine_error(error)
 
     def _compute(self, task: Task, run: Run) -> None:
-        batch, mini_batch, values = task.job.batch, task.mini_batch, task.job.values
-        inputs = padded(batch, mini_batch, pad_id=self._pad_id)
-        token_rows = run({name: inputs[name] for name in self._executor.input_names})
-        assert token_rows.shape == (*mini_batch.index.shape, self._sizes[OutputKind.TOKENS]), token_rows.shape
-        if OutputKind.POOLED in values:
-            values[OutputKind.POOLED][mini_batch.numbers] = self._pooling(token_rows, mini_batch.seqlens)
-        if OutputKind.TOKENS in values:
-            is_token = mini_batch.is_token
-            values[OutputKind.TOKENS][mini_batch.index[is_token]] = token_rows[is_token]
+        job, mini_batch = task.job, task.mini_batch
+        inputs = padded(job.batch, mini_batch, pad_id=self._pad_id)
+        rows = run({name: inputs[name] for name in self._executor.input_names})
+        for kind in job.batch.outputs:
+            job.put(kind, mini_batch, self._makers[kind](rows, job.batch, mini_batch))

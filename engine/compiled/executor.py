@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from engine.compiled.conversion import TokenRows
+    from engine.compiled.graph import Graph
 
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
-OUTPUT = "token_rows"
+OUTPUT = "rows"
 
-# int64 [B, S] by name of the input -> float32 [B, S, D], valid until the next call of the same function
+# int64 [B, S] by name of the input -> float32 [B, S, D], or [B, D] where a sequence has one row; valid until the next
+# call of the same function
 Run = Callable[[Mapping[str, NDArray[np.int64]]], NDArray[np.float32]]
 
 
@@ -58,7 +59,7 @@ class Backend(Protocol):
         """Raises ModelError where it can't compute so on this machine."""
         ...
 
-    def convert(self, model: "TokenRows", target: Path, *, quantization: str) -> int:
+    def convert(self, model: "Graph", target: Path, *, quantization: str) -> int:
         """Write the model's converted form into the empty folder `target`, for `open` to read.
 
         Returns how many matrix products are quantized. Raises ModelError where there is none to quantize.

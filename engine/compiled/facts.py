@@ -14,14 +14,16 @@ class Choices:
     dtype: str  # "float32", "bfloat16"
     quantization: str  # "none", "int8"
     pooling: str  # of the rows that fidelity is measured on, and what follows it
+    computes: str  # what the compiled model ends in: "token rows", or its head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """The outcome of the self-test, kept with the compiled model."""
 
-    dimensions: int  # of a token's row
-    difference: float | None  # of token rows to transformers', relative to the largest value; None where quantized
+    dimensions: int  # of a row that the compiled model gives
+    pad_id: int  # what padding is made of; -1 = no token
+    difference: float | None  # of rows to transformers', relative to the largest value; None where quantized
     min_cosine: float | None  # of quantized pooled rows to transformers'; None where not quantized
     median_cosine: float | None
     num_texts: int  # on which that was measured
@@ -34,6 +36,8 @@ class Facts:
         counts = (facts.dimensions, facts.num_texts, facts.num_products)
         cosines = (facts.min_cosine, facts.median_cosine)
         measured, others = ((facts.difference,), cosines) if facts.difference is not None else (cosines, ())
+        if type(facts.pad_id) is not int or facts.pad_id < -1:
+            raise ValueError("the id of padding is not one")
         if not all(type(count) is int and count >= 0 for count in counts) or not facts.dimensions:
             raise ValueError("a count is not one")
         if not all(isinstance(number, float) and math.isfinite(number) for number in measured) or any(others):

@@ -4,22 +4,22 @@ import dataclasses
 import importlib.util
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine import fingerprint, model_folder
 from engine.cache import Cache
 from engine.compiled import machine, memory
-from engine.compiled.engine import DEPTH, OUTPUTS, CompiledEngine
+from engine.compiled.engine import DEPTH, CompiledEngine
 from engine.compiled.executor import Backend, Executor
 from engine.compiled.facts import Choices, Facts
-from engine.compiled.pooling import Pooling
+from engine.compiled.outputs import TOKEN_ROWS, Makers, head_in_graph, makers_of, sizes_of, steps_of
 from engine.failures import one_line
-from engine.head import host
 from engine.head.arrays import weights_files
-from engine.head.steps import output_size
 from engine.model_folder import ModelFolder
-from engine.types import EngineLimits, ModelError, ModelInfo
+from engine.tasks import SequenceScores, TokenScores, VocabularyWeights
+from engine.types import EngineLimits, ModelError, ModelInfo, OutputKind
 
 logger = logging.getLogger("embedline.engine")
 
@@ -33,11 +33,13 @@ _EXTRA = "'embedline[server]'"
 _CONVERTING = ("torch", "transformers")
 _SOURCES = (
     "compiled/*.py",
+    "detection/*.py",
     "head/*.py",
     "model_folder.py",
     "quantization.py",
     "sample_ids.py",
     "sentence_files.py",
+    "tasks.py",
     "transformers/loading.py",
     "weights.py",
 )
@@ -52,17 +54,20 @@ def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, An
     """
     _check(backend, options)
     folder = _folder(options)
+    _check_outputs(backend, folder, options)
     max_num_tokens = max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen)
     memory.check_length(
         folder,
         num_copies=backend.num_score_copies,
         num_threads=_num_threads(options),
         max_num_tokens=DEPTH * max_num_tokens,
+        has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
     )
-    pooling = Pooling(folder.poolings, host.load_head(folder.path, folder.steps))
+    makers = makers_of(folder)
     loader = _Loader(backend, folder, _choices(backend, folder, options), options)
-    executor, facts = loader.load(pooling)
-    info = _info(folder, loader.choices, facts, name=name, reason=reason)
+    executor, facts = loader.load(makers)
+    sizes = sizes_of(folder, facts.dimensions)
+    info = _info(folder, loader.choices, facts, sizes, name=name, reason=reason)
     limits = EngineLimits(
         max_num_tokens=max_num_tokens,
         max_num_seqs=options["max_num_seqs"],
@@ -71,11 +76,11 @@ def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, An
         overlaps=True,
         target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
     )
-    return CompiledEngine(executor, pooling, info=info, limits=limits, pad_id=loader.pad_id)
+    return CompiledEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
 
 
 def _folder(options: dict[str, Any]) -> ModelFolder:
-    folder = model_folder.read(options["path"], pooling=options["pooling"])
+    folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
     asked = options.get("max_seqlen") or folder.max_seqlen
     return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
 
@@ -95,13 +100,36 @@ def _check(backend: Backend, options: dict[str, Any]) -> None:
     backend.check(options["dtype"])
 
 
+def _check_outputs(backend: Backend, folder: ModelFolder, options: dict[str, Any]) -> None:
+    """Whether one compiled model gives what is asked of it. Raises ModelError."""
+    if folder.is_static:
+        raise ModelError(f"the {backend.name} engine computes no static embeddings; --engine static does")
+    head_in_graph(folder)
+    embeds = OutputKind.POOLED | OutputKind.TOKENS
+    if _quantization(options) != "none" and folder.outputs & ~embeds:
+        kinds = ", ".join(kind.name or "" for kind in folder.outputs & ~embeds)
+        raise ModelError(
+            f"--quantization {options['quantization']} of the {backend.name} engine is for models that give embeddings "
+            f"alone, and this one gives {kinds}; serve it with --quantization none"
+        )
+
+
 def _choices(backend: Backend, folder: ModelFolder, options: dict[str, Any]) -> Choices:
     return Choices(
         engine=backend.name,
         dtype="float32" if options["dtype"] == "auto" else options["dtype"],
         quantization=_quantization(options),
         pooling=", ".join((folder.pooling, *map(str, folder.steps))),
+        computes=_computes(folder),
     )
+
+
+def _computes(folder: ModelFolder) -> str:
+    head = head_in_graph(folder)
+    if isinstance(head, SequenceScores | TokenScores):
+        return f"{type(head).__name__} of {len(head.labels)} labels"
+    token_rows = f"{TOKEN_ROWS}, some of them hidden" if folder.hides_tokens else TOKEN_ROWS
+    return token_rows if head is None else repr(head)
 
 
 def _quantization(options: dict[str, Any]) -> str:
@@ -115,22 +143,21 @@ class _Loader:
 
     def __init__(self, backend: Backend, folder: ModelFolder, choices: Choices, options: dict[str, Any]) -> None:
         self.choices = choices
-        self.pad_id = folder.padding_idx or 0  # what a masked token is makes a difference to RoBERTa and its kin alone
         self._backend = backend
         self._folder = folder
         self._num_threads = _num_threads(options)
         cache_dir = options.get("cache_dir")
         self._cache = Cache(Path(cache_dir, "compiled") if cache_dir else None)
 
-    def load(self, pooling: Pooling) -> tuple[Executor, Facts]:
+    def load(self, makers: Makers) -> tuple[Executor, Facts]:
         key = fingerprint.key(
             self._folder.path,
             packages=(*self._backend.packages, *_CONVERTING),
             sources=_SOURCES,
             choices={**dataclasses.asdict(self.choices), "cpu": machine.cpu()},
-            others=weights_files(self._folder.path, self._folder.steps),
+            others=weights_files(self._folder.path, steps_of(self._folder)),
         )
-        return self._load_warm(key) or self._load_cold(key, pooling)
+        return self._load_warm(key) or self._load_cold(key, makers)
 
     def _load_warm(self, key: str) -> tuple[Executor, Facts] | None:
         entry = self._cache.find(key)
@@ -144,11 +171,11 @@ class _Loader:
         logger.info("compiled model taken from %s: %s", entry.folder, facts.note)
         return executor, facts
 
-    def _load_cold(self, key: str, pooling: Pooling) -> tuple[Executor, Facts]:
+    def _load_cold(self, key: str, makers: Makers) -> tuple[Executor, Facts]:
         from engine.compiled import build  # imports torch
 
         with self._cache.new_folder() as target:
-            reference, num_products = build.convert(self._backend, self._folder, self.choices, target=target)
+            converted = build.convert(self._backend, self._folder, self.choices, target=target)
             try:
                 executor = self._open(target)
             except Exception as error:
@@ -156,9 +183,8 @@ class _Loader:
                 raise ModelError(
                     f"{name} can't compile the model: {one_line(error)}; --engine transformers may serve it"
                 ) from error
-            facts = build.examine(
-                executor, reference, self.choices, pooling=pooling, pad_id=self.pad_id, num_products=num_products
-            )
+            facts = build.examine(executor, converted, self.choices, makers=makers)
+            sizes_of(self._folder, facts.dimensions)  # raises before anything is kept
             self._cache.put(key, target, dataclasses.asdict(facts))
         logger.info("model compiled: %s", facts.note)
         return executor, facts
@@ -167,13 +193,15 @@ class _Loader:
         return self._backend.open(folder, dtype=self.choices.dtype, num_threads=self._num_threads)
 
 
-def _info(folder: ModelFolder, choices: Choices, facts: Facts, *, name: str, reason: str) -> ModelInfo:
+def _info(
+    folder: ModelFolder, choices: Choices, facts: Facts, sizes: Mapping[OutputKind, int], *, name: str, reason: str
+) -> ModelInfo:
     return ModelInfo(
         name=name,
         engine=choices.engine,
         reason=reason,
-        outputs=OUTPUTS,
-        dimensions=output_size(folder.steps, facts.dimensions * len(folder.poolings)),
+        outputs=folder.outputs,
+        dimensions=sizes.get(OutputKind.POOLED, folder.dimensions),
         max_seqlen=folder.max_seqlen,
         vocab_size=folder.vocab_size,
         pooling=folder.pooling,
@@ -182,5 +210,6 @@ def _info(folder: ModelFolder, choices: Choices, facts: Facts, *, name: str, rea
         device="cpu",
         architecture=folder.architecture,
         notes=(facts.note, *folder.notes),
-        token_dimensions=facts.dimensions,
+        token_dimensions=sizes.get(OutputKind.TOKENS),
+        is_padded=True,  # in mini-batches, by design
     )

@@ -4,23 +4,24 @@ from pathlib import Path
 
 import torch
 
-from engine.compiled.conversion import TokenRows
 from engine.compiled.executor import OUTPUT
+from engine.compiled.graph import Graph
 
 _OPSET = 17
 
 
-def export(model: TokenRows, file: Path) -> None:
+def export(model: Graph, file: Path) -> None:
     """By tracing: torch's newer exporter needs two more packages."""
     example = model.example()
-    axes = {0: "sequences", 1: "tokens"}
+    sequences = {0: "sequences"}
+    axes = {**sequences, 1: "tokens"}
     torch.onnx.export(
         model,
         tuple(example.values()),
         file,
         input_names=list(example),
         output_names=[OUTPUT],
-        dynamic_axes=dict.fromkeys([*example, OUTPUT], axes),
+        dynamic_axes={**dict.fromkeys(example, axes), OUTPUT: axes if model.is_per_token else sequences},
         opset_version=_OPSET,
         dynamo=False,
     )

@@ -18,7 +18,7 @@ from engine.compiled.minibatch import MAX_PADDED_TOKENS
 from engine.types import ModelError
 
 if TYPE_CHECKING:
-    from engine.compiled.conversion import TokenRows
+    from engine.compiled.graph import Graph
 
 _GRAPH = "model.onnx"
 _ERRORS_ONLY = 3
@@ -40,7 +40,7 @@ class OnnxRuntime:
         if dtype not in ("auto", "float32"):
             raise ModelError(f"--dtype {dtype} is not one of auto, float32 for the onnxruntime engine")
 
-    def convert(self, model: "TokenRows", target: Path, *, quantization: str) -> int:
+    def convert(self, model: "Graph", target: Path, *, quantization: str) -> int:
         """See executor.Backend."""
         from engine.compiled.int8 import quantize  # imports onnx
         from engine.compiled.onnx_export import export  # imports torch

@@ -15,7 +15,7 @@ from engine.compiled.loading import load_with
 from engine.types import ModelError
 
 if TYPE_CHECKING:
-    from engine.compiled.conversion import TokenRows
+    from engine.compiled.graph import Graph
 
 _GRAPH = "model.xml"
 _PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16"}
@@ -39,7 +39,7 @@ class OpenVino:
         if dtype == "bfloat16" and "BF16" not in capabilities:
             raise ModelError("--dtype bfloat16 needs a CPU with bfloat16 arithmetic; this one has none")
 
-    def convert(self, model: "TokenRows", target: Path, *, quantization: str) -> int:
+    def convert(self, model: "Graph", target: Path, *, quantization: str) -> int:
         """See executor.Backend. By the PyTorch frontend itself: openvino.convert_model would report its use."""
         ov = import_openvino()
         tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")

@@ -1,6 +1,6 @@
 """What transformers itself makes of some sequences, one at a time: what executors are held against. Knows torch.
 
-Shapes: S tokens of a sequence, D numbers a row.
+Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.compiled.conversion import TokenRows
+from engine.compiled.graph import Graph
+from engine.compiled.samples import num_hidden
 from engine.failures import not_finite, one_line
 from engine.sample_ids import Sequences
 from engine.types import ModelError
@@ -20,26 +21,31 @@ class Reference:
     """Sequences and their rows."""
 
     sequences: Sequences  # int32 [S] each
-    token_rows: list[NDArray[np.float32]]  # [S, D] each
+    rows: list[NDArray[np.float32]]  # [S, D] each
+    hides_tokens: bool = False  # those at the end of each sequence, see samples.num_hidden
 
     @property
     def dimensions(self) -> int:
         """D."""
-        return int(self.token_rows[0].shape[1])
+        return int(self.rows[0].shape[1])
 
 
-def compute(model: TokenRows, sequences: Sequences) -> Reference:
+def compute(model: Graph, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
     """Raises ModelError where the model does not run, or gives rows that are not finite."""
     try:
-        rows = [_run(model, sequence) for sequence in sequences]
+        rows = [_run(model, sequence, num_hidden(sequence) if hides_tokens else 0) for sequence in sequences]
     except Exception as error:
         raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
-    if not all(np.isfinite(token_rows).all() for token_rows in rows):
+    if not all(np.isfinite(of_one).all() for of_one in rows):
         raise not_finite("transformers", "float32")
-    return Reference(sequences, rows)
+    return Reference(sequences, rows, hides_tokens)
 
 
 @torch.inference_mode()
-def _run(model: TokenRows, sequence: NDArray[np.int32]) -> NDArray[np.float32]:
-    rows: NDArray[np.float32] = model(torch.tensor(sequence, dtype=torch.int64)[None])[0].numpy()
-    return rows
+def _run(model: Graph, sequence: NDArray[np.int32], num_hidden: int) -> NDArray[np.float32]:
+    ids, mask = torch.tensor(sequence, dtype=torch.int64)[None], None
+    if num_hidden:
+        mask = torch.ones_like(ids)
+        mask[:, -num_hidden:] = 0
+    rows: NDArray[np.float32] = model(ids, mask)[0].numpy()
+    return rows if model.is_per_token else rows[None]

@@ -1,5 +1,8 @@
 """Sequences that a compiled model is tried on. Knows nothing of how it computes."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine import sample_ids
 from engine.compiled.sentences import SENTENCES
 from engine.model_folder import ModelFolder
@@ -8,6 +11,13 @@ from engine.sample_ids import Sequences
 _LONGEST = 1024  # tokens; more would take seconds
 # Equal lengths are there on purpose; 140 is longer than ModernBERT's window of 128.
 _SEQLENS = (5, 17, 1, 5, 9, 8, 140, _LONGEST)
+
+
+def num_hidden(sequence: NDArray[np.int32]) -> int:
+    """Tokens at the end of a sequence that others are not to see, where a model is tried on that: with the first 70 of
+    140 left, ModernBERT's window of 64 to either side has none for the last.
+    """
+    return len(sequence) // 2
 
 
 def arbitrary(folder: ModelFolder) -> Sequences:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.compiled.minibatch import MiniBatch
-from engine.types import Batch, EngineError, OutputKind, Results, Rows
+from engine.types import ROWS_OF_TOKENS, Batch, EngineError, OutputKind, Results, Rows
 
 # A longer sequence leaves the other cores to those who come while it is computed.
 MAX_WIDE_TOKENS = 1024
@@ -33,23 +33,42 @@ class Job:
     mini_batches: list[MiniBatch]
     dimensions: Mapping[OutputKind, int]  # of a row
     error: EngineError | None = None
-    values: dict[OutputKind, NDArray[np.float32]] = field(init=False)  # POOLED [B, D], TOKENS [T, D]
+    values: dict[OutputKind, NDArray[np.float32]] = field(init=False)  # [B, D], or of all tokens [T, D]
+    entries: list[NDArray[np.float32]] = field(init=False)  # SPARSE, [n, 2] of each sequence
     num_left: int = field(init=False)  # mini-batches
 
     def __post_init__(self) -> None:
-        num_rows = {OutputKind.POOLED: self.batch.num_seqs, OutputKind.TOKENS: self.batch.num_tokens}
+        of_tokens, of_seqs = self.batch.num_tokens, self.batch.num_seqs
         self.values = {
-            kind: np.empty((num_rows[kind], self.dimensions[kind]), np.float32) for kind in self.batch.outputs
+            kind: np.empty((of_tokens if kind & ROWS_OF_TOKENS else of_seqs, self.dimensions[kind]), np.float32)
+            for kind in self.batch.outputs & ~OutputKind.SPARSE
         }
+        self.entries = [np.empty((0, 2), np.float32)] * of_seqs
         self.num_left = len(self.mini_batches)
+
+    def put(
+        self, kind: OutputKind, mini_batch: MiniBatch, rows: NDArray[np.float32] | list[NDArray[np.float32]]
+    ) -> None:
+        """Rows of a mini-batch, as engine.compiled.outputs makes them."""
+        if isinstance(rows, list):
+            for number, of_one in zip(mini_batch.numbers.tolist(), rows, strict=True):
+                self.entries[number] = of_one
+            return
+        places = mini_batch.index[mini_batch.is_token] if kind & ROWS_OF_TOKENS else mini_batch.numbers
+        assert rows.shape == (len(places), self.dimensions[kind]), rows.shape
+        self.values[kind][places] = rows
 
     @property
     def results(self) -> Results | EngineError:
         """What is collected."""
         if self.error is not None:
             return self.error
-        offsets = {OutputKind.TOKENS: self.batch.cu_seqlens}
-        return {kind: Rows(values, offsets.get(kind)) for kind, values in self.values.items()}
+        offsets = self.batch.cu_seqlens
+        found = {kind: Rows(values, offsets if kind & ROWS_OF_TOKENS else None) for kind, values in self.values.items()}
+        if OutputKind.SPARSE in self.batch.outputs:
+            bounds = np.cumsum([0, *map(len, self.entries)], dtype=np.int32)
+            found[OutputKind.SPARSE] = Rows(np.concatenate(self.entries), bounds)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

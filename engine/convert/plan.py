@@ -59,6 +59,12 @@ def plan(folder: Path) -> Plan:
     return Plan(targets, copied, tuple(sorted(unread)))
 
 
+def copied_files(folder: Path) -> dict[str, Path]:
+    """Relative name, with / -> where it really lies, of all that is copied as it is. Raises ModelError where the folder
+    is not to be trusted."""
+    return {name: path for name, path in _files(folder).items() if _is_copied(name)}
+
+
 def _files(folder: Path) -> dict[str, Path]:
     """Every file but what other engines and tools keep here: its relative name -> where it really lies."""
     roots = _roots(folder)

@@ -91,6 +91,7 @@ def _device(model: Model, shapes: Shapes, *, records: bool) -> Device:
         max_num_seqs=largest.num_seqs,
         row_size=_dimensions(model),
         max_graph_tokens=max_graph_tokens(model.spec) if records else 0,
+        memory_share=chosen.memory_share,
     )
     return CudaDevice(compute, chosen.device, sizes)
 

@@ -11,11 +11,11 @@ import torch
 
 from engine import model_folder
 from engine.devices import CPU, CUDA, check_dtype_of_fused, dtype_of_auto, has_bfloat16
+from engine.fused.refusal import check_outputs
 from engine.model_folder import ModelFolder
 from engine.types import ModelError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_POOLINGS = (("cls",), ("mean",), ("last",))
 _TOO_LARGE_FOR_FLOAT16 = ("gemma", "modernbert", "embedding_gemma")  # beginnings of architectures; rows beyond 65504
 
 
@@ -27,23 +27,21 @@ class Choices:
     device: torch.device
     capability: tuple[int, int] | None  # of the GPU; None = a CPU
     dtype: torch.dtype
+    memory_share: float = 1.0  # of the GPU's memory: what this process may take
 
 
 def choose(options: dict[str, Any]) -> Choices:
     """See engine.fused.engine.load for the options. Raises ModelError."""
     device, capability = _device(options["device"])
-    folder = model_folder.read(options["path"], pooling=options["pooling"])
-    if folder.poolings not in _POOLINGS:
-        raise ModelError(
-            f"the fused engine pools by one of cls, mean and last-token, not by {folder.pooling}; "
-            f"--engine transformers does"
-        )
+    folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
+    check_outputs(folder)
     asked = options.get("max_seqlen") or folder.max_seqlen
     return Choices(
         folder=dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen)),
         device=device,
         capability=capability,
         dtype=_dtype(options["dtype"], folder.architecture, capability),
+        memory_share=options.get("memory_share", 1.0),
     )
 
 

@@ -24,7 +24,7 @@ from engine.fused.shape import Shape
 from engine.types import OutputKind
 
 _MAX_GRAPHS = 160  # more than the shapes of usual work; each takes some MB
-_GRAPHS_SHARE = 0.04  # of the GPU's memory
+_GRAPHS_SHARE = 0.04  # of this process's part of the GPU's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class DeviceSizes:
     max_num_seqs: int
     row_size: int  # numbers in a pooled row
     max_graph_tokens: int  # beyond it launching kernels hides behind computing them, and no graph is recorded
+    memory_share: float = 1.0  # of the GPU's memory: what this process may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class CudaDevice:
             self._record,
             settle=self._computing.synchronize,
             max_num=_MAX_GRAPHS,
-            max_bytes=int(_GRAPHS_SHARE * total_memory),
+            max_bytes=int(_GRAPHS_SHARE * sizes.memory_share * total_memory),
         )
         torch.cuda.synchronize(device)  # what was allocated here was filled by another stream
 

@@ -47,6 +47,8 @@ def load(phases: Phases, *, name: str, reason: str, options: dict[str, Any]) -> 
     chosen = choices.choose(options)
     if chosen.capability is not None:
         torch.cuda.set_device(chosen.device)  # of this thread, before anything opens the first GPU
+        if chosen.memory_share < 1.0:
+            torch.cuda.set_per_process_memory_fraction(chosen.memory_share, chosen.device)
     cache_dir = options.get("cache_dir")
     if cache_dir and chosen.capability is not None:
         kernel_cache.use(Path(cache_dir), os.environ)

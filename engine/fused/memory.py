@@ -17,6 +17,16 @@ class Memory:
     free: int  # bytes
     total: int
     device: str  # "cuda:0", …
+    share: float = 1.0  # of the total: what this process may take
+
+    @property
+    def available(self) -> int:
+        """Bytes."""
+        return min(self.free, int(self.share * self.total))
+
+    def __str__(self) -> str:
+        words = f"{self.device} has {self.free / 1e9:.1f} GB free of {self.total / 1e9:.1f}"
+        return f"{words}, and the engine's share is {self.share:.3g} of it" if self.share < 1.0 else words
 
 
 def check(spec: Spec, weights: Weights, *, itemsize: int, max_seqlen: int, memory: Memory) -> None:
@@ -27,18 +37,18 @@ def check(spec: Spec, weights: Weights, *, itemsize: int, max_seqlen: int, memor
     weight_bytes = itemsize * sum(weights.num_parameters.values()) + _RESERVE
     token_bytes = _NUM_WORKING_SETS * itemsize * numbers_per_token(spec)
     needed = weight_bytes + token_bytes * max_seqlen
-    if needed <= memory.free:
+    if needed <= memory.available:
         return
-    fitting = int((memory.free - weight_bytes) // token_bytes)
-    there_is = f"{memory.device} has {memory.free / 1e9:.1f} GB free of {memory.total / 1e9:.1f}"
+    fitting = int((memory.available - weight_bytes) // token_bytes)
+    enlarge = "raise --gpu-memory-share, " if memory.available < memory.free else ""
     if fitting < 1:
         raise DeviceTrouble(
-            f"the model needs {needed / 1e9:.1f} GB of GPU memory, and {there_is}: "
-            f"free some of it, or serve the model on a larger GPU"
+            f"the model needs {needed / 1e9:.1f} GB of GPU memory, and {memory}: "
+            f"{enlarge}free some of it, or serve the model on a larger GPU"
         )
     raise DeviceTrouble(
-        f"with sequences of {max_seqlen} tokens the model needs {needed / 1e9:.1f} GB of GPU memory, and {there_is}: "
-        f"--max-input-length {fitting} fits"
+        f"with sequences of {max_seqlen} tokens the model needs {needed / 1e9:.1f} GB of GPU memory, and {memory}: "
+        f"{enlarge}--max-input-length {fitting} fits"
     )
 
 

@@ -73,7 +73,7 @@ def _check_memory(source: Source, chosen: Choices) -> None:
         weights_of(chosen.folder.path),
         itemsize=chosen.dtype.itemsize,
         max_seqlen=chosen.folder.max_seqlen,
-        memory=memory.Memory(free, total, str(chosen.device)),
+        memory=memory.Memory(free, total, str(chosen.device), chosen.memory_share),
     )
 
 

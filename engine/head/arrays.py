@@ -1,8 +1,9 @@
 """The tensors of small modules out of safetensors files, with numpy alone. See engine.weights for the format."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,44 +23,59 @@ def weights_files(folder: Path, steps: Iterable[Step]) -> list[Path]:
 
 
 def read_arrays(folder: Path, steps: Sequence[Step]) -> list[Arrays]:
-    """For each step, what it computes with. Raises ModelError where a file has not what its config.json says."""
-    return [{} if isinstance(step, Normalize) else _read(_file(folder, step), step.shapes) for step in steps]
+    """For each step, what it computes with. Raises ModelError where a file has not what its step says."""
+    return [{} if isinstance(step, Normalize) else _read(_file(folder, step), step) for step in steps]
 
 
 def _file(folder: Path, step: Dense | LayerNorm) -> Path:
-    return folder / step.folder / "model.safetensors"
+    return folder / step.folder if _is_file(step) else folder / step.folder / "model.safetensors"
 
 
-def _read(file: Path, shapes: Shapes) -> Arrays:
+def _is_file(step: Dense | LayerNorm) -> bool:
+    return isinstance(step, Dense) and step.is_file
+
+
+def _read(file: Path, step: Dense | LayerNorm) -> Arrays:
     try:
         header = header_of(file)
-        _check(file, {name: tuple(tensor["shape"]) for name, tensor in header.tensors.items()}, shapes)
-        content = memoryview(file.read_bytes())[header.end :]
-        found = {name: _array(content, header.tensors[name]) for name in shapes}
+        names = _names(header.tensors, step)
+        _check(file, {name: tuple(header.tensors[there]["shape"]) for name, there in names.items()}, step)
+        with file.open("rb") as content:
+            found = {name: _array(content, header.end, header.tensors[names[name]]) for name in step.shapes}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{file} can't be read as a safetensors file") from error
     wrong = [name for name, array in found.items() if not np.isfinite(array).all()]
     if wrong:
-        raise ModelError(f"{file}: {wrong[0]!r} is not finite")
+        raise ModelError(f"{file}: {names[wrong[0]]!r} is not finite")
     return found
 
 
-def _check(file: Path, found: Shapes, wanted: Shapes) -> None:
+def _names(tensors: dict[str, Any], step: Dense | LayerNorm) -> dict[str, str]:
+    """A step's names of what the file holds -> the file's; a module's file holds nothing but the module."""
+    if not _is_file(step):
+        return {name: name for name in tensors}
+    spelled = {name: (name, name.removeprefix("linear.")) for name in step.shapes}
+    return {name: there for name, ways in spelled.items() for there in ways if there in tensors}
+
+
+def _check(file: Path, found: Shapes, step: Dense | LayerNorm) -> None:
+    wanted, by = step.shapes, "" if _is_file(step) else f", by {step.source}"
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or unknown:
         what = f"lacks the tensor {missing[0]!r}" if missing else f"has a tensor {unknown[0]!r} too many"
-        raise ModelError(f"{file} {what}, by the config.json beside it")
+        raise ModelError(f"{file} {what}{by}")
     for name, shape in wanted.items():
         if found[name] != shape:
-            raise ModelError(f"{file}: {name!r} is {found[name]}, by the config.json beside it {shape}")
+            raise ModelError(f"{file}: {name!r} is {found[name]}, not {shape}{by}")
 
 
-def _array(content: memoryview, tensor: dict[str, Any]) -> NDArray[np.float32]:
+def _array(content: BinaryIO, start: int, tensor: dict[str, Any]) -> NDArray[np.float32]:
     """Raises ValueError where its bytes are not as many as its shape says, KeyError for another dtype."""
     begin, end = tensor["data_offsets"]
-    if not 0 <= begin <= end <= len(content):
+    if not 0 <= begin <= end <= content.seek(0, os.SEEK_END) - start:
         raise ValueError("it is cut short")
-    stored = np.frombuffer(content[begin:end], _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+    content.seek(start + begin)
+    stored = np.frombuffer(content.read(end - begin), _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
     if tensor["dtype"] == "BF16":  # the upper half of a float32
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32)

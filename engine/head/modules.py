@@ -1,5 +1,9 @@
-"""modules.json and the modules after the Transformer, as sentence-transformers 6 reads them. Reads no weights."""
+"""The entries of modules.json, and the modules for rows among them, as sentence-transformers 6 reads them.
 
+Which chains there are is engine.detection.chains'. Reads no weights.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -28,34 +32,35 @@ _POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ROW = "sentence_embedding"  # what sentence-transformers calls the pooled row
-_AFTER_POOLING = ("Dense", "LayerNorm", "Normalize", "Dropout")
+TOKEN_ROWS = "token_embeddings"  # and the rows of tokens
+_OWN = ("sentence_transformers.", "pylate.models.")  # whose classes are known by their last name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """From token rows to the row that is handed out."""
+class Module:
+    """An entry of modules.json."""
 
-    poolings: tuple[str, ...]  # joined in this order
-    pooling_source: str  # the file that says so
-    include_prompt: bool  # False = prompts are left out of the pooling
-    steps: tuple[Step, ...]  # after the pooling
-    normalize: bool  # a last step: scaled to length 1
+    kind: str  # the class's name, in full where it is not sentence-transformers' or PyLate's own
+    path: PurePosixPath  # its folder, within the model's
 
 
-def read_chain(folder: Path, *, pooling: str | None) -> Chain:
-    """`pooling` (one of our names) overrules the Pooling module. Raises ModelError where a module is not supported."""
-    _, pooling_entry, *others = _entries(folder)
-    source = str(_module_folder(pooling_entry) / "config.json")
-    config = read_object(folder / source)
-    steps = [step for entry in others if (step := _step(folder, entry)) is not None]
-    normalize = bool(steps) and isinstance(steps[-1], Normalize)
-    return Chain(
-        poolings=(pooling,) if pooling else _poolings(config),
-        pooling_source=source,
-        include_prompt=bool(config.get("include_prompt", True)),
-        steps=tuple(steps[:-1] if normalize else steps),
-        normalize=normalize,
-    )
+def read_entries(folder: Path) -> tuple[Module, ...]:
+    """All of them, in their order. Raises ModelError."""
+    entries = read(folder / "modules.json")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ModelError("modules.json is not a list of objects")
+    return tuple(Module(kind=_kind(entry), path=_module_path(entry)) for entry in entries)
+
+
+def read_pooling(folder: Path, module: Module) -> tuple[tuple[str, ...], bool]:
+    """The poolings of a Pooling module, joined in this order, and whether a prompt's tokens count."""
+    config = read_object(folder / module.path / "config.json")
+    return _poolings(config), bool(config.get("include_prompt", True))
+
+
+def read_steps(folder: Path, modules: Iterable[Module], *, row: str = _ROW) -> tuple[Step, ...]:
+    """Of Dense, LayerNorm, Normalize; other modules do nothing to a row. `row`: the only thing they may work on."""
+    return tuple(step for module in modules if (step := _step(folder, module, row)) is not None)
 
 
 def known_pooling(mode: object, where: str) -> str:
@@ -66,28 +71,12 @@ def known_pooling(mode: object, where: str) -> str:
     return _POOLINGS[mode]
 
 
-def _entries(folder: Path) -> list[Json]:
-    entries = read(folder / "modules.json")
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ModelError("modules.json is not a list of objects")
-    kinds = [_kind(entry) for entry in entries]
-    if kinds[:2] != ["Transformer", "Pooling"] or not set(kinds[2:]).issubset(_AFTER_POOLING):
-        raise ModelError(
-            f"modules.json lists {', '.join(kinds) or 'nothing'}; "
-            f"supported are a Transformer, a Pooling and then any of {', '.join(_AFTER_POOLING)}"
-        )
-    if entries[0].get("path"):
-        raise ModelError(f"modules.json has the Transformer in {entries[0]['path']!r}, not in the folder itself")
-    return entries
-
-
 def _kind(entry: Json) -> str:
-    """The class name of sentence-transformers' own modules, the full name of any other."""
     name = str(entry.get("type"))
-    return name.rpartition(".")[2] if name.startswith("sentence_transformers.") else repr(name)
+    return name.rpartition(".")[2] if name.startswith(_OWN) else repr(name)
 
 
-def _module_folder(entry: Json) -> PurePosixPath:
+def _module_path(entry: Json) -> PurePosixPath:
     path = PurePosixPath(str(entry.get("path", "")))
     if path.is_absolute() or ".." in path.parts:
         raise ModelError("modules.json has a path that leads out of the folder")
@@ -102,23 +91,23 @@ def _poolings(config: Json) -> tuple[str, ...]:
     return tuple(known_pooling(mode, "the Pooling module") for mode in modes)
 
 
-def _step(folder: Path, entry: Json) -> Step | None:
+def _step(folder: Path, module: Module, row: str) -> Step | None:
     """None for what does nothing to a row that is not trained on."""
-    path = _module_folder(entry)
-    match _kind(entry):
+    path = module.path
+    match module.kind:
         case "Dense":
-            return _dense(path, read_object(folder / path / "config.json"))
+            return _dense(path, read_object(folder / path / "config.json"), row)
         case "LayerNorm":
             config = read_object(folder / path / "config.json")
             return LayerNorm(folder=str(path), size=_number(path, config, "dimension"))
         case "Normalize":
-            _check_names(path, read_optional(folder / path / "config.json"))
+            _check_names(path, read_optional(folder / path / "config.json"), row)
             return Normalize()
     return None
 
 
-def _dense(path: PurePosixPath, config: Json) -> Dense:
-    _check_names(path, config)
+def _dense(path: PurePosixPath, config: Json, row: str) -> Dense:
+    _check_names(path, config, row)
     name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     activation = str(name).rpartition(".")[2]
     if not str(name).startswith("torch.") or activation not in ACTIVATIONS:
@@ -135,11 +124,12 @@ def _dense(path: PurePosixPath, config: Json) -> Dense:
     )
 
 
-def _check_names(path: PurePosixPath, config: Json) -> None:
-    """A module can be told to work on something else than the pooled row."""
-    names = (config.get("module_input_name", _ROW), config.get("module_output_name") or _ROW)
-    if names != (_ROW, _ROW):
-        raise ModelError(f"{path}/config.json makes {names[1]!r} of {names[0]!r}; only {_ROW} is supported")
+def _check_names(path: PurePosixPath, config: Json, row: str) -> None:
+    """A module can be told to work on something else than what it is here for."""
+    given = config.get("module_input_name", row)
+    names = (given, config.get("module_output_name") or given)
+    if names != (row, row):
+        raise ModelError(f"{path}/config.json makes {names[1]!r} of {names[0]!r}; only {row} is supported")
 
 
 def _number(path: PurePosixPath, config: Json, key: str) -> int:

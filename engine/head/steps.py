@@ -16,7 +16,7 @@ Shapes = dict[str, tuple[int, ...]]  # of a module's tensors, by name
 class Dense:
     """activation(row @ weight.T + bias), plus the row itself, projected where the sizes differ, if has_residual."""
 
-    folder: str  # the module's, within the model's
+    folder: str  # the module's, within the model's; or a file of its tensors, whatever others it has
     in_features: int
     out_features: int
     has_bias: bool = True
@@ -34,9 +34,19 @@ class Dense:
             found["residual.weight"] = projection
         return found
 
+    @property
+    def is_file(self) -> bool:
+        """Whether there is no module but a file alone, in which the tensors may also be called weight and bias."""
+        return self.folder.endswith(".safetensors")
+
+    @property
+    def source(self) -> str:
+        """The file that says what the step is."""
+        return self.folder if self.is_file else f"{self.folder}/config.json"
+
     def __str__(self) -> str:
         extras = ", residual" if self.has_residual else ""
-        return f"Dense {self.in_features} to {self.out_features}, {self.activation}{extras} ({self.folder}/config.json)"
+        return f"Dense {self.in_features} to {self.out_features}, {self.activation}{extras} ({self.source})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +61,13 @@ class LayerNorm:
         """Of its tensors."""
         return {"norm.weight": (self.size,), "norm.bias": (self.size,)}
 
+    @property
+    def source(self) -> str:
+        """The file that says what the step is."""
+        return f"{self.folder}/config.json"
+
     def __str__(self) -> str:
-        return f"LayerNorm ({self.folder}/config.json)"
+        return f"LayerNorm ({self.source})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,6 @@ def output_size(steps: Iterable[Step], size: int) -> int:
         match step:
             case Dense(in_features=taken, out_features=given) | LayerNorm(size=taken as given):
                 if taken != size:
-                    raise ModelError(f"{step.folder}/config.json asks for rows of {taken} numbers, and gets {size}")
+                    raise ModelError(f"{step.source} asks for rows of {taken} numbers, and gets {size}")
                 size = given
     return size

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from engine import model_folder
 from engine.failures import engine_error, one_line
 from engine.model_folder import ModelFolder
-from engine.transformers.forward import Forward
+from engine.transformers.forward import Forward, hiding
 from engine.transformers.loading import load_model
-from engine.transformers.makers import Makers, makers_of
+from engine.transformers.maker import Makers
 from engine.transformers.placement import Place, check_fits, place
 from engine.transformers.selftest import Choice, choose_forward
 from engine.types import (
@@ -106,10 +106,12 @@ class TransformersEngine:
 
 
 def load(*, name: str, reason: str, options: dict[str, Any]) -> TransformersEngine:
-    """options: path, device, dtype, pooling (None = as the folder has it), max_num_tokens (None = the engine's choice),
-    max_num_seqs and num_threads, which is how many batches the CPU computes at a time. Raises ModelError."""
+    """options: path, device, dtype, pooling and task (None = as the folder has it), max_num_tokens (None = the engine's
+    choice), max_num_seqs and num_threads, which is how many batches the CPU computes at a time. Raises ModelError."""
     where = place(options)
-    folder = model_folder.read(options["path"], pooling=options["pooling"])
+    folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
+    if folder.is_static:
+        raise ModelError("these are static embeddings, which --engine static serves")
     check_fits(folder, where)
     torch.set_num_threads(1)  # as the threads that compute, so that what is measured here holds for them
     choice = _prepare(folder, where)
@@ -117,8 +119,13 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> TransformersEngi
     if where.is_gpu:
         alone, mixed = _GPU_BATCH_SECONDS
         limits = dataclasses.replace(limits, max_batch_seconds=alone, max_batch_seconds_mixed=mixed)
-    info = _info(folder, where, name=name, reason=reason, notes=choice.notes)
-    return TransformersEngine(choice.forward, makers_of(folder, where.device), info=info, limits=limits)
+    info = _info(folder, where, choice, name=name, reason=reason)
+    forward = hiding(choice.forward) if folder.hides_tokens else choice.forward
+    return TransformersEngine(forward, choice.makers, info=info, limits=limits)
+
+
+def _hiding_note(folder: ModelFolder) -> tuple[str, ...]:
+    return ("batches with tokens that the others are not to see are computed padded",) if folder.hides_tokens else ()
 
 
 def _limits(folder: ModelFolder, options: dict[str, Any], *, streams: int) -> EngineLimits:
@@ -151,7 +158,7 @@ def _load(folder: ModelFolder, where: Place) -> PreTrainedModel:
     return model
 
 
-def _info(folder: ModelFolder, where: Place, *, name: str, reason: str, notes: tuple[str, ...]) -> ModelInfo:
+def _info(folder: ModelFolder, where: Place, choice: Choice, *, name: str, reason: str) -> ModelInfo:
     return ModelInfo(
         name=name,
         engine="transformers",
@@ -165,6 +172,7 @@ def _info(folder: ModelFolder, where: Place, *, name: str, reason: str, notes: t
         dtype=str(where.dtype).removeprefix("torch."),
         device=str(where.device),
         architecture=folder.architecture,
-        notes=(*notes, *folder.notes),
+        notes=(*choice.notes, *_hiding_note(folder), *folder.notes),
         token_dimensions=folder.hidden_size,
+        is_padded=choice.is_padded,
     )

@@ -2,11 +2,13 @@
 
 Packed: all sequences in one row of T tokens, which our attention function keeps apart. A sequence of filler may follow
 them, so that layers for which numbers of rows are dear meet few different ones. Padded: for architectures that
-bring an attention of their own, sequences of like length side by side. The rows are the same.
+bring an attention of their own, sequences of like length side by side. The rows are the same. Padded, a token can be
+hidden from the others by the mask that also hides the padding, which is how batches with such tokens always go.
 
 Shapes: T tokens of all sequences, B sequences in a batch, S tokens of the longest in a group, D numbers a row.
 """
 
+import copy
 import inspect
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -14,13 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.positions import position_ids
 from engine.transformers.prepack import is_prepacked, rows_with_code
 from engine.transformers.transfer import on_device
-from engine.types import Batch
+from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch
 
 # At once, in padded sequences of like length. On a CPU more are no faster, and the padding stays small.
 _MAX_PADDED_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -38,7 +40,7 @@ class PackedForward:
     """The model must use the attention function `attention.PACKED`."""
 
     def __init__(self, model: PreTrainedModel, *, padding_idx: int | None) -> None:
-        self._model = model
+        self.model = model
         self._device = model.device
         self._padding_idx = padding_idx
         self._takes_types = _takes_types(model)
@@ -53,7 +55,7 @@ class PackedForward:
         types = {}
         if self._takes_types:
             types["token_type_ids"] = self._row(_token_type_ids(batch), num_filler)
-        output = self._model(
+        output = self.model(
             input_ids=self._row(batch.token_ids, num_filler),
             position_ids=self._row(position_ids(batch, self._padding_idx), num_filler),
             use_cache=False,
@@ -85,7 +87,9 @@ class PaddedForward:
         """See Forward."""
         indices, rows = [], []
         max_tokens = _MAX_PADDED_TOKENS[self._device.type]
-        for group in _groups_of_like_length(np.diff(batch.cu_seqlens), max_tokens):
+        # the rows of hidden tokens can depend on how much padding there is (DeBERTa's do), so there is none with them
+        is_equal = _is_hidden(batch) is not None
+        for group in _groups_of_like_length(np.diff(batch.cu_seqlens), max_tokens, is_equal=is_equal):
             index, is_token = _index(batch.cu_seqlens, group)
             hidden = self._run(batch, index, is_token=is_token)
             rows.append(hidden[torch.from_numpy(is_token)])
@@ -99,9 +103,10 @@ class PaddedForward:
         types = {}
         if self._takes_types:
             types["token_type_ids"] = on_device(_token_type_ids(batch)[index] * is_token, self._device)
+        is_hidden = _is_hidden(batch)
         output = self._model(
             input_ids=on_device(np.where(is_token, batch.token_ids[index], self._pad_id), self._device),
-            attention_mask=on_device(is_token, self._device),
+            attention_mask=on_device(is_token if is_hidden is None else is_token & ~is_hidden[index], self._device),
             **types,
             **self._fixed,
         )
@@ -109,11 +114,46 @@ class PaddedForward:
         return hidden
 
 
-def _groups_of_like_length(seqlens: NDArray[np.int32], max_tokens: int) -> Iterator[list[int]]:
-    """Sequence numbers from the shortest up, as many at once as there may be tokens."""
+class HidingForward:
+    """Packed where every token of a batch is seen by the others, padded where some are not."""
+
+    def __init__(self, packed: Forward, padded: PaddedForward) -> None:
+        self.packed = packed
+        self.padded = padded
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """See Forward."""
+        return (self.packed if _is_hidden(batch) is None else self.padded)(batch)
+
+
+def hiding(forward: Forward) -> Forward:
+    """One that can hide tokens, which a packed one can't.
+
+    The padded model beside the packed one has modules of its own, for these look up their attention in what they are
+    configured with; all weights are shared.
+    """
+    if not isinstance(forward, PackedForward):
+        return forward
+    shared = {id(tensor): tensor for module in forward.model.modules() for tensor in _tensors(module)}
+    twin = copy.deepcopy(forward.model, shared)
+    twin.set_attn_implementation("sdpa" if twin._supports_sdpa else "eager")
+    return HidingForward(forward, PaddedForward(twin))
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """Its own, also those that it has neither as parameters nor as buffers."""
+    held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+    return [tensor for tensor in held if isinstance(tensor, Tensor)]
+
+
+def _groups_of_like_length(
+    seqlens: NDArray[np.int32], max_tokens: int, *, is_equal: bool = False
+) -> Iterator[list[int]]:
+    """Sequence numbers from the shortest up, as many at once as there may be tokens; of one length where is_equal."""
     group: list[int] = []
     for number in np.argsort(seqlens, kind="stable").tolist():
-        if group and (len(group) + 1) * seqlens[number] > max_tokens:
+        is_full = (len(group) + 1) * seqlens[number] > max_tokens
+        if group and (is_full or (is_equal and seqlens[number] != seqlens[group[0]])):
             yield group
             group = []
         group.append(number)
@@ -138,7 +178,18 @@ def _with_zeros(values: NDArray[Any], num_zeros: int) -> NDArray[Any]:
 
 
 def _token_type_ids(batch: Batch) -> NDArray[np.int32]:
-    return np.zeros_like(batch.token_ids) if batch.token_type_ids is None else batch.token_type_ids
+    """Without the flags that are none of the model's business."""
+    if batch.token_type_ids is None:
+        return np.zeros_like(batch.token_ids)
+    return batch.token_type_ids & ~(PROMPT_TOKEN | EXPANSION_TOKEN)
+
+
+def _is_hidden(batch: Batch) -> NDArray[np.bool_] | None:
+    """Which tokens [T] the others do not see; None = all are seen."""
+    if batch.token_type_ids is None:
+        return None
+    is_hidden: NDArray[np.bool_] = (batch.token_type_ids & EXPANSION_TOKEN) != 0
+    return is_hidden if is_hidden.any() else None
 
 
 def _takes_types(model: PreTrainedModel) -> bool:

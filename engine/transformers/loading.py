@@ -1,29 +1,53 @@
 """A transformers model out of a local folder: safetensors only, none of the folder's code, no network, no noise."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from engine import quantization
 from engine.failures import one_line
 from engine.model_folder import ModelFolder
+from engine.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
 from engine.types import ModelError
 
-# Parts that the token rows do not come from, so that a file may lack them.
+# Parts that the token rows do not come from, so that a file may lack them; what scores a sequence can need a pooler.
 _UNUSED_PARTS = frozenset(("pooler", "contact_head"))
+_UNUSED_PARTS_OF_SEQUENCE_SCORES = frozenset(("contact_head",))
+
+# What the library calls a model with such a head; any other head is ours and needs the bare transformer.
+_CLASSES: dict[type[Head], tuple[type, str]] = {
+    SequenceScores: (AutoModelForSequenceClassification, "sequence classification"),
+    TokenScores: (AutoModelForTokenClassification, "token classification"),
+    AnswerScore: (AutoModelForCausalLM, "generation"),
+    VocabularyWeights: (AutoModelForMaskedLM, "masked language modelling"),
+}
 
 
 def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
-    """The bare transformer in inference mode on the CPU. Raises ModelError where the folder's files don't make one."""
+    """The library's class for the folder's heads, in inference mode on the CPU; without heads, the bare transformer.
+
+    `.base_model` is the bare transformer in it: itself where there is no more. Raises ModelError where the folder's
+    files don't make one, or lack weights of what is used.
+    """
     quantization.check(folder.path, reads_fp8=False)
     model: PreTrainedModel
     try:
         with _quiet():
             config = _load_config(folder)
-            model, found = AutoModel.from_pretrained(
+            model, found = _class_for(folder, config).from_pretrained(
                 folder.path,
                 config=config,
                 dtype=dtype,
@@ -36,15 +60,31 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
         raise
     except Exception as error:  # a folder can be wrong in more ways than transformers has exceptions for
         raise ModelError(f"transformers can't load {folder.path}: {one_line(error)}") from error
-    missing = sorted(key for key in found["missing_keys"] if not _UNUSED_PARTS.intersection(key.split(".")))
+    _check_complete(folder, found["missing_keys"])
+    assert not model.training
+    model.requires_grad_(False)
+    return model
+
+
+def _class_for(folder: ModelFolder, config: PretrainedConfig) -> Any:
+    for head in folder.heads:
+        if type(head) in _CLASSES:
+            chosen, purpose = _CLASSES[type(head)]
+            if type(config) not in chosen._model_mapping:  # type: ignore[attr-defined]
+                raise ModelError(f"transformers has no {folder.architecture!r} model for {purpose}")
+            return chosen
+    return AutoModel
+
+
+def _check_complete(folder: ModelFolder, missing_keys: Iterable[str]) -> None:
+    is_scored = any(isinstance(head, SequenceScores) for head in folder.heads)
+    unused = _UNUSED_PARTS_OF_SEQUENCE_SCORES if is_scored else _UNUSED_PARTS
+    missing = sorted(key for key in missing_keys if not unused.intersection(key.split(".")))
     if missing:
         raise ModelError(
             f"the weights in {folder.path} are not those of the architecture {folder.architecture!r}: "
             f"{missing[0]} and {len(missing) - 1} others are missing"
         )
-    assert not model.training
-    model.requires_grad_(False)
-    return model
 
 
 def _load_config(folder: ModelFolder) -> PretrainedConfig:

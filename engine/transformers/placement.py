@@ -20,6 +20,7 @@ class Place:
 
     device: torch.device
     dtype: torch.dtype
+    memory_share: float = 1.0  # of a GPU's memory: what this process may take
 
     @property
     def is_gpu(self) -> bool:
@@ -28,21 +29,27 @@ class Place:
 
 
 def place(options: dict[str, Any]) -> Place:
-    """Of an engine's options device and dtype. Raises ModelError; on a GPU, makes it the calling thread's."""
+    """Of an engine's options device, dtype and memory_share. Raises ModelError.
+
+    A GPU is made the calling thread's, and this process is held to its share of it.
+    """
     device, dtype = options["device"], options["dtype"]
     if dtype not in ("auto", *_DTYPES):
         raise ModelError(f"--dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
     if device == CPU:
-        return _place(device, dtype, None)
+        return Place(torch.device(device), _dtype(dtype, None))
     capability = _capability(device)
     if dtype == "bfloat16" and not has_bfloat16(capability):
         raise ModelError(f"--dtype bfloat16: {device} does not compute in it; float32 and float16 work there")
     torch.cuda.set_device(device)  # or pinning memory would open the first GPU
-    return _place(device, dtype, capability)
+    found = Place(torch.device(device), _dtype(dtype, capability), options.get("memory_share", 1.0))
+    if found.memory_share < 1.0:
+        torch.cuda.set_per_process_memory_fraction(found.memory_share, found.device)
+    return found
 
 
-def _place(device: str, dtype: str, capability: tuple[int, int] | None) -> Place:
-    return Place(torch.device(device), _DTYPES[dtype_of_auto(capability) if dtype == "auto" else dtype])
+def _dtype(name: str, capability: tuple[int, int] | None) -> torch.dtype:
+    return _DTYPES[dtype_of_auto(capability) if name == "auto" else name]
 
 
 def _capability(device: str) -> tuple[int, int]:
@@ -55,11 +62,17 @@ def _capability(device: str) -> tuple[int, int]:
 
 
 def check_fits(folder: ModelFolder, where: Place) -> None:
-    """Raises ModelError where a GPU's free memory does not hold the weights."""
+    """Raises ModelError where a GPU's free memory, or this process's share of all, does not hold the weights."""
     if not where.is_gpu:
         return
     num_bytes = sum(weights_of(folder.path).num_parameters.values()) * where.dtype.itemsize
     free, total = torch.cuda.mem_get_info(where.device)
+    if num_bytes > int(where.memory_share * total) < free:
+        raise DeviceTrouble(
+            f"the weights take {num_bytes / _GIB:.1f} GiB, and the engine's share of {where.device} is "
+            f"{where.memory_share:.3g} of its {total / _GIB:.1f} GiB: raise --gpu-memory-share, or serve fewer models "
+            f"there"
+        )
     if num_bytes > free:
         dtype = str(where.dtype).removeprefix("torch.")
         smaller = "--dtype float16 takes half, or " if where.dtype is torch.float32 else ""

@@ -6,20 +6,21 @@ https://huggingface.github.io/text-embeddings-inference
 from functools import partial
 from typing import Any, Protocol
 
+from engine.types import OutputKind
 from server.dialects import tei_tokens
+from server.dialects.ragged import SCHEMA as RAGGED
 from server.dialects.tei_answers import all_headers, encode, encoding_of
 from server.dialects.tei_bodies import (
-    AnyBody,
     EmbedAllBody,
     EmbedBody,
     Form,
     SimilarityBody,
-    decode_any,
     decode_embed,
     decode_embed_all,
     decode_similarity,
 )
 from server.errors import tei_answer
+from server.late_interaction import compared_rows
 from server.models import ModelTable
 from server.pipeline import EmbedRequest
 from server.request_headers import Wishes
@@ -41,14 +42,16 @@ async def embed(call: Call, decode: Decode) -> Answer:
         request, form = decode(body, call.wishes, call.models, max_items=call.resources.max_items)
         del body  # what is in it was copied out
         call.trace.encoding = encoding_of(form).value
-        embedded = await call.resources.pipeline.embed(request, call.trace)
+        if request.outputs is OutputKind.MULTI_VECTOR:
+            embedded = await compared_rows(call.resources.pipeline, request, call.trace)
+        else:
+            embedded = await call.resources.pipeline.embed(request, call.trace)
     return 200, all_headers(embedded, form, call.trace), await encode(embedded, form)
 
 
 _ROW: dict[str, Any] = {"type": "array", "items": {"type": "number"}}
 _ROWS: dict[str, Any] = {"type": "array", "items": _ROW}
 _RAW: dict[str, Any] = {"type": "string", "format": "binary"}
-_ANY_BODY = "Embeddings, or similarities where `inputs` is an object with a source sentence"
 
 
 def _route(path: str, decode: Decode, summary: str, *, body: type, responses: dict[str, Any]) -> Route:
@@ -79,7 +82,7 @@ ROUTES: tuple[Route, ...] = (
         decode_embed_all,
         "A row for each token of each input",
         body=EmbedAllBody,
-        responses=_json({"type": "array", "items": _ROWS}),
+        responses={**_json({"type": "array", "items": _ROWS}), "application/octet-stream": RAGGED},
     ),
     _route(
         "/similarity",
@@ -87,16 +90,6 @@ ROUTES: tuple[Route, ...] = (
         "Cosines of a sentence with others",
         body=SimilarityBody,
         responses=_json(_ROW),
-    ),
-    *(
-        _route(
-            path,
-            decode_any,
-            _ANY_BODY,
-            body=AnyBody,
-            responses={**_json({"anyOf": [_ROWS, _ROW]}), "application/octet-stream": _RAW},
-        )
-        for path in ("/", "/invocations")
     ),
     Route(
         path="/tokenize",

@@ -1,6 +1,7 @@
 """What goes out on text-embeddings-inference's own routes for embedding models, with its timing headers."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +9,7 @@ import orjson
 from numpy.typing import NDArray
 
 from server.asgi import Headers
+from server.dialects.ragged import ragged_bytes, ragged_headers
 from server.dialects.rows import Encoding, as_bytes, as_json, as_list, headers
 from server.dialects.tei_bodies import Form
 from server.pipeline import Embedded
@@ -18,14 +20,20 @@ _COMPUTE_TYPE = b"gpu+optimized"  # TEI says so on a CPU too
 
 def encoding_of(form: Form) -> Encoding:
     """How the numbers go out."""
-    return Encoding.BYTES if form is Form.RAW_ROWS else Encoding.FLOAT
+    return Encoding.BYTES if form in (Form.RAW_ROWS, Form.RAW_TOKEN_ROWS) else Encoding.FLOAT
 
 
 def all_headers(embedded: Embedded, form: Form, trace: Trace) -> Headers:
-    """Those that every answer with rows has, and TEI's: durations are whole milliseconds of the request."""
+    """Those that every answer with rows has, and TEI's."""
+    if form is Form.RAW_TOKEN_ROWS:
+        return [*ragged_headers(embedded), *timing_headers(trace)]
+    return [*headers(embedded, encoding_of(form)), *timing_headers(trace)]
+
+
+def timing_headers(trace: Trace) -> Headers:
+    """TEI's: durations are whole milliseconds of the request."""
     total = trace.elapsed()
     return [
-        *headers(embedded, encoding_of(form)),
         (b"x-compute-type", _COMPUTE_TYPE),
         (b"x-compute-time", _milliseconds(total)),
         (b"x-compute-characters", b"%d" % trace.num_characters),
@@ -49,18 +57,24 @@ async def encode(embedded: Embedded, form: Form) -> bytes | memoryview:
         case Form.RAW_ROWS:
             return as_bytes(embedded.rows)
         case Form.TOKEN_ROWS:
-            return await _token_rows(embedded)
+            return await token_rows(embedded)
+        case Form.RAW_TOKEN_ROWS:
+            return ragged_bytes(embedded)
         case Form.SIMILARITIES:
             return bytes(orjson.dumps(_similarities(embedded.rows), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-async def _token_rows(embedded: Embedded) -> bytes:
+async def token_rows(embedded: Embedded) -> bytes:
+    """A list of rows for each item, in JSON."""
+    return as_list([item async for item in token_rows_by_item(embedded)])
+
+
+async def token_rows_by_item(embedded: Embedded) -> AsyncIterator[bytes]:
+    """The rows of one item after the other, each in JSON."""
     assert embedded.offsets is not None
-    items = []
     for start, stop in pairwise(embedded.offsets.tolist()):
-        items.append(await as_json(embedded.rows[start:stop]))
+        yield await as_json(embedded.rows[start:stop])
         await asyncio.sleep(0)
-    return as_list(items)
 
 
 def _similarities(rows: NDArray[np.float32]) -> NDArray[np.float32]:

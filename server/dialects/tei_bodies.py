@@ -41,25 +41,37 @@ class Form(enum.Enum):
     ROWS = "rows"
     RAW_ROWS = "raw rows"
     TOKEN_ROWS = "token rows"
+    RAW_TOKEN_ROWS = "raw token rows"
     SIMILARITIES = "similarities"
 
 
-class Parameters(msgspec.Struct, kw_only=True):
-    """How texts become tokens."""
+class Truncating(msgspec.Struct, kw_only=True):
+    """What becomes of texts that are too long."""
 
     truncate: bool | None = None  # None = as --auto-truncate says
     truncation_direction: str | None = None
+
+
+class Parameters(Truncating):
+    """How texts become tokens."""
+
     prompt_name: str | None = None
 
 
-class EmbedAllBody(Parameters):
-    """The body of POST /embed_all."""
+class InputsBody(Parameters, kw_only=True):
+    """What the bodies of all routes that embed have in common."""
 
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
     model: str | None = None
 
 
-class EmbedBody(EmbedAllBody):
+class EmbedAllBody(InputsBody, kw_only=True):
+    """The body of POST /embed_all."""
+
+    input_type: str | None = None  # ours: query or document (None too), which differ in late-interaction models
+
+
+class EmbedBody(InputsBody, kw_only=True):
     """The body of POST /embed."""
 
     normalize: bool | None = None  # None = true
@@ -101,8 +113,17 @@ def decode_embed(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: 
 
 def decode_embed_all(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> tuple[EmbedRequest, Form]:
     """POST /embed_all."""
-    request = _request(parse_body(_EMBED_ALL, body), wishes, models, max_items=max_items)
-    return replace(request, outputs=OutputKind.TOKENS, normalize=False), Form.TOKEN_ROWS
+    fields = parse_body(_EMBED_ALL, body)
+    request = read_request(fields, wishes, models, max_items=max_items)
+    form = Form.RAW_TOKEN_ROWS if wishes.raw_bytes else Form.TOKEN_ROWS
+    is_query, outputs = read_is_query(fields.input_type), request.model.outputs
+    if OutputKind.MULTI_VECTOR in outputs and OutputKind.TOKENS not in outputs:
+        return for_late_interaction(request, is_query=is_query), form
+    if fields.input_type is not None and OutputKind.TOKENS in outputs:
+        raise InvalidRequest(
+            "input_type can't be given: this model takes queries and documents alike", param="input_type"
+        )
+    return replace(request, outputs=OutputKind.TOKENS, normalize=False), form
 
 
 def decode_similarity(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> tuple[EmbedRequest, Form]:
@@ -118,14 +139,28 @@ def decode_any(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: in
     return _embed(fields, wishes, models, max_items=max_items)
 
 
+def for_late_interaction(request: EmbedRequest, *, is_query: bool) -> EmbedRequest:
+    """With the markers and lengths of queries, or of documents."""
+    num_queries = request.num_items if is_query else 0
+    return replace(request, outputs=OutputKind.MULTI_VECTOR, num_queries=num_queries, query_prompt=request.prompt)
+
+
+def read_is_query(input_type: str | None) -> bool:
+    """Raises InvalidRequest."""
+    if input_type not in (None, "query", "document"):
+        raise InvalidRequest("input_type must be query or document", param="input_type")
+    return input_type == "query"
+
+
 def _embed(fields: EmbedBody, wishes: Wishes, models: ModelTable, *, max_items: int) -> tuple[EmbedRequest, Form]:
-    request = _request(fields, wishes, models, max_items=max_items)
+    request = read_request(fields, wishes, models, max_items=max_items)
     dimensions = read_dimensions(fields.dimensions, request.model.dimensions)
     form = Form.RAW_ROWS if wishes.raw_bytes else Form.ROWS
     return replace(request, dimensions=dimensions, normalize=fields.normalize is not False), form
 
 
-def _request(fields: EmbedAllBody, wishes: Wishes, models: ModelTable, *, max_items: int) -> EmbedRequest:
+def read_request(fields: InputsBody, wishes: Wishes, models: ModelTable, *, max_items: int) -> EmbedRequest:
+    """What is the same for all routes that embed."""
     model = models.choose(fields.model)
     given = read_inputs(fields.inputs, "inputs", max_items=max_items)
     return EmbedRequest(
@@ -133,7 +168,7 @@ def _request(fields: EmbedAllBody, wishes: Wishes, models: ModelTable, *, max_it
         texts=given.texts,
         token_ids=given.token_ids,
         prompt=read_prompt(fields.prompt_name, given, model),
-        truncation=_truncation(fields, model),
+        truncation=read_truncation(fields, model),
         request_class=wishes.request_class,
         deadline=wishes.deadline,
         field="inputs",
@@ -156,7 +191,7 @@ def _similarity(
         model=model,
         texts=[inputs.source_sentence, *(given.texts or ())],
         prompt=read_prompt(parameters.prompt_name, given, model),
-        truncation=_truncation(parameters, model),
+        truncation=read_truncation(parameters, model),
         normalize=True,
         request_class=wishes.request_class,
         deadline=wishes.deadline,
@@ -166,7 +201,8 @@ def _similarity(
     return request, Form.SIMILARITIES
 
 
-def _truncation(parameters: Parameters, model: ServedModel) -> Truncation:
+def read_truncation(parameters: Truncating, model: ServedModel) -> Truncation:
+    """Raises InvalidRequest."""
     wished = parameters.truncation_direction
     direction = Truncation.RIGHT if wished is None else _DIRECTIONS.get(wished)
     if direction is None:

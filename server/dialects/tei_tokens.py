@@ -126,5 +126,5 @@ async def _encode_text(tokens: list[Token]) -> bytes:
 
 
 def _names(token: Token) -> dict[str, Any]:
-    token_id, text, is_special, start, stop = token
+    token_id, text, is_special, start, stop, _ = token
     return {"id": token_id, "text": text, "special": is_special, "start": start, "stop": stop}

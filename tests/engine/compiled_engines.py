@@ -1,18 +1,45 @@
 """What the tests of the compiled engines share: loading one, and running batches through it."""
 
+import dataclasses
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from engine import model_folder
 from engine.compiled.engine import CompiledEngine
+from engine.model_folder import ModelFolder
+from engine.tasks import (
+    AnswerScore,
+    Head,
+    LateInteraction,
+    SequenceScores,
+    Task,
+    TokenScores,
+    TokenVectors,
+    VocabularyWeights,
+)
 from engine.types import Batch, OutputKind, Results
-from tests.engine.tiny_models import batch
+from tests.engine.tiny_models import VOCAB_SIZE, batch
 
 ENGINES = ("openvino", "onnxruntime")
+_TASKS: dict[type[Head], Task] = {
+    SequenceScores: Task.CLASSIFY,
+    TokenScores: Task.TOKEN_CLASSIFY,
+    AnswerScore: Task.RERANK,
+    VocabularyWeights: Task.SPARSE,
+    TokenVectors: Task.LATE_INTERACTION,
+}
+
+
+def rare(*cases: Any) -> list[Any]:
+    """Left to `pytest -m slow`, for each takes seconds."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
 
 
 def options(folder: Path, **others: Any) -> dict[str, Any]:
@@ -24,6 +51,30 @@ def load(name: str, folder: Path, **others: Any) -> CompiledEngine:
     module = importlib.import_module(f"engine.compiled.{name}")
     loaded: CompiledEngine = module.load(name="m", reason="asked", options=options(folder, **others))
     return loaded
+
+
+def load_with_heads(
+    name: str,
+    folder: Path,
+    heads: tuple[Head, ...],
+    *,
+    bare: Path | None = None,
+    late: LateInteraction | None = None,
+    **others: Any,
+) -> CompiledEngine:
+    """Taken for a model with these heads, whatever its files say.
+
+    bare: a folder that describes the same model, for one that gives embeddings beside what its heads give.
+    """
+
+    def taken(path: Path | str, **given: Any) -> ModelFolder:
+        found = read(bare or path, **given)
+        task = Task.EMBED if bare else _TASKS[type(heads[0])]
+        return dataclasses.replace(found, path=Path(path), task=task, heads=heads, late=late)
+
+    read = model_folder.read
+    with mock.patch.object(model_folder, "read", taken):
+        return load(name, folder, **others)
 
 
 def results(loaded: CompiledEngine, one: Batch) -> Results:
@@ -45,3 +96,35 @@ def difference(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> floa
     """The largest, relative to the largest value where that is above 1."""
     assert rows.shape == expected.shape
     return float(np.abs(rows - expected).max() / max(1.0, np.abs(expected).max()))
+
+
+def both_ways(
+    loaded: CompiledEngine, sequences: Sequence[Sequence[int]], outputs: OutputKind
+) -> tuple[Results, Results]:
+    """Computed together, and each alone and then joined."""
+    together = results(loaded, dataclasses.replace(batch(sequences), outputs=outputs))
+    each = [results(loaded, dataclasses.replace(batch([one]), outputs=outputs)) for one in sequences]
+    joined = {}
+    for kind, rows in together.items():
+        offsets = None
+        if rows.offsets is not None:
+            counts = [len(one[kind].values) for one in each]
+            offsets = np.cumsum([0, *counts], dtype=np.int32)
+        joined[kind] = dataclasses.replace(
+            rows, values=np.concatenate([one[kind].values for one in each]), offsets=offsets
+        )
+    return together, joined
+
+
+def sparse(found: Results, count: int) -> NDArray[np.float32]:
+    """Sparse rows as dense ones [B, V]."""
+    rows = found[OutputKind.SPARSE]
+    assert rows.offsets is not None
+    assert rows.offsets.shape == (count + 1,)
+    assert (rows.values[:, 1] != 0).all()
+    dense = np.zeros((count, VOCAB_SIZE), np.float32)
+    for number in range(count):
+        entries = rows.values[rows.offsets[number] : rows.offsets[number + 1]]
+        assert (np.diff(entries[:, 0]) > 0).all()
+        dense[number, entries[:, 0].astype(int)] = entries[:, 1]
+    return dense

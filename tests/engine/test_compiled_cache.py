@@ -204,13 +204,23 @@ def test_what_is_being_written_is_not_found(tmp_path: Path) -> None:
         {"difference": float("nan")},
         {"dimensions": 0},
         {"dimensions": True},
+        {"pad_id": -2},
+        {"pad_id": "0"},
         {"num_texts": 1.5},
         {"min_cosine": 0.99},
         {"unknown": 1},
     ],
 )
 def test_facts_of_another_kind(wrong: dict[str, object]) -> None:
-    facts = Facts(dimensions=3, difference=1e-6, min_cosine=None, median_cosine=None, num_texts=8, num_products=0)
+    facts = Facts(
+        dimensions=3,
+        pad_id=-1,
+        difference=1e-6,
+        min_cosine=None,
+        median_cosine=None,
+        num_texts=8,
+        num_products=0,
+    )
     right = json.loads(json.dumps(dataclasses.asdict(facts)))
     assert Facts.decode(right) == facts
     with pytest.raises((ValueError, TypeError)):

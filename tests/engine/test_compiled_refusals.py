@@ -79,7 +79,7 @@ def test_which_engine_is_chosen(asked: str, quantization: str, chosen: str) -> N
 @pytest.mark.parametrize(
     ("asked", "quantization", "message"),
     [
-        ("cuda", "none", "--engine cuda is not one of auto, fake, openvino, onnxruntime, fused, transformers"),
+        ("cuda", "none", "--engine cuda is not one of auto, fake, openvino, onnxruntime, fused, transformers, static"),
         (
             "auto",
             "fp8",

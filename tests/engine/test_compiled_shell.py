@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.compiled import workload
-from engine.compiled.engine import OUTPUTS, CompiledEngine
+from engine.compiled.engine import CompiledEngine
 from engine.compiled.executor import ATTENTION_MASK, INPUT_IDS, Executor
 from engine.compiled.minibatch import MAX_PADDED_TOKENS, cut, padded
+from engine.compiled.outputs import Makers, Pooled, tokens
 from engine.compiled.pooling import Pooling
 from engine.head.host import HostHead
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind
@@ -23,6 +24,7 @@ from tests.engine.tiny_models import batch
 
 POISON, HUGE = 666, 667
 DIMENSIONS = 3
+OUTPUTS = OutputKind.POOLED | OutputKind.TOKENS
 
 
 @dataclass
@@ -77,9 +79,10 @@ def engine(plain: Plain, *, pooling: str = "mean", has_wide: bool = True) -> Ite
         architecture="",
     )
     limits = EngineLimits(max_num_tokens=4096, max_num_seqs=64, max_seqlen=512, depth=2)
-    loaded = CompiledEngine(
-        plain.executor(has_wide=has_wide), Pooling((pooling,), HostHead()), info=info, limits=limits, pad_id=1
-    )
+    makers: Makers = {OutputKind.POOLED: Pooled(Pooling((pooling,), HostHead())), OutputKind.TOKENS: tokens}
+    sizes = dict.fromkeys(OUTPUTS, DIMENSIONS)
+    executor = plain.executor(has_wide=has_wide)
+    loaded = CompiledEngine(executor, makers, info=info, limits=limits, pad_id=1, sizes=sizes)
     yield loaded
     loaded.close()
     with pytest.raises(EngineClosed):
@@ -122,7 +125,7 @@ def test_rows_come_back_in_the_order_of_their_batch(seqlens: list[int], pooling:
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=60), st.integers(1, 8))
 def test_mini_batches_hold_every_token_once_and_little_padding(seqlens: list[int], num_streams: int) -> None:
     one = batch(of_lengths(*seqlens))
-    mini_batches = cut(one.cu_seqlens, num_streams=num_streams)
+    mini_batches = cut(one, num_streams=num_streams)
     places = np.concatenate([mini_batch.index[mini_batch.is_token] for mini_batch in mini_batches])
     assert sorted(places.tolist()) == list(range(one.num_tokens))
     for mini_batch in mini_batches:

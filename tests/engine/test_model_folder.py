@@ -9,6 +9,7 @@ import pytest
 
 from engine import model_folder
 from engine.model_folder import ModelFolder
+from engine.tasks import Task
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
 
@@ -63,6 +64,8 @@ def test_the_packaged_minilm(minilm_folder: Path) -> None:
         default_prompt_name=None,
         include_prompt=True,
         notes=(),
+        task=Task.EMBED,
+        task_source="modules.json",
     )
 
 
@@ -126,7 +129,7 @@ def test_a_pooling_that_is_not_supported_is_named(folder: Path, config: dict[str
 
 
 def test_an_unknown_override_names_the_flag(folder: Path) -> None:
-    assert "--pooling asks for pooling 'splade'" in refusal(folder, "splade")
+    assert "--pooling asks for pooling 'attention'" in refusal(folder, "attention")
 
 
 def test_normalize_is_a_third_module(folder: Path) -> None:
@@ -259,19 +262,27 @@ def test_prompts_and_lower_case(folder: Path) -> None:
     assert (read.default_prompt_name, read.default_prompt) == ("query", "query: ")
 
 
-def test_prompts_to_be_left_out_of_pooling_are_refused_only_where_there_are_any(folder: Path) -> None:
+def test_prompts_may_be_left_out_of_the_pooling(folder: Path) -> None:
+    assert model_folder.read(folder).include_prompt
     change(folder / "1_Pooling" / "config.json", include_prompt=False)
-    write(folder / "config_sentence_transformers.json", {"prompts": {"query": ""}})
-    assert not model_folder.read(folder).include_prompt
     write(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
-    assert "include_prompt" in refusal(folder)
+    assert not model_folder.read(folder).include_prompt
+
+
+def test_how_rows_are_compared_and_cut_is_noted(folder: Path) -> None:
+    write(folder / "config_sentence_transformers.json", {"similarity_fn_name": "dot", "truncate_dim": 16})
+    assert model_folder.read(folder).notes == (
+        "its rows are made to be compared by dot (similarity_fn_name)",
+        "truncate_dim is 16: rows are given whole unless a request says dimensions",
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "fields", "part"),
     [
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "'query'"),
-        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "CrossEncoder"),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "Transformer, Pooling"),
+        ("config_sentence_transformers.json", {"model_type": "Oracle"}, "Oracle"),
         ("config_sentence_transformers.json", {"prompts": ["a"]}, "'prompts'"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "'max_seq_length'"),
         ("sentence_bert_config.json", {"max_seq_length": -5}, "'max_seq_length'"),
@@ -284,6 +295,9 @@ def test_prompts_to_be_left_out_of_pooling_are_refused_only_where_there_are_any(
         ("config.json", {"hidden_size": True}, "'hidden_size'"),
         ("config.json", {"is_encoder_decoder": True}, "encoder-decoder"),
         ("config.json", {"model_type": "roberta", "max_position_embeddings": 2}, "max_position_embeddings"),
+        ("config.json", {"model_type": "nomic_bert", "num_experts": 8}, "num_experts"),
+        ("config.json", {"model_type": "new"}, "'gte'"),
+        ("config.json", {"auto_map": {"AutoModel": "jinaai/xlm-roberta-flash-implementation--x.X"}}, "v3-hf"),
         ("adapter_config.json", {"peft_type": "LORA"}, "adapter"),
     ],
 )

@@ -45,6 +45,7 @@ def test_a_batch_equals_one_sequence_at_a_time(family: str, tmp_path: Path) -> N
     sequences = arbitrary(SEQLENS)
     loaded = load(folder)
     assert loaded.info.notes[0].startswith("padded" if family in PADDED else "packed"), loaded.info.notes
+    assert loaded.info.is_padded == (family in PADDED)
     (rows,) = compute(loaded, batch(sequences))
     assert difference(rows, Reference(folder).pooled(sequences, "mean")) <= 1e-5
 

@@ -1,5 +1,6 @@
 """The transformers engine on a GPU: what is decided and refused, with a stand-in; its rows, where there is a GPU."""
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from engine.transformers.engine import TransformersEngine
 from engine.transformers.makers import embeddings
 from engine.transformers.placement import Place, check_fits, place
 from engine.transformers.pooling import Pooling
-from engine.types import EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
+from engine.types import DeviceTrouble, EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
 from tests.engine.tiny_models import FAMILIES, arbitrary, batch, save
 
 HOPPER, TURING = (9, 0), (7, 5)
@@ -61,6 +62,24 @@ def test_what_it_computes_in(device: str, dtype: str, expected: torch.dtype, cho
     assert where == Place(torch.device(device), expected)
     assert where.is_gpu == (device != "cpu")
     assert chosen == ([device] if where.is_gpu else [])  # else pinned memory would be the first GPU's
+
+
+def test_a_share_of_the_memory(minilm_folder: Path, chosen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is held to it before anything is loaded, and what is more than it is refused though it is free."""
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *told: chosen.append(told))
+
+    place({"device": "cuda:0", "dtype": "auto", "memory_share": 1.0})
+    place({"device": "cpu", "dtype": "auto", "memory_share": 0.5})
+    assert chosen == ["cuda:0"]
+    where = place({"device": "cuda:0", "dtype": "float32", "memory_share": 0.25})
+    assert chosen[1:] == ["cuda:0", (0.25, torch.device("cuda:0"))]
+
+    folder = model_folder.read(minilm_folder)
+    check_fits(folder, where)
+    with pytest.raises(
+        DeviceTrouble, match=r"^the weights take 0\.1 GiB, and the engine's share .* is 0\.01 of its 2\.0 GiB"
+    ):
+        check_fits(folder, dataclasses.replace(where, memory_share=0.01))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +164,7 @@ def test_what_its_errors_mean(
     )
     loaded = TransformersEngine(
         forward,
-        embeddings(Pooling(("cls",), TorchHead()), torch.device("cuda:0")),
+        embeddings(Pooling(("cls",), TorchHead())),
         info=info,
         limits=EngineLimits(max_num_tokens=10, max_num_seqs=9, max_seqlen=9),
     )

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from engine.types import Batch, OutputKind
@@ -62,7 +70,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mobilebert": ("mobilebert", {"embedding_size": HIDDEN_SIZE, "intra_bottleneck_size": 32}),
     "gpt_oss": ("gpt_oss", {**_GQA, "num_local_experts": 2, "num_experts_per_tok": 1}),
 }
-# The same for those that only the fused engine is tested with.
+# The same for those that are tested with heads or in the fused engine alone.
 MORE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "camembert": ("camembert", {"pad_token_id": 1, "type_vocab_size": 1}),
     "data2vec-text": ("data2vec-text", {"pad_token_id": 1}),
@@ -70,19 +78,51 @@ MORE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "electra, wide": ("electra", {"embedding_size": HIDDEN_SIZE}),
     "gte": ("gte", {"type_vocab_size": 1}),
     "gte without types": ("gte", {"type_vocab_size": 0}),
+    "modernbert, mean": (
+        "modernbert",
+        {"local_attention": 12, "cls_token_id": 2, "sep_token_id": 3, "classifier_pooling": "mean"},
+    ),
+    "eurobert": ("eurobert", _GQA),
+    "eurobert, bos": ("eurobert", {**_GQA, "classifier_pooling": "bos"}),
+    "eurobert, mean": ("eurobert", {**_GQA, "classifier_pooling": "mean"}),
+    "gemma": ("gemma", _GQA),
+    "phi3": ("phi3", {"num_key_value_heads": 2}),
+    "phi": ("phi", {"num_key_value_heads": 2}),
+    "granite": ("granite", {**_GQA, "logits_scaling": 3.0}),
     "jina_embeddings_v3": ("jina_embeddings_v3", {"pad_token_id": 1, "type_vocab_size": 1}),
 }
 PADDED = frozenset(("mpnet", "deberta-v2", "mobilebert", "gpt_oss"))
 
 
+SCORING_SEQUENCES = AutoModelForSequenceClassification
+SCORING_TOKENS = AutoModelForTokenClassification
+GENERATING = AutoModelForCausalLM
+MASKED = AutoModelForMaskedLM
+
+
 def save(family: str, folder: Path) -> Path:
     """A model of this family with arbitrary weights, the same each time."""
+    return save_whole(family, folder, AutoModel)
+
+
+def save_whole(family: str, folder: Path, purpose: Any, **others: Any) -> Path:
+    """The same with the head of one of the library's automatic classes. others: more of its configuration."""
     model_type, differences = (FAMILIES | MORE_FAMILIES)[family]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **(_SHARED | differences))
-    model: PreTrainedModel = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+    config = AutoConfig.for_model(model_type, **(_SHARED | differences | others))
+    model: PreTrainedModel = purpose.from_config(config)
+    if purpose is not AutoModel:
+        _randomize_biases(model)
     model.save_pretrained(folder)
     return folder
+
+
+@torch.no_grad()
+def _randomize_biases(model: PreTrainedModel) -> None:
+    """They begin as zeros, so that leaving one out would not show."""
+    for name, tensor in model.named_parameters():
+        if name.endswith("bias"):
+            tensor.normal_(std=0.2)
 
 
 def batch(sequences: Sequence[Sequence[int]], token_type_ids: Sequence[int] | None = None) -> Batch:
@@ -117,6 +157,21 @@ class Reference:
         if pooling == "mean":
             return np.stack([rows.mean(axis=0) for rows in token_rows])
         return np.stack([rows[0 if pooling == "cls" else -1] for rows in token_rows])
+
+
+class WholeReference:
+    """The same of a model with its head."""
+
+    def __init__(self, folder: Path, purpose: Any) -> None:
+        self._model = purpose.from_pretrained(folder, dtype=torch.float32)
+
+    def scores(self, sequence: Sequence[int], token_type_ids: Sequence[int] | None = None) -> NDArray[np.float32]:
+        """Raw scores [L], or of each token [S, L]."""
+        types = {} if token_type_ids is None else {"token_type_ids": torch.tensor([list(token_type_ids)])}
+        with torch.inference_mode():
+            output = self._model(input_ids=torch.tensor([list(sequence)]), **types)
+        scores: NDArray[np.float32] = output.logits[0].numpy()
+        return scores
 
 
 logging.set_verbosity_error()  # type: ignore[no-untyped-call]

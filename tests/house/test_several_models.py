@@ -1,6 +1,7 @@
 """A whole server with two models out of a file: each name answers with its own rows, lengths and limits."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,6 +82,32 @@ def test_both_are_listed(server: Server) -> None:
 
     told = server.request("GET", "/info").json()["models"]
     assert {model["info"]["name"]: model["info"]["dimensions"] for model in told} == DIMENSIONS
+
+
+def test_each_has_its_own_readiness(server: Server) -> None:
+    listed = {model["id"]: model["ready"] for model in server.request("GET", "/v1/models").json()["data"]}
+    assert listed == {"small": True, "large": True}
+    assert [server.request("GET", f"/readyz?model={name}").status for name in ("small", "large", "none")] == [
+        200,
+        200,
+        404,
+    ]
+    lines = server.request("GET", "/metrics").body.decode().splitlines()
+    for name in listed:
+        assert f'embedline_model_ready{{model="{name}"}} 1.0' in lines
+        assert f'embedline_model_padded{{engine="fake",model="{name}"}} 0.0' in lines
+    assert [model["info"]["is_padded"] for model in server.request("GET", "/info").json()["models"]] == [False] * 2
+
+
+def test_models_of_the_command_line(tmp_path: Path) -> None:
+    """Each --model-id is a model, and the flags around them hold for both."""
+    model = "sentence-transformers/all-MiniLM-L6-v2"
+    names = ("--model-id", model, "--served-model-name", "a", "--model-id", model, "--served-model-name", "b")
+    with serving("--engine", "fake", "--fake-dim", "8", *names, folder=tmp_path) as running:
+        for name in ("a", "b"):
+            reply = running.embed("hello", model=name).json()
+            assert (reply["model"], len(reply["data"][0]["embedding"])) == (name, 8)
+        assert running.embed("hello", model=model).status == 404
 
 
 def test_each_has_an_engine_of_its_own(server: Server) -> None:

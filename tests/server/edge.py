@@ -56,12 +56,47 @@ def house(**changes: Any) -> Json:
     info |= {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "pooling": "last", "dtype": "float32"}
     model = {"index": 0, "info": info, "truncation": Truncation.RIGHT, "default_prompt": "", "loaded_at": 7}
     model |= {"model_id": "somebody/the-model", "revision": "", "prompts": {"query": "Q: "}}
-    return {"ready": True, "reason": None, "models": [model], "limits": {"max_client_batch_size": 4}, **changes}
+    told = {"ready": True, "reason": None, "names": ["the-model"], "models": [model]}
+    return {**told, "limits": {"max_client_batch_size": 4}, **changes}
+
+
+def house_of(outputs: OutputKind, **model: Any) -> Json:
+    """The same with a model that gives other outputs; `model` is what else is told of it, as its task."""
+    loaded = house()
+    loaded["models"][0] |= model
+    loaded["models"][0]["info"] |= {"outputs": outputs}
+    return loaded
+
+
+def everything() -> Json:
+    """A STATE with a model that gives all there is, so that every route has an answer."""
+    return house_of(OutputKind(sum(OutputKind)))
+
+
+_BODIES: dict[str, Any] = {
+    "/v1/embeddings": {"input": "a"},
+    "/embeddings": {"input": "a"},
+    "/decode": {"ids": [5]},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    "/rerank": {"query": "a", "texts": ["b"]},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v2/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/reranking": {"query": "a", "input": ["b"]},
+    "/classify": {"input": "a"},
+    "/v1/classify": {"input": "a"},
+    "/predict_tokens": {"inputs": ["a"]},
+}
+
+
+def good_body(path: str) -> bytes:
+    """One that the route of this path takes."""
+    return json.dumps(_BODIES.get(path, {"inputs": "a"})).encode()
 
 
 @dataclass
 class Tokenizers:
-    """One id for each character; what it was asked, and what it raises instead; waits for `gate` where there is one."""
+    """One id for each character, of type 1 in the second text of a pair; what it was asked, and what it raises
+    instead; waits for `gate` where there is one."""
 
     error: Exception | None = None
     gate: asyncio.Event | None = None
@@ -70,10 +105,13 @@ class Tokenizers:
 
     async def tokenize(self, texts: Sequence[str], **how: Any) -> TokenizedTexts:
         await self._work(texts, how)
-        seqlens = [len(text) for text in texts]
-        ids = np.array([ord(character) % 100 for text in texts for character in text], np.int32)
+        pairs = list(zip(texts, how.get("pair_texts") or [""] * len(texts), strict=True))
+        seqlens = [len(first) + len(second) for first, second in pairs]
+        ids = np.array([ord(character) % 100 for pair in pairs for text in pair for character in text], np.int32)
+        types = np.repeat(np.arange(2 * len(pairs)) % 2, [len(text) for pair in pairs for text in pair])
         truncated = np.array([seqlen > 16 for seqlen in seqlens], np.uint8)
-        return TokenizedTexts(ids, np.cumsum([0, *seqlens], dtype=np.int32), truncated)
+        offsets = np.cumsum([0, *seqlens], dtype=np.int32)
+        return TokenizedTexts(ids, offsets, truncated, types.astype(np.int32) if types.any() else None)
 
     async def tokenize_details(self, texts: Sequence[str], **how: Any) -> list[list[Token]]:
         await self._work(texts, how)
@@ -97,11 +135,13 @@ class Tokenizers:
 
 @dataclass
 class Managers:
-    """Rows that say their sequence's length, or `rows`, one for each of its tokens where those are asked for; waits
-    for `gate` where there is one."""
+    """Rows that say their sequence's length, or `rows`, one for each of its tokens where those are asked for; scores
+    are the first numbers of the rows, and sparse rows one number of each. Waits for `gate` where there is one."""
 
     error: Exception | None = None
-    rows: np.ndarray[Any, np.dtype[np.float32]] | None = None
+    rows: np.ndarray[Any, np.dtype[np.float32]] | None = None  # [sequences, any]
+    token_rows: np.ndarray[Any, np.dtype[np.float32]] | None = None  # [tokens, any], instead of those
+    num_labels: int = 1
     gate: asyncio.Event | None = None
     submitted: list[Submission] = field(default_factory=list)
     arrivals: "asyncio.Queue[Submission]" = field(default_factory=asyncio.Queue)
@@ -113,13 +153,26 @@ class Managers:
             await self.gate.wait()
         if self.error is not None:
             raise self.error
+        return Answer({kind: self._rows(kind, submission) for kind in submission.outputs}, 0.0, 0.0)
+
+    def _rows(self, kind: OutputKind, submission: Submission) -> Rows:
         rows = self.rows
         if rows is None:
             rows = np.repeat(np.array(submission.seqlens, np.float32)[:, None], DIMENSIONS, axis=1)
-        if submission.outputs is OutputKind.TOKENS:
-            offsets = np.cumsum([0, *submission.seqlens], dtype=np.int32)
-            return Answer({OutputKind.TOKENS: Rows(np.repeat(rows, submission.seqlens, axis=0), offsets)}, 0.0, 0.0)
-        return Answer({OutputKind.POOLED: Rows(rows)}, 0.0, 0.0)
+        offsets = np.cumsum([0, *submission.seqlens], dtype=np.int32)
+        of_tokens = np.repeat(rows, submission.seqlens, axis=0) if self.token_rows is None else self.token_rows
+        match kind:
+            case OutputKind.POOLED:
+                return Rows(rows)
+            case OutputKind.LOGITS:
+                return Rows(rows[:, : self.num_labels])
+            case OutputKind.TOKEN_LOGITS:
+                return Rows(of_tokens[:, : self.num_labels], offsets)
+            case OutputKind.SPARSE:
+                numbers = np.arange(len(rows), dtype=np.float32)
+                return Rows(np.stack([numbers, rows[:, 0]], axis=1), np.arange(len(rows) + 1, dtype=np.int32))
+            case _:
+                return Rows(of_tokens, offsets)
 
 
 class Edge:
@@ -131,6 +184,7 @@ class Edge:
         max_bytes: int = 1000,
         max_requests: int = 10,
         is_loaded: bool = True,
+        loaded: Json | None = None,
         keys: Sequence[ApiKey] = (),
         metrics_need_a_key: bool = False,
     ) -> None:
@@ -139,7 +193,7 @@ class Edge:
         self.metrics = Recorder()
         self.state = FrontendState(self.page)
         if is_loaded:
-            self.state.update(house())
+            self.state.update(loaded or house())
         self.tokenizers = Tokenizers()
         self.managers = Managers()
         self.admission = Admission(self.page, frontend=0, budgets=WaitBudgets(1, 10), max_requests=max_requests)
@@ -193,9 +247,11 @@ async def call(
     async def send(message: Message) -> None:
         sent.append(message)
 
+    path, _, query = path.partition("?")
     named = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
     scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": named}
-    scope |= {"query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http", "server": ("test", 80)}
+    scope |= {"query_string": query.encode(), "root_path": "", "http_version": "1.1", "scheme": "http"}
+    scope |= {"server": ("test", 80)}
     await app(scope, receive, send)
     start, *rest = sent
     answered = {name.decode(): value.decode() for name, value in start["headers"]}

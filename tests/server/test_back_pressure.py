@@ -8,11 +8,9 @@ import pytest
 
 from batch_manager.messages import Refusal
 from server.routes import ROUTES
-from tests.server.edge import Called, Edge, call
+from tests.server.edge import Called, Edge, call, everything, good_body
 from wire.vocabulary import RequestClass
 
-BODIES = {"/v1/embeddings": b'{"input":"a"}', "/embeddings": b'{"input":"a"}', "/decode": b'{"ids":[5]}'}
-BODIES["/similarity"] = b'{"inputs":{"source_sentence":"a","sentences":["b"]}}'
 PATHS = [route.path for route in ROUTES]
 WITHOUT_ENGINE = ("/tokenize", "/decode")
 COMPUTING = [path for path in PATHS if path not in WITHOUT_ENGINE]
@@ -23,7 +21,7 @@ RATE = 100
 
 def with_edge(test: Callable[[Edge], Awaitable[Any]], **settings: Any) -> Any:
     async def run() -> Any:
-        edge = Edge(**settings)
+        edge = Edge(loaded=everything(), **settings)
         edge.page.tokens_per_second[:] = RATE
         return await test(edge)
 
@@ -32,7 +30,7 @@ def with_edge(test: Callable[[Edge], Awaitable[Any]], **settings: Any) -> Any:
 
 async def post(edge: Edge, path: str, **headers: str) -> Called:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await call(edge.app, "POST", path, BODIES.get(path, b'{"inputs":"a"}'), named)
+    return await call(edge.app, "POST", path, good_body(path), named)
 
 
 @pytest.mark.parametrize("path", COMPUTING)

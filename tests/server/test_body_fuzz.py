@@ -9,11 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.dialects import openai, tei_bodies, tei_tokens
+from server.classifying import ClassifyRequest
+from server.dialects import (
+    classify,
+    openai,
+    predict_tokens,
+    rerank_bodies,
+    tei_bodies,
+    tei_hybrid,
+    tei_predict,
+    tei_sparse,
+    tei_tokens,
+)
 from server.errors import ErrorShape, RequestError, openai_answer, tei_answer
 from server.pipeline import EmbedRequest
 from server.request_headers import Wishes
 from server.routes import ROUTES
+from server.scoring import RerankRequest
+from server.token_classifying import ClassifyTokensRequest
 from server.tokens import DecodeRequest, TokenizeRequest
 from tests.server.edge import one_model
 
@@ -70,13 +83,64 @@ OPENAI = Case(
         "prompt_name": secrets | values,
     },
 )
+documents = (
+    st.lists(secrets | st.fixed_dictionaries({"text": secrets}, optional={"title": values}), max_size=6) | values
+)
+RERANK = Case(
+    rerank_bodies.decode,
+    openai_answer,
+    {"query": secrets | values},
+    {
+        "texts": st.lists(secrets, max_size=6) | values,
+        "documents": documents,
+        "input": documents,
+        "top_n": dimensions,
+        "top_k": dimensions,
+        "truncation": booleans,
+        "max_tokens_per_doc": dimensions,
+        "instruction": secrets | values,
+        "rank_fields": st.lists(secrets, max_size=2) | values,
+        "encoding_format": st.sampled_from(["float", "bytes"]) | values,
+        "return_documents": booleans,
+        **how,
+    },
+)
+HYBRID = {
+    "outputs": st.lists(st.sampled_from(["dense", "sparse", "multi_vector"]), max_size=3) | values,
+    "normalize": booleans,
+    "input_type": st.sampled_from(["query", "document"]) | values,
+    **how,
+}
+SCORES = {"raw_scores": booleans, **how}
+text_lists = inputs | st.lists(st.lists(secrets, min_size=1, max_size=2), min_size=1, max_size=5)
+CLASSIFY = Case(
+    classify.decode,
+    openai_answer,
+    {"input": inputs},
+    {"use_activation": booleans, "raw_scores": booleans, "messages": values, "user": secrets | values},
+)
 ANY = Case(tei_bodies.decode_any, tei_answer, {"inputs": inputs | similar}, {"parameters": parameters, **EMBED})
 CASES = {
     "/v1/embeddings": OPENAI,
     "/embeddings": OPENAI,
     "/embed": Case(tei_bodies.decode_embed, tei_answer, {"inputs": inputs}, EMBED),
     "/embed_all": Case(tei_bodies.decode_embed_all, tei_answer, {"inputs": inputs}, how),
+    "/embed_sparse": Case(tei_sparse.decode, tei_answer, {"inputs": inputs}, how),
+    "/embed_hybrid": Case(tei_hybrid.decode, tei_answer, {"inputs": inputs}, HYBRID),
+    "/predict": Case(tei_predict.decode, tei_answer, {"inputs": text_lists}, SCORES),
+    "/predict_tokens": Case(
+        predict_tokens.decode,
+        tei_answer,
+        {"inputs": text_lists},
+        {"aggregation_strategy": st.sampled_from(["none", "max"]) | values, **SCORES},
+    ),
+    "/classify": CLASSIFY,
+    "/v1/classify": CLASSIFY,
     "/similarity": Case(tei_bodies.decode_similarity, tei_answer, {"inputs": similar}, {"parameters": parameters}),
+    "/rerank": RERANK,
+    "/v1/rerank": RERANK,
+    "/v2/rerank": RERANK,
+    "/v1/reranking": RERANK,
     "/": ANY,
     "/invocations": ANY,
     "/tokenize": Case(
@@ -125,7 +189,10 @@ def is_echoed(text: str, message: str) -> bool:
     return any(text[at : at + stretch] in message for at in range(len(text) - stretch + 1))
 
 
-@pytest.mark.parametrize("path", sorted(CASES.keys() - {"/embeddings", "/invocations"}))  # they are the same twice
+@pytest.mark.parametrize(
+    "path",
+    sorted(CASES.keys() - {"/embeddings", "/invocations", "/v1/classify", "/v1/rerank", "/v2/rerank", "/v1/reranking"}),
+)  # they are the same twice
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_body_is_decoded_or_refused_without_an_echo(path: str, data: st.DataObject) -> None:
@@ -143,9 +210,13 @@ def test_any_body_is_decoded_or_refused_without_an_echo(path: str, data: st.Data
 
 def check(request: object) -> None:
     """There is something to do."""
-    if isinstance(request, EmbedRequest):
+    if isinstance(request, EmbedRequest | ClassifyRequest | ClassifyTokensRequest):
         assert (request.texts is None) != (request.token_ids is None)
         assert request.num_items >= 1
+    elif isinstance(request, RerankRequest):
+        assert request.query
+        assert request.documents
+        assert all(request.documents)
     elif isinstance(request, TokenizeRequest):
         assert request.texts
         assert all(request.texts)

@@ -22,6 +22,7 @@ MODEL_FLAGS = {
     "--model-id": "MODEL_ID",
     "--revision": "REVISION",
     "--served-model-name": "SERVED_MODEL_NAME",
+    "--task": "TASK",
     "--pooling --pooling-method": "POOLING POOLING_METHOD",
     "--max-input-length --max-model-len": "MAX_INPUT_LENGTH MAX_MODEL_LEN",
     "--auto-truncate --no-auto-truncate": "AUTO_TRUNCATE",
@@ -32,6 +33,7 @@ MODEL_FLAGS = {
     "--dtype": "DTYPE",
     "--quantization": "QUANTIZATION",
     "--attention": "ATTENTION",
+    "--gpu-memory-share": "GPU_MEMORY_SHARE",
     "--max-batch-tokens": "MAX_BATCH_TOKENS",
     "--max-batch-requests": "MAX_BATCH_REQUESTS",
     "--fake-dim": "FAKE_DIM",
@@ -170,6 +172,33 @@ def test_lists_and_switches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.settings("--max-batch-tokens", "auto", "--no-metrics-auth").metrics_auth is False
 
 
+def test_several_models(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is each one's own goes by its place; the rest holds for all, and MODEL_ID is one model."""
+    models = ["--model-id", "a", "--served-model-name", "one", "--model-id", "b", "--served-model-name", "two"]
+    monkeypatch.setenv("MODEL_ID", "c,d")
+
+    served = run.settings(*models, "--dtype", "float32").models
+    with_revisions = run.settings("--model-id", "a", "--model-id", "b", "--revision", "v1", "--revision", "v2").models
+
+    assert served == (
+        ModelSettings(model_id="a", served_model_name="one", dtype="float32"),
+        ModelSettings(model_id="b", served_model_name="two", dtype="float32"),
+    )
+    assert [(model.model_id, model.revision) for model in with_revisions] == [("a", "v1"), ("b", "v2")]
+    assert [model.name for model in run.settings().models] == ["c,d"]
+
+
+@pytest.mark.parametrize("variable", ["REVISION", "SERVED_MODEL_NAME"])
+def test_a_variable_is_for_one_model(
+    run: Run, variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "v1")
+
+    assert run.exit_code("serve", "--model-id", "a", "--model-id", "b") == 2
+    flag = variable.lower().replace("_", "-")
+    assert capsys.readouterr().err == f"embedline: --{flag} is for one model; give it once for each --model-id\n"
+
+
 def test_a_file_is_named_by_flag_or_variable(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.toml").write_text("port = 1\nfrontends = 7")
     (tmp_path / "two.toml").write_text("port = 2")
@@ -247,6 +276,15 @@ def test_hostname_is_never_read_from_the_environment(run: Run, monkeypatch: pyte
         (["serve", "--otlp-endpoint", "http://a"], "--otlp-endpoint is not supported"),
         (["serve", "--uds-path=/tmp/a"], "--uds-path is not supported"),
         (["serve", "--devices", ","], "--devices"),
+        (["serve", "--gpu-memory-share", "0"], "--gpu-memory-share must be at least 0.01"),
+        (["serve", "--gpu-memory-share", "1.1"], "--gpu-memory-share must be at most 1"),
+        (["serve", "--model-id", "a", "--revision", "1", "--revision", "2"], "--revision is given 2 times for 1"),
+        (
+            ["serve", "--model-id", "a", "--model-id", "b", "--model-id", "c", "--served-model-name", "n"],
+            "--served-model-name is given 1 times for 3",
+        ),
+        (["serve", "--model-id", "a", "--model-id", "a"], "--served-model-name must be another for each"),
+        (["serve", "--model-id", "a", "--model-id", ""], "--model-id must not be empty"),
         (["serve", "--max-batch-token", "5"], "--max-batch-token"),
         (["serve", "extra"], "extra"),
         (["sevre"], "sevre"),

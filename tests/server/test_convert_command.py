@@ -18,6 +18,7 @@ from server import cli, convert_command
 from server.model_settings import ModelSettings
 from server.settings import Settings
 from tests.engine.convert.pickles import Touch, pickled, small
+from tests.engine.convert.test_classifier import NO, YES, reranker
 from tests.structure.sources import ROOT
 
 
@@ -40,6 +41,25 @@ def test_a_folder_that_a_server_refuses_becomes_one_that_it_takes(tmp_path: Path
     assert load_file(out / "model.safetensors").keys() == tensors.keys()
 
 
+def test_a_reranker_becomes_a_classifier(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    ended = run(str(reranker(tmp_path / "model")), str(out), "--as-classifier")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        str(out),
+        f"  score.weight: token {YES} less token {NO}",
+        "  embedline puts pairs into the template of Qwen3-Reranker; with another server, whoever sends them must",
+    ]
+    assert model_folder.read(out).task == "rerank"
+
+    again = run(str(out), str(tmp_path / "another"), "--as-classifier")
+
+    assert (again.returncode, again.stdout) == (2, "")
+    assert re.fullmatch(r"embedline: --as-classifier is for generative rerankers[^\n]+\n", again.stderr)
+
+
 def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     folder, canary = small(tmp_path / "model"), tmp_path / "canary"
     torch.save({"a": Touch(canary)}, folder / "pytorch_model.bin")
@@ -54,9 +74,11 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
 
 def test_its_arguments_and_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[tuple[Settings, str]] = []
+    kinds: list[bool] = []
 
-    def convert(settings: Settings, out: str) -> int:
+    def convert(settings: Settings, out: str, *, as_classifier: bool) -> int:
         asked.append((settings, out))
+        kinds.append(as_classifier)
         return 0
 
     monkeypatch.setattr(cli, "run_conversion", convert)
@@ -64,6 +86,8 @@ def test_its_arguments_and_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         monkeypatch.delenv(name, raising=False)
     assert exit_code(monkeypatch, "a/model", "out", "--revision", "v1", "--hf-token", "hf") == 0
     assert asked == [(Settings(models=(ModelSettings(model_id="a/model", revision="v1"),), hf_token="hf"), "out")]
+    assert exit_code(monkeypatch, "a/model", "out", "--as-classifier") == 0
+    assert kinds == [False, True]
     assert exit_code(monkeypatch, "a/model") == 2
     assert exit_code(monkeypatch, "a/model", "out", "--port", "1") == 2
     assert "--port" in capsys.readouterr().err

@@ -8,16 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.asgi import Message
+from server.errors import openai_answer
 from server.routes import ROUTES
-from tests.server.edge import Called, Edge, call
+from tests.server.edge import Called, Edge, call, everything, good_body
 
-BODIES = {"/v1/embeddings": b'{"input":"a"}', "/embeddings": b'{"input":"a"}', "/decode": b'{"ids":[5]}'}
-BODIES["/similarity"] = b'{"inputs":{"source_sentence":"a","sentences":["b"]}}'
 PATHS = [route.path for route in ROUTES]
-
-
-def body_of(path: str) -> bytes:
-    return BODIES.get(path, b'{"inputs":"a"}')
+OPENAI = {route.path for route in ROUTES if route.error_shape is openai_answer}
 
 
 def past() -> str:
@@ -28,15 +24,15 @@ def past() -> str:
 @pytest.mark.parametrize("name", ["request-timeout-ms", "x-request-timeout-ms", "request-deadline-ms"])
 def test_a_deadline_that_passes_is_504_in_the_routes_own_shape(path: str, name: str) -> None:
     async def run() -> tuple[Called, int]:
-        edge = Edge()
+        edge = Edge(loaded=everything())
         edge.tokenizers.gate = asyncio.Event()  # never set
-        called = await call(edge.app, "POST", path, body_of(path), {name: past() if "deadline" in name else "5"})
+        called = await call(edge.app, "POST", path, good_body(path), {name: past() if "deadline" in name else "5"})
         return called, len(edge.managers.submitted) + int(edge.page.admitted_tokens.sum())
 
     called, num_left = asyncio.run(run())
     assert called.status == 504
     error = json.loads(called.body)
-    if path in ("/v1/embeddings", "/embeddings"):
+    if path in OPENAI:
         assert called.error()["code"] == "deadline_exceeded"
     else:
         assert (set(error), error["error_type"]) == ({"error", "error_type"}, "Overloaded")
@@ -48,7 +44,7 @@ def test_a_deadline_that_passes_is_504_in_the_routes_own_shape(path: str, name: 
 def test_nonsense_in_a_header_is_refused_on_every_route(path: str) -> None:
     async def run() -> list[int]:
         names = ("request-timeout-ms", "x-request-timeout-ms", "request-deadline-ms", "x-embedline-class")
-        return [(await call(Edge().app, "POST", path, body_of(path), {name: "soon"})).status for name in names]
+        return [(await call(Edge().app, "POST", path, good_body(path), {name: "soon"})).status for name in names]
 
     assert set(asyncio.run(run())) <= {400, 422}
 
@@ -56,7 +52,7 @@ def test_nonsense_in_a_header_is_refused_on_every_route(path: str) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_in_time(path: str) -> None:
     async def run() -> Called:
-        return await call(Edge().app, "POST", path, body_of(path), {"request-timeout-ms": "60000"})
+        return await call(Edge(loaded=everything()).app, "POST", path, good_body(path), {"request-timeout-ms": "60000"})
 
     assert asyncio.run(run()).status == 200
 

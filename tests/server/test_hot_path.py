@@ -77,8 +77,14 @@ def test_the_slow_routes() -> None:
         "object": "model",
         "created": 7,
         "owned_by": "embedline",
+        "ready": True,
         "dimensions": 8,
         "max_model_len": 16,
+        "max_input_length": 16,
+        "tasks": ["embed"],
+        "outputs": ["pooled", "tokens"],
+        "prompts": ["query"],
+        "dtype": "float32",
     }
 
 

@@ -150,9 +150,26 @@ def test_engines_on_the_cpu_share_its_cores(
     options = [engine.spec["options"] for engine in engines]
     assert [one["num_threads"] for one in options if one["device"] == "cpu"] == [4, 4, 4]
     assert [one["device"] for one in options] == ["cpu", "cpu", "cpu", "cuda:0"]
+    assert [one["memory_share"] for one in options] == [1.0] * 4
 
 
-LOADED = {"engine": "fake", "device": "cpu", "reason": "--engine fake", "max_seqlen": 256}
+def test_a_padded_model_gets_a_line_in_the_log(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    chosen = settings(model("one"))
+    with bind("127.0.0.1", 0, "--port") as http:
+        house = house_of(chosen, folder, http)
+        members: Any = [FakeMember(plan) for plan in house.plans()]
+    broadcast = Broadcast(members, plan_models(chosen), page=house.page, limits={})
+
+    with caplog.at_level("INFO", logger="embedline.supervisor"):
+        broadcast.engine_loaded(members[0], {"info": {"name": "one", **LOADED}})
+        assert "padded" not in caplog.text
+        info = {"name": "one", **LOADED, "is_padded": True, "notes": ["padded: for a reason", "another"]}
+        broadcast.engine_loaded(members[0], {"info": info})
+
+    assert caplog.messages[-1] == "one is computed padded (padded: for a reason)"
+
+
+LOADED = {"engine": "fake", "device": "cpu", "reason": "--engine fake", "max_seqlen": 256, "is_padded": False}
 
 
 class FakeMember:

@@ -26,7 +26,8 @@ MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def registry_of(page: Page, *, model: str = MODEL, ready: bool = True) -> Registry:
-    entry = {"info": {"name": model, "engine": "fake", "dtype": "float32"}, "devices": ["cpu"], "revision": None}
+    info = {"name": model, "engine": "fake", "dtype": "float32", "is_padded": True}
+    entry = {"info": info, "devices": ["cpu"], "revision": None}
     seen = Seen(title="engine 0", pid=None, is_ready=False, last_beat=0.0, busy_since=None, is_engine=True)
     levels = Levels(page, [model], is_ready=lambda: ready)
     return Registry([levels, ModelInfo(lambda: [entry]), ProcessLevels(lambda: [seen])])

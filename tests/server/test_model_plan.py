@@ -11,11 +11,15 @@ import pytest
 
 from engine import cuda_driver
 from engine.cuda_driver import Cuda, Gpu
+from engine.tasks import Task
 from engine.types import ModelError
 from server.flag import SettingsError
+from server.house import tokenizer_spec
 from server.model_plan import ModelPlan, find_cuda, plan_models
 from server.model_settings import ModelSettings
 from server.settings import MAX_PROCESSES, Settings
+from tests.engine.detection import shapes
+from tests.engine.folder_files import write
 from tests.house.expected import minilm
 
 GIB = 1 << 30
@@ -153,6 +157,45 @@ def test_other_quantized_weights_are_refused_before_anything_starts(
     driver.cuda = Cuda((H200,))
     with pytest.raises(ModelError, match=r"quantized by awq, which can't be read; take the model's plain weights"):
         plan(model(model_id=fp8_folder(tmp_path, quant_method="awq"), engine=engine))
+
+
+def test_static_embeddings_have_an_engine_of_their_own(driver: Driver, tmp_path: Path) -> None:
+    shapes.static(tmp_path)
+    driver.cuda = Cuda((H200,))
+    (planned,) = plan(model(model_id=str(tmp_path)))
+    assert (planned.engine, planned.devices.names) == ("static", ("cpu",))
+    assert tokenizer_spec(planned).folder == str(tmp_path / "0_StaticEmbedding")
+    with pytest.raises(ModelError, match="--engine transformers does not serve static embeddings; static does"):
+        plan(model(model_id=str(tmp_path), engine="transformers"))
+    with pytest.raises(ModelError, match="--devices must be cpu for static embeddings"):
+        plan(model(model_id=str(tmp_path), devices="cuda:0"))
+
+
+def test_the_task_is_each_models_own(driver: Driver, tmp_path: Path) -> None:
+    shapes.classifier(tmp_path)
+    found = plan(model("a", model_id=str(tmp_path)), model("b", model_id=str(tmp_path), task="embed"))
+    assert [planned.folder.task for planned in found] == [Task.CLASSIFY, Task.EMBED]
+    with pytest.raises(ModelError, match="--task rerank is not what this model is for"):
+        plan(model(model_id=str(tmp_path), task="rerank"))
+
+
+def test_the_tokenizer_is_told_what_the_folder_says(driver: Driver, tmp_path: Path) -> None:
+    shapes.qwen3_reranker(tmp_path / "reranker")
+    (planned,) = plan(model(model_id=str(tmp_path / "reranker")))
+    assert planned.folder.template is not None
+    assert tokenizer_spec(planned).template == planned.folder.template.parts
+    assert not tokenizer_spec(planned).marks_prompts
+    shapes.embedding(tmp_path / "embedder")
+    write(tmp_path / "embedder" / "p1" / "config.json", {"pooling_mode": "cls", "include_prompt": False})
+    assert tokenizer_spec(*plan(model(model_id=str(tmp_path / "embedder")))).marks_prompts
+
+
+def test_a_tokenizer_of_another_model(driver: Driver, tmp_path: Path) -> None:
+    shapes.embedding(tmp_path)
+    shapes.tokenizer(tmp_path, last_id=32)
+    with pytest.raises(ModelError, match=r"they are not of the same model$"):
+        plan(model(model_id=str(tmp_path)))
+    assert plan(model(model_id=str(tmp_path), engine="fake"))
 
 
 def test_the_engines_of_all_models_have_an_upper_bound() -> None:

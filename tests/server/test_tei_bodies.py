@@ -64,10 +64,10 @@ def test_normalize_and_dimensions() -> None:
     assert (request.normalize, request.dimensions) == (True, None)
 
 
-def test_raw_rows_are_for_pooled_rows_only() -> None:
+def test_raw_rows_on_each_route() -> None:
     raw = Wishes(raw_bytes=True)
     forms = [asked(decode, {"inputs": "a"}, raw)[1] for decode in (decode_embed, decode_embed_all, decode_any)]
-    assert forms == [Form.RAW_ROWS, Form.TOKEN_ROWS, Form.RAW_ROWS]
+    assert forms == [Form.RAW_ROWS, Form.RAW_TOKEN_ROWS, Form.RAW_ROWS]
     assert asked(decode_any, {"inputs": SIMILAR}, raw)[1] is Form.SIMILARITIES
 
 

@@ -27,7 +27,9 @@ class SpyTokenizer:
         self.taken: list[str] = []
         self.during: dict[str, Callable[[], object]] = {}
 
-    def encode(self, texts: Sequence[str], *, prompt: str, truncation: Truncation) -> TokenizedPiece:
+    def encode(
+        self, texts: Sequence[str], *, prompt: str, truncation: Truncation, pair_texts: Sequence[str]
+    ) -> TokenizedPiece:
         self.taken += texts
         self.during.pop(texts[0], lambda: None)()
         if texts[0].startswith("bad"):

@@ -35,6 +35,23 @@ async def test_what_was_asked_for_reaches_the_worker() -> None:
         request.cancel()
 
 
+async def test_pairs_reach_workers_together() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        request = asyncio.ensure_future(
+            pool.tokenize(MANY, model=0, request_class=BULK, prompt="query: ", pair_texts=MANY[::-1])
+        )
+        sent = []
+        while not request.done():
+            while not worker.asked.empty():
+                sent.append(worker.asked.get_nowait())
+                sent[-1].answer()
+            await asyncio.sleep(0)
+        assert [text for one in sent for text in one.piece.texts] == MANY
+        assert [text for one in sent for text in one.piece.pair_texts] == MANY[::-1]
+        assert len(sent) > 1
+        assert (await request).offsets.tolist() == list(range(2049))
+
+
 @pytest.mark.parametrize("request_class", RequestClass)
 @pytest.mark.parametrize("num_workers", [1, 3])
 async def test_many_texts_come_back_in_order(num_workers: int, request_class: RequestClass) -> None:
@@ -141,6 +158,17 @@ async def test_a_lone_surrogate_is_refused_with_its_index(place: int) -> None:
         assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, place)
 
 
+@pytest.mark.parametrize("place", [0, 1, 1500])
+async def test_a_lone_surrogate_in_a_second_text_is_refused_with_its_index(place: int) -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        pair_texts = list(MANY)
+        pair_texts[place] = "\ud800"
+        request = asyncio.ensure_future(pool.tokenize(MANY, model=0, request_class=BULK, pair_texts=pair_texts))
+        with pytest.raises(TextRefused) as caught:
+            await answer_all([worker], request)
+        assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, place)
+
+
 async def test_a_lone_surrogate_in_a_prompt_is_nobodys_text() -> None:
     async with scripted_pool(1) as (pool, _):
         with pytest.raises(TextRefused) as caught:
@@ -163,6 +191,33 @@ async def test_a_text_far_too_long_is_capped_and_counts_as_truncated(truncation:
         texts = await request
         assert texts.token_ids.tolist() == [1, 2 if truncation is Truncation.RIGHT else 23, 4]
         assert texts.truncated.tolist() == [0, 1, 0]
+
+
+async def test_a_second_text_far_too_long_is_capped_and_counts_as_truncated() -> None:
+    async with scripted_pool(1) as (pool, (worker,)):
+        max_chars = MAX_CHARS_PER_TOKEN * MAX_SEQLEN
+        pair_texts = ["", "2" * (max_chars + 1), ""]
+        request = asyncio.ensure_future(
+            pool.tokenize(["1", "2", "3"], model=0, request_class=INTERACTIVE, pair_texts=pair_texts)
+        )
+        lengths: list[int] = []
+        while not request.done():
+            while not worker.asked.empty():
+                asked = worker.asked.get_nowait()
+                lengths += map(len, asked.piece.pair_texts)
+                asked.answer()
+            await asyncio.sleep(0)
+        assert lengths == [0, max_chars, 0]
+        assert (await request).truncated.tolist() == [0, 1, 0]
+        with pytest.raises(TextRefused) as caught:
+            await pool.tokenize(
+                ["1", "2", "3"],
+                model=0,
+                request_class=INTERACTIVE,
+                truncation=Truncation.NONE,
+                pair_texts=pair_texts,
+            )
+        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LONG, 1)
 
 
 async def test_without_truncation_a_text_far_too_long_is_never_sent() -> None:

@@ -1,93 +1,19 @@
 """Model folders become the tokenizers that transformers makes of them, family by family."""
 
-import json
-import random
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 from sentence_transformers.base.modules import Transformer
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, normalizers
 from transformers import AutoTokenizer, BertConfig, BertModel
 
+from tests.tokenizer_pool.builders import DEBERTA_V2_TOKENS, bert_folder, qwen, roberta, unigram, word_piece, write_json
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool.loading import TokenizerError, load
 
-CORPUS = [*SAMPLES.values(), "The harbour at seven; nobody has missed the ferry to the island before."]
 MAX_SEQLEN = 32
-
-
-def write_json(path: Path, fields: dict[str, Any]) -> None:
-    path.write_text(json.dumps(fields))
-
-
-def with_ends(backend: tokenizers.Tokenizer, first: str, last: str) -> None:
-    pairs = [(token, backend.token_to_id(token)) for token in (first, last)]
-    backend.post_processor = processors.TemplateProcessing(single=f"{first} $A {last}", special_tokens=pairs)
-
-
-def word_piece(*, lowercase: bool) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=400, special_tokens=specials))
-    with_ends(backend, "[CLS]", "[SEP]")
-    return backend
-
-
-def byte_level() -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    return backend
-
-
-def roberta() -> tokenizers.Tokenizer:
-    backend = byte_level()
-    backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    return backend
-
-
-def qwen() -> tokenizers.Tokenizer:
-    """A last token put there by tokenizer.json, whatever tokenizer_config.json says of it."""
-    backend = byte_level()
-    backend.normalizer = normalizers.NFC()
-    with_last = processors.TemplateProcessing(single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", 5)])
-    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), with_last])
-    return backend
-
-
-def unigram() -> tokenizers.Tokenizer:
-    """Every pair of neighbours is a piece, so that many texts can be cut in two ways that score almost the same."""
-    chance = random.Random(0)
-    words = {"▁" + word for text in CORPUS for word in text.split()}
-    pieces = {char for word in words for char in word} | {
-        pair for word in words for pair in map("".join, pairwise(word))
-    }
-    vocab = [(special, 0.0) for special in ("<s>", "<pad>", "</s>", "<unk>")]
-    vocab += [(piece, -5 - 8 * chance.random()) for piece in sorted(pieces)]
-    backend = tokenizers.Tokenizer(models.Unigram([*vocab, ("<mask>", 0.0)], unk_id=3))
-    backend.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    backend.normalizer = normalizers.Sequence([normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    with_ends(backend, "<s>", "</s>")
-    return backend
-
-
-def bert_folder(folder: Path, *, lowercase: bool = True, **config: Any) -> Path:
-    word_piece(lowercase=lowercase).save(str(folder / "tokenizer.json"))
-    write_json(folder / "config.json", {"model_type": "bert"})
-    write_json(folder / "tokenizer_config.json", config)
-    return folder
 
 
 def assert_equal_to_transformers(folder: Path) -> None:
@@ -136,6 +62,28 @@ def test_xlm_roberta(tmp_path: Path) -> None:
     unigram().save(str(tmp_path / "tokenizer.json"))
     write_json(tmp_path / "config.json", {"model_type": "xlm-roberta"})
     write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "XLMRobertaTokenizer"})
+    assert_equal_to_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("add_prefix_space", [False, True])
+def test_camembert(tmp_path: Path, add_prefix_space: bool) -> None:
+    unigram().save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"model_type": "camembert"})
+    config = {"tokenizer_class": "CamembertTokenizer", "add_prefix_space": add_prefix_space}
+    write_json(tmp_path / "tokenizer_config.json", config)
+    assert_equal_to_transformers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"do_lower_case": True}, {"split_by_punct": True}, {"add_prefix_space": False}],
+    ids=str,
+)
+def test_deberta_v2(tmp_path: Path, config: dict[str, Any]) -> None:
+    unigram().save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"model_type": "deberta-v2"})
+    fields = {"tokenizer_class": "DebertaV2Tokenizer", **DEBERTA_V2_TOKENS, **config}
+    write_json(tmp_path / "tokenizer_config.json", fields)
     assert_equal_to_transformers(tmp_path)
 
 

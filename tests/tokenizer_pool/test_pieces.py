@@ -33,6 +33,22 @@ def test_a_single_text_is_one_span() -> None:
     assert cut(["x" * 100], prompt="pp", max_chars=1) == [Span(0, 1, 100 + 2 + 20)]
 
 
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=40), st.integers(1, 2000))
+def test_a_pair_counts_with_both_its_texts(lengths: list[tuple[int, int]], max_chars: int) -> None:
+    firsts = ["x" * first for first, _ in lengths]
+    pairs = ["y" * second for _, second in lengths]
+    as_one = ["z" * (first + second) for first, second in lengths]
+    expected = cut(as_one, prompt="pp", max_chars=max_chars)
+    assert cut(firsts, prompt="pp", max_chars=max_chars, pair_texts=pairs) == expected
+
+
+def test_a_query_far_too_long_is_cut_once_for_all_its_documents() -> None:
+    query = "q" * (MAX_CHARS + 1)
+    capped, _ = cap([query] * 3, max_seqlen=MAX_SEQLEN, truncation=Truncation.RIGHT)
+    assert len(capped[0]) == MAX_CHARS
+    assert capped[0] is capped[1] is capped[2]
+
+
 def test_texts_that_could_matter_are_not_capped() -> None:
     texts = ["x" * MAX_CHARS, "", "y"]
     for truncation in Truncation:

@@ -81,6 +81,26 @@ async def test_tokens_and_texts_of_a_whole_request(tmp_path: Path) -> None:
         assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, len(lists))
 
 
+@pytest.mark.parametrize("template", [(), ("[CLS] query: {query}", " document: {document}", "[SEP] yes or no?")])
+async def test_pairs_of_a_whole_request(tmp_path: Path, template: tuple[str, ...]) -> None:
+    """In many pieces, with one query for all and with one for each, and with one that is cut before it is tokenized."""
+    spec = replace(SPEC, max_seqlen=64, template=template)
+    documents = [*SAMPLES.values()] * 4 + [SAMPLES["plain"] * MAX_CHARS_PER_TOKEN * 3]
+    async with serving(tmp_path, spec) as (pool, _):
+        for queries in (["how to renew?"] * len(documents), documents[::-1]):
+            ids = await pool.tokenize(queries, model=0, request_class=BULK, prompt="query: ", pair_texts=documents)
+            expected = Tokenizer(spec).encode(queries, pair_texts=documents, prompt="query: ")
+            assert ids.token_ids.tolist() == expected.token_ids.tolist()
+            assert ids.offsets.tolist() == expected.offsets.tolist()
+            assert ids.truncated.tolist() == expected.truncated.tolist()
+            if template:
+                assert ids.token_type_ids is expected.token_type_ids is None
+            else:
+                assert ids.token_type_ids is not None
+                assert expected.token_type_ids is not None
+                assert ids.token_type_ids.tolist() == expected.token_type_ids.tolist()
+
+
 async def test_an_answer_that_no_frame_can_carry_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, SPEC) as (pool, _):
         assert await pool.decode([[7592]], model=0, request_class=INTERACTIVE) == ["hello"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,5 +115,16 @@ def test_pieces_are_joined_in_order() -> None:
 
 
 def test_a_single_piece_is_not_copied() -> None:
-    only = piece([1, 2])
+    only = replace(piece([1, 2]), token_type_ids=np.array([0, 1], np.int32))
     assert join([only]).token_ids is only.token_ids
+    assert join([only]).token_type_ids is only.token_type_ids
+
+
+def test_types_are_joined_where_some_piece_has_them() -> None:
+    plain = piece([1], [2, 3])
+    typed = replace(piece([4, 5]), token_type_ids=np.array([0, 1], np.int32))
+    types = join([plain, typed, plain]).token_type_ids
+    assert types is not None
+    assert types.dtype == np.int32
+    assert types.tolist() == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert join([plain, plain]).token_type_ids is None

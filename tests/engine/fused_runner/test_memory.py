@@ -48,6 +48,18 @@ def test_one_whose_weights_do_not_fit_is_refused_with_what_it_needs_and_what_the
         check(12 * GB)
 
 
+def test_a_share_counts_as_all_there_is() -> None:
+    """The smaller of it and what is free, so that models side by side are refused before either is loaded."""
+    half = Memory(free=79 * GB, total=80 * GB, device="cuda:1", share=0.5)
+    tenth = dataclasses.replace(half, share=0.1)
+    assert (half.available, dataclasses.replace(half, free=7).available) == (40 * GB, 7)
+
+    memory.check(QWEN3_8B, WEIGHTS, itemsize=2, max_seqlen=32_768, memory=half)
+    words = r"cuda:1 has 79\.0 GB free of 80\.0, and the engine's share is 0\.1 of it: raise --gpu-memory-share"
+    with pytest.raises(DeviceTrouble, match=words):
+        memory.check(QWEN3_8B, WEIGHTS, itemsize=2, max_seqlen=32_768, memory=tenth)
+
+
 def test_weights_count_as_they_are_computed_not_as_they_are_stored() -> None:
     check(24 * GB)
     with pytest.raises(ModelError):

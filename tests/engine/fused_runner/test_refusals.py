@@ -1,13 +1,21 @@
 """What a start is told that the fused engine ends: whose fault it is, and what could serve the model instead."""
 
+import dataclasses
+from pathlib import Path
+from typing import Any
+
 import pytest
 from transformers import PretrainedConfig
 
+from engine import model_folder
 from engine.failures import not_finite
 from engine.fused import selfcheck
 from engine.fused.adapters.configuration import activation_of, demand
+from engine.fused.refusal import check_outputs
 from engine.fused.rotary import check
+from engine.tasks import SequenceScores, Task, TokenWeights
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, ModelError
+from tests.engine.tiny_models import save
 
 
 @pytest.mark.parametrize(
@@ -50,3 +58,36 @@ def test_a_configuration_that_is_not_for_it_names_another_engine() -> None:
             asked()
         refused.append(str(error.value))
     assert all(message.endswith("; --engine transformers may serve the model") for message in refused)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"is_static": True}, "the fused engine computes no static embeddings; --engine static does"),
+        (
+            {"task": Task.CLASSIFY, "heads": (SequenceScores(labels=("a",)),)},
+            "the fused engine gives embeddings alone, and this model is for classify (LOGITS); "
+            "--engine transformers may serve the model",
+        ),
+        (
+            {"heads": (TokenWeights(unused_ids=()),)},
+            "the fused engine gives embeddings alone, and this model is for embed (SPARSE); "
+            "--engine transformers may serve the model",
+        ),
+        (
+            {"include_prompt": False},
+            "the fused engine leaves no prompt out of the pooling, as include_prompt of this model asks; "
+            "--engine transformers may serve the model",
+        ),
+        (
+            {"poolings": ("max",)},
+            "the fused engine pools by one of cls, mean and last-token, not by max; --engine transformers does",
+        ),
+    ],
+)
+def test_what_it_gives_no_rows_of(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = model_folder.read(save("bert", tmp_path / "model"))
+    check_outputs(folder)
+    with pytest.raises(ModelError) as refused:
+        check_outputs(dataclasses.replace(folder, **changes))
+    assert str(refused.value) == message

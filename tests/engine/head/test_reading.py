@@ -213,3 +213,23 @@ def test_inspect_shows_the_chain_and_its_files(
     assert sum(found["num_parameters"].values()) == sum(
         tensor.numel() for file in files for tensor in load_file(file).values()
     )
+
+
+@pytest.mark.parametrize("offsets", [[0, 10**30], [-8, 8], [8, 0], [0, 1 << 40]])
+def test_a_header_that_lies_is_refused(offsets: list[int], tmp_path: Path) -> None:
+    """Before anything is read by it."""
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [1, 2], "data_offsets": offsets}}).encode()
+    (tmp_path / "linear.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    step = steps.Dense(folder="linear.safetensors", in_features=2, out_features=1, has_bias=False)
+    with pytest.raises(ModelError, match="can't be read"):
+        host.load_head(tmp_path, [step])
+
+
+def test_a_step_that_is_a_file_names_it(tmp_path: Path) -> None:
+    step = steps.Dense(folder="linear.safetensors", in_features=2, out_features=3, has_bias=False, activation="Tanh")
+    save_file({"weight": torch.ones(3, 2), "of another": torch.ones(1)}, tmp_path / "linear.safetensors")
+    assert str(step) == "Dense 2 to 3, Tanh (linear.safetensors)"
+    with pytest.raises(ModelError, match=r"^linear\.safetensors asks for rows of 2 numbers"):
+        steps.output_size([step], 5)
+    found = host.load_head(tmp_path, [step])(np.ones((1, 2), np.float32))
+    assert difference(found, np.full((1, 3), np.tanh(2), np.float32)) <= 1e-6

@@ -1,0 +1,73 @@
+"""Whether the installed transformers has the architecture, and what to take instead where only the folder brings code.
+
+auto_map names Python files of the folder's, or of another repository's, and is never followed. A repository that has
+it is served natively where transformers has classes of its own for what its config.json says.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+from engine.model_json import Json, read_optional
+from engine.types import ModelError
+
+_JINA_V3 = "jinaai/jina-embeddings-v3-hf is the same model for transformers' own classes"
+# model_type of repositories with code -> what serves such a model without it
+_INSTEAD = {
+    "new": "transformers' own classes serve such models where they are converted to its architecture 'gte'",
+    "jina_embeddings_v3": _JINA_V3,
+    "xlm-roberta-flash": _JINA_V3,
+    "bert-flash": "no form of it for transformers' own classes is known here",
+}
+# Code that says it is an architecture of transformers' own, and has other layers: part of auto_map -> model_type
+_DISGUISED = {
+    "xlm-roberta-flash-implementation": "xlm-roberta-flash",
+    "jina-bert-flash-implementation": "bert-flash",
+    "jina-bert-implementation": "bert-flash",
+    "jina-bert-v2-qk-post-norm": "bert-flash",
+}
+_NOT_NATIVE = (("nomic_bert", "num_experts"), ("nomic_bert", "moe_every_n_layers"))  # parts that transformers has not
+
+
+def architecture_of(folder: Path, config: Json) -> tuple[str, str]:
+    """model_type, and a note where the folder brings code for it. Raises ModelError where it can't be served."""
+    architecture = config.get("model_type")
+    if not isinstance(architecture, str) or not architecture:
+        raise ModelError("config.json has no model_type, so the architecture is unknown")
+    files = [name for name in ("config.json", "tokenizer_config.json") if "auto_map" in read_optional(folder / name)]
+    _check_disguise(config)
+    _check_parts(architecture, config)
+    known = _known_architectures()
+    if known and architecture not in known:
+        code = ", and the code that auto_map names is never run" if files else ""
+        instead = f"; {_INSTEAD[architecture]}" if architecture in _INSTEAD else ""
+        raise ModelError(f"the installed transformers does not know the architecture {architecture!r}{code}{instead}")
+    return architecture, f"auto_map in {' and '.join(files)} is not followed" if files else ""
+
+
+def _check_disguise(config: Json) -> None:
+    named = str(config.get("auto_map") or "")
+    for code, model_type in _DISGUISED.items():
+        if code in named:
+            raise ModelError(f"the model needs the code of {code}, which is never run; {_INSTEAD[model_type]}")
+
+
+def _check_parts(architecture: str, config: Json) -> None:
+    for model_type, key in _NOT_NATIVE:
+        if model_type == architecture and (config.get(key) or 0) not in (0, 1):
+            raise ModelError(f"{key} in config.json is a part of {architecture} that transformers does not have")
+
+
+def _known_architectures() -> frozenset[str]:
+    """The model_type of each base model in the installed transformers; empty where that can't be told.
+
+    Read from its source, for importing it takes seconds.
+    """
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return frozenset()
+    source = Path(spec.submodule_search_locations[0], "models", "auto", "modeling_auto.py")
+    text = source.read_text(encoding="utf-8") if source.is_file() else ""
+    _, _, rest = text.partition("\nMODEL_MAPPING_NAMES = OrderedDict(")
+    table, _, _ = rest.partition("\n)\n")
+    return frozenset(re.findall(r'\("([^"]+)", ["(]', table))

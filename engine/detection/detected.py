@@ -1,0 +1,44 @@
+"""What detection finds, and the inputs that all its rules share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.detection.chains import Chain
+from engine.model_json import Json
+from engine.sentence_files import SentenceFiles
+from engine.tasks import Activation, Head, LateInteraction, PairTemplate, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """A task that a model's files make it fit for."""
+
+    task: Task
+    source: str  # the file or flag that says so
+    heads: tuple[Head, ...] = ()
+    activation: Activation = Activation.IDENTITY
+    template: PairTemplate | None = None
+    late: LateInteraction | None = None
+    prompts: dict[str, str] | None = None  # None = as the model's files have them
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What the rules read."""
+
+    folder: Path
+    config: Json  # config.json, with the text model's part of it on top
+    sentence: SentenceFiles
+    needs_weights: bool  # whether the headers of the weights are to be looked at
+
+    @property
+    def architecture(self) -> str:
+        """The class name in config.json, "" where there is none."""
+        names = self.config.get("architectures") or [""]
+        return str(names[0]) if isinstance(names, list) else ""
+
+    @property
+    def chain(self) -> Chain | None:
+        """Which one modules.json has."""
+        return self.sentence.chain

@@ -1,0 +1,140 @@
+"""The `static` engine: the mean of its tokens' rows in a table, on the CPU with numpy alone.
+
+A batch takes milliseconds, so it is computed by the thread that collects it while the next one waits.
+
+Shapes: T tokens of a batch, B sequences, D numbers a row.
+"""
+
+import queue
+import threading
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine import model_folder
+from engine.failures import engine_error
+from engine.head.host import HostHead, load_head
+from engine.model_folder import ModelFolder
+from engine.static.table import Table, read_table
+from engine.types import (
+    Batch,
+    EngineClosed,
+    EngineError,
+    EngineLimits,
+    ModelError,
+    ModelInfo,
+    OutputKind,
+    Results,
+    Rows,
+)
+
+_DEPTH = 2
+_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
+_DTYPES = ("auto", "float32")
+
+
+class StaticEngine:
+    """See engine.types.Engine. Gives pooled rows, before a final Normalize, and token rows."""
+
+    def __init__(self, table: Table, head: HostHead, *, info: ModelInfo, limits: EngineLimits) -> None:
+        self.info = info
+        self.limits = limits
+        self._table = table
+        self._head = head
+        self._slots = threading.Semaphore(limits.depth)
+        self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
+        self._num_submitted = 0
+
+    def submit(self, batch: Batch) -> int:
+        """See engine.types.Engine."""
+        self._slots.acquire()
+        self._num_submitted += 1
+        self._submitted.put((self._num_submitted, batch))
+        return self._num_submitted
+
+    def collect(self) -> tuple[int, Results | EngineError]:
+        """See engine.types.Engine."""
+        submitted = self._submitted.get()
+        if submitted is None:
+            self._submitted.put(None)  # for whoever asks again
+            raise EngineClosed
+        ticket, batch = submitted
+        try:
+            return ticket, self._compute(batch)
+        except Exception as error:
+            return ticket, engine_error(error)
+        finally:
+            self._slots.release()
+
+    def close(self) -> None:
+        """See engine.types.Engine."""
+        self._submitted.put(None)
+
+    def _compute(self, batch: Batch) -> Results:
+        assert batch.outputs in self.info.outputs, batch.outputs
+        token_rows = self._table(batch.token_ids)
+        results: Results = {}
+        if OutputKind.POOLED in batch.outputs:
+            results[OutputKind.POOLED] = Rows(self._head(_means(token_rows, batch.cu_seqlens)))
+        if OutputKind.TOKENS in batch.outputs:
+            results[OutputKind.TOKENS] = Rows(token_rows, batch.cu_seqlens)
+        return results
+
+
+def _means(token_rows: NDArray[np.float32], cu_seqlens: NDArray[np.int32]) -> NDArray[np.float32]:
+    """[B, D] of token rows [T, D] and bounds [B + 1]; zeros for a text without tokens, as sentence-transformers has it.
+
+    A sum in float64 is exact in float32 for any length, so nothing of the batch is in it.
+    """
+    seqlens = np.diff(cu_seqlens)
+    has_tokens = seqlens > 0
+    means = np.zeros((len(seqlens), token_rows.shape[1]), np.float32)
+    if has_tokens.any():
+        sums = np.add.reduceat(token_rows, cu_seqlens[:-1][has_tokens], axis=0, dtype=np.float64)
+        means[has_tokens] = sums / seqlens[has_tokens, None]
+    return means
+
+
+def load(*, name: str, reason: str, options: dict[str, Any]) -> StaticEngine:
+    """options: path, dtype, pooling (None or mean), max_num_tokens (None = the engine's choice) and max_num_seqs; the
+    device does not matter. Raises ModelError."""
+    folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
+    _check(folder, options["dtype"])
+    table, head = read_table(folder.weights_folder / "model.safetensors"), load_head(folder.path, folder.steps)
+    limits = EngineLimits(
+        max_num_tokens=max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen),
+        max_num_seqs=options["max_num_seqs"],
+        max_seqlen=folder.max_seqlen,
+        depth=_DEPTH,
+    )
+    return StaticEngine(table, head, info=_info(folder, table, name=name, reason=reason), limits=limits)
+
+
+def _check(folder: ModelFolder, dtype: str) -> None:
+    """Raises ModelError where this engine is not for it."""
+    if not folder.is_static:
+        raise ModelError("the static engine serves static embeddings alone, and this model has a network")
+    if folder.poolings != ("mean",):
+        raise ModelError(f"--pooling {folder.pooling} is not for static embeddings, whose rows are means")
+    if dtype not in _DTYPES:
+        raise ModelError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
+
+
+def _info(folder: ModelFolder, table: Table, *, name: str, reason: str) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        engine="static",
+        reason=reason,
+        outputs=folder.outputs,
+        dimensions=folder.dimensions,
+        max_seqlen=folder.max_seqlen,
+        vocab_size=table.num_tokens,
+        pooling=folder.pooling,
+        normalize=folder.normalize,
+        dtype="float32",
+        device="cpu",
+        architecture=folder.architecture,
+        notes=("static: each token has a row in a table; computed on the CPU, whatever the device", *folder.notes),
+        token_dimensions=table.dimensions,
+    )

@@ -1,0 +1,135 @@
+"""Folders that sentence-transformers itself has written, as each of its classes, and what is found in them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
+from sentence_transformers.sparse_encoder.modules import SpladePooling
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+from engine import model_folder
+from engine.model_folder import ModelFolder
+from engine.tasks import Activation, LateInteraction, SequenceScores, Task, TokenVectors, VocabularyWeights
+from engine.types import ModelError, OutputKind
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[Q]", "[D]", ".", "!")
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2}
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Callable[..., str]:
+    """Makes a folder with a tiny BERT of the given class and a tokenizer."""
+
+    def make(library_class: type = AutoModel, **labels: int) -> str:
+        folder = tmp_path / "bare"
+        config = AutoConfig.for_model("bert", **SIZES, max_position_embeddings=64, **labels)
+        library_class.from_config(config).save_pretrained(folder)  # type: ignore[attr-defined]
+        names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+        wrapped = PreTrainedTokenizerFast(tokenizer_object=words(), **names)  # type: ignore[no-untyped-call]
+        wrapped.save_pretrained(folder)
+        return str(folder)
+
+    return make
+
+
+def words() -> Tokenizer:
+    known = {word: number for number, word in enumerate(SPECIAL)}
+    tokenizer = Tokenizer(WordLevel(known | {f"w{number}": number for number in range(9, 40)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens(list(SPECIAL[:7]))
+    return tokenizer
+
+
+def saved(model: nn.Module, folder: Path) -> ModelFolder:
+    model.save_pretrained(str(folder), create_model_card=False)  # type: ignore[operator]
+    return model_folder.read(folder)
+
+
+def test_a_cross_encoder(bare: Callable[..., str], tmp_path: Path) -> None:
+    path = bare(AutoModelForSequenceClassification, num_labels=1)
+    found = saved(CrossEncoder(path, device="cpu"), tmp_path / "model")
+    assert (found.task, found.activation) == (Task.RERANK, Activation.SIGMOID)
+    assert found.heads == (SequenceScores(labels=("LABEL_0",)),)
+    assert found.outputs is OutputKind.LOGITS
+
+    found = saved(CrossEncoder(path, device="cpu", activation_fn=nn.Identity()), tmp_path / "other")
+    assert found.activation is Activation.IDENTITY
+
+
+def test_a_sparse_encoder(bare: Callable[..., str], tmp_path: Path) -> None:
+    chain = [Transformer(bare(AutoModelForMaskedLM), transformer_task="fill-mask"), SpladePooling("sum", "log1p_relu")]
+    found = saved(SparseEncoder(modules=chain, device="cpu"), tmp_path / "model")
+    assert found.task is Task.SPARSE
+    assert found.heads == (VocabularyWeights(pooling="sum", activation="log1p_relu"),)
+    assert found.outputs is OutputKind.SPARSE
+
+
+def test_static_embeddings(tmp_path: Path) -> None:
+    chain: list[nn.Module] = [StaticEmbedding(words(), embedding_dim=12), Normalize()]
+    found = saved(SentenceTransformer(modules=chain, device="cpu"), tmp_path / "model")
+    assert (found.task, found.is_static, found.normalize) == (Task.EMBED, True, True)
+    assert (found.hidden_size, found.dimensions, found.vocab_size) == (12, 12, 40)
+    assert (tmp_path / "model" / found.tokenizer_folder / "tokenizer.json").is_file()
+    assert (found.weights_folder / "model.safetensors").is_file()
+
+
+def test_a_multi_vector_encoder(bare: Callable[..., str], tmp_path: Path) -> None:
+    expansion = {"strategy": "fixed", "attend": False, "length": 16}
+    chain = [
+        Transformer(bare(), query_expansion=expansion, document_length=30),
+        Dense(16, 8, bias=False, activation_function=nn.Identity(), module_input_name="token_embeddings"),
+        MultiVectorMask(skiplist_words=[".", "!"]),
+        Normalize(module_input_name="token_embeddings"),
+    ]
+    prompts = {"query": "[Q] ", "document": "[D] "}
+    model = MultiVectorEncoder(modules=chain, device="cpu", prompts=prompts)
+    found = saved(model, tmp_path / "model")
+    (head,) = found.heads
+    assert isinstance(head, TokenVectors)
+    assert (found.task, head.dimensions, head.normalize, found.prompts) == (Task.LATE_INTERACTION, 8, True, {})
+    assert found.late == LateInteraction(
+        query_marker_id=5,
+        document_marker_id=6,
+        query_length=16,
+        expansion_id=4,
+        document_length=30,
+        skipped_ids=(7, 8),
+    )
+    # what the library makes of a query and a document is as that says
+    asked, told = model.preprocess(["w20 w21"], prompt="[Q] ", task="query"), model.preprocess(["w20 ."], prompt="[D] ")
+    assert asked["input_ids"][0, :4].tolist() == [5, 20, 21, 4]
+    assert asked["input_ids"].shape[1] == 16
+    assert told["input_ids"][0].tolist() == [6, 20, 7]
+
+
+def test_prompts_that_are_left_out_of_the_pooling(bare: Callable[..., str], tmp_path: Path) -> None:
+    chain = [Transformer(bare()), Pooling(16, "mean", include_prompt=False)]
+    model = SentenceTransformer(modules=chain, device="cpu", prompts={"query": "w9 "}, default_prompt_name="query")
+    model.similarity_fn_name = "dot"
+    found = saved(model, tmp_path / "model")
+    assert (found.include_prompt, found.default_prompt) == (False, "w9 ")
+    assert found.notes == ("its rows are made to be compared by dot (similarity_fn_name)",)
+
+
+def test_routes_are_refused_with_the_folder_of_one(bare: Callable[..., str], tmp_path: Path) -> None:
+    document = [Transformer(bare()), Pooling(16, "mean")]
+    router = Router.for_query_document([StaticEmbedding(words(), embedding_dim=16)], document)
+    model = SentenceTransformer(modules=[router], device="cpu")
+    with pytest.raises(ModelError, match=r"a Router, .*: --model-id \S+ with --pooling$") as refused:
+        saved(model, tmp_path / "model")
+    named = str(refused.value).split('"')[1]
+    assert model_folder.read(named, pooling="mean").dimensions == 16

@@ -1,0 +1,56 @@
+"""The fused engine holds its process to its share of a GPU before it loads anything, and reckons with it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.fused import choices, loading, memory, original
+from engine.fused.choices import Choices
+from tests.engine.tiny_models import save
+
+OPTIONS = {"device": "cpu", "dtype": "auto", "pooling": "mean", "max_num_tokens": None, "max_num_seqs": 64}
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Choices:
+    """For a GPU, of which the process may have a quarter."""
+    found = choices.choose({**OPTIONS, "path": str(save("bert", tmp_path / "model")), "memory_share": 0.25})
+    assert found.memory_share == 0.25
+    return dataclasses.replace(found, device=torch.device("cuda:1"), capability=(9, 0))
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_the_process_is_held_to_it(share: float, chosen: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(choices, "choose", lambda _: dataclasses.replace(chosen, memory_share=share))
+    monkeypatch.setattr(torch.cuda, "set_device", told.append)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *these: told.append(these))
+    monkeypatch.setattr(loading, "_Loading", lambda *_, **__: Loading(told))
+
+    loading.load(None, name="m", reason="", options={})  # type: ignore[arg-type]  # phases, which nothing uses
+
+    held = [(0.25, torch.device("cuda:1"))] if share < 1.0 else []
+    assert told == [torch.device("cuda:1"), *held, "loaded"]
+
+
+class Loading:
+    def __init__(self, told: list[Any]) -> None:
+        self._told = told
+
+    def load(self) -> None:
+        self._told.append("loaded")
+
+
+def test_what_is_reckoned_with(chosen: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[memory.Memory] = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (7 << 30, 8 << 30))
+    monkeypatch.setattr(memory, "check", lambda *_, memory, **__: seen.append(memory))
+    source: Any = type("Source", (), {"spec": None})
+
+    original._check_memory(source, chosen)
+
+    (found,) = seen
+    assert (found.free, found.available) == (7 << 30, 2 << 30)

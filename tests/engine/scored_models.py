@@ -1,0 +1,54 @@
+"""What tests of heads share: a model with one, its scores, and how far they are from the reference's."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from engine import model_folder
+from engine.model_folder import ModelFolder
+from engine.tasks import Head, Task
+from engine.transformers.loading import load_model
+from engine.transformers.selftest import Choice, choose_forward
+from engine.types import ModelError, OutputKind, Rows
+from tests.engine.tiny_models import batch
+
+SEQLENS = (5, 17, 1, 30, 9, 9, 13, 1)
+
+
+def read(folder: Path, *heads: Head) -> ModelFolder:
+    return dataclasses.replace(model_folder.read(folder), task=Task.CLASSIFY, heads=heads)
+
+
+def choose(folder: Path, *heads: Head, prepacks: bool = False, dtype: torch.dtype = torch.float32) -> Choice:
+    found = read(folder, *heads)
+    return choose_forward(load_model(found, dtype=dtype), found, prepacks=prepacks)
+
+
+def compute(
+    choice: Choice, kind: OutputKind, sequences: Sequence[Sequence[int]], types: Sequence[int] | None = None
+) -> Rows:
+    some = batch(sequences, types)
+    rows = choice.makers[kind](choice.forward(some), some)
+    assert rows.values.dtype == np.float32
+    return rows
+
+
+def difference(rows: NDArray[np.float32], expected: Any) -> float:
+    """The largest, relative to the largest value where that is above 1."""
+    expected = np.asarray(expected)
+    assert rows.shape == expected.shape
+    return float(np.abs(rows - expected).max() / max(1.0, np.abs(expected).max()))
+
+
+def refusal(folder: Path, *heads: Head) -> str:
+    """The message, which must be one line."""
+    with pytest.raises(ModelError) as caught:
+        choose(folder, *heads)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

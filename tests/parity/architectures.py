@@ -1,0 +1,140 @@
+"""The table of tiny models: what each architecture's differ in, and what shows that a feature of theirs counts.
+
+A new architecture is one line here and one in engine/coverage.py, which says what it is served for.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.parity.changes import Change, config, shifted_positions, without_group_order, without_relative_positions
+
+VOCAB_SIZE = 131
+HIDDEN_SIZE = 40
+NUM_POSITIONS = 64
+
+SHARED: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": HIDDEN_SIZE,
+    "intermediate_size": 52,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": NUM_POSITIONS,
+    # large enough for attention to have preferences, so that a token from next door would show
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+_OFFSET = {"pad_token_id": 1, "type_vocab_size": 1}  # of RoBERTa and its kin: positions are numbered from there
+_GQA = {"num_key_value_heads": 2, "head_dim": 10}
+_WIDE = {"num_key_value_heads": 2, "head_dim": 14}  # more than the rows' share
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_WINDOW = {"sliding_window": 6, "layer_types": [_SLIDING, _FULL]}
+_GEMMA = {**_GQA, **_WINDOW, "query_pre_attn_scalar": 8}
+_DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "position_buckets": 8,
+    "position_biased_input": False,
+    "norm_rel_ebd": "layer_norm",
+    "type_vocab_size": 0,
+}
+_EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+_SOFTCAP, _BIDIRECTIONAL = "attn_logit_softcapping", "use_bidirectional_attention"
+
+_PLAIN = {"rope_type": "default", "rope_theta": 100.0}
+_FROM_16 = {"rope_theta": 100.0, "original_max_position_embeddings": 16}
+_LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **_FROM_16}
+_YARN = {"rope_type": "yarn", "factor": 4.0, **_FROM_16}
+_FACTORS = {"short_factor": [1.0, 1.5, 2.0, 3.0, 4.0], "long_factor": [4.0] * 5}
+_LONG = {"rope_type": "longrope", **_FACTORS, "rope_theta": 100.0, "original_max_position_embeddings": 48}
+_TWO_SCALES = {_FULL: _LINEAR, _SLIDING: _PLAIN}
+_TWO_THETAS = {_FULL: _PLAIN, _SLIDING: {"rope_type": "default", "rope_theta": 10.0}}
+_MARKERS = {"cls_token_id": 2, "sep_token_id": 3}
+_MODERNBERT = {"local_attention": 12, "layer_types": [_SLIDING, _FULL], "rope_parameters": _TWO_THETAS, **_MARKERS}
+_GEMMA3 = {**_GEMMA, "rope_parameters": _TWO_SCALES}
+
+_MASK = "mask direction"
+_TURNED = {_MASK: config(is_decoder=True)}  # sees earlier tokens alone
+_BOTH_WAYS = {_MASK: config(is_causal=False)}
+_ONE_WAY = {_MASK: config(is_causal=True)}
+_POSITIONS = {"position offset": config(pad_token_id=0)}
+_DISTANCES = "relative positions"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiny:
+    """A tiny model."""
+
+    model_type: str
+    config: Mapping[str, Any] = field(default_factory=dict)  # what differs from SHARED
+    others: Mapping[str, Change] = field(default_factory=dict)  # of `features`, those that `config` does not tell
+    pooling: str | tuple[str, ...] = "mean"  # sentence-transformers' names
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For the configuration."""
+        return {**SHARED, **self.config}
+
+    @property
+    def features(self) -> dict[str, Change]:
+        """By name, the change of the model's folder that turns it off.
+
+        Two features need none, for they are the batch's: token types, and what pooling leaves out of prompts.
+        """
+        found = dict(self.others)
+        if self.config.get("num_key_value_heads", 1) > 1:
+            found["GQA"] = without_group_order
+        if _SLIDING in self.config.get("layer_types", ()):
+            found["window"] = config(layer_types=[_FULL, _FULL])
+        elif "sliding_window" in self.config:
+            found["window"] = config(sliding_window=None)
+        rope = self.config.get("rope_parameters", {})
+        if rope.keys() == {_FULL, _SLIDING}:
+            found["RoPE of each kind of layer"] = config(rope_parameters=dict.fromkeys(rope, rope[_SLIDING]))
+        elif rope:
+            found["RoPE scaling"] = config(rope_parameters=_PLAIN)
+        return found
+
+
+ARCHITECTURES: dict[str, Tiny] = {
+    "BERT": Tiny("bert", {}, _TURNED),
+    "RoBERTa": Tiny("roberta", _OFFSET, _TURNED | _POSITIONS, "cls"),
+    "XLM-RoBERTa": Tiny("xlm-roberta", _OFFSET, _TURNED | _POSITIONS, "weightedmean"),
+    "CamemBERT": Tiny("camembert", _OFFSET, _TURNED | _POSITIONS, "max"),
+    "Data2VecText": Tiny("data2vec-text", _OFFSET, _TURNED | _POSITIONS, "cls"),
+    "ERNIE": Tiny("ernie", {}, _TURNED, "max"),
+    "DistilBERT": Tiny("distilbert", {"dim": HIDDEN_SIZE, "n_heads": 4, "n_layers": 2, "hidden_dim": 52}),
+    "ELECTRA": Tiny("electra", {"embedding_size": 18}, _TURNED, ("cls", "mean")),
+    "ALBERT": Tiny("albert", {"embedding_size": 18}, {}, "mean_sqrt_len_tokens"),
+    "MPNet": Tiny("mpnet", _OFFSET, {"position offset": shifted_positions, _DISTANCES: without_relative_positions}),
+    "DeBERTa-v2": Tiny("deberta-v2", _DEBERTA, {_DISTANCES: config(relative_attention=False)}, "cls"),
+    "NomicBERT": Tiny("nomic_bert", {"rope_parameters": _LINEAR}),
+    "GTE": Tiny("gte", {**_OFFSET, "rope_parameters": _LINEAR}, {}, "cls"),
+    "Jina v3": Tiny("jina_embeddings_v3", {**_OFFSET, "rope_parameters": _LINEAR}),
+    "ModernBERT": Tiny("modernbert", _MODERNBERT, {}, "cls"),
+    "EuroBERT": Tiny("eurobert", {**_GQA, "mask_token_id": 4}, _ONE_WAY),
+    "Qwen2": Tiny("qwen2", {**_GQA, "rope_parameters": _YARN}, _BOTH_WAYS, "lasttoken"),
+    "Qwen2, bidirectional": Tiny("qwen2", {**_GQA, "is_causal": False}, _ONE_WAY),
+    "Qwen3": Tiny("qwen3", {**_WIDE, **_WINDOW, "use_sliding_window": True}, _BOTH_WAYS, "lasttoken"),
+    "Mistral": Tiny("mistral", {**_GQA, "sliding_window": 6}, _BOTH_WAYS, "lasttoken"),
+    "Ministral": Tiny("ministral", {**_GQA, **_WINDOW}, _BOTH_WAYS),
+    "Llama": Tiny("llama", {**_GQA, "rope_parameters": _LLAMA3}, _BOTH_WAYS, "weightedmean"),
+    "Llama, bidirectional": Tiny("llama", {**_GQA, "is_causal": False, "rope_parameters": _LINEAR}, _ONE_WAY),
+    "Gemma": Tiny("gemma", {"num_key_value_heads": 1, "head_dim": 14}, _BOTH_WAYS, "lasttoken"),
+    "Gemma 2": Tiny("gemma2", {**_GEMMA, _SOFTCAP: 2.0}, {**_BOTH_WAYS, "softcap": config(**{_SOFTCAP: None})}),
+    "Gemma 3": Tiny("gemma3_text", _GEMMA3, {_MASK: config(**{_BIDIRECTIONAL: True})}, "lasttoken"),
+    "EmbeddingGemma": Tiny(
+        "gemma3_text", {**_GEMMA3, _BIDIRECTIONAL: True}, {_MASK: config(**{_BIDIRECTIONAL: False})}
+    ),
+    "Phi3": Tiny("phi3", {"num_key_value_heads": 2, "rope_parameters": _LONG}, _BOTH_WAYS, "lasttoken"),
+    "SmolLM3": Tiny(
+        "smollm3", {**_GQA, "no_rope_layers": [1, 0]}, {**_BOTH_WAYS, "no RoPE": config(no_rope_layers=[1, 1])}
+    ),
+    "LFM2": Tiny("lfm2", {**_GQA, "layer_types": ["conv", _FULL]}),
+    "GPT-2": Tiny("gpt2", {"n_embd": HIDDEN_SIZE, "n_head": 4, "n_layer": 2, "n_positions": NUM_POSITIONS}),
+    "GPT-OSS": Tiny("gpt_oss", {**_GQA, **_WINDOW, **_EXPERTS}, {}, "lasttoken"),
+}

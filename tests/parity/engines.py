@@ -1,0 +1,58 @@
+"""Engines as the tests load them, and their rows text by text in the form that references have."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.types import Engine, OutputKind, Rows
+from tests.parity.architectures import VOCAB_SIZE
+from tests.parity.references import Outputs
+from tests.parity.texts import Text, packed
+
+_MODULES = {
+    "transformers": "engine.transformers.engine",
+    "openvino": "engine.compiled.openvino",
+    "static": "engine.static.engine",
+}
+_OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}
+_LIMITS: dict[str, Any] = {"max_num_tokens": 4096, "max_num_seqs": 64}
+
+
+def load(name: str, folder: Path) -> Engine:
+    """One of _MODULES. Raises ModelError."""
+    module = importlib.import_module(_MODULES[name])
+    loaded: Engine = module.load(name="m", reason="asked", options={"path": str(folder), **_OPTIONS, **_LIMITS})
+    return loaded
+
+
+def compute(engine: Engine, texts: Sequence[Text], outputs: OutputKind) -> list[Outputs]:
+    """What the engine makes of one batch, for each text."""
+    engine.submit(packed(texts, outputs))
+    _, results = engine.collect()
+    assert isinstance(results, dict), results
+    assert OutputKind(sum(results)) == outputs
+    return [{kind: _of_text(rows, kind, number) for kind, rows in results.items()} for number in range(len(texts))]
+
+
+def _of_text(rows: Rows, kind: OutputKind, number: int) -> NDArray[np.float32]:
+    assert rows.values.dtype == np.float32
+    own: NDArray[np.float32]
+    if rows.offsets is None:
+        own = rows.values[number]
+        return own
+    own = rows.values[rows.offsets[number] : rows.offsets[number + 1]]
+    return _whole(own) if kind is OutputKind.SPARSE else own
+
+
+def _whole(entries: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The row of the whole vocabulary that pairs of an entry's number and its weight stand for."""
+    numbers = entries[:, 0].astype(np.int64)
+    assert len(set(numbers.tolist())) == len(numbers)
+    assert (entries[:, 1] != 0).all()
+    row = np.zeros(VOCAB_SIZE, np.float32)
+    row[numbers] = entries[:, 1]
+    return row

@@ -1,0 +1,56 @@
+"""The table of architectures: the page shows it as it is, and the tiny models behind it are the same set."""
+
+from collections.abc import Iterator
+
+import pytest
+from transformers import AutoConfig
+
+from engine import coverage
+from engine.coverage import ARCHITECTURES, Use
+from tests.documents import ROOT
+from tests.parity.architectures import ARCHITECTURES as TINY
+from tests.parity.folders import BGE_M3, CLASSES, STATIC, tiny_of
+from tests.parity.test_parity import cases
+
+
+def test_the_page_is_up_to_date() -> None:
+    """Where it is not: `python -m engine.coverage`."""
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert coverage.in_page(page) == page
+
+
+def test_a_page_without_the_markers() -> None:
+    with pytest.raises(ValueError, match="the page has no"):
+        coverage.in_page("# Models")
+
+
+def test_each_row_has_a_tiny_model_and_each_tiny_model_a_row() -> None:
+    assert {row.name for row in ARCHITECTURES} == {*TINY, BGE_M3, STATIC}
+    assert len({row.name for row in ARCHITECTURES}) == len(ARCHITECTURES)
+    for row in ARCHITECTURES:
+        assert row.name == STATIC or tiny_of(row.name).model_type == row.model_type
+
+
+def test_each_cell_is_a_case() -> None:
+    """By each engine that the cell names, and by those that it does not name, which must refuse."""
+    shown = {(row.name, use) for row in ARCHITECTURES for use in Use if row.engines(use)}
+    tested = [(row.name, use, engine) for row, use, engine in cases()]
+    assert sorted(tested) == sorted((name, use, engine) for name, use in shown for engine in engines_of(name))
+
+
+def engines_of(name: str) -> tuple[str, ...]:
+    return ("static",) if name == STATIC else ("transformers", "openvino")
+
+
+def without_class() -> Iterator[tuple[str, Use]]:
+    """Cells that are empty because the library has no class for them, or its class is not what anybody serves."""
+    for row in ARCHITECTURES:
+        for use in set(Use) - set(row.uses) - {Use.LATE_INTERACTION, Use.GENERATIVE_RERANK}:
+            if row.name not in (BGE_M3, STATIC, "EmbeddingGemma"):
+                yield row.name, use
+
+
+def test_what_the_library_has_a_class_for_is_in_the_table() -> None:
+    for name, use in without_class():
+        kind = type(AutoConfig.for_model(tiny_of(name).model_type))
+        assert kind not in CLASSES[use]._model_mapping, (name, use)

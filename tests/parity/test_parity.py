@@ -1,0 +1,90 @@
+"""Every architecture, for everything it is served for, by every engine: as its own library computes a text alone.
+
+What a cell of engine.coverage says of engines is held here, refusals too. Batches are random: a test that fails shows
+its seed, and `--randomly-seed` with the number at the top of pytest's output brings it back.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.coverage import ARCHITECTURES, Architecture, Use
+from engine.types import Engine, ModelError, OutputKind
+from tests.parity.architectures import NUM_POSITIONS
+from tests.parity.engines import compute, load
+from tests.parity.folders import STATIC, num_types, save, tiny_of
+from tests.parity.references import Reference
+from tests.parity.texts import Text, random_texts, with_expansion, with_prompts
+
+TOLERANCE = 1e-5  # of the largest value, where that is above 1
+COMMON = ("BERT", "ModernBERT", "Qwen3")
+
+
+def cases() -> Iterator[tuple[Architecture, Use, str]]:
+    """Each engine on each cell of the table."""
+    for row in ARCHITECTURES:
+        for use in row.uses:
+            for engine in ("static",) if row.name == STATIC else ("transformers", "openvino"):
+                yield row, use, engine
+
+
+def is_slow(row: Architecture, use: Use, engine: str) -> bool:
+    """Compiling takes a second or two, and what is compiled for another architecture differs little."""
+    return engine == "openvino" and row.name not in COMMON
+
+
+def param(row: Architecture, use: Use, engine: str) -> Any:
+    marks = [pytest.mark.slow] if is_slow(row, use, engine) else []
+    return pytest.param(row, use, engine, marks=marks, id=f"{row.name}-{use}-{engine}".replace(" ", "_"))
+
+
+@pytest.mark.parametrize(("row", "use", "engine"), [param(*case) for case in cases()])
+def test_a_batch_equals_the_library_on_one_text_at_a_time(
+    row: Architecture, use: Use, engine: str, tmp_path: Path
+) -> None:
+    folder = save(row.name, use, tmp_path / "model")
+    if engine == "openvino" and use in row.not_openvino:
+        with pytest.raises(ModelError):
+            load(engine, folder)
+        return
+    loaded = load(engine, folder)
+    assert engine != "transformers" or loaded.info.notes[0].startswith(row.transformers), loaded.info.notes
+    try:
+        check(loaded, Reference(row.name, use, folder), row, use)
+    finally:
+        loaded.close()
+
+
+def check(engine: Engine, reference: Reference, row: Architecture, use: Use) -> None:
+    seed = random.getrandbits(32)
+    print(f"seed {seed}")
+    numbers = np.random.default_rng(seed)
+    padding = None if row.name == STATIC else tiny_of(row.name).settings["pad_token_id"]  # a text may spell it out
+    longest = min(engine.limits.max_seqlen, NUM_POSITIONS)  # static embeddings have no limit
+    texts = random_texts(numbers, longest, num_types=num_types(row.name), last_id=padding)
+    batches = [texts, texts[:1]]
+    if OutputKind.POOLED in engine.info.outputs and row.name != STATIC:
+        batches.append(with_prompts(numbers, texts))
+    elif use is Use.LATE_INTERACTION:
+        batches.append(with_expansion(numbers, texts))
+    for batch in batches:
+        check_batch(engine, reference, batch)
+
+
+def check_batch(engine: Engine, reference: Reference, texts: Sequence[Text]) -> None:
+    expected = [reference(text) for text in texts]
+    outputs = OutputKind(sum(expected[0]))
+    for actual, own, text in zip(compute(engine, texts, outputs), expected, texts, strict=True):
+        for kind, values in own.items():
+            assert difference(actual[kind], values) <= TOLERANCE, (kind, text)
+
+
+def difference(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """The largest, relative to the largest value where that is above 1."""
+    assert actual.shape == expected.shape
+    return float(np.abs(actual - expected).max() / max(1.0, np.abs(expected).max()))

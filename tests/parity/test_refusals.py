@@ -1,0 +1,43 @@
+"""Architectures whose rows would be wrong in a batch, and heads that do not run alone: refused with one line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from engine.types import ModelError
+from tests.parity.architectures import HIDDEN_SIZE, Tiny
+from tests.parity.engines import load
+from tests.parity.folders import save_transformer
+
+LEAKING = (
+    Tiny("convbert", {"embedding_size": HIDDEN_SIZE}),
+    Tiny("fnet"),
+    Tiny("nystromformer"),
+)
+LONGFORMER = Tiny("longformer", {"attention_window": 8, "pad_token_id": 1})
+
+
+def refusal(engine: str, tiny: Tiny, library_class: Any, tmp_path: Path) -> str:
+    save_transformer(tiny, library_class, tmp_path / "model", num_labels=1)
+    with pytest.raises(ModelError) as raised:
+        load(engine, tmp_path / "model")
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("tiny", [pytest.param(tiny, id=tiny.model_type) for tiny in LEAKING])
+def test_an_architecture_that_mixes_padding_into_rows(tiny: Tiny, tmp_path: Path) -> None:
+    assert "can't be run in batches: differs" in refusal("transformers", tiny, AutoModel, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiny", [pytest.param(tiny, id=tiny.model_type) for tiny in LEAKING])
+def test_the_same_compiled(tiny: Tiny, tmp_path: Path) -> None:
+    assert "differs from transformers'" in refusal("openvino", tiny, AutoModel, tmp_path)
+
+
+def test_a_head_that_asks_for_more_than_rows(tmp_path: Path) -> None:
+    found = refusal("transformers", LONGFORMER, AutoModelForSequenceClassification, tmp_path)
+    assert "the head of LongformerForSequenceClassification can't be run on its own: AttributeError" in found

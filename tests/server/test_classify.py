@@ -1,0 +1,98 @@
+"""POST /classify and /v1/classify: vLLM's answer, and Infinity's where `raw_scores` is given."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.types import OutputKind
+from server.dialects.classify import decode
+from server.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
+from server.request_headers import Wishes
+from tests.server.asking import RAW, ask
+from tests.server.edge import Called, one_model
+
+CLASSIFIER = {"task": "classify", "labels": ["no", "yes"], "activation": "softmax", "num_labels": 2}
+ROWS = [[0.0, np.log(3)], [2.0, 2.0]]
+
+
+def classify(body: dict[str, Any], path: str = "/classify", **others: Any) -> Called:
+    return ask(path, body, OutputKind.LOGITS, rows=ROWS, **{**CLASSIFIER, **others})
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+def test_vllms_answer(path: str) -> None:
+    called = classify({"input": ["a", "bc"]}, path)
+    answer = json.loads(called.body)
+
+    assert called.headers["content-type"] == "application/json"
+    assert answer["id"] == f"classify-{called.headers['x-request-id']}"
+    assert (answer["object"], answer["model"]) == ("list", "the-model")
+    assert isinstance(answer["created"], int)
+    assert answer["data"] == [
+        {"index": 0, "label": "yes", "probs": [0.25, pytest.approx(0.75)], "num_classes": 2},
+        {"index": 1, "label": "no", "probs": [0.5, 0.5], "num_classes": 2},
+    ]
+    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0, "truncated_inputs": 0}
+
+
+@pytest.mark.parametrize(("raw", "expected"), [(False, 0.75), (True, np.log(3))])
+def test_infinitys_answer(raw: bool, expected: float) -> None:
+    answer = json.loads(classify({"input": ["a", "bc"], "raw_scores": raw}).body)
+
+    assert answer["object"] == "classify"
+    assert [each["label"] for each in answer["data"][0]] == ["yes", "no"]
+    assert answer["data"][0][0]["score"] == pytest.approx(expected)
+    assert {"id", "created", "model", "usage"} <= answer.keys()
+    assert json.loads(classify({"input": ["a", "bc"], "raw_scores": raw}, "/v1/classify").body)["object"] == "list"
+
+
+@pytest.mark.parametrize("wish", [{"use_activation": False}, {"raw_scores": True}])
+def test_without_activation(wish: dict[str, bool]) -> None:
+    answer = json.loads(classify({"input": ["a", "b"], **wish}, "/v1/classify").body)
+    assert answer["data"][1]["probs"] == [2.0, 2.0]
+
+
+def test_raw_bytes() -> None:
+    called = classify({"input": ["a", "b"], "use_activation": False}, headers=RAW)
+
+    assert called.headers["x-embedline-shape"] == "2,2"
+    assert np.array_equal(np.frombuffer(called.body, "<f4").reshape(2, 2), np.array(ROWS, np.float32))
+
+
+def test_a_model_without_scores_says_what_it_is_for() -> None:
+    error = ask("/classify", {"input": "a"}, OutputKind.SPARSE, task="sparse").error()
+    assert (error["code"], error["message"][-16:]) == ("unsupported_task", "it is for sparse")
+
+
+def test_texts_and_ids() -> None:
+    def decoded(body: dict[str, Any]) -> Any:
+        return decode(json.dumps(body).encode(), Wishes(), one_model(), max_items=4)[0]
+
+    assert (decoded({"input": "a"}).texts, decoded({"input": "a"}).is_single) == (["a"], True)
+    assert decoded({"input": [[5, 6], [7]]}).token_ids == [[5, 6], [7]]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"),
+    [
+        ({}, InvalidRequest, "input"),
+        ({"input": []}, EmptyInput, "input"),
+        ({"input": ["a", ""]}, EmptyInput, "input[1]"),
+        ({"input": ["a"] * 5}, InvalidRequest, "input"),
+        ({"input": {"text": "a"}}, InvalidRequest, "input"),
+        ({"input": [{"text": "a"}]}, InvalidRequest, "input[0]"),
+        ({"messages": [{"role": "user", "content": "a"}]}, InvalidRequest, "messages"),
+        ({"input": "a", "messages": []}, InvalidRequest, "messages"),
+        ({"input": "a", "use_activation": True, "raw_scores": False}, InvalidRequest, "raw_scores"),
+        ({"input": "a", "raw_scores": None}, InvalidRequest, "raw_scores"),
+        (b'{"input":"a"', MalformedBody, None),
+    ],
+)
+def test_what_is_refused_is_named(body: Any, kind: type[RequestError], param: str | None) -> None:
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(RequestError) as refused:
+        decode(payload, Wishes(), one_model(), max_items=4)
+    assert type(refused.value) is kind
+    assert refused.value.param == param

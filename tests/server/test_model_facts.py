@@ -1,0 +1,69 @@
+"""What GET /info and GET /v1/models say of models that are for something else than embeddings."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from engine.types import OutputKind
+from tests.server.edge import Edge, call, house_of
+
+
+def get(path: str, outputs: OutputKind, **model: Any) -> Any:
+    async def run() -> bytes:
+        edge = Edge()
+        edge.state.update(house_of(outputs, **model))
+        return (await call(edge.app, "GET", path)).body
+
+    return json.loads(asyncio.run(run()))
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "expected"),
+    [
+        ("embed", OutputKind.POOLED, {"embedding": {"pooling": "last_token"}}),
+        ("sparse", OutputKind.SPARSE, {"embedding": {"pooling": "splade"}}),
+        ("late-interaction", OutputKind.MULTI_VECTOR, {"embedding": {"pooling": "last_token"}}),
+        ("rerank", OutputKind.LOGITS, {"reranker": {"id2label": {}, "label2id": {}}}),
+    ],
+)
+def test_info_in_teis_words(task: str, outputs: OutputKind, expected: dict[str, Any]) -> None:
+    info = get("/info", outputs, task=task)
+
+    assert info["model_type"] == expected
+    assert (info["task"], info["models"][0]["task"]) == (task, task)
+
+
+@pytest.mark.parametrize("task", ["classify", "token-classify"])
+def test_info_has_the_labels(task: str) -> None:
+    info = get("/info", OutputKind.LOGITS, task=task, labels=["no", "yes"], activation="softmax")
+
+    assert info["model_type"] == {"classifier": {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}}
+    assert (info["labels"], info["outputs"]) == (["no", "yes"], ["logits"])
+    assert info["models"][0]["activation"] == "softmax"
+    assert info["prompts"] == {"query": "Q: "}
+
+
+def test_models_have_facts() -> None:
+    outputs = OutputKind.POOLED | OutputKind.TOKENS | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
+    (card,) = get("/v1/models", outputs, task="embed")["data"]
+
+    assert card == {
+        "id": "the-model",
+        "object": "model",
+        "created": 7,
+        "owned_by": "embedline",
+        "ready": True,
+        "dimensions": 8,
+        "max_model_len": 16,
+        "max_input_length": 16,
+        "tasks": ["embed", "sparse", "late-interaction"],
+        "outputs": ["pooled", "tokens", "sparse", "multi_vector"],
+        "prompts": ["query"],
+        "dtype": "float32",
+    }
+
+
+def test_each_task_is_named_once() -> None:
+    assert get("/v1/models", OutputKind.SPARSE, task="sparse")["data"][0]["tasks"] == ["sparse"]

@@ -1,0 +1,79 @@
+"""Readiness of each model: /v1/models, /readyz?model=, metrics."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.app import make_app
+from server.frontend_state import FrontendState
+from server.levels import Levels, ModelInfo
+from server.metrics import Registry
+from tests.server.edge import call, house
+from wire.page import Page
+
+
+def state_of(page: Page, **changes: Any) -> FrontendState:
+    """Two models are served, and the first has been loaded."""
+    state = FrontendState(page)
+    state.update(house(names=["the-model", "the-other"], ready=False, **changes))
+    return state
+
+
+@pytest.fixture
+def page() -> Page:
+    page = Page.create(num_frontends=1, num_managers=2, num_models=2)
+    page.engines_ready[1, 0] = 1
+    return page
+
+
+def test_one_of_two(page: Page) -> None:
+    state = state_of(page)
+    assert state.why_not_ready() is not None
+    assert state.why_model_not_ready("the-model") is None
+    assert state.why_model_not_ready("the-other") == "no engine for the model is ready"
+
+    page.engines_ready[0, 1] = 1
+    assert state.why_model_not_ready("the-other") is None
+    page.engines_ready[1, 0] = 0  # its engine has died
+    assert state.why_model_not_ready("the-model") == "no engine for the model is ready"
+    state.draining = True
+    assert state.why_model_not_ready("the-other") == "the server is stopping"
+
+
+def test_what_is_loading_is_listed_and_not_ready(page: Page) -> None:
+    app = make_app(state_of(page), _no_metrics)
+
+    (loaded, loading) = json.loads(asyncio.run(call(app, "GET", "/v1/models")).body)["data"]
+    statuses = [
+        asyncio.run(call(app, "GET", f"/readyz?model={name}")).status for name in ("the-model", "the-other", "nobody")
+    ]
+
+    assert (loaded["id"], loaded["ready"], loaded["dimensions"]) == ("the-model", True, 8)
+    assert loading == {"id": "the-other", "object": "model", "created": 0, "owned_by": "embedline", "ready": False}
+    assert statuses == [200, 503, 404]
+    assert asyncio.run(call(app, "GET", "/readyz")).status == 503
+
+
+async def _no_metrics() -> str:
+    return ""
+
+
+def test_metrics(page: Page) -> None:
+    infos: list[dict[str, Any]] = [
+        {"name": "the-model", "engine": "transformers", "dtype": "float32", "is_padded": True},
+        {"name": "the-other", "engine": "fused", "dtype": "bfloat16", "is_padded": False},
+    ]
+    entries = [{"info": info, "devices": ["cpu"], "revision": None} for info in infos]
+    names = [info["name"] for info in infos]
+    registry = Registry([Levels(page, names, is_ready=lambda: False), ModelInfo(lambda: entries)])
+    samples = {
+        family.name: {(*sample.labels.values(),): sample.value for sample in family.samples}
+        for family in text_string_to_metric_families(registry.text())
+    }
+
+    assert samples["embedline_ready"] == {(): 0}
+    assert samples["embedline_model_ready"] == {("the-model",): 1, ("the-other",): 0}
+    assert samples["embedline_model_padded"] == {("transformers", "the-model"): 1, ("fused", "the-other"): 0}

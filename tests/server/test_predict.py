@@ -1,0 +1,203 @@
+"""POST /predict: texts, pairs and lists of them, scored and sorted as TEI does it."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.types import OutputKind
+from server.classifying import ClassifyRequest
+from server.dialects.tei_predict import decode
+from server.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
+from server.request_headers import Wishes
+from tests.server.asking import RAW, ask, tei_error
+from tests.server.edge import Called, Edge, one_model
+from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from wire.vocabulary import RequestClass
+
+CLASSIFIER = {"task": "classify", "labels": ["bad", "so-so", "good"], "activation": "softmax"}
+ROWS = [[0.0, 3.0, 1.0], [5.0, -5.0, 5.0]]
+WISHES = Wishes(request_class=RequestClass.BULK, deadline=12.5)
+
+
+def predict(body: dict[str, Any], rows: Any = ROWS, **others: Any) -> Called:
+    fields: dict[str, Any] = {**CLASSIFIER, "num_labels": 3, **others}
+    return ask("/predict", body, OutputKind.LOGITS, rows=rows, **fields)
+
+
+def softmax(row: list[float]) -> list[float]:
+    powers = np.exp(row)
+    return list(powers / powers.sum())
+
+
+def scores(predictions: list[dict[str, Any]]) -> dict[str, float]:
+    return {each["label"]: each["score"] for each in predictions}
+
+
+# answers
+
+
+def test_labels_sorted_by_score() -> None:
+    (first, second) = json.loads(predict({"inputs": [["a"], ["b"]]}).body)
+
+    assert [each["label"] for each in first] == ["so-so", "good", "bad"]
+    assert [each["score"] for each in first] == sorted((each["score"] for each in first), reverse=True)
+    assert list(scores(first)[label] for label in CLASSIFIER["labels"]) == pytest.approx(softmax(ROWS[0]), rel=1e-6)
+    assert [each["label"] for each in second] == ["bad", "good", "so-so"]  # equal scores stay in the model's order
+
+
+def test_a_single_input_has_a_single_list() -> None:
+    for inputs in ("a", ["a"], ["a", "b"]):
+        found = json.loads(predict({"inputs": inputs}, rows=ROWS[:1]).body)
+        assert [set(each) for each in found] == [{"score", "label"}] * 3
+    assert len(json.loads(predict({"inputs": [["a"]]}, rows=ROWS[:1]).body)) == 1  # as Baseten's client asks and reads
+
+
+def test_raw_scores_are_as_the_model_gives_them() -> None:
+    found = json.loads(predict({"inputs": "a", "raw_scores": True}, rows=ROWS[:1]).body)
+    assert scores(found) == {"bad": 0.0, "so-so": 3.0, "good": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [("identity", [-200.0, 0.0, 2.0]), ("sigmoid", [0.0, 0.5, 0.880797]), ("softmax", [0.0, 0.119203, 0.880797])],
+)
+def test_each_activation(activation: str, expected: list[float]) -> None:
+    found = scores(json.loads(predict({"inputs": "a"}, rows=[[-200, 0, 2]], activation=activation).body))
+    assert [found[label] for label in CLASSIFIER["labels"]] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+def test_a_reranker_has_one_label(activation: str) -> None:
+    model = {"task": "rerank", "labels": [], "num_labels": 1, "activation": activation}
+    found = json.loads(predict({"inputs": [["a", "b"]]}, rows=[[2.0]], **model).body)
+
+    assert found == [[{"label": "LABEL_0", "score": pytest.approx(0.880797, abs=1e-6)}]]
+
+
+def test_pairs_go_to_the_tokenizer_as_pairs() -> None:
+    def look(edge: Edge) -> None:
+        ((texts, how),) = edge.tokenizers.asked
+        assert (list(texts), list(how["pair_texts"])) == (["a", "c"], ["b", "d"])
+
+    assert predict({"inputs": [["a", "b"], ["c", "d"]]}, look=look).status == 200
+
+
+def test_texts_and_pairs_in_one_request_keep_their_places() -> None:
+    def look(edge: Edge) -> None:
+        (submission,) = edge.managers.submitted
+        assert submission.seqlens == [4, 1, 17, 3]
+        assert np.frombuffer(submission.token_ids, np.int32).tolist()[:5] == [97, 98, 99, 0, 97]
+        types = np.frombuffer(submission.token_type_ids, np.int32).tolist()
+        assert types == [0, 1, 1, 1, 0, *[0] * 17, 0, 0, 1]
+
+    rows = [[number, 0, 0] for number in range(4)]
+    body = {"inputs": [["a", "bcd"], ["a"], ["b" * 17], ["cd", "e"]], "raw_scores": True}
+    called = predict(body, rows=rows, look=look)
+    assert [scores(each)["bad"] for each in json.loads(called.body)] == [0, 1, 2, 3]
+    assert called.headers["x-embedline-truncated-inputs"] == "1"
+
+
+@pytest.mark.parametrize(("refused", "named"), [(0, "inputs[1]"), (1, "inputs[2]"), (-1, "inputs")])
+def test_a_text_among_pairs_is_refused_with_its_place(refused: int, named: str) -> None:
+    def before(edge: Edge) -> None:
+        edge.tokenizers.error = TextRefused(Refusal.FAILED, refused)
+
+    called = predict({"inputs": [["a", "b"], ["c"], ["d"]]}, before=before)
+    assert tei_error(called) == (422, "Tokenizer", f"{named} can't be tokenized")
+
+
+def test_a_generative_reranker_takes_pairs_alone() -> None:
+    def look(edge: Edge) -> None:
+        assert edge.tokenizers.asked[0][1]["prompt"] == "Judge."
+
+    model = {"task": "rerank", "labels": [], "num_labels": 1, "instruction": "Judge.", "rows": [[2.0]]}
+    assert predict({"inputs": ["a", "b"]}, look=look, **model).status == 200
+    for inputs in ("a", [["a", "b"], ["c"]]):
+        status, kind, message = tei_error(predict({"inputs": inputs}, **model))
+        assert (status, kind) == (422, "Validation")
+        assert message.startswith("inputs must be pairs")
+
+
+def test_raw_bytes_are_in_the_models_order() -> None:
+    called = predict({"inputs": [["a"], ["b"]], "raw_scores": True}, headers=RAW)
+
+    assert called.headers["content-type"] == "application/octet-stream"
+    assert called.headers["x-embedline-shape"] == "2,3"
+    assert (called.headers["x-embedline-dtype"], called.headers["x-embedline-prompt-tokens"]) == ("float32", "2")
+    assert np.array_equal(np.frombuffer(called.body, "<f4").reshape(2, 3), ROWS)
+
+
+def test_timing_headers() -> None:
+    headers = predict({"inputs": [["a"], ["bcd" * 9]]}).headers
+
+    assert headers["x-compute-type"] == "gpu+optimized"
+    assert (headers["x-compute-tokens"], headers["x-compute-characters"]) == ("28", "28")
+    assert headers["x-embedline-truncated-inputs"] == "1"
+
+
+def test_a_model_without_scores_says_what_it_is_for() -> None:
+    status, kind, message = tei_error(ask("/predict", {"inputs": "a"}, OutputKind.POOLED, task="embed"))
+    assert (status, kind) == (424, "Backend")
+    assert message.endswith("it is for embed")
+
+
+# requests
+
+
+def decoded(body: bytes | dict[str, Any]) -> ClassifyRequest:
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return decode(payload, WISHES, one_model(default_prompt="D: "), max_items=4)
+
+
+def test_what_is_asked_for() -> None:
+    request = decoded({"inputs": [["a"], ["b"]], "truncation_direction": "Left", "truncate": True, "other": 1})
+
+    assert (request.texts, request.pair_texts, request.is_single) == (["a", "b"], (), False)
+    assert (request.outputs, request.raw_scores, request.truncation) == (OutputKind.LOGITS, False, Truncation.LEFT)
+    assert (request.request_class, request.deadline, request.prompt) == (RequestClass.BULK, 12.5, "D: ")
+    assert decoded({"inputs": ["a", "b"]}).pair_texts == ["b"]
+    assert decoded({"inputs": "a", "truncate": False, "raw_scores": None}).truncation is Truncation.NONE
+
+
+def test_brackets_and_quotes_in_texts_are_text() -> None:
+    texts = ['[["', '\\"', "\\", ']],["']
+    assert decoded({"inputs": [[text] for text in texts]}).texts == texts
+    assert decoded({"inputs": ["[[[", "\\\\"]}).pair_texts == ["\\\\"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "param"),
+    [
+        ({"inputs": ""}, EmptyInput, "inputs"),
+        ({"inputs": []}, EmptyInput, "inputs"),
+        ({"inputs": ["a", ""]}, EmptyInput, "inputs"),
+        ({"inputs": [["a"], [""]]}, EmptyInput, "inputs[1]"),
+        ({"inputs": ["a", "b", "c"]}, InvalidRequest, "inputs"),
+        ({"inputs": ["a"] * 99}, InvalidRequest, "inputs"),
+        ({"inputs": ["a", ["b"]]}, InvalidRequest, "inputs[1]"),
+        ({"inputs": [["a"], "b"]}, InvalidRequest, "inputs[1]"),
+        ({"inputs": [["a"], []]}, InvalidRequest, "inputs[1]"),
+        ({"inputs": [[]]}, InvalidRequest, "inputs[0]"),
+        ({"inputs": [["a", "b", "c"]]}, InvalidRequest, "inputs[0]"),
+        ({"inputs": [["a"], ["b", ""]]}, EmptyInput, "inputs[1]"),
+        ({"inputs": [["a"]] * 5}, InvalidRequest, "inputs"),
+        ({"inputs": [["a", "b"]] * 5}, InvalidRequest, "inputs"),
+        ({"inputs": [[5]]}, InvalidRequest, "inputs[0][0]"),
+        ({"inputs": [5]}, InvalidRequest, "inputs"),
+        ({"inputs": {"a": "b"}}, InvalidRequest, "inputs"),
+        ({"inputs": None}, InvalidRequest, "inputs"),
+        ({}, InvalidRequest, "inputs"),
+        ({"inputs": "a", "raw_scores": "yes"}, InvalidRequest, "raw_scores"),
+        ({"inputs": "a", "truncation_direction": "up"}, InvalidRequest, "truncation_direction"),
+        (b'{"inputs":[["a"', MalformedBody, None),
+        (b'{"inputs":' + b"[" * 9000, MalformedBody, None),
+        (b'{"inputs":[' + b"[]," * 3000 + b"[]]}", InvalidRequest, "inputs[0]"),
+    ],
+)
+def test_what_is_refused_is_named(body: Any, kind: type[RequestError], param: str | None) -> None:
+    with pytest.raises(RequestError) as refused:
+        decoded(body)
+    assert type(refused.value) is kind
+    assert refused.value.param == param

