@@ -6,7 +6,9 @@ Read from a model's folder without torch; how a head is computed is each engine'
 import enum
 from dataclasses import dataclass
 
-from engine.head.steps import Step
+from engine.head.steps import Dense, Step
+
+TOKEN_WEIGHTS_FILE = "sparse_linear.safetensors"
 
 
 class Task(enum.StrEnum):
@@ -75,6 +77,11 @@ class TokenWeights:
     """
 
     unused_ids: tuple[int, ...]  # special tokens, which never have a weight
+
+    @staticmethod
+    def step(hidden_size: int) -> Dense:
+        """What makes a weight of a token's row."""
+        return Dense(folder=TOKEN_WEIGHTS_FILE, in_features=hidden_size, out_features=1, activation="ReLU")
 
 
 Head = SequenceScores | TokenScores | AnswerScore | VocabularyWeights | TokenVectors | TokenWeights

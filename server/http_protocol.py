@@ -92,6 +92,10 @@ class Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
+            if not self.pipeline:
+                # uvicorn stops reading over a large body and would go on at the next `receive`, which never comes: that
+                # the client has left could not be seen
+                self.flow.resume_reading()
 
     def _decline(self, rest: bytes) -> None:
         method = self.parser.get_method()

@@ -112,10 +112,11 @@ PROCESSES = (
     gauge("embedline_open_requests", ("process",), "HTTP requests that a frontend holds."),
     gauge("embedline_open_connections", ("process",), "HTTP connections that a frontend holds."),
 )
-# Of the way of an embedding request; other tasks are not in it. server/tei_metrics.py shows them.
+# server/tei_metrics.py shows them.
 FOR_TEI = (
     _counter("te_requests", ("method", "outcome"), "What te_request_count and te_request_success are made of."),
-    _histogram("te_duration", (), "What te_request_duration is made of.", SECONDS),
+    _counter("te_inputs", ("task",), "What te_embed_count and te_predict_count are made of."),
+    _histogram("te_duration", ("task",), "What te_request_duration is made of.", SECONDS),
 )
 # fmt: on
 ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *PROCESSES)

@@ -26,7 +26,8 @@ _TEI = """\
 Its dashboards work as they are: same names, labels and buckets, no `_total`, all models together. They are written
 from what is counted above, with these differences: a histogram has one value for each request where it has one for
 each input (but for `te_request_input_length`); those without a stage are of answered requests alone; `te_embed_count`
-counts inputs when they have been answered; `te_predict_*` are missing, since nothing here predicts yet.
+counts inputs when they have been answered, and so does `te_predict_count`; of stages there is only `te_embed_*`, which
+is of all requests.
 """
 
 

@@ -57,7 +57,9 @@ class ModelTable:
             return self.models[0]
         if name in self._names:
             raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS, param="model")
-        problem = "no model of that name is served here" if name else "several models are served here, and none is named"
+        problem = (
+            "no model of that name is served here" if name is not None else "no model is named, and several are served"
+        )
         raise ModelNotFound(f"{problem}; GET /v1/models lists them", param="model")
 
 

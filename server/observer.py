@@ -73,7 +73,9 @@ class Observer:
         metrics.count("embedline_inputs_total", model, by=trace.num_items)
         metrics.count("embedline_input_tokens_total", model, by=trace.num_tokens)
         metrics.observe_each("embedline_input_length_tokens", model, values=trace.seqlens, edges=POWERS)
-        metrics.observe("te_duration", value=trace.total_seconds)
+        task = "predict" if trace.is_prediction else "embed"
+        metrics.count("te_inputs", task, by=trace.num_items)
+        metrics.observe("te_duration", task, value=trace.total_seconds)
         if trace.num_truncated:
             metrics.count("embedline_truncated_inputs_total", model, by=trace.num_truncated)
 

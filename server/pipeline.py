@@ -32,6 +32,8 @@ MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are fiv
 MAX_SPARSE_ROW_BYTES = 1 << 28  # of a request's sparse rows; as JSON they are four times that
 MAX_COMPARISONS = 1 << 34  # products of two numbers that comparing token rows takes: about a second of a frontend
 
+_SCORES = OutputKind.LOGITS | OutputKind.TOKEN_LOGITS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -129,6 +131,7 @@ class Pipeline:
         `tokenize` is for whoever has more to do with the texts than to get their ids.
         """
         trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
+        trace.is_prediction = bool(request.outputs & _SCORES)
         if request.deadline == math.inf:
             return await self._compute(request, trace, tokenize)
         try:
@@ -149,7 +152,7 @@ class Pipeline:
             with self._admission.reserved(model.index, request_class, num_tokens):
                 tokens = await (tokenize or partial(self.tokenize, request))(request_class)
             trace.stage, trace.tokenize_seconds = "queue", time.perf_counter() - began
-            trace.num_tokens = len(tokens.token_ids)
+            trace.num_tokens, trace.responds_since = len(tokens.token_ids), 0.0  # tokens alone are no answer here
             _check_size(request, tokens)
             trace.seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [trace.num_tokens]
             answer = await self._managers.submit(

@@ -46,7 +46,8 @@ class Call:
         """All of it. Raises PayloadTooLarge, Overloaded, BodyTooSlow and ClientLeft."""
         began = time.perf_counter()
         body = await self.resources.bodies.read(self.receive, self.wishes.content_length)
-        self.trace.read_seconds, self.trace.num_body_bytes = time.perf_counter() - began, len(body)
+        self.trace.read_seconds += time.perf_counter() - began  # a route that another is behind reads it twice
+        self.trace.num_body_bytes = len(body)
         return body
 
     @contextmanager

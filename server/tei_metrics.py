@@ -73,8 +73,12 @@ def _failures(counted: Counted) -> _Samples:
     yield '{err="dropped"}', sum(counted.sums["embedline_cancelled_total"].values())
 
 
-def _inputs(counted: Counted) -> _Samples:
-    yield "", sum(counted.sums["embedline_inputs_total"].values())
+def _embedded(counted: Counted) -> _Samples:
+    yield "", counted.sums["te_inputs"].get(("embed",), 0)
+
+
+def _predicted(counted: Counted) -> _Samples:
+    yield "", counted.sums["te_inputs"].get(("predict",), 0)
 
 
 def _queue_size(counted: Counted) -> _Samples:
@@ -106,18 +110,21 @@ _ALL_SHOWN = (
     _other("counter", "te_request_count", "Requests with one input, or with a list.", _requests, "method"),
     _other("counter", "te_request_success", "Those that were answered.", _successes, "method"),
     _other("counter", "te_request_failure", "Requests that were not answered, by reason.", _failures, "err"),
-    _other("counter", "te_embed_count", "Inputs of answered requests.", _inputs),
-    _other("counter", "te_embed_success", "The same.", _inputs),
+    _other("counter", "te_embed_count", "Inputs of answered requests for embeddings.", _embedded),
+    _other("counter", "te_embed_success", "The same.", _embedded),
+    _other("counter", "te_predict_count", "Inputs of answered requests for scores: pairs, classes.", _predicted),
+    _other("counter", "te_predict_success", "The same.", _predicted),
     _other("gauge", "te_queue_size", "Sequences without rows, up to half a second ago.", _queue_size),
     _histogram("te_request_duration", "Seconds, of answered requests.", of="te_duration"),
     _histogram("te_request_tokenization_duration", "Seconds of a request.", of=_STAGES, labels=("tokenize",)),
     _histogram("te_request_queue_duration", "Seconds of a request.", of=_STAGES, labels=("queue",)),
     _histogram("te_request_inference_duration", "Seconds of a request.", of=_STAGES, labels=("compute",)),
     _histogram("te_request_input_length", "Tokens of an input.", of="embedline_input_length_tokens", shown=POWERS[:20]),
-    _histogram("te_embed_duration", "As te_request_duration.", of="te_duration"),
+    _histogram("te_embed_duration", "Of requests for embeddings.", of="te_duration", labels=("embed",)),
     _histogram("te_embed_tokenization_duration", "As of requests.", of=_STAGES, labels=("tokenize",)),
     _histogram("te_embed_queue_duration", "As of requests.", of=_STAGES, labels=("queue",)),
     _histogram("te_embed_inference_duration", "As of requests.", of=_STAGES, labels=("compute",)),
+    _histogram("te_predict_duration", "Of requests for scores.", of="te_duration", labels=("predict",)),
     _histogram("te_batch_next_size", "Sequences of a batch.", of="embedline_batch_sequences", shown=POWERS[:13]),
     _histogram("te_batch_next_tokens", "Tokens of a batch.", of="embedline_batch_tokens", shown=POWERS),
 )

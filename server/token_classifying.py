@@ -1,5 +1,6 @@
 """Scores of single tokens, and the tokens that they are of. Knows no dialect."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,8 @@ from tokenizer_pool.messages import Truncation
 from tokenizer_pool.pieces import cap
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids
 from wire.vocabulary import RequestClass
+
+_TEXTS_A_SLICE = 16  # are cut to length before the event loop gets its turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +49,25 @@ async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, tr
         texts, capped = cap(whole, max_seqlen=request.model.max_seqlen, truncation=request.truncation)
         found = await pipeline.tokens.tokenize(_question(request, texts, request_class), trace)
         trace.num_characters = num_characters  # not those of what is left of the texts
-        kept = [fitting(each, request.model.max_seqlen, request.truncation) for each in found]
-        is_cut = np.array([len(all_) > len(some) for all_, some in zip(found, kept, strict=True)], np.uint8)
+        ids = []
+        is_cut = np.zeros(len(found), np.uint8)
         is_cut[capped] = 1
-        if request.truncation is Truncation.LEFT:
-            for index in capped:
-                kept[index] = _moved(kept[index], len(whole[index]) - len(texts[index]))
-        tokens.extend(kept)
-        ids = await check_token_ids(
-            [[token.token_id for token in each] for each in kept],
+        for index, each in enumerate(found):
+            kept = fitting(each, request.model.max_seqlen, request.truncation)
+            is_cut[index] |= len(kept) < len(each)
+            if request.truncation is Truncation.LEFT and is_cut[index]:
+                kept = _moved(kept, len(whole[index]) - len(texts[index]))
+            tokens.append(kept)
+            ids.append([token.token_id for token in kept])
+            if index % _TEXTS_A_SLICE == 0:
+                await asyncio.sleep(0)
+        checked = await check_token_ids(
+            ids,
             vocab_size=request.model.vocab_size,
             max_seqlen=request.model.max_seqlen,
             truncation=Truncation.NONE,
         )
-        return replace(ids, truncated=is_cut)
+        return replace(checked, truncated=is_cut)
 
     computed = await pipeline.compute(request, trace, tokenize=tokenize)
     scores = computed.results[OutputKind.TOKEN_LOGITS].values

@@ -25,6 +25,7 @@ class Trace:
     request_class: str = ""  # interactive, bulk
     encoding: str = ""  # of the rows in the answer: float, base64, bytes
     is_single: bool = False  # one text or list of ids, not a list of them
+    is_prediction: bool = False  # scores of labels or pairs are asked for, not embeddings
     num_items: int = 0
     num_characters: int = 0
     num_tokens: int = 0  # after truncation

@@ -2,10 +2,12 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from server import cli
 from server.bench_command import bench
 from server.flag import flags_of
 from server.model_settings import ModelSettings
@@ -54,8 +56,15 @@ def flags_in(text: str) -> set[str]:
 
 def known_flags() -> set[str]:
     """The flags of all commands."""
-    of_bench = {f"--{name.replace('_', '-')}" for name in inspect.signature(bench).parameters}
-    return flags_of_serve() | of_bench
+    commands: tuple[Callable[..., None], ...] = (bench, cli.inspect, cli.verify, cli.convert)
+    return flags_of_serve().union(*map(own_flags, commands))
+
+
+def own_flags(command: Callable[..., None]) -> set[str]:
+    """What a command takes beside the flags of `embedline serve`."""
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [name for name, parameter in inspect.signature(command).parameters.items() if parameter.kind in by_name]
+    return {f"--{name.replace('_', '-')}" for name in named}
 
 
 def flags_of_serve() -> set[str]:

@@ -24,6 +24,8 @@ __all__ = ["TokenizedTexts", "TokenizerPool"]
 # Of one request. Nothing is cut off here, and a token in full takes a hundred times the memory of its id.
 MAX_DETAIL_CHARS = 1 << 20
 MAX_DECODE_IDS = 1 << 20
+# A query counts with each of its documents, so that a small body can be a lot of work: this much is a minute or two.
+MAX_PAIR_CHARS = 1 << 27
 
 _MAX_DEATHS = 3  # of workers, after which the part that was running each time is refused
 _MAX_ID = 2**31 - 1  # whether there is such a token is for the worker to say
@@ -82,6 +84,8 @@ class TokenizerPool:
             assert len(pair_texts) == len(texts), "a pair has two texts"
             pair_texts, more = cap(pair_texts, max_seqlen=self._max_seqlens[model], truncation=truncation)
             cut_short = cut_short + more
+            if sum(map(len, texts)) + sum(map(len, pair_texts)) > MAX_PAIR_CHARS:
+                raise TextRefused(Refusal.TOO_MUCH, -1)
 
         def piece(start: int, stop: int) -> Piece:
             return Piece(model, request_class, truncation, texts[start:stop], prompt, pair_texts[start:stop])

@@ -2,11 +2,11 @@
 
 The library could do all of it, but where both texts are too long it makes every combination of what it cuts off the
 one and off the other, which is gigabytes for two long documents. So texts are tokenized by themselves, then cut and
-joined here. It also spares a query being tokenized anew for each of its documents.
+joined here. It also spares a query being tokenized anew for each of its documents, or each piece of them.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import models
 
-from tokenizer_pool.guarded import of_each_once
+from tokenizer_pool.guarded import of_each, of_each_once
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, Truncation
 
 
@@ -38,6 +38,7 @@ class Pairs:
         self._runs = _runs(backend)
         self._num_special = sum(len(run.ids) for run in self._runs)
         self._has_types = has_types and any(run.type_id for run in self._runs)
+        self._query: tuple[str, list[int]] = ("", [])  # the latest that many documents had in common, and its ids
 
     def encode(
         self, texts: Sequence[str], pair_texts: Sequence[str], *, prompt: str, truncation: Truncation
@@ -49,14 +50,14 @@ class Pairs:
         start = time.perf_counter()
         self._backend.no_truncation()
         encode = partial(self._backend.encode_batch_fast, add_special_tokens=False)
-        firsts = of_each_once(encode, [prompt + text for text in texts])
+        firsts = self._firsts(encode, [prompt + text for text in texts])
         seconds = of_each_once(encode, pair_texts)
         token_ids: list[int] = []
         type_ids: list[int] = []
         offsets = [0]
         truncated = bytearray(len(texts))
         for index, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
-            pair = (first.ids, second.ids)
+            pair = (first, second.ids)
             if self._is_long(pair, index, truncation):
                 truncated[index] = True
                 pair = self._cut(pair, truncation)
@@ -73,6 +74,17 @@ class Pairs:
             seconds=time.perf_counter() - start,
             token_type_ids=np.array(type_ids, np.int32) if self._has_types else None,
         )
+
+    def _firsts(
+        self, encode: Callable[[Sequence[str]], list[tokenizers.Encoding]], texts: Sequence[str]
+    ) -> list[list[int]]:
+        """Ids of each. A query comes with every piece of its documents, and one that is longer than they are would be
+        nearly all of the work."""
+        if texts.count(texts[0]) < len(texts):
+            return [encoding.ids for encoding in of_each(encode, texts)]
+        if texts[0] != self._query[0]:
+            self._query = texts[0], of_each(encode, texts[:1])[0].ids
+        return [self._query[1]] * len(texts)
 
     def _is_long(self, pair: tuple[list[int], list[int]], index: int, truncation: Truncation) -> bool:
         """Whether a pair must be cut. Raises TextRefused where that is not wished or no help, or there is nothing."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.compiled.minibatch import MiniBatch, pooled_tokens
 from engine.compiled.pooling import Pooling
 from engine.head.host import HostHead, load_head
-from engine.head.steps import Dense, Normalize, Step, output_size
+from engine.head.steps import Normalize, Step, output_size
 from engine.model_folder import ModelFolder
 from engine.tasks import (
     AnswerScore,
@@ -70,7 +70,9 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
                 steps = (*head.steps, Normalize()) if head.normalize else head.steps
                 makers[OutputKind.MULTI_VECTOR] = _TokenVectors(load_head(folder.path, steps))
             case TokenWeights():
-                makers[OutputKind.SPARSE] = _TokenWeights(load_head(folder.path, (_weights(folder),)), head)
+                makers[OutputKind.SPARSE] = _TokenWeights(
+                    load_head(folder.path, (head.step(folder.hidden_size),)), head
+                )
     assert makers.keys() == set(folder.outputs), makers
     return makers
 
@@ -100,14 +102,8 @@ def steps_of(folder: ModelFolder) -> tuple[Step, ...]:
             case TokenVectors():
                 found += head.steps
             case TokenWeights():
-                found.append(_weights(folder))
+                found.append(head.step(folder.hidden_size))
     return tuple(found)
-
-
-def _weights(folder: ModelFolder) -> Dense:
-    """What makes a weight of a token's row, see TokenWeights."""
-    file = "sparse_linear.safetensors"
-    return Dense(folder=file, in_features=folder.hidden_size, out_features=1, activation="ReLU")
 
 
 @dataclass(frozen=True, slots=True)

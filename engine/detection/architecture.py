@@ -8,9 +8,10 @@ import importlib.util
 import re
 from pathlib import Path
 
-from engine.model_json import Json, read_optional
+from engine.model_json import Json, object_in, read_optional
 from engine.types import ModelError
 
+_PRETRAINING = ("ForCausalLM", "ForMaskedLM", "ForPreTraining")  # classes whose scores embeddings do not need
 _JINA_V3 = "jinaai/jina-embeddings-v3-hf is the same model for transformers' own classes"
 # model_type of repositories with code -> what serves such a model without it
 _INSTEAD = {
@@ -37,11 +38,14 @@ def architecture_of(folder: Path, config: Json) -> tuple[str, str]:
     files = [name for name in ("config.json", "tokenizer_config.json") if "auto_map" in read_optional(folder / name)]
     _check_disguise(config)
     _check_parts(architecture, config)
-    known = _known_architectures()
+    library = _library_source()
+    known = _known_architectures(library)
     if known and architecture not in known:
         code = ", and the code that auto_map names is never run" if files else ""
         instead = f"; {_INSTEAD[architecture]}" if architecture in _INSTEAD else ""
         raise ModelError(f"the installed transformers does not know the architecture {architecture!r}{code}{instead}")
+    if known:
+        _check_class(config, library)
     return architecture, f"auto_map in {' and '.join(files)} is not followed" if files else ""
 
 
@@ -58,16 +62,29 @@ def _check_parts(architecture: str, config: Json) -> None:
             raise ModelError(f"{key} in config.json is a part of {architecture} that transformers does not have")
 
 
-def _known_architectures() -> frozenset[str]:
-    """The model_type of each base model in the installed transformers; empty where that can't be told.
+def _check_class(config: Json, library: str) -> None:
+    """A class of the folder's own code on layers of the library's, as rerankers and reward models have it: without the
+    code, rows that look right would be served for something else."""
+    name = next(iter(config.get("architectures") or ()), "")
+    is_code = any(str(code).endswith(f".{name}") for code in object_in(config, "auto_map").values())
+    if is_code and f'"{name}"' not in library and not name.endswith(_PRETRAINING):
+        raise ModelError(
+            f"the model needs the code of {name}, which auto_map names and which is never run; transformers has no "
+            "class of that name, and a conversion to one of its own could be served"
+        )
 
-    Read from its source, for importing it takes seconds.
-    """
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or not spec.submodule_search_locations:
-        return frozenset()
-    source = Path(spec.submodule_search_locations[0], "models", "auto", "modeling_auto.py")
-    text = source.read_text(encoding="utf-8") if source.is_file() else ""
-    _, _, rest = text.partition("\nMODEL_MAPPING_NAMES = OrderedDict(")
+
+def _known_architectures(library: str) -> frozenset[str]:
+    """The model_type of each base model in it; empty where that can't be told."""
+    _, _, rest = library.partition("\nMODEL_MAPPING_NAMES = OrderedDict(")
     table, _, _ = rest.partition("\n)\n")
     return frozenset(re.findall(r'\("([^"]+)", ["(]', table))
+
+
+def _library_source() -> str:
+    """Where the installed transformers lists its classes, "" where there is no such. Importing it takes seconds."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    source = Path(spec.submodule_search_locations[0], "models", "auto", "modeling_auto.py")
+    return source.read_text(encoding="utf-8") if source.is_file() else ""

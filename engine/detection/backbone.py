@@ -59,15 +59,14 @@ def _static(files: Files) -> Backbone:
     check_weights(where)
     shapes = shapes_in(where / "model.safetensors")
     table = next((shapes[name] for name in _TABLES if name in shapes), ())
-    if len(table) != 2:
+    mapping = shapes.get("mapping", table[:1])  # model2vec may give several tokens the same row
+    if len(table) != 2 or len(mapping) != 1:
         raise ModelError(f"{where}/model.safetensors has no table of embeddings ({' or '.join(_TABLES)})")
-    # model2vec may give several tokens the same row
-    num_tokens = (shapes.get("mapping", table) or (0,))[0]
     asked = number_in(files.config, "seq_length") or _STATIC_SEQLEN
     return Backbone(
         architecture=str(files.config.get("model_type") or "static"),
         hidden_size=table[1],
-        vocab_size=num_tokens,
+        vocab_size=mapping[0],
         max_seqlen=min(asked, _STATIC_SEQLEN),
         max_seqlen_source="config.json" if asked < _STATIC_SEQLEN else "no file: static embeddings have no limit",
     )

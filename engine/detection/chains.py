@@ -45,7 +45,10 @@ def read_chain(folder: Path) -> tuple[Chain | None, tuple[Module, ...]]:
         raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}; {_SUPPORTED}")
     # "." is how PurePosixPath has the folder itself
     if chain is not Chain.STATIC and modules[0].path.parts:
-        raise ModelError(f"modules.json has the Transformer in {str(modules[0].path)!r}, not in the folder itself")
+        raise ModelError(
+            f"modules.json has the Transformer in {str(modules[0].path)!r}, not in the folder itself, as older "
+            "versions of sentence-transformers saved it; load and save the model with a newer one"
+        )
     return chain, modules
 
 

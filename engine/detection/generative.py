@@ -7,6 +7,7 @@ The wording is the models' own: Qwen3-Reranker's model card, mxbai_rerank (mxbai
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from engine.detection.activation import activation_of
 from engine.detection.chains import Chain
@@ -160,8 +161,8 @@ def _of_logit_score(files: Files) -> Detected:
     where = f"{files.sentence.modules[1].path}/config.json"
     config = read_object(files.folder / where)
     yes_id, no_id = config.get("true_token_id"), config.get("false_token_id")
-    if type(yes_id) is not int or type(no_id) not in (int, type(None)):
-        raise ModelError(f"{where} has no true_token_id, or one that is no number")
+    if not _is_id(yes_id) or not (no_id is None or _is_id(no_id)):
+        raise ModelError(f"{where} has no true_token_id, or one of its token ids is none")
     family = _by_phrase(_chat_template(files))
     if family is None:
         known = " and ".join(family.name for family in _FAMILIES if family.phrase)
@@ -177,6 +178,10 @@ def _of_logit_score(files: Files) -> Detected:
         template=PairTemplate(parts=family.template.parts, instruction=said or family.template.instruction),
         notes=notes,
     )
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
 
 
 def _by_phrase(chat: str) -> _Family | None:

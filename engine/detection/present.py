@@ -4,12 +4,12 @@ import os
 import shlex
 from pathlib import Path
 
+from engine.head.modules import MAX_DEPTH
 from engine.model_json import object_in, read_object
 from engine.types import ModelError
 
 _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
 _READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))
-_DEPTH = 2  # folders that modules lie in
 
 
 def check_links(folder: Path) -> None:
@@ -27,7 +27,7 @@ def check_links(folder: Path) -> None:
             target = file.resolve()
             if not any(target.is_relative_to(each) for each in homes):
                 raise ModelError(f"{file} is a link that leads out of the model's folder")
-        if len(Path(here).relative_to(home).parts) >= _DEPTH:
+        if len(Path(here).relative_to(home).parts) >= MAX_DEPTH:
             folders.clear()
 
 

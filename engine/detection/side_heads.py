@@ -8,11 +8,11 @@ from engine.detection.detected import Detected, Files
 from engine.detection.vocabulary import Vocabulary
 from engine.head.steps import Dense
 from engine.model_json import number_in
-from engine.tasks import LateInteraction, Task, TokenVectors, TokenWeights
+from engine.tasks import TOKEN_WEIGHTS_FILE, LateInteraction, Task, TokenVectors, TokenWeights
 from engine.types import ModelError
 from engine.weights import header_of
 
-SPARSE, VECTORS = "sparse_linear.safetensors", "colbert_linear.safetensors"
+SPARSE, VECTORS = TOKEN_WEIGHTS_FILE, "colbert_linear.safetensors"
 _PICKLED = ("sparse_linear.pt", "colbert_linear.pt")
 _ARCHITECTURE = "xlm-roberta"
 _UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # which never have a weight

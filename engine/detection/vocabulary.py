@@ -37,7 +37,7 @@ class Vocabulary:
     def id_of(self, token: str) -> int | None:
         """None where the text is not a single token."""
         found = self._ids.get(token)
-        return found if type(found) is int else None  # the file is whatever somebody wrote
+        return found if type(found) is int and found >= 0 else None  # the file is whatever somebody wrote
 
     def needed(self, token: str) -> int:
         """Raises ModelError where there is no such token."""

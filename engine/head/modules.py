@@ -32,6 +32,7 @@ _POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ROW = "sentence_embedding"  # what sentence-transformers calls the pooled row
+MAX_DEPTH = 2  # folders that a module may lie in, one within the other
 TOKEN_ROWS = "token_embeddings"  # and the rows of tokens
 _OWN = ("sentence_transformers.", "pylate.models.")  # whose classes are known by their last name
 
@@ -80,6 +81,8 @@ def _module_path(entry: Json) -> PurePosixPath:
     path = PurePosixPath(str(entry.get("path", "")))
     if path.is_absolute() or ".." in path.parts:
         raise ModelError("modules.json has a path that leads out of the folder")
+    if len(path.parts) > MAX_DEPTH:
+        raise ModelError(f"modules.json has a path that is more than {MAX_DEPTH} folders deep")
     return path
 
 

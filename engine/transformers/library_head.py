@@ -33,14 +33,15 @@ class LibraryHead:
         """entries: of a model that scores a vocabulary, those that are wanted; L is then their number. dtype: None =
         as the model has it.
 
-        Raises ModelError where the class has no part that is the bare transformer.
+        Raises ModelError where the class has no part that is the bare transformer, or no such entries.
         """
         if whole.base_model is whole:
             raise ModelError(f"the library's {type(whole).__name__} has no part that is the transformer alone")
         replaced: dict[int, Any] = _tensors_in(whole, dtype) | {id(whole.base_model): _StandIn(whole.base_model)}
         if entries is not None:
             output = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
-            assert isinstance(output, nn.Linear), output
+            if not isinstance(output, nn.Linear):
+                raise ModelError(f"the library's {type(whole).__name__} has no output embedding to take rows from")
             replaced[id(output)] = _some_rows(output, entries)
         self._model: PreTrainedModel = copy.deepcopy(whole, replaced)
         if dtype is not None:  # a shared tensor is of the type already, so that the cast leaves it as it is

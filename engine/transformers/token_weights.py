@@ -9,13 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.head.on_torch import TorchHead, load_head
-from engine.head.steps import Dense
 from engine.model_folder import ModelFolder
 from engine.tasks import TokenWeights
 from engine.transformers.maker import Maker
 from engine.types import Batch, Rows
-
-_FILE = "sparse_linear.safetensors"
 
 
 def token_weights(folder: ModelFolder, head: TokenWeights, device: torch.device) -> Maker:
@@ -23,8 +20,7 @@ def token_weights(folder: ModelFolder, head: TokenWeights, device: torch.device)
 
     Raises ModelError where the head's file is not what it should be.
     """
-    linear = Dense(folder=_FILE, in_features=folder.hidden_size, out_features=1, activation="ReLU")
-    return _TokenWeights(load_head(folder.path, [linear], device=device), head.unused_ids)
+    return _TokenWeights(load_head(folder.path, [head.step(folder.hidden_size)], device=device), head.unused_ids)
 
 
 class _TokenWeights:

@@ -21,6 +21,7 @@ from engine.transformers.maker import Maker
 from engine.types import Batch, Rows
 
 _SLICE_NUMBERS = 1 << 23  # scores at a time: 32 MiB in float32
+_TIMES_ON_GPU = 4  # as many there, where what is kept of each slice is waited for
 
 
 def vocabulary_weights(whole: PreTrainedModel, head: VocabularyWeights) -> tuple[Maker, str]:
@@ -29,17 +30,17 @@ def vocabulary_weights(whole: PreTrainedModel, head: VocabularyWeights) -> tuple
     `whole` is the library's …ForMaskedLM. Raises ModelError where its parts can't be told apart.
     """
     note = f"sparse: the {head.pooling} over the tokens of what {type(whole).__name__} scores its vocabulary"
-    library_head = LibraryHead(whole, dtype=None)
-    vocab_size = whole.config.get_text_config().vocab_size
-    return _VocabularyWeights(library_head, head, vocab_size=vocab_size), note
+    slice_numbers = _SLICE_NUMBERS * (_TIMES_ON_GPU if whole.device.type == "cuda" else 1)
+    max_tokens = max(1, slice_numbers // whole.config.get_text_config().vocab_size)
+    return _VocabularyWeights(LibraryHead(whole, dtype=None), head, max_tokens=max_tokens), note
 
 
 class _VocabularyWeights:
     """May be called by several threads at the same time."""
 
-    def __init__(self, library_head: LibraryHead, head: VocabularyWeights, *, vocab_size: int) -> None:
+    def __init__(self, library_head: LibraryHead, head: VocabularyWeights, *, max_tokens: int) -> None:
         self._library_head = library_head
-        self._max_tokens = max(1, _SLICE_NUMBERS // vocab_size)
+        self._max_tokens = max_tokens  # in a slice
         self._sums = head.pooling == "sum"
         self._is_log_twice = head.activation == "log1p_relu"
 

@@ -231,9 +231,7 @@ def made(forward: Forward, *, streams: int = 1) -> TransformersEngine:
         architecture="",
     )
     limits = EngineLimits(max_num_tokens=64, max_num_seqs=8, max_seqlen=8, streams=streams, depth=streams + 1)
-    return TransformersEngine(
-        forward, embeddings(Pooling(("cls",), TorchHead())), info=info, limits=limits
-    )
+    return TransformersEngine(forward, embeddings(Pooling(("cls",), TorchHead())), info=info, limits=limits)
 
 
 def ids_as_rows(some: Batch) -> torch.Tensor:

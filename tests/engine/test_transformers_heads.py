@@ -179,10 +179,11 @@ def test_a_head_shares_what_it_does_not_cast(dtype: torch.dtype, tmp_path: Path)
     """A vocabulary is large, and the model that the head was made of stays as it is."""
     folder = save_whole("bert", tmp_path / "model", MASKED)
     whole = load_model(read(folder, VocabularyWeights()), dtype=dtype)
-    decoder = whole.get_output_embeddings().weight
+    decoder = whole.get_output_embeddings().weight  # type: ignore[no-untyped-call]
     for asked in (torch.float32, None):
         copied = library_head.LibraryHead(whole, dtype=asked)._model
-        assert (copied.get_output_embeddings().weight is decoder) == (asked in (None, dtype))
+        shared = copied.get_output_embeddings().weight is decoder  # type: ignore[no-untyped-call]
+        assert shared == (asked in (None, dtype))
         assert {tensor.dtype for tensor in copied.parameters()} == {asked or dtype}
         assert not any(module is whole.base_model for module in copied.modules())
         assert {tensor.dtype for tensor in whole.parameters()} == {dtype}

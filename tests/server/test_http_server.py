@@ -42,6 +42,8 @@ class App:
             return
         try:
             if scope["path"] != "/now":
+                if scope["method"] == "POST":
+                    await whole_body(receive)
                 self.waiting.put_nowait(None)
                 await self.gate.wait()
         except asyncio.CancelledError:
@@ -163,6 +165,19 @@ def test_a_client_that_leaves_ends_the_work_for_it(
     with caplog.at_level(logging.INFO):
         run(test)
     assert caplog.records == []
+
+
+def test_a_client_that_leaves_after_a_large_body_is_missed_too(run: Callable[[Test], None]) -> None:
+    """Over so much the connection is not read for a while."""
+
+    async def test(running: Running) -> None:
+        body = b"x" * 300_000
+        async with running.client() as client:
+            client.send(b"POST /wait HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n" % len(body), body)
+            await running.app.waiting.get()
+        await asyncio.wait_for(running.app.cancelled.get(), 20)
+
+    run(test)
 
 
 def test_a_client_that_closes_its_sending_half_is_gone_too(run: Callable[[Test], None]) -> None:

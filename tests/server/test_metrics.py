@@ -222,9 +222,11 @@ def fill(registry: Registry) -> None:
     recorder.count("embedline_rejected_total", "batch_size")
     recorder.count("embedline_rejected_total", "unauthorized")
     recorder.count("embedline_cancelled_total", "queue")
-    recorder.count("embedline_inputs_total", MODEL, by=9)
+    recorder.count("te_inputs", "embed", by=9)
+    recorder.count("te_inputs", "predict", by=4)
+    recorder.observe("te_duration", "predict", value=1.0)
     for seconds in (1e-5, 0.01, 20.0):
-        recorder.observe("te_duration", value=seconds)
+        recorder.observe("te_duration", "embed", value=seconds)
         recorder.observe("embedline_stage_duration_seconds", "queue", value=seconds)
     recorder.observe("embedline_stage_duration_seconds", "read", value=1.0)
     recorder.observe("embedline_batch_tokens", MODEL, value=100, edges=POWERS)
@@ -247,6 +249,9 @@ def test_tei_counts(registry: Registry) -> None:
         'te_request_failure{err="batch_size"} 1',
         "te_embed_count 9",
         "te_embed_success 9",
+        "te_predict_count 4",
+        "te_predict_success 4",
+        "te_predict_duration_count 1.0",
         "te_queue_size 7",
     }
 
@@ -254,7 +259,8 @@ def test_tei_counts(registry: Registry) -> None:
 def test_tei_histograms_have_its_buckets(registry: Registry) -> None:
     fill(registry)
 
-    for name in ("te_request_duration", "te_embed_duration", "te_request_queue_duration", "te_embed_queue_duration"):
+    assert buckets(registry, "te_request_duration")[-1][1] == 4
+    for name in ("te_embed_duration", "te_request_queue_duration", "te_embed_queue_duration"):
         edges, counts = zip(*buckets(registry, name), strict=True)
         assert edges == (*SECONDS[:35], float("inf"))
         assert (counts[0], counts[-2], counts[-1]) == (1, 2, 3)

@@ -26,8 +26,9 @@ def test_several_models_are_chosen_by_name() -> None:
     table = ModelTable([ONE, TWO], names=["one", "two"])
     assert [table.choose(name) for name in ("one", "two")] == [ONE, TWO]
     for name in ("gpt", "", None):
-        with pytest.raises(ModelNotFound):
+        with pytest.raises(ModelNotFound) as refused:
             table.choose(name)
+        assert ("no model is named" in refused.value.message) == (name is None)
 
 
 def test_a_model_that_is_loading_is_not_another() -> None:

@@ -68,6 +68,13 @@ def answered_trace(**changes: Any) -> Trace:
     return Trace(**{**fields, **changes})
 
 
+def test_scores_are_counted_apart_from_embeddings() -> None:
+    of = drained(answered_trace(is_prediction=True))
+
+    assert counts(of)["te_inputs", "predict"] == 3
+    assert sums(of)["te_duration", "predict"] == (1, 0.2)
+
+
 def test_an_answered_request() -> None:
     of = drained(answered_trace(), answered_trace(is_single=True, num_items=1, seqlens=[12]))
 
@@ -77,13 +84,14 @@ def test_an_answered_request() -> None:
         ("embedline_response_bytes_total", "base64"): 10_000,
         ("te_requests", "batch", "ok"): 1,
         ("te_requests", "single", "ok"): 1,
+        ("te_inputs", "embed"): 4,
         ("embedline_inputs_total", "m"): 4,
         ("embedline_input_tokens_total", "m"): 24,
         ("embedline_truncated_inputs_total", "m"): 2,
     }
     assert sums(of) == {
         ("embedline_request_duration_seconds", PATH): (2, 0.4),
-        ("te_duration",): (2, 0.4),
+        ("te_duration", "embed"): (2, 0.4),
         ("embedline_stage_duration_seconds", "read"): (2, 0.02),
         ("embedline_stage_duration_seconds", "tokenize"): (2, 0.04),
         ("embedline_stage_duration_seconds", "queue"): (2, 0.06),

@@ -249,6 +249,8 @@ def problem(called: Called, family: dict[str, Any]) -> str:
         ({"truncation_direction": "up"}, "truncation_direction"),
         ({"max_tokens_per_doc": 15}, "max_tokens_per_doc"),
         ({"rank_fields": ["title"]}, "rank_fields"),
+        ({"rank_fields": ["text", "text"]}, "rank_fields"),
+        ({"rank_fields": "text"}, "rank_fields"),
         ({"instruction": "be kind"}, "instruction"),
     ],
     ids=str,

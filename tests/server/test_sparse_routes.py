@@ -8,6 +8,7 @@ import pytest
 
 from engine.tasks import LateInteraction
 from engine.types import OutputKind
+from server import pipeline
 from server.dialects.ragged import sparse_bytes, sparse_headers
 from server.dialects.tei_hybrid import decode
 from server.dialects.tei_sparse import sparse_by_item
@@ -144,6 +145,8 @@ def test_raw_rows_are_ragged(outputs: OutputKind) -> None:
 
 def test_input_type_is_for_models_that_have_one() -> None:
     assert tei_error(ask("/embed_all", {**TEXTS, "input_type": "query"}, OutputKind.TOKENS))[0] == 422
+    wrong_task = tei_error(ask("/embed_all", {**TEXTS, "input_type": "query"}, OutputKind.LOGITS))
+    assert (wrong_task[0], "no rows of single tokens" in wrong_task[2]) == (424, True)
     status, _, message = tei_error(embed_all({**TEXTS, "input_type": "passage"}))
     assert (status, message) == (422, "input_type must be query or document")
 
@@ -197,3 +200,9 @@ def test_outputs_of_another_kind_are_refused(outputs: Any) -> None:
 def test_no_outputs_are_all() -> None:
     body = b'{"inputs":"a","outputs":null}'
     assert decode(body, Wishes(), one_model(outputs=ALL), max_items=4).outputs == ALL
+
+
+def test_more_sparse_rows_than_anybody_could_write_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MAX_SPARSE_ROW_BYTES", 1)
+    status, _, message = tei_error(ask("/embed_sparse", TEXTS, OutputKind.SPARSE))
+    assert (status, "send fewer inputs" in message) == (422, True)

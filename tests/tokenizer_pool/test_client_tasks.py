@@ -3,12 +3,13 @@
 import asyncio
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.tokenizer_pool.scripted import MANY, MAX_SEQLEN, answer_all, ask, num_live, scripted_pool, until
-from tokenizer_pool import messages
+from tokenizer_pool import client, messages
 from tokenizer_pool.client import MAX_DECODE_IDS, MAX_DETAIL_CHARS, TokenizerPool
 from tokenizer_pool.details import DecodePiece, DetailPiece, Token
 from tokenizer_pool.messages import Refusal, TextRefused
@@ -120,6 +121,18 @@ async def test_more_than_one_request_may_have_is_refused() -> None:
         assert workers[0].asked.empty()
         assert len(await answer_all(workers, details(pool, [text] * 32, prompt="p"))) == 32
         assert await answer_all(workers, decode(pool, [[1] * MAX_DECODE_IDS])) == [str(MAX_DECODE_IDS)]
+
+
+async def test_a_query_counts_with_each_of_its_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_PAIR_CHARS", 32)
+    async with scripted_pool(1) as (pool, workers):
+        ask_pairs = partial(pool.tokenize, model=0, request_class=BULK)
+        with pytest.raises(TextRefused) as caught:
+            await ask_pairs(["1" * 15] * 2, pair_texts=["1", "22"])
+        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_MUCH, -1)
+        assert workers[0].asked.empty()
+        request = asyncio.get_running_loop().create_task(ask_pairs(["1" * 15] * 2, pair_texts=["1", "2"]))
+        assert len((await answer_all(workers, request)).truncated) == 2
 
 
 async def test_a_lone_surrogate_is_refused_with_its_index() -> None:

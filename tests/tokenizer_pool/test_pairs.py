@@ -14,6 +14,8 @@ from transformers import AutoTokenizer
 
 from tests.tokenizer_pool.builders import DEBERTA_V2_TOKENS, bert_folder, qwen, roberta, unigram, word_piece, write_json
 from tests.tokenizer_pool.samples import SAMPLES
+from tokenizer_pool import guarded
+from tokenizer_pool import pairs as pairs_module
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.tokenizer import Tokenizer
 
@@ -150,6 +152,24 @@ def test_two_texts_far_too_long_cost_no_more_than_their_lengths(tokenizer: Token
     """The library would make thirty million combinations of what it cuts off them."""
     piece = tokenizer.encode(["1 2 3 " * 40_000], pair_texts=["4 5 6 " * 40_000])
     assert (piece.num_tokens, piece.truncated.tolist()) == (MAX_SEQLEN, [1])
+
+
+def test_a_query_is_tokenized_once_for_all_pieces_of_its_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer(TokenizerSpec(folder=str(KINDS["bert"](tmp_path)), max_seqlen=MAX_SEQLEN))
+    asked: list[str] = []
+
+    def noted(function: Any, items: Any) -> Any:
+        asked.extend(items)
+        return guarded.of_each(function, items)
+
+    monkeypatch.setattr(pairs_module, "of_each", noted)
+    queries = ["the ferry", "the ferry", "the harbour", "the ferry"]
+    pieces = [tokenizer.encode([query] * 2, pair_texts=["1", "2 2"]) for query in queries]
+
+    assert asked == ["the ferry", "the harbour", "the ferry"]
+    assert rows(pieces[0]) == rows(pieces[1]) == rows(pieces[3]) != rows(pieces[2])
 
 
 def test_a_single_text_after_a_pair_is_as_before_it(tokenizer: Tokenizer) -> None:

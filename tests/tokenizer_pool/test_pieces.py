@@ -80,6 +80,13 @@ def test_the_pace_is_learnt() -> None:
     assert pace.chars(0.0004) == pytest.approx(1000, rel=1e-2)
 
 
+def test_pieces_that_cost_next_to_nothing_make_the_next_ones_no_longer_than_the_fastest_tokenizer_would() -> None:
+    pace = Pace()
+    for _ in range(500):
+        pace.learn(10**9, 0.0001)
+    assert pace.seconds_per_char == pytest.approx(1e-7, rel=1e-3)
+
+
 def test_a_piece_that_was_held_up_moves_the_pace_little() -> None:
     pace = Pace()
     pace.learn(100, 10.0)

@@ -206,6 +206,8 @@ def test_a_chat_template_is_a_program(tmp_path: Path) -> None:
     assert "is a program, which is never run" in refusal(tmp_path)
     change(tmp_path / "s1" / "config.json", true_token_id="yes")
     assert "true_token_id" in refusal(tmp_path)
+    change(tmp_path / "s1" / "config.json", true_token_id=5, false_token_id=-1)
+    assert "true_token_id" in refusal(tmp_path)
 
 
 def test_an_answer_that_is_no_token(tmp_path: Path) -> None:
@@ -242,6 +244,14 @@ def test_the_hubs_own_links_are_followed(tmp_path: Path) -> None:
         file.rename(repository / "blobs" / str(number))
         file.symlink_to(f"../../blobs/{number}")
     assert model_folder.read(snapshot).task_source == "its name is that of mxbai-rerank-v2"
+
+
+def test_a_class_that_only_the_folders_code_has(tmp_path: Path) -> None:
+    shapes.config(tmp_path, "qwen3", "JinaForRanking", auto_map={"AutoModel": "modeling.JinaForRanking"})
+    shapes.weights(tmp_path / "model.safetensors")
+    assert "needs the code of JinaForRanking" in refusal(tmp_path)
+    change(tmp_path / "config.json", architectures=["Qwen3ForCausalLM"])
+    assert model_folder.read(tmp_path).task is Task.EMBED
 
 
 def test_a_shard_elsewhere(tmp_path: Path) -> None:
