@@ -19,7 +19,7 @@ def test_rows_are_the_librarys(tmp_path: Path) -> None:
     tokenizer = words()
     tokenizer.post_processor = TemplateProcessing(single="w2 $A w3", special_tokens=[("w2", 2), ("w3", 3)])
     table = torch.rand((VOCAB_SIZE, 24), generator=torch.Generator().manual_seed(5)).numpy()
-    modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
+    modules: list[torch.nn.Module] = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
     model = SentenceTransformer(modules=modules, device="cpu")
     model.save(str(tmp_path / "model"))
     expected = model.encode(TEXTS)
