@@ -182,7 +182,12 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         prompts=by_name,
         default_prompt_name=prompts.default_name if has_default else None,
         include_prompt=sentence.include_prompt,
-        notes=(*backbone.notes, *_steps_note(sentence.steps), *found.notes, *read_notes(files.folder)),
+        notes=(
+            *_without(sentence.note, backbone.notes, found),
+            *_steps_note(sentence.steps),
+            *found.notes,
+            *read_notes(files.folder),
+        ),
         task=found.task,
         task_source=found.source,
         heads=found.heads,
@@ -192,6 +197,11 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         is_static=files.chain is Chain.STATIC,
         tokenizer_folder=sentence.tokenizer_folder,
     )
+
+
+def _without(of_pooling: str, notes: tuple[str, ...], found: Detected) -> tuple[str, ...]:
+    """What was assumed of the pooling is of no interest where there is none."""
+    return notes if found.task is Task.EMBED else tuple(note for note in notes if note != of_pooling)
 
 
 def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:

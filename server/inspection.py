@@ -44,7 +44,7 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("name", plan.name),
         Finding("folder", str(folder.path), plan.source),
         Finding("revision", plan.revision or None),
-        Finding("architecture", folder.architecture, ", ".join(folder.architectures) or "config.json"),
+        Finding("architecture", folder.architecture or None, _architecture_source(folder)),
         *task_findings(folder),
         *_pooling_findings(folder),
         Finding("max_seqlen", folder.max_seqlen, folder.max_seqlen_source),
@@ -61,6 +61,10 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("memory_bytes", _memory(plan, weights), f"weights of one engine in {_dtype(plan)}, estimated"),
         Finding("notes", list(folder.notes)),
     ]
+
+
+def _architecture_source(folder: ModelFolder) -> str:
+    return ", ".join(folder.architectures) or ("a table alone" if folder.is_static else "config.json")
 
 
 def _pooling_findings(folder: ModelFolder) -> list[Finding]:

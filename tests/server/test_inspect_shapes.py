@@ -252,3 +252,12 @@ def test_text_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "task classify (config.json: RobertaForSequenceClassification with 7 labels)" in lines
     assert "labels feeling 0 (config.json: 7)" in lines
     assert "activation sigmoid" in lines
+
+
+@pytest.mark.parametrize(("shape", "is_said"), [(shapes.masked_lm, True), (shapes.classifier, False)])
+def test_what_was_assumed_of_the_pooling_is_said_where_there_is_one(
+    shape: Callable[[Path], None], is_said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape(tmp_path)
+    notes = facts(capsys, tmp_path)["notes"]
+    assert any("no modules.json: mean pooling" in note for note in notes) is is_said
