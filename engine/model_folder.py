@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.detection.backbone import Backbone, read_backbone
-from engine.detection.chains import Chain
+from engine.detection.chains import Chain, read_chain
 from engine.detection.detected import Detected, Files
 from engine.detection.present import check_links
 from engine.detection.rules import SPLADE, detect
@@ -24,6 +24,7 @@ from engine.tasks import (
     SequenceScores,
     Task,
     TokenScores,
+    TokenTable,
     TokenVectors,
     TokenWeights,
     VocabularyWeights,
@@ -70,6 +71,7 @@ class ModelFolder:
     activation: Activation = Activation.IDENTITY  # what makes scores of raw ones
     template: PairTemplate | None = None  # of a generative reranker
     late: LateInteraction | None = None  # of a model that gives rows for it
+    query_table: TokenTable | None = None  # of a sparse model whose queries are looked up
     is_static: bool = False  # a row for each token of the vocabulary and no more: for the static engine
     tokenizer_folder: str = ""  # where tokenizer.json is, within path; "" = in itself
 
@@ -111,7 +113,7 @@ class ModelFolder:
     @property
     def weights_folder(self) -> Path:
         """Where model.safetensors is."""
-        return self.path / self.tokenizer_folder if self.is_static else self.path
+        return self.path / self.tokenizer_folder
 
     @property
     def default_instruction(self) -> str | None:
@@ -150,7 +152,7 @@ def _config(folder: Path) -> Json:
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
     if (folder / "adapter_config.json").is_file():
         raise ModelError(f"{folder} holds an adapter (adapter_config.json); merge it into its model to serve it")
-    config = read_optional(folder / "config.json")
+    config = read_optional(folder / read_chain(folder).transformer_folder / "config.json")
     if config.get("is_encoder_decoder"):
         raise ModelError("config.json describes an encoder-decoder model, which is not supported")
     config = {**object_in(config, "text_config"), **config}
@@ -194,6 +196,7 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         activation=found.activation,
         template=found.template,
         late=found.late,
+        query_table=found.query_table,
         is_static=files.chain is Chain.STATIC,
         tokenizer_folder=sentence.tokenizer_folder,
     )

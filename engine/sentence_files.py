@@ -37,12 +37,13 @@ class SentenceFiles:
     do_lower_case: bool = False
     max_seqlen: int | None = None  # tokens; None = not said
     max_seqlen_source: str = ""  # the file that says so
+    query_table: str = ""  # the folder of the weights of queries, where these go no other way; "" = no such
     note: str = ""  # what was assumed, if anything was
 
     @property
     def tokenizer_folder(self) -> str:
         """Where tokenizer.json is, within the folder; "" = in itself."""
-        return str(self.modules[0].path) if self.chain is Chain.STATIC and self.modules[0].path.parts else ""
+        return str(self.modules[0].path) if self.modules and self.modules[0].path.parts else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,11 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
     Raises ModelError where a module is not supported.
     """
     chosen = known_pooling(pooling, _FLAG) if pooling else None
-    chain, modules = read_chain(folder)
+    found = read_chain(folder)
+    chain, modules = found.chain, found.modules
     if chain is None:
         return _without_modules(folder, config, chosen)
-    transformer_file, transformer = _transformer_config(folder)
+    transformer_file, transformer = _transformer_config(folder / found.transformer_folder)
     if refusal := transformer_refusal(chain, transformer, is_masked_lm=modules[0].kind == "MLMTransformer"):
         raise ModelError(refusal)
     poolings, source, include_prompt = _pooling(folder, config, chain, modules)
@@ -80,6 +82,7 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
         do_lower_case=bool(transformer.get("do_lower_case")),
         max_seqlen=number_in(_processor(transformer), "model_max_length") or number_in(transformer, "max_seq_length"),
         max_seqlen_source=transformer_file,
+        query_table=str(found.query_table) if found.query_table else "",
     )
 
 

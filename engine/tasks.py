@@ -101,6 +101,14 @@ class PairTemplate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTable:
+    """How queries become sparse where documents alone go through the model: a weight for each of their token ids."""
+
+    folder: str  # of its model.safetensors, within the model's
+    surrounding_ids: tuple[int, ...] = ()  # which the tokenizer puts around a text; as its first or last, they are none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LateInteraction:
     """What a late-interaction model does with queries and documents."""
 

@@ -27,6 +27,7 @@ ROWS_OF_TOKENS = OutputKind.TOKENS | OutputKind.TOKEN_LOGITS | OutputKind.MULTI_
 # Added to the type of a token; types themselves are smaller.
 PROMPT_TOKEN = 256  # pooling leaves it out, as some models want it of their prompts
 EXPANSION_TOKEN = 512  # other tokens do not see it, as in ColBERT's queries
+QUERY_TOKEN = 1024  # all of a sequence that is looked up in a table of queries instead of being computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Batch:
     outputs: OutputKind
     token_ids: NDArray[np.int32]  # [T], each 0 <= id < vocab_size
     cu_seqlens: NDArray[np.int32]  # [B + 1], sequence i is token_ids[cu_seqlens[i] : cu_seqlens[i + 1]]
-    token_type_ids: NDArray[np.int32] | None = None  # [T], perhaps with the two flags above; None = all zero
+    token_type_ids: NDArray[np.int32] | None = None  # [T], perhaps with the flags above; None = all zero
 
     @property
     def num_tokens(self) -> int:

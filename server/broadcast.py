@@ -152,4 +152,5 @@ def _task(folder: ModelFolder) -> Json:
         "activation": folder.activation,
         "instruction": folder.template.instruction if folder.template else None,
         "late": dataclasses.asdict(folder.late) if folder.late else None,
+        "query_table": folder.query_table.folder if folder.query_table else None,
     }

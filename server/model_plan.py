@@ -115,7 +115,7 @@ def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
 def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> StoredFp8 | None:
     """Raises ModelError where none of the engines that may be taken can read the weights."""
     engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else (engine,)
-    return quantization.check(folder.path, reads_fp8=_READS_FP8 in engines)
+    return quantization.check(folder.weights_folder, reads_fp8=_READS_FP8 in engines)
 
 
 def _static_engine(model: ModelSettings) -> tuple[str, str]:

@@ -31,6 +31,7 @@ class ServedModel:
     activation: Activation = Activation.IDENTITY  # of these scores
     instruction: str | None = None  # of a generative reranker, where a request gives none; None = it takes none
     late: LateInteraction | None = None  # None = the model gives no rows for it
+    has_query_table: bool = False  # whether queries are looked up, and have to be marked
     facts: dict[str, Any] = field(default_factory=dict)  # the rest of what the engine says, for /info
 
 
@@ -88,6 +89,7 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
             activation=Activation(entry.get("activation", Activation.IDENTITY)),
             instruction=entry.get("instruction"),
             late=_late(entry.get("late")),
+            has_query_table=bool(entry.get("query_table")),
             facts=entry,
         )
         for entry in entries

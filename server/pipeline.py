@@ -20,6 +20,7 @@ from server.admission import Admission
 from server.errors import DeadlineExceeded, InvalidRequest, UnsupportedTask
 from server.late_tokens import shaped
 from server.models import ServedModel
+from server.query_tokens import as_queries
 from server.refusals import TOO_LARGE, batch_error, text_error
 from server.tokens import BULK_ITEMS, BULK_TOKENS, Tokens
 from server.trace import Trace
@@ -154,6 +155,8 @@ class Pipeline:
             trace.stage, trace.tokenize_seconds = "queue", time.perf_counter() - began
             trace.num_tokens, trace.responds_since = len(tokens.token_ids), 0.0  # tokens alone are no answer here
             _check_size(request, tokens)
+            if request.num_queries and model.has_query_table:
+                tokens = as_queries(tokens, num_queries=request.num_queries)
             trace.seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [trace.num_tokens]
             answer = await self._managers.submit(
                 Submission(

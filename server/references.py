@@ -50,7 +50,7 @@ def _pooled_by_flag(plan: ModelPlan) -> list[Any]:
     """The modules that --pooling asks for."""
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-    bare = Transformer(str(plan.folder.path))
+    bare = Transformer(str(plan.folder.weights_folder))
     mode = {"last": "lasttoken"}.get(plan.folder.pooling, plan.folder.pooling)
     return [bare, Pooling(bare.get_embedding_dimension(), mode)]
 

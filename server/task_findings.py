@@ -46,6 +46,8 @@ def task_findings(folder: ModelFolder) -> list[Finding]:
     if folder.template:
         found.append(Finding("template", template_name(folder.template), "known here; its words are not read"))
         found.append(Finding("instruction", folder.template.instruction or None))
+    if folder.query_table:
+        found.append(Finding("queries", f"a weight for each token, from {folder.query_table.folder}", "a Router"))
     if folder.late:
         found.append(Finding("late_interaction", late_in_words(folder.late)))
     return found

@@ -104,6 +104,13 @@ def _check_outputs(backend: Backend, folder: ModelFolder, options: dict[str, Any
     """Whether one compiled model gives what is asked of it. Raises ModelError."""
     if folder.is_static:
         raise ModelError(f"the {backend.name} engine computes no static embeddings; --engine static does")
+    if folder.query_table:
+        raise ModelError(f"the {backend.name} engine looks no queries up in a table; --engine transformers does")
+    if folder.tokenizer_folder:
+        raise ModelError(
+            f"the {backend.name} engine wants the Transformer in the model's own folder, and this one is in "
+            f"{folder.tokenizer_folder!r}; --engine transformers does not mind"
+        )
     head_in_graph(folder)
     embeds = OutputKind.POOLED | OutputKind.TOKENS
     if _quantization(options) != "none" and folder.outputs & ~embeds:

@@ -35,11 +35,11 @@ def read_backbone(files: Files) -> Backbone:
 
 
 def _transformer(files: Files) -> Backbone:
-    folder, config = files.folder, files.config
+    folder, config = files.backbone_folder, files.config
     architecture, auto_map_note = architecture_of(folder, config)
     if files.needs_weights:
         check_weights(folder)
-        for file in weights_files(folder, files.sentence.steps):
+        for file in weights_files(files.folder, files.sentence.steps):
             check_weights(file.parent)
     padding_idx = padding_idx_of(architecture, config)
     length = length_of(folder, config, files.sentence, padding_idx=padding_idx)
@@ -55,7 +55,7 @@ def _transformer(files: Files) -> Backbone:
 
 
 def _static(files: Files) -> Backbone:
-    where = files.folder / files.sentence.tokenizer_folder
+    where = files.backbone_folder
     check_weights(where)
     shapes = shapes_in(where / "model.safetensors")
     table = next((shapes[name] for name in _TABLES if name in shapes), ())

@@ -4,9 +4,10 @@ Knows the modules' kinds and order; what each says of itself is read by those wh
 """
 
 import enum
-import json
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
+from engine.detection.routes import refusal, routed
 from engine.head.modules import Module, read_entries
 from engine.model_json import Json, object_in, read_optional
 from engine.types import ModelError
@@ -32,15 +33,34 @@ class Chain(enum.StrEnum):
     ANSWER = "answer"  # Transformer, LogitScore: a generative reranker
 
 
-def read_chain(folder: Path) -> tuple[Chain | None, tuple[Module, ...]]:
-    """None and nothing where there is no modules.json. Raises ModelError where the chain is not one of these."""
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """What modules.json comes to."""
+
+    chain: Chain | None = None  # None = there is no modules.json
+    modules: tuple[Module, ...] = ()  # of a Router, those of its documents
+    query_table: PurePosixPath | None = None  # where the weights of queries are, within the folder; None = no such
+
+    @property
+    def transformer_folder(self) -> PurePosixPath:
+        """Within the folder, which it is itself but for a Router's."""
+        is_transformer = bool(self.modules) and self.modules[0].kind in _TRANSFORMERS
+        return self.modules[0].path if is_transformer else PurePosixPath()
+
+
+def read_chain(folder: Path) -> Chained:
+    """Raises ModelError where the chain is not one of these."""
     if not (folder / "modules.json").is_file():
-        return None, ()
-    modules = read_entries(folder)
-    kinds = [module.kind for module in modules]
-    if "Router" in kinds or "Asym" in kinds:
-        raise _router_refusal(folder, modules)
+        return Chained()
+    entries = read_entries(folder)
+    found = routed(folder, entries)
+    modules, kinds = found.modules, [module.kind for module in found.modules]
     chain = _chain(kinds, model_kind(folder))
+    if found.has_routes:
+        served = (Chain.SPARSE,) if found.query_table else (Chain.EMBED, Chain.SPARSE, Chain.STATIC)
+        if chain not in served:
+            raise refusal(folder, entries)
+        return Chained(chain, modules, found.query_table)
     if chain is None:
         raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}; {_SUPPORTED}")
     # "." is how PurePosixPath has the folder itself
@@ -49,7 +69,7 @@ def read_chain(folder: Path) -> tuple[Chain | None, tuple[Module, ...]]:
             f"modules.json has the Transformer in {str(modules[0].path)!r}, not in the folder itself, as older "
             "versions of sentence-transformers saved it; load and save the model with a newer one"
         )
-    return chain, modules
+    return Chained(chain, modules)
 
 
 def model_kind(folder: Path) -> str:
@@ -75,17 +95,6 @@ def _chain(kinds: list[str], model: str) -> Chain | None:
     if model == "CrossEncoder":
         return {(): Chain.SCORES, ("LogitScore",): Chain.ANSWER}.get(tuple(rest))
     return None
-
-
-def _router_refusal(folder: Path, modules: tuple[Module, ...]) -> ModelError:
-    """Queries and documents go through models of their own, each in a folder that can be served by itself."""
-    where = folder / next(module.path for module in modules if module.kind in ("Router", "Asym"))
-    config = read_optional(where / "router_config.json") or read_optional(where / "config.json")
-    types = object_in(config, "types")
-    servable = [str(where / name) for name, kind in types.items() if str(kind).endswith("Transformer")]
-    way_out = f"; serve the model of one route: --model-id {json.dumps(servable[0])}" if servable else ""
-    pooling = " with --pooling" if servable else ""
-    return ModelError(f"modules.json has a Router, whose routes are models of their own{way_out}{pooling}")
 
 
 def transformer_refusal(chain: Chain | None, config: Json, *, is_masked_lm: bool) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.detection.chains import Chain
 from engine.model_json import Json
 from engine.sentence_files import SentenceFiles
-from engine.tasks import Activation, Head, LateInteraction, PairTemplate, Task
+from engine.tasks import Activation, Head, LateInteraction, PairTemplate, Task, TokenTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,7 @@ class Detected:
     activation: Activation = Activation.IDENTITY
     template: PairTemplate | None = None
     late: LateInteraction | None = None
+    query_table: TokenTable | None = None
     prompts: dict[str, str] | None = None  # None = as the model's files have them
     notes: tuple[str, ...] = ()
 
@@ -31,6 +32,11 @@ class Files:
     config: Json  # config.json, with the text model's part of it on top
     sentence: SentenceFiles
     needs_weights: bool  # whether the headers of the weights are to be looked at
+
+    @property
+    def backbone_folder(self) -> Path:
+        """Where the transformer and the tokenizer are: `folder` itself but for a Router's and static embeddings."""
+        return self.folder / self.sentence.tokenizer_folder
 
     @property
     def architecture(self) -> str:

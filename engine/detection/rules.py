@@ -8,6 +8,7 @@ from engine.detection.chains import Chain
 from engine.detection.detected import Detected, Files
 from engine.detection.generative import generative
 from engine.detection.late import late_interaction
+from engine.detection.query_table import query_table
 from engine.detection.scores import scores
 from engine.detection.side_heads import side_heads
 from engine.model_json import read_object
@@ -93,4 +94,5 @@ def _splade(files: Files) -> Detected:
     pooling, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     if pooling not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
         raise ModelError(f"{source} asks for a pooling or an activation that SpladePooling does not have")
-    return Detected(task=Task.SPARSE, source=source, heads=(VocabularyWeights(pooling=pooling, activation=activation),))
+    head = VocabularyWeights(pooling=pooling, activation=activation)
+    return Detected(task=Task.SPARSE, source=source, heads=(head,), query_table=query_table(files))

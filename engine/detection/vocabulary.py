@@ -1,6 +1,8 @@
 """Ids of tokens by their text, out of tokenizer.json and the files beside it, without the tokenizers library."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from engine.model_json import Json, object_in, read_optional
 from engine.types import ModelError
@@ -54,6 +56,11 @@ class Vocabulary:
         return next((found for each in named if (found := self.id_of(each)) is not None), None)
 
 
+def surrounding_ids(folder: Path) -> list[int]:
+    """Of the tokens that the folder's tokenizer puts around every text, in no order."""
+    return list(_around(object_in(read_optional(folder / "tokenizer.json"), "post_processor")))
+
+
 def _ids(tokenizer: Json, listed: Json) -> dict[str, int]:
     """Those of the model, then those added to it, which outrank them."""
     vocab = object_in(tokenizer, "model").get("vocab") or {}
@@ -62,3 +69,19 @@ def _ids(tokenizer: Json, listed: Json) -> dict[str, int]:
     added = {token["content"]: int(token["id"]) for token in tokenizer.get("added_tokens") or ()}
     named = {token["content"]: int(index) for index, token in listed.items()}
     return {**vocab, **named, **added}
+
+
+def _around(processor: Json) -> Iterator[int]:
+    """Of a post-processor, which may be several in a row."""
+    for part in processor.get("processors") or ():
+        if isinstance(part, dict):
+            yield from _around(part)
+    named = processor.get("special_tokens")  # of a template: name -> {"ids": [...]}
+    for token in named.values() if isinstance(named, dict) else ():
+        yield from _numbers(token.get("ids") if isinstance(token, dict) else ())
+    for name in ("cls", "sep"):  # of BERT's and RoBERTa's: [text, id]
+        yield from _numbers(processor.get(name))
+
+
+def _numbers(values: Any) -> Iterator[int]:
+    yield from (value for value in (values if isinstance(values, list) else ()) if type(value) is int)

@@ -22,6 +22,10 @@ def check_outputs(folder: ModelFolder) -> None:
     if folder.task is not Task.EMBED or folder.heads:
         what = " and ".join(kind.name or "" for kind in folder.outputs & ~_GIVEN)
         raise NotForFused(f"the fused engine gives embeddings alone, and this model is for {folder.task} ({what})")
+    if folder.tokenizer_folder:
+        raise NotForFused(
+            f"the fused engine wants the Transformer in the model's own folder, not in {folder.tokenizer_folder!r}"
+        )
     if folder.poolings not in _POOLINGS:
         raise ModelError(
             f"the fused engine pools by one of cls, mean and last-token, not by {folder.pooling}; "

@@ -14,6 +14,8 @@ from engine.weights import header_of
 
 Arrays = dict[str, NDArray[np.float32]]  # of a module, by name
 
+QUERY_WEIGHTS = "weight"  # the tensor of a SparseStaticEmbedding
+
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -25,6 +27,20 @@ def weights_files(folder: Path, steps: Iterable[Step]) -> list[Path]:
 def read_arrays(folder: Path, steps: Sequence[Step]) -> list[Arrays]:
     """For each step, what it computes with. Raises ModelError where a file has not what its step says."""
     return [{} if isinstance(step, Normalize) else _read(_file(folder, step), step) for step in steps]
+
+
+def read_query_weights(folder: Path) -> NDArray[np.float32]:
+    """[V], those of a TokenTable in this folder. Raises ModelError where its file has none."""
+    file = folder / "model.safetensors"
+    try:
+        header = header_of(file)
+        with file.open("rb") as content:
+            found = _array(content, header.end, header.tensors[QUERY_WEIGHTS])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{file} can't be read as a safetensors file with {QUERY_WEIGHTS!r}") from error
+    if found.ndim != 1 or not np.isfinite(found).all():
+        raise ModelError(f"{file}: {QUERY_WEIGHTS!r} is not one finite number for each token")
+    return found
 
 
 def _file(folder: Path, step: Dense | LayerNorm) -> Path:

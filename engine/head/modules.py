@@ -50,7 +50,12 @@ def read_entries(folder: Path) -> tuple[Module, ...]:
     entries = read(folder / "modules.json")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ModelError("modules.json is not a list of objects")
-    return tuple(Module(kind=_kind(entry), path=_module_path(entry)) for entry in entries)
+    return tuple(as_module(entry, "modules.json") for entry in entries)
+
+
+def as_module(entry: Json, file: str) -> Module:
+    """Of its type and path, as `file` has them. Raises ModelError for a path that leads out of the folder."""
+    return Module(kind=_kind(entry), path=_module_path(entry, file))
 
 
 def read_pooling(folder: Path, module: Module) -> tuple[tuple[str, ...], bool]:
@@ -77,12 +82,12 @@ def _kind(entry: Json) -> str:
     return name.rpartition(".")[2] if name.startswith(_OWN) else repr(name)
 
 
-def _module_path(entry: Json) -> PurePosixPath:
+def _module_path(entry: Json, file: str) -> PurePosixPath:
     path = PurePosixPath(str(entry.get("path", "")))
     if path.is_absolute() or ".." in path.parts:
-        raise ModelError("modules.json has a path that leads out of the folder")
+        raise ModelError(f"{file} has a path that leads out of the folder")
     if len(path.parts) > MAX_DEPTH:
-        raise ModelError(f"modules.json has a path that is more than {MAX_DEPTH} folders deep")
+        raise ModelError(f"{file} has a path that is more than {MAX_DEPTH} folders deep")
     return path
 
 

@@ -24,6 +24,7 @@ from engine.transformers.forward import Forward, hiding
 from engine.transformers.loading import load_model
 from engine.transformers.maker import Makers
 from engine.transformers.placement import Place, check_fits, place
+from engine.transformers.query_table import QueryTable, query_table
 from engine.transformers.selftest import Choice, choose_forward
 from engine.types import (
     Batch,
@@ -43,11 +44,20 @@ _GPU_BATCH_SECONDS = (0.025, 0.010)  # alone, and while interactive work is abou
 class TransformersEngine:
     """See engine.types.Engine. Gives whatever its makers make of the last hidden states of tokens."""
 
-    def __init__(self, forward: Forward, makers: Makers, *, info: ModelInfo, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        makers: Makers,
+        *,
+        info: ModelInfo,
+        limits: EngineLimits,
+        queries: QueryTable | None = None,
+    ) -> None:
         self.info = info
         self.limits = limits
         self._forward = forward
         self._makers = makers
+        self._queries = queries
         self._device = torch.device(info.device)
         self._num_computing = limits.streams  # threads that are not known to have ended; for `collect` alone
         self._slots = threading.Semaphore(limits.depth)
@@ -101,6 +111,9 @@ class TransformersEngine:
     def _compute(self, batch: Batch) -> Results:
         assert batch.outputs in self.info.outputs, batch.outputs
         assert (batch.cu_seqlens[1:] > batch.cu_seqlens[:-1]).all(), "a sequence without tokens"
+        return self._run(batch) if self._queries is None else self._queries(batch, self._run)
+
+    def _run(self, batch: Batch) -> Results:
         token_rows = self._forward(batch)
         return {kind: self._makers[kind](token_rows, batch) for kind in batch.outputs}
 
@@ -112,6 +125,7 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> TransformersEngi
     folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
     if folder.is_static:
         raise ModelError("these are static embeddings, which --engine static serves")
+    queries = query_table(folder)
     check_fits(folder, where)
     torch.set_num_threads(1)  # as the threads that compute, so that what is measured here holds for them
     choice = _prepare(folder, where)
@@ -121,11 +135,14 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> TransformersEngi
         limits = dataclasses.replace(limits, max_batch_seconds=alone, max_batch_seconds_mixed=mixed)
     info = _info(folder, where, choice, name=name, reason=reason)
     forward = hiding(choice.forward) if folder.hides_tokens else choice.forward
-    return TransformersEngine(forward, choice.makers, info=info, limits=limits)
+    return TransformersEngine(forward, choice.makers, info=info, limits=limits, queries=queries)
 
 
-def _hiding_note(folder: ModelFolder) -> tuple[str, ...]:
-    return ("batches with tokens that the others are not to see are computed padded",) if folder.hides_tokens else ()
+def _route_notes(folder: ModelFolder) -> tuple[str, ...]:
+    """What becomes of sequences that do not go the common way."""
+    hiding = "batches with tokens that the others are not to see are computed padded"
+    table = "queries are looked up in a table and not computed"
+    return (*((hiding,) if folder.hides_tokens else ()), *((table,) if folder.query_table else ()))
 
 
 def _limits(folder: ModelFolder, options: dict[str, Any], *, streams: int) -> EngineLimits:
@@ -172,7 +189,7 @@ def _info(folder: ModelFolder, where: Place, choice: Choice, *, name: str, reaso
         dtype=str(where.dtype).removeprefix("torch."),
         device=str(where.device),
         architecture=folder.architecture,
-        notes=(*choice.notes, *_hiding_note(folder), *folder.notes),
+        notes=(*choice.notes, *_route_notes(folder), *folder.notes),
         token_dimensions=folder.hidden_size,
         is_padded=choice.is_padded,
     )

@@ -42,13 +42,13 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
     `.base_model` is the bare transformer in it: itself where there is no more. Raises ModelError where the folder's
     files don't make one, or lack weights of what is used.
     """
-    quantization.check(folder.path, reads_fp8=False)
+    quantization.check(folder.weights_folder, reads_fp8=False)
     model: PreTrainedModel
     try:
         with _quiet():
             config = _load_config(folder)
             model, found = _class_for(folder, config).from_pretrained(
-                folder.path,
+                folder.weights_folder,
                 config=config,
                 dtype=dtype,
                 use_safetensors=True,
@@ -59,7 +59,7 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
     except ModelError:
         raise
     except Exception as error:  # a folder can be wrong in more ways than transformers has exceptions for
-        raise ModelError(f"transformers can't load {folder.path}: {one_line(error)}") from error
+        raise ModelError(f"transformers can't load {folder.weights_folder}: {one_line(error)}") from error
     _check_complete(folder, found["missing_keys"])
     assert not model.training
     model.requires_grad_(False)
@@ -82,13 +82,15 @@ def _check_complete(folder: ModelFolder, missing_keys: Iterable[str]) -> None:
     missing = sorted(key for key in missing_keys if not unused.intersection(key.split(".")))
     if missing:
         raise ModelError(
-            f"the weights in {folder.path} are not those of the architecture {folder.architecture!r}: "
+            f"the weights in {folder.weights_folder} are not those of the architecture {folder.architecture!r}: "
             f"{missing[0]} and {len(missing) - 1} others are missing"
         )
 
 
 def _load_config(folder: ModelFolder) -> PretrainedConfig:
-    config: PretrainedConfig = AutoConfig.from_pretrained(folder.path, local_files_only=True, trust_remote_code=False)
+    config: PretrainedConfig = AutoConfig.from_pretrained(
+        folder.weights_folder, local_files_only=True, trust_remote_code=False
+    )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(
             "config.json has a quantization_config that leaves the weights plain, and transformers would follow it; "

@@ -65,7 +65,7 @@ def check_fits(folder: ModelFolder, where: Place) -> None:
     """Raises ModelError where a GPU's free memory, or this process's share of all, does not hold the weights."""
     if not where.is_gpu:
         return
-    num_bytes = sum(weights_of(folder.path).num_parameters.values()) * where.dtype.itemsize
+    num_bytes = sum(weights_of(folder.weights_folder).num_parameters.values()) * where.dtype.itemsize
     free, total = torch.cuda.mem_get_info(where.device)
     if num_bytes > int(where.memory_share * total) < free:
         raise DeviceTrouble(

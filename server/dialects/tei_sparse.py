@@ -14,7 +14,7 @@ from server.dialects.predictions import in_json
 from server.dialects.ragged import sparse_bytes, sparse_headers
 from server.dialects.rows import Encoding, as_list, headers
 from server.dialects.tei_answers import timing_headers
-from server.dialects.tei_bodies import InputsBody, read_request
+from server.dialects.tei_bodies import InputsBody, read_is_query, read_request
 from server.dialects.turns import Turns
 from server.errors import tei_answer
 from server.models import ModelTable
@@ -30,8 +30,10 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-class EmbedSparseBody(InputsBody):
+class EmbedSparseBody(InputsBody, kw_only=True):
     """The body of POST /embed_sparse."""
+
+    input_type: str | None = None  # ours: query or document (None too); they may differ, see docs/models.md
 
 
 _BODY = msgspec.json.Decoder(EmbedSparseBody)
@@ -54,8 +56,15 @@ async def embed_sparse(call: Call) -> Answer:
 
 def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> EmbedRequest:
     """Raises RequestError, naming the field or index."""
-    request = read_request(parse_body(_BODY, body), wishes, models, max_items=max_items)
-    return replace(request, outputs=OutputKind.SPARSE, normalize=False)
+    fields = parse_body(_BODY, body)
+    request = read_request(fields, wishes, models, max_items=max_items)
+    return replace(
+        request,
+        outputs=OutputKind.SPARSE,
+        normalize=False,
+        num_queries=request.num_items if read_is_query(fields.input_type) else 0,
+        query_prompt=request.prompt,
+    )
 
 
 async def sparse_by_item(embedded: Embedded) -> AsyncIterator[bytes]:

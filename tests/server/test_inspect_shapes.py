@@ -58,6 +58,18 @@ SHAPES: dict[str, tuple[Callable[[Path], None], dict[str, Any], tuple[str, Facts
             heads=["weights of vocabulary entries: log1p_relu, sum over the tokens"],
         ),
     ),
+    "SPLADE without inference for queries": (
+        shapes.inference_free_splade,
+        {},
+        shown(
+            "sparse",
+            "document_1_SpladePooling/config.json",
+            "sparse",
+            heads=[MAX_OF_EACH],
+            queries="a weight for each token, from query_0_SparseStaticEmbedding",
+            tokenizer="WordLevel",
+        ),
+    ),
     "a cross-encoder": (
         shapes.cross_encoder,
         {},

@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 
 from engine.tasks import LateInteraction
-from engine.types import OutputKind
+from engine.types import QUERY_TOKEN, OutputKind
 from server import pipeline
 from server.dialects.ragged import sparse_bytes, sparse_headers
 from server.dialects.tei_hybrid import decode
 from server.dialects.tei_sparse import sparse_by_item
 from server.errors import InvalidRequest
 from server.pipeline import Embedded
+from server.query_tokens import as_queries
 from server.request_headers import Wishes
 from tests.server.asking import RAW, ask, tei_error
 from tests.server.edge import Called, Edge, one_model
 from tests.server.turns import turns_during
+from tokenizer_pool.token_ids import TokenizedTexts
 
 ALL = OutputKind.POOLED | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
 TEXTS = {"inputs": ["ab", "c"]}
@@ -93,6 +95,44 @@ def test_a_model_without_it_says_what_it_is_for(path: str, lack: str) -> None:
     assert (status, kind) == (424, "Backend")
     assert lack in message
     assert message.endswith("it is for classify")
+
+
+@pytest.mark.parametrize("path", ["/embed_sparse", "/embed_hybrid"])
+@pytest.mark.parametrize("inputs", [["ab", "c"], [[9, 8], [7]]])
+@pytest.mark.parametrize(("input_type", "flag"), [("query", QUERY_TOKEN), ("document", 0), (None, 0)])
+def test_queries_that_are_looked_up_are_marked(path: str, inputs: list[Any], input_type: str | None, flag: int) -> None:
+    def look(edge: Edge) -> None:
+        (submission,) = edge.managers.submitted
+        assert submission.seqlens == [2, 1]
+        assert np.frombuffer(submission.token_type_ids, np.int32).tolist() == ([flag] * 3 if flag else [])
+
+    body = {"inputs": inputs, "input_type": input_type}
+    called = ask(path, body, OutputKind.SPARSE, rows=ROWS, task="sparse", query_table="query_0", look=look)
+    assert called.status == 200
+
+
+def test_queries_and_documents_alike_have_no_mark() -> None:
+    def look(edge: Edge) -> None:
+        assert not edge.managers.submitted[0].token_type_ids
+
+    body = {**TEXTS, "input_type": "query"}
+    assert ask("/embed_sparse", body, OutputKind.SPARSE, rows=ROWS, task="sparse", look=look).status == 200
+    status, _, message = tei_error(ask("/embed_sparse", {**TEXTS, "input_type": "passage"}, OutputKind.SPARSE))
+    assert (status, message) == (422, "input_type must be query or document")
+
+
+def test_the_types_that_tokens_have_already_stay() -> None:
+    tokens = TokenizedTexts(
+        np.array([5, 6, 7], np.int32),
+        np.array([0, 2, 3], np.int32),
+        np.zeros(2, np.uint8),
+        np.array([0, 1, 1], np.int32),
+    )
+    marked = as_queries(tokens, num_queries=1)
+    assert marked.token_type_ids is not None
+    assert marked.token_type_ids.tolist() == [QUERY_TOKEN, QUERY_TOKEN + 1, 1]
+    assert tokens.token_type_ids is not None
+    assert tokens.token_type_ids.tolist() == [0, 1, 1]
 
 
 # all rows

@@ -94,6 +94,20 @@ def splade(folder: Path) -> None:
     write(folder / "p1" / "config.json", {"pooling_strategy": "sum", "activation_function": "log1p_relu"})
 
 
+def inference_free_splade(folder: Path) -> None:
+    query, document, pooling = "query_0_SparseStaticEmbedding", "document_0_MLMTransformer", "document_1_SpladePooling"
+    masked_lm(folder / document)
+    tokenizer(folder / query)
+    weights(folder / query / "model.safetensors", weight=(len(WORDS),))
+    write(folder / pooling / "config.json", {})
+    modules(folder, root=f"{MODULE}Router")
+    own = "sentence_transformers.sparse_encoder.models"
+    types = {name: f"{own}.{name.split('_')[2]}" for name in (query, document, pooling)}
+    structure = {"query": [query], "document": [document, pooling]}
+    write(folder / "router_config.json", {"types": types, "structure": structure, "parameters": {}})
+    write(folder / CONFIG, {"model_type": "SparseEncoder"})
+
+
 def cross_encoder(folder: Path) -> None:
     tokenizer(folder)
     weights(folder / "model.safetensors", classifier__weight=(1, HIDDEN_SIZE), classifier__bias=(1,))
