@@ -108,6 +108,19 @@ def convert(
     _run(lambda: run_conversion(settings_from(settings, os.environ), out, as_classifier=as_classifier))
 
 
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="The new folder: one that is not there yet, or is empty.")],
+    **words: Any,
+) -> None:
+    """Make a model's copy whose linear layers are FP8, with a scale for each block of 128 by 128 numbers.
+
+    It takes a CPU, no data and little memory. What ended early lies in OUT.partial, and the same command goes on with
+    it. Prints what each tensor lost.
+    """
+    _run(lambda: run_quantization(settings_from({**words, "model_id": model}, os.environ), out))
+
+
 def run_server(settings: Settings) -> int:
     """Serve; the exit code."""
     from server.serve import serve as run  # the other commands have no use for it, nor time
@@ -134,6 +147,13 @@ def run_conversion(settings: Settings, out: str, *, as_classifier: bool) -> int:
     from server.convert_command import convert, convert_to_classifier
 
     return convert_to_classifier(settings, out) if as_classifier else convert(settings, out)
+
+
+def run_quantization(settings: Settings, out: str) -> int:
+    """Quantize and print; the exit code."""
+    from server.quantize_command import quantize as run
+
+    return run(settings, out)
 
 
 def _run(command: Callable[[], int]) -> NoReturn:
@@ -192,6 +212,12 @@ def _add_convert(app: typer.Typer) -> None:
     app.command(cls=GroupedCommand)(with_flags(convert, [*of_model, *of_server]))
 
 
+def _add_quantize(app: typer.Typer) -> None:
+    of_model = [flag for flag in flags_of(ModelSettings) if flag.name in _OF_MODEL_FOR_CONVERT]
+    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_INSPECT]
+    app.command(cls=GroupedCommand)(with_flags(quantize, [*of_model, *of_server]))
+
+
 def _add_health(app: typer.Typer) -> None:
     app.command()(health)
 
@@ -211,6 +237,7 @@ _COMMANDS: dict[str, Callable[[typer.Typer], None]] = {
     "inspect": _add_inspect,
     "verify": _add_verify,
     "convert": _add_convert,
+    "quantize": _add_quantize,
     "health": _add_health,
     "bench": _add_bench,
     "version": _add_version,

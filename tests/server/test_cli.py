@@ -71,7 +71,7 @@ SERVER_FLAGS = {
     "--shutdown-timeout": "SHUTDOWN_TIMEOUT",
 }
 FLAGS = {**MODEL_FLAGS, **SERVER_FLAGS}
-COMMANDS = {"serve", "inspect", "verify", "convert", "health", "bench", "version"}
+COMMANDS = {"serve", "inspect", "verify", "convert", "quantize", "health", "bench", "version"}
 
 
 class Ran(Exception):

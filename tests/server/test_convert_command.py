@@ -134,7 +134,7 @@ import os, signal
 from server import convert_command
 before = signal.getsignal(signal.SIGTERM)
 try:
-    with convert_command._ending_in_order():
+    with convert_command.ending_in_order():
         os.kill(os.getpid(), signal.SIGTERM)
 except SystemExit as ended:
     print(ended.code, signal.getsignal(signal.SIGTERM) is before)

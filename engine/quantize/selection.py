@@ -1,0 +1,101 @@
+"""Which of a checkpoint's tensors become FP8, by their names and sizes; and how config.json names the others.
+
+Those are the weights of the linear layers in a transformer's numbered layers. Embeddings, norms, heads, poolers and
+routers stay plain, as they do in checkpoints that others publish in this format, and so does what does not divide into
+whole blocks: transformers leaves it alone when it quantizes, and can't read it. Opens no file.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BLOCK = 128  # rows and columns
+
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+_OUTSIDE = frozenset(("lm_head", "score", "classifier", "pooler", "head", "v_head", "summary"))
+# Written for classes that have such layers where the checkpoint has none.
+_LAYERS_OUTSIDE = frozenset(("pooler.dense", "classifier.dense", "classifier.out_proj", "head.dense"))
+_NOT_LINEAR = re.compile(r"embed|norm|router|^gate$|^shared_expert_gate$|relative_attention_bias")
+# What other engines join into one matrix, for which all of it has to be stored alike.
+_JOINED = {
+    name: group
+    for group in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("query", "key", "value"), ("w1", "w3"))
+    for name in group
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as a file's header has it."""
+
+    dtype: str  # in safetensors' spelling
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Of all tensors of a model."""
+
+    quantized: frozenset[str]  # tensors
+    not_converted: tuple[str, ...]  # modules, as "modules_to_not_convert" names them
+
+
+def select(tensors: Mapping[str, Stored]) -> Selection:
+    """`tensors` by name."""
+    linear = {name for name, tensor in tensors.items() if _is_linear(name, tensor)}
+    plain = {name for name in linear if any(size % BLOCK or not size for size in tensors[name].shape)}
+    quantized = frozenset(linear - plain - _joined_with(plain, linear))
+    modules = {_module(name) for name in quantized}
+    left = {spelling for name in tensors.keys() - quantized for spelling in _spellings(name, tensors[name])}
+    named = sorted(
+        name for name in left | _OUTSIDE | _LAYERS_OUTSIDE if not any(_is_matched(module, name) for module in modules)
+    )
+    return Selection(quantized, tuple(named))
+
+
+def _is_linear(name: str, tensor: Stored) -> bool:
+    *path, kind = name.split(".")
+    return (
+        kind == "weight"
+        and tensor.dtype in _FLOATS
+        and len(tensor.shape) == 2
+        and any(part.isdecimal() for part in path)
+        and _OUTSIDE.isdisjoint(path)
+        and not any(_NOT_LINEAR.search(part) for part in path)
+    )
+
+
+def _joined_with(plain: set[str], linear: set[str]) -> set[str]:
+    """What is joined with something that stays plain."""
+    groups: dict[tuple[str, tuple[str, ...]], set[str]] = defaultdict(set)
+    for name in linear:
+        parent, _, own = _module(name).rpartition(".")
+        if own in _JOINED:
+            groups[parent, _JOINED[own]].add(name)
+    return set().union(*(group for group in groups.values() if group & plain))
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _spellings(name: str, tensor: Stored) -> set[str]:
+    """A plain matrix's module, as a class with a head around the bare model names it and as the bare model does."""
+    if len(tensor.shape) < 2 or tensor.dtype not in _FLOATS:
+        return set()
+    module = _module(name)
+    before, experts, _ = module.partition(".experts.")
+    found = {module, before + experts[:-1]} if experts else {module}
+    return found | {bare for each in found if (bare := _bare(each))}
+
+
+def _bare(module: str) -> str | None:
+    """Without the first part, where what is left still tells one layer from another."""
+    first, _, rest = module.partition(".")
+    return rest if "." in rest and not rest.split(".")[0].isdecimal() and not first.isdecimal() else None
+
+
+def _is_matched(module: str, name: str) -> bool:
+    """Whether transformers would take `name` to mean this module: as its end, or as where it begins."""
+    return module.endswith(name) or module == name or module.startswith(f"{name}.")

@@ -1,0 +1,27 @@
+"""Folders whose layers are just large enough to have whole blocks, and what was made of them."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModel
+
+from engine.quantize.job import Done, quantize
+from tests.engine.tiny_models import save_whole
+
+# Two blocks by one, one by two and one by one; the heads of keys and values too.
+WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 32}
+
+
+def wide(folder: Path, family: str = "qwen3", **others: Any) -> Path:
+    """A random model, the same each time."""
+    return save_whole(family, folder, AutoModel, **{**WIDE, "num_hidden_layers": 2, **others})
+
+
+def quantized(folder: Path, out: Path) -> Done:
+    """Without a display."""
+    return quantize(folder, out, report=lambda num_done, total: None)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Of all files."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
