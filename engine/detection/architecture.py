@@ -30,6 +30,17 @@ _DISGUISED = {
 _NOT_NATIVE = (("nomic_bert", "num_experts"), ("nomic_bert", "moe_every_n_layers"))  # parts that transformers has not
 
 
+# Words of Nomic's own code, which transformers passes over: its own word, and what that is where nobody says.
+_OLD_NOMIC: dict[str, tuple[str, object]] = {
+    "n_embd": ("hidden_size", 768),
+    "n_head": ("num_attention_heads", 12),
+    "n_inner": ("intermediate_size", 3072),
+    "n_layer": ("num_hidden_layers", 12),
+    "layer_norm_epsilon": ("layer_norm_eps", 1e-12),
+    "rotary_emb_base": ("rope_theta", 1000),
+}
+
+
 def architecture_of(folder: Path, config: Json) -> tuple[str, str]:
     """model_type, and a note where the folder brings code for it. Raises ModelError where it can't be served."""
     architecture = config.get("model_type")
@@ -38,6 +49,8 @@ def architecture_of(folder: Path, config: Json) -> tuple[str, str]:
     files = [name for name in ("config.json", "tokenizer_config.json") if "auto_map" in read_optional(folder / name)]
     _check_disguise(config)
     _check_parts(architecture, config)
+    if architecture == "nomic_bert":
+        _check_old_words(config)
     library = _library_source()
     known = _known_architectures(library)
     if known and architecture not in known:
@@ -60,6 +73,17 @@ def _check_parts(architecture: str, config: Json) -> None:
     for model_type, key in _NOT_NATIVE:
         if model_type == architecture and (config.get(key) or 0) not in (0, 1):
             raise ModelError(f"{key} in config.json is a part of {architecture} that transformers does not have")
+
+
+def _check_old_words(config: Json) -> None:
+    """Its repositories are native where both say the same: the sizes would show, the other two in rows alone."""
+    own = {**config, **object_in(config, "rope_parameters")}
+    for old, (name, usual) in _OLD_NOMIC.items():
+        if config.get(old) is not None and config[old] != own.get(name, usual):
+            raise ModelError(
+                f"{old} in config.json is a word of the model's own code, which transformers passes over for {name}; "
+                f"give it as {name} to serve the model"
+            )
 
 
 def _check_class(config: Json, library: str) -> None:
