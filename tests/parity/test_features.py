@@ -6,12 +6,15 @@ and the rows must then be others than the library's of the unchanged model.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from engine import coverage
 from engine.coverage import Use
+from engine.transformers import attention
 from engine.types import OutputKind
 from tests.parity.architectures import ARCHITECTURES, NUM_POSITIONS
 from tests.parity.changes import Change, changed, with_a_key_for_each_query
@@ -22,6 +25,7 @@ from tests.parity.texts import Text, random_text, with_prompts
 
 LEAST_CHANGE = 1e-3
 BOTH = OutputKind.POOLED | OutputKind.TOKENS
+PACKED = [row.name for row in coverage.ARCHITECTURES if row.name in ARCHITECTURES and row.transformers == "packed"]
 SEQLENS = (5, 30, 44)  # longer than windows and than what RoPE is scaled from
 
 
@@ -69,6 +73,23 @@ def test_what_turns_gqa_off_is_the_order_of_groups(tmp_path: Path) -> None:
     """With its keys and values written out once for each query head, a model's rows are as they were."""
     for name in ("Llama", "Phi3"):
         assert change_of_rows(name, tmp_path / name, with_a_key_for_each_query) < 1e-5
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_the_direction_of_the_mask_counts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turned round after the self-test at load, which would notice."""
+    folder = save(name, Use.EMBED, tmp_path / "model")
+    batch = texts(name)
+    engine = load("transformers", folder)
+    rule = attention._Rule
+
+    def turned_round(*, is_causal: bool, **others: Any) -> attention._Rule:
+        return rule(is_causal=not is_causal, **others)
+
+    monkeypatch.setattr(attention, "_Rule", turned_round)
+    rows = np.stack([outputs[OutputKind.POOLED] for outputs in compute(engine, batch, OutputKind.POOLED)])
+    engine.close()
+    assert np.abs(rows - expected(name, folder, batch)).max() > LEAST_CHANGE
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if num_types(name) > 1])
