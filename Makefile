@@ -4,6 +4,7 @@
 # TORCH_INDEX=https://...          where to take torch from, for example an index of CPU builds
 # PEERS=.peers/infinity             where `make bench` keeps the environment of a server to compare with
 # PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test`
+# ENGINE_PYTHON=python3            for `make test-tensorrt-llm`: a Python with tensorrt_llm, torch and transformers
 # GPU_PYTHON=python3 PART=kernels  for `make bench-gpu`: any Python with torch and Triton; ARGS="--fresh --out DIR"
 
 VENV := .venv
@@ -25,10 +26,14 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
 	$$python -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: help serve test nightly bench bench-gpu verify check fix clean
+# Whichever Python has TensorRT-LLM beside that.
+ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'import importlib.util as found, torch; \
+	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
+
+.PHONY: help serve test nightly bench bench-gpu test-tensorrt-llm verify check fix clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 serve: $(VENV)/.server ## set up and serve all-MiniLM-L6-v2 on port 8080 (PORT=)
 	$(BIN)/embedline serve --port $(PORT) $(ARGS)
@@ -49,6 +54,11 @@ bench-gpu: ## what a GPU does: PART=ceilings, kernels, models or server (WHEELS=
 	@test -n "$(PART)" || { echo "which part? make bench-gpu PART=ceilings|kernels|models|server"; exit 2; }
 	@test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
 	$(if $(WHEELS),WHEELS=$(WHEELS)) $(GPU_PYTHON) -m benchmarks.gpu $(PART) $(ARGS)
+
+# Installs nothing. A model of one's own is named by MODEL=folder.
+test-tensorrt-llm: ## the tensorrt-llm engine on a GPU against transformers (ENGINE_PYTHON=, MODEL=folder)
+	@test -n "$(ENGINE_PYTHON)" || { echo "no Python here has tensorrt_llm and sees a GPU; ENGINE_PYTHON= names one"; exit 1; }
+	$(ENGINE_PYTHON) -m tests.tensorrt_llm_gpu $(if $(filter-out file,$(origin MODEL)),--model "$(MODEL)") $(ARGS)
 
 verify: $(VENV)/.test ## hold a model's rows against its own library's (MODEL=)
 	$(BIN)/embedline verify $(MODEL) $(ARGS)

@@ -14,7 +14,8 @@ CUDA = "cuda"
 _FAKE = "fake"  # computes nothing, so any name is as good
 _CPU_ENGINES = frozenset(("openvino", "onnxruntime"))
 _FUSED = "fused"
-_BFLOAT16_ENGINES = frozenset((AUTO, _FUSED))  # the others also compute in what older GPUs have
+TENSORRT_LLM = "tensorrt-llm"  # has nothing for CPUs, not even for checks
+_BFLOAT16_ENGINES = frozenset((AUTO, _FUSED, TENSORRT_LLM))  # the others also compute in what older GPUs have
 _DTYPES_OF_FUSED = {CPU: ("auto", "float32", "bfloat16"), CUDA: ("auto", "bfloat16", "float16")}
 
 Capability = tuple[int, int]
@@ -111,7 +112,7 @@ class Work:
     @property
     def is_for_a_gpu(self) -> bool:
         """On a CPU this is for checks alone, and has to be asked for."""
-        return self.engine == _FUSED or self.quantization == "fp8"
+        return self.engine in (_FUSED, TENSORRT_LLM) or self.quantization == "fp8"
 
 
 def needs_driver(asked: str, work: Work) -> bool:
@@ -132,6 +133,8 @@ def choose(asked: str, work: Work, cuda: Cuda) -> Devices:
     if work.engine == _FAKE:
         return Devices(names, f"--devices {asked}")
     if set(names) == {CPU}:
+        if work.engine == TENSORRT_LLM:
+            raise ModelError("--engine tensorrt-llm is for NVIDIA GPUs alone; --engine auto serves on a CPU")
         _check_dtype(work, CPU)
         return Devices(names, f"--devices {asked}")
     gpus = tuple(gpu for name in names for gpu in _gpus(name, cuda, instead=_on_the_cpu(work)))
@@ -195,7 +198,7 @@ def _check(gpu: Gpu, work: Work) -> None:
 
 def _check_dtype(work: Work, kind: str) -> None:
     """Of what only the fused engine does; auto finds another for other types."""
-    if work.is_for_a_gpu and work.engine in _BFLOAT16_ENGINES:
+    if work.is_for_a_gpu and work.engine in (AUTO, _FUSED):
         check_dtype_of_fused(work.dtype, kind)
 
 
@@ -218,10 +221,12 @@ def _instead(gpu: Gpu, work: Work) -> str:
 
 def _on_the_cpu(work: Work) -> str:
     """What does without a GPU."""
-    engine = " --engine auto" if work.engine == _FUSED else ""
+    engine = " --engine auto" if work.engine in (_FUSED, TENSORRT_LLM) else ""
     plain = " --quantization none" if work.quantization == "fp8" else ""
-    slow = "; --engine fused --devices cpu is slow, for checks" if work.is_for_a_gpu else ""
-    return f"; --devices cpu{engine}{plain} serves most models, by openvino or transformers{slow}"
+    is_checkable = work.is_for_a_gpu and work.engine != TENSORRT_LLM
+    slow = "; --engine fused --devices cpu is slow, for checks" if is_checkable else ""
+    gpus = "; docker run --gpus all gives a container those that there are"
+    return f"{gpus}; --devices cpu{engine}{plain} serves most models, by openvino or transformers{slow}"
 
 
 def _dotted(capability: Capability) -> str:

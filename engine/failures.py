@@ -18,6 +18,8 @@ _REFUSED = ("cublas_status_not_supported", "cublas_status_invalid_value")
 _DEVICE_IS_LOST_CLASS = "AcceleratorError"  # torch's
 _DEVICE_IS_LOST = (
     "cuda error",
+    "cuda runtime error",  # TensorRT-LLM's own calls
+    "cuda driver error",
     "triton error [cuda]",
     "cublas_status_execution_failed",
     "cublas_status_internal_error",

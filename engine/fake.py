@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.types import (
+    MAX_NUM_SEQS,
     ROWS_OF_TOKENS,
     Batch,
     EngineClosed,
@@ -243,7 +244,7 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> FakeEngine:
     max_num_tokens = max(options["max_num_tokens"] or _MAX_NUM_TOKENS, options["max_seqlen"])
     limits = EngineLimits(
         max_num_tokens=max_num_tokens,
-        max_num_seqs=options["max_num_seqs"],
+        max_num_seqs=options["max_num_seqs"] or MAX_NUM_SEQS,
         max_seqlen=options["max_seqlen"],
         depth=_DEPTH,
         target_num_tokens=max_num_tokens,  # its costs are linear, and faults count the batches of a warm-up

@@ -10,6 +10,7 @@ from huggingface_hub import errors, get_session, set_client_factory, snapshot_do
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from engine.hub_cache import IGNORE_PATTERNS, allowed
+from engine.rights import remedy
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine.hub")
@@ -65,7 +66,7 @@ def _why(error: Exception, model_id: str, revision: str | None) -> str:
         case errors.HfHubHTTPError() if status in (401, 403):
             return f"{name} can't be fetched: the hub refuses the token (--hf-token)"
         case OSError(errno=int()):  # a disk's; the network's are the libraries' own and carry no number
-            return f"--huggingface-hub-cache can't take the files of {model_id!r}: {_first_line(error)}"
+            return f"--huggingface-hub-cache can't take the files of {model_id!r}: {_first_line(error)}{remedy(error)}"
     return f"{name} is not on this machine and can't be fetched from the hub: {_first_line(error)}"
 
 
@@ -93,6 +94,8 @@ def _log_as_everybody() -> None:
     """Warnings of the library's (retries, rate limits) in the form of the server's own log; bars for terminals only."""
     if not sys.stderr.isatty():
         disable_progress_bars()
+    for name in ("httpx", "httpx2"):  # a line for each request, with addresses that let whoever reads them in
+        logging.getLogger(name).setLevel(logging.WARNING)
     library = logging.getLogger("huggingface_hub")
     library.handlers.clear()
     library.propagate = True

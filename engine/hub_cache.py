@@ -2,6 +2,7 @@
 fifth of a second to import. Never reaches the network; knows nothing of what the files say."""
 
 import json
+import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,7 +22,7 @@ def find_snapshot(cache_dir: Path, model_id: str, revision: str | None, *, pickl
     The layout is models--owner--name/ with refs/<branch>, snapshots/<commit>/… and trees/<commit>.json
     (huggingface_hub, "Understand caching").
     """
-    repository = cache_dir.expanduser().absolute() / f"models--{model_id.replace('/', '--')}"
+    repository = Path(os.path.expanduser(cache_dir)).absolute() / f"models--{model_id.replace('/', '--')}"
     for commit in (revision, _commit(repository / "refs" / (revision or "main"))):
         if commit and "/" not in commit and any((repository / "snapshots" / commit).glob("*.json")):
             snapshot = repository / "snapshots" / commit

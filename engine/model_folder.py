@@ -127,9 +127,16 @@ class ModelFolder:
 
 
 def read(
-    path: Path | str, *, pooling: str | None = None, task: str | None = None, needs_weights: bool = True
+    path: Path | str,
+    *,
+    pooling: str | None = None,
+    task: str | None = None,
+    needs_weights: bool = True,
+    known_classes: frozenset[str] = frozenset(),
 ) -> ModelFolder:
     """Read a folder; `pooling` (cls, mean, last-token, splade) and `task` (of Task, or auto) overrule its files.
+
+    known_classes: of reward models, which bring code for a class that the engine asked for has too; each gives a score.
 
     Raises ModelError with one line where the model can't be served.
     """
@@ -137,7 +144,9 @@ def read(
     wanted = None if task in (None, AUTO) else Task(task)
     config = _config(folder)
     sentence = read_modules(folder, config, pooling=None if pooling == SPLADE else pooling)
-    files = Files(folder=folder, config=config, sentence=sentence, needs_weights=needs_weights)
+    files = Files(
+        folder=folder, config=config, sentence=sentence, needs_weights=needs_weights, known_classes=known_classes
+    )
     backbone = read_backbone(files)
     output_size(sentence.steps, backbone.hidden_size * len(sentence.poolings))  # raises where they do not fit
     return _described(files, backbone, detect(files, wanted=wanted, is_splade=pooling == SPLADE))

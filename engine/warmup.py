@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.failures import not_finite
-from engine.types import Batch, Engine, EngineError, EngineLimits, ModelError, OutputKind, Results
+from engine.types import Batch, Engine, EngineError, EngineLimits, ModelError, OutputKind, Results, main_output
 
 _SEQLENS = (1, 5, 5, 16)  # tokens; equal lengths are there on purpose
 _SEQLEN = 64  # tokens of each sequence in the batches that are measured
@@ -87,7 +87,7 @@ def _equal_seqlens(limits: EngineLimits, num_tokens: int) -> list[int]:
 
 def _run(engine: Engine, seqlens: list[int], num_batches: int = 1) -> float:
     """Seconds of one batch of arbitrary ids on each stream; the mean of several, one behind the other."""
-    outputs = OutputKind(engine.info.outputs & -engine.info.outputs)  # the lowest flag: what it is mainly for
+    outputs = main_output(engine.info.outputs)
     cu_seqlens: NDArray[np.int32] = np.cumsum([0, *seqlens], dtype=np.int32)
     token_ids = np.arange(cu_seqlens[-1], dtype=np.int32) % engine.info.vocab_size
     collected = []

@@ -69,6 +69,8 @@ def _headers(files: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     for file in files:
         try:
             yield file, header_of(file).tensors
+        except PermissionError as error:
+            raise ModelError(f"{file} can't be read: {error.strerror}") from error
         except (OSError, ValueError, TypeError) as error:
             raise _no_such_file(file) from error
 

@@ -1,5 +1,6 @@
 """The TCP ports that the supervisor binds and owns."""
 
+import errno
 import logging
 import socket
 
@@ -7,6 +8,7 @@ from server.flag import SettingsError
 
 _DEFAULT_PROMETHEUS_PORT = 9000
 _BACKLOG = 2048
+_HIGH_PORT = 8080  # any from 1024 on would do
 
 logger = logging.getLogger("embedline.server")
 
@@ -26,9 +28,19 @@ def bind(hostname: str, port: int, flag: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise SettingsError(f"{flag} {port}: can't listen there: {error.strerror}") from None
+        raise SettingsError(f"{flag} {port}: can't listen there: {error.strerror}{_remedy(error, flag)}") from None
     listener.setblocking(False)
     return listener
+
+
+def _remedy(error: OSError, flag: str) -> str:
+    """Docker lets an ordinary user have every port of a container's own network; other hosts may not."""
+    if error.errno != errno.EACCES:
+        return ""
+    return (
+        f"; low ports are root's here: take {flag} {_HIGH_PORT}, or lower net.ipv4.ip_unprivileged_port_start "
+        f"(docker run --sysctl net.ipv4.ip_unprivileged_port_start=0)"
+    )
 
 
 def bind_monitor(hostname: str, port: int | None) -> socket.socket | None:

@@ -11,11 +11,21 @@ from embedline import __version__
 from server.config_file import VARIABLE as CONFIG_VARIABLE
 from server.flag import SettingsError, flags_of
 from server.model_settings import ModelSettings
-from server.options import GroupedCommand, with_flags
+from server.options import GroupedCommand, spelled_as_switches, with_flags
+from server.run_command import (
+    run_conversion,
+    run_doctor,
+    run_inspection,
+    run_library_check,
+    run_quantization,
+    run_server,
+    run_verification,
+)
 from server.settings import Settings
-from server.sources import settings_from
+from server.sources import Words, settings_from
 
 _EXIT_SETTINGS = 2
+_VERSION = (["--version"], ["-V"])
 _CONFIG_HELP = (
     "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
     f"line and the environment outrank it. [{CONFIG_VARIABLE}]"
@@ -24,9 +34,15 @@ _AS_CLASSIFIER_HELP = (
     "Make a …ForSequenceClassification of a generative reranker instead: its one score is that of the answer yes less "
     "that of no, so that nothing keeps or computes the rest of the vocabulary. The template stays in config.json."
 )
+_SOURCE_HELP = (
+    "Instead, hold a tensorrt_llm against what its engine relies on: an unpacked wheel or repository, a site-packages "
+    "folder, or the package's own. It is read as text; nothing of it is run. Exit code 1 where something is missing."
+)
+_OF_ENGINES = frozenset({"torch", "transformers", "safetensors"})  # an image that serves may have them elsewhere alone
 _FOR_INSPECT = frozenset({"huggingface_hub_cache", "hf_token"})  # of the server's
 _OF_MODEL_FOR_CONVERT = frozenset({"revision"})
 _FOR_VERIFY = _FOR_INSPECT | {"compiled_cache"}
+_FOR_DOCTOR = _FOR_VERIFY | {"engine_python"}
 _OF_MODEL_FOR_VERIFY = frozenset(
     {
         "revision",
@@ -36,10 +52,9 @@ _OF_MODEL_FOR_VERIFY = frozenset(
         "devices",
         "dtype",
         "quantization",
+        "tensorrt_llm_model_class",
     }
 )
-# Flags of text-embeddings-inference that start commands carry over, and that have no like here.
-_NOT_OURS = frozenset({"--dense-path", "--disable-spans", "--otlp-endpoint", "--otlp-service-name", "--uds-path"})
 
 
 def version() -> None:
@@ -63,8 +78,7 @@ def serve(
     *, config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None, **words: Any
 ) -> None:
     """Serve models over HTTP until SIGTERM or Ctrl-C."""
-    config = config or os.environ.get(CONFIG_VARIABLE) or None
-    _run(lambda: run_server(settings_from(words, os.environ, config=config)))
+    _run(lambda: run_server(_of_serve(words, config)))
 
 
 def inspect(
@@ -121,39 +135,25 @@ def quantize(
     _run(lambda: run_quantization(settings_from({**words, "model_id": model}, os.environ), out))
 
 
-def run_server(settings: Settings) -> int:
-    """Serve; the exit code."""
-    from server.serve import serve as run  # the other commands have no use for it, nor time
+def doctor(
+    *,
+    config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    tensorrt_llm_source: Annotated[str | None, typer.Option(metavar="DIR", help=_SOURCE_HELP)] = None,
+    **words: Any,
+) -> None:
+    """Print what there is on this machine, which engines can serve a model here, and why the others can't.
 
-    return run(settings)
-
-
-def run_inspection(settings: Settings, *, as_json: bool) -> int:
-    """Print; the exit code."""
-    from server.inspection import inspect as run
-
-    return run(settings, as_json=as_json)
-
-
-def run_verification(settings: Settings, *, as_json: bool) -> int:
-    """Print; the exit code."""
-    from server.verify_command import verify as run
-
-    return run(settings, as_json=as_json)
+    Nothing is started, loaded or fetched. Exit code 0 if the model can be served here, 1 if not.
+    """
+    if tensorrt_llm_source is not None:
+        _run(lambda: run_library_check(tensorrt_llm_source, as_json=json))
+    _run(lambda: run_doctor(_of_serve(words, config), as_json=json))
 
 
-def run_conversion(settings: Settings, out: str, *, as_classifier: bool) -> int:
-    """Convert and print; the exit code."""
-    from server.convert_command import convert, convert_to_classifier
-
-    return convert_to_classifier(settings, out) if as_classifier else convert(settings, out)
-
-
-def run_quantization(settings: Settings, out: str) -> int:
-    """Quantize and print; the exit code."""
-    from server.quantize_command import quantize as run
-
-    return run(settings, out)
+def _of_serve(words: Words, config: str | None) -> Settings:
+    """What a start would find. Raises SettingsError."""
+    return settings_from(words, os.environ, config=config or os.environ.get(CONFIG_VARIABLE) or None)
 
 
 def _run(command: Callable[[], int]) -> NoReturn:
@@ -164,6 +164,10 @@ def _run(command: Callable[[], int]) -> NoReturn:
         sys.exit(command())
     except (SettingsError, ModelError) as error:
         _exit_with(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_ENGINES:
+            raise
+        _exit_with(f"this command needs {error.name}, which is not installed here: pip install 'embedline[server]'")
 
 
 def _exit_with(message: str) -> NoReturn:
@@ -178,6 +182,7 @@ def make_app(*, only: str | None = None) -> typer.Typer:
         add_completion=False,
         rich_markup_mode=None,  # rich would cut the names of flags short on a usual terminal
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_nothing)  # so that a single command is called by its name as well
     for name, add in _COMMANDS.items():
@@ -204,6 +209,12 @@ def _add_verify(app: typer.Typer) -> None:
     of_model = [flag for flag in flags_of(ModelSettings) if flag.name in _OF_MODEL_FOR_VERIFY]
     of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_VERIFY]
     app.command(cls=GroupedCommand)(with_flags(verify, [*of_model, *of_server]))
+
+
+def _add_doctor(app: typer.Typer) -> None:
+    of_model = [flag for flag in flags_of(ModelSettings) if flag.group != "Testing"]
+    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_DOCTOR]
+    app.command(cls=GroupedCommand)(with_flags(doctor, [*of_model, *of_server]))
 
 
 def _add_convert(app: typer.Typer) -> None:
@@ -236,6 +247,7 @@ _COMMANDS: dict[str, Callable[[typer.Typer], None]] = {
     "serve": _add_serve,
     "inspect": _add_inspect,
     "verify": _add_verify,
+    "doctor": _add_doctor,
     "convert": _add_convert,
     "quantize": _add_quantize,
     "health": _add_health,
@@ -247,13 +259,13 @@ _COMMANDS: dict[str, Callable[[typer.Typer], None]] = {
 def main() -> None:
     """The console script. What is wrong with the arguments is one line, without typer's frame around it."""
     arguments = sys.argv[1:]
-    if arguments == ["--version"]:
+    if arguments[-1:] in _VERSION and (len(arguments) == 1 or arguments[0] == "serve"):  # an image says serve itself
         version()
         return
+    if arguments[:1] == ["serve"]:
+        arguments = spelled_as_switches(arguments, [*flags_of(ModelSettings), *flags_of(Settings)])
     try:
         app = make_app(only=arguments[0] if arguments else None)
         sys.exit(app(arguments or ["--help"], prog_name="embedline", standalone_mode=False))
     except typer.TyperException as error:
-        foreign = sorted(_NOT_OURS & {argument.partition("=")[0] for argument in arguments})
-        hint = f"; {foreign[0]} is not supported here, leave it out" if foreign else ""
-        _exit_with(f"{error.format_message()}{hint}")
+        _exit_with(error.format_message())

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from engine.rights import remedy
 from server.flag import SettingsError
 
 _OFF = "off"
@@ -21,7 +22,10 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
     """
     if asked == _OFF:
         return None
-    folder = Path(asked).expanduser() if asked else _default(environment)
+    try:
+        folder = Path(asked).expanduser() if asked else _default(environment)
+    except RuntimeError:
+        raise SettingsError("--compiled-cache begins with the home of nobody who is known here: give a path") from None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / _WRITTEN_TO).mkdir(mode=0o700, exist_ok=True)
@@ -29,8 +33,9 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
             return str(folder.absolute())
     except OSError as error:
         if asked:
-            raise SettingsError(f"--compiled-cache can't be written to: {error.strerror}") from None
-        logger.warning("no cache of compiled models: %s: %s", folder, error.strerror)
+            instead = f"{remedy(error)}; off keeps nothing" if remedy(error) else ""
+            raise SettingsError(f"--compiled-cache can't be written to: {folder}: {error.strerror}{instead}") from None
+        logger.warning("no cache of compiled models: %s: %s%s", folder, error.strerror, remedy(error))
         return None
 
 

@@ -1,5 +1,6 @@
 """What an engine is told when it is to load a model; see each engine's `load`."""
 
+import dataclasses
 from typing import Any
 
 from server.model_plan import ModelPlan
@@ -40,4 +41,13 @@ def engine_options(
         "cache_dir": cache_dir,
         "num_threads": num_threads,
         "memory_share": memory_share,
+        "gpu": _gpu(model, device),
+        "model_class": settings.tensorrt_llm_model_class,
+        "records_graphs": settings.tensorrt_llm_cuda_graphs,
     }
+
+
+def _gpu(model: ModelPlan, device: str) -> dict[str, Any] | None:
+    """As the driver describes it; None for the CPU."""
+    found = [gpu for gpu in model.devices.gpus if gpu.device == device]
+    return dataclasses.asdict(found[0]) if found else None

@@ -9,8 +9,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-GROUPS = ("Model", "Engine", "HTTP", "Limits", "Security", "Logs and metrics", "Processes", "Testing")
-_TRUE, _FALSE = frozenset({"true", "1", "yes", "on"}), frozenset({"false", "0", "no", "off"})
+GROUPS = ("Model", "Engine", "HTTP", "Limits", "Security", "Logs and metrics", "Processes", "Without effect", "Testing")
+_TRUE, _FALSE = frozenset({"true", "t", "1", "yes", "y", "on"}), frozenset({"false", "f", "0", "no", "n", "off"})
 
 
 class SettingsError(Exception):

@@ -14,16 +14,20 @@ from engine.detection.tokens import check_special_tokens
 from engine.devices import Devices, Work
 from engine.model_folder import ModelFolder
 from engine.model_source import resolve
-from engine.quantization import StoredFp8
+from engine.quantization import Stored
+from engine.tensorrt_llm.stock import KNOWN_CLASSES
 from engine.types import ModelError
+from server.engine_python import has_tensorrt_llm_alone
 from server.flag import SettingsError
 from server.model_settings import ModelSettings
 from server.settings import MAX_PROCESSES, Settings
+from server.tei_flags import check_dense_path
 from tokenizer_pool.messages import Truncation
 
 _FAKE = "fake"
 _STATIC = "static"
 _READS_FP8 = "fused"
+_READS_ITS_OWN = devices.TENSORRT_LLM  # and says itself, when it loads a model, what it can't
 _NO_CUDA_IN_TORCH = "+cpu"  # how such a build ends its version
 
 
@@ -41,7 +45,7 @@ class ModelPlan:
     revision: str  # commit, "" where not known
     default_prompt: str  # put before each text
     truncation: Truncation  # of texts that are too long
-    stored: StoredFp8 | None = None  # how the weights are; None = plain
+    stored: Stored | None = None  # how the weights are; None = plain
 
 
 def plan_models(settings: Settings) -> list[ModelPlan]:
@@ -62,12 +66,13 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
     Raises SettingsError and ModelError with one line.
     """
     chosen = _devices(model, cuda)
-    engine, reason = registry.choose(model.engine, quantization=model.quantization, device=chosen.names[0])
+    engine, reason = _engine(model, settings, chosen)
     cache = settings.huggingface_hub_cache
     resolved = resolve(
         model.model_id, model.revision, cache_dir=Path(cache) if cache else None, token=settings.hf_token
     )
-    folder = model_folder.read(resolved.path, pooling=model.pooling, task=model.task, needs_weights=engine != _FAKE)
+    folder = _folder(resolved.path, model, engine)
+    check_dense_path(model.dense_path, folder)
     if engine != _FAKE:
         check_special_tokens(folder)
     if folder.is_static and engine != _FAKE:
@@ -86,6 +91,21 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
         truncation=Truncation.RIGHT if model.auto_truncate else Truncation.NONE,
         stored=None if engine in (_FAKE, _STATIC) else _stored(folder, engine, chosen),
     )
+
+
+def _engine(model: ModelSettings, settings: Settings, chosen: Devices) -> tuple[str, str]:
+    """Its name, and why. Raises SettingsError and ModelError."""
+    if model.engine == registry.AUTO and has_tensorrt_llm_alone(settings.engine_python):
+        if chosen.kind != devices.CUDA:
+            raise ModelError(
+                "--engine auto: --engine-python has TensorRT-LLM, which needs a GPU, and packages of its own, which "
+                f"no other engine is known to work with; the cpu image serves without one ({chosen.reason})"
+            )
+        return devices.TENSORRT_LLM, (
+            "--engine auto: --engine-python has TensorRT-LLM, and packages of its own, which no other engine is known "
+            "to work with; the cuda image has the others"
+        )
+    return registry.choose(model.engine, quantization=model.quantization, device=chosen.names[0])
 
 
 def find_cuda(settings: Settings) -> Cuda:
@@ -112,9 +132,22 @@ def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
     return devices.choose(model.devices, work, cuda() if devices.needs_driver(model.devices, work) else Cuda())
 
 
-def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> StoredFp8 | None:
+def _folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
+    is_stock = engine == devices.TENSORRT_LLM and model.tensorrt_llm_model_class == "stock"
+    return model_folder.read(
+        path,
+        pooling=model.pooling,
+        task=model.task,
+        needs_weights=engine != _FAKE,
+        known_classes=KNOWN_CLASSES if is_stock else frozenset(),
+    )
+
+
+def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
     """Raises ModelError where none of the engines that may be taken can read the weights."""
-    engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else (engine,)
+    engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else {engine: True}
+    if engines.get(_READS_ITS_OWN):
+        return quantization.describe(folder.weights_folder)
     return quantization.check(folder.weights_folder, reads_fp8=_READS_FP8 in engines)
 
 

@@ -51,6 +51,12 @@ class ModelSettings:
         aliases=("--pooling-method",),
         one_of=("cls", "mean", "last-token", "splade"),
     )
+    dense_path: str | None = flag(
+        None,
+        "Model",
+        "The folder of the model's Dense module, as text-embeddings-inference has it. Only the one that modules.json "
+        "names is taken: another is refused, as its rows would be others.",
+    )
     max_input_length: int | None = flag(
         None,
         "Model",
@@ -107,6 +113,20 @@ class ModelSettings:
         "fastest for the model at each length; tiles takes ours without measuring, should one of the others do harm.",
         one_of=("auto", "tiles"),
     )
+    tensorrt_llm_model_class: str = flag(
+        "embedline",
+        "Engine",
+        "Of the tensorrt-llm engine: embedline computes the model by Embedline's own class, which pools and scores as "
+        "the model's files ask; stock by TensorRT-LLM's, of which few fit. Choose stock to hold one against the "
+        "other, or for what has no class of ours.",
+        one_of=("embedline", "stock"),
+    )
+    tensorrt_llm_cuda_graphs: bool = flag(
+        False,
+        "Engine",
+        "Of the tensorrt-llm engine: record CUDA graphs of small batches at load, so that a lone query costs the host "
+        "less. It takes GPU memory and a longer start; larger batches run without.",
+    )
     gpu_memory_share: float | None = flag(
         None,
         "Engine",
@@ -125,8 +145,13 @@ class ModelSettings:
         least=1,
         none_word="auto",
     )
-    max_batch_requests: int = flag(
-        1024, "Engine", "Sequences of one batch at most. Lower it only where an engine runs out of memory.", least=1
+    max_batch_requests: int | None = flag(
+        None,
+        "Engine",
+        "Sequences of one batch at most. auto is 1024, and 32 for the tensorrt-llm engine, as its makers advise. Lower "
+        "it only where an engine runs out of memory.",
+        least=1,
+        none_word="auto",
     )
     fake_dim: int = flag(
         1024, "Testing", "Dimensions of the fake engine's rows. Take those of the model that it stands for.", least=4

@@ -60,6 +60,37 @@ def _help(flag: Flag) -> str:
     return f"{flag.help}{choices} [{'; '.join(facts)}]" if facts else f"{flag.help}{choices}"
 
 
+def spelled_as_switches(arguments: Sequence[str], flags: Iterable[Flag]) -> list[str]:
+    """With `--name false` and `--name=true`, as text-embeddings-inference takes them, as `--no-name` and `--name`.
+
+    For a command that takes nothing but flags. What is no word for true or false stays as it is.
+    """
+    switches = {flag.long_name: flag for flag in flags if flag.kind is bool}
+    spelled: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, separator, word = argument.partition("=")
+        flag = switches.get(name)
+        value = _switched(flag, word if separator else rest[0] if rest else "") if flag else None
+        if flag is None or value is None:
+            spelled.append(argument)
+            continue
+        if not separator:
+            rest.pop(0)
+        spelled.append(flag.spellings[0 if value else 1])
+    return spelled
+
+
+def _switched(flag: Flag, word: str) -> bool | None:
+    """None where the word says neither."""
+    try:
+        value: bool = flag.from_text(word)
+    except ValueError:
+        return None
+    return value
+
+
 def names_of(flags: Sequence[Flag]) -> set[str]:
     """Everything that these flags are called on a command line."""
     return {name for flag in flags for name in flag.spellings}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.detection.architecture import REWARD
 from engine.model_folder import ModelFolder
 from engine.tasks import AnswerScore, Task
 from engine.types import ModelError
@@ -66,6 +67,8 @@ def _sparse(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
 
 def _scores(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
     """Of the class that config.json names; of a generative reranker the whole next token's."""
+    if plan.folder.architectures[:1] == (REWARD,):
+        raise ModelError(f"transformers has no {REWARD} that rows could be held against")
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 

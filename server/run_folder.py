@@ -7,6 +7,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+from server.flag import SettingsError
+
 _PREFIX = "embedline-"
 _MAX_PATH_BYTES = 100  # a Unix socket's path has 108 at most
 
@@ -15,11 +17,14 @@ class RunFolder:
     """Made at start, removed at stop. What a killed server left behind is removed by the next one."""
 
     def __init__(self) -> None:
-        parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-        if len(os.fsencode(parent)) > _MAX_PATH_BYTES - 40 or not os.access(parent, os.W_OK):
-            parent = Path("/tmp")
-        _sweep(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
+        """Raises SettingsError where there is no place for it."""
+        try:
+            self.path = _made()  # mode 0700
+        except OSError as error:
+            raise SettingsError(
+                f"no folder for sockets can be made: {error.strerror}: TMPDIR must be a folder that can be written to "
+                f"(docker run --tmpfs /tmp, where the root is read-only)"
+            ) from None
         self._listeners: list[socket.socket] = []
         unlocked = self.path / "lock.new"
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -45,6 +50,14 @@ class RunFolder:
             listener.close()
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def _made() -> Path:
+    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    if len(os.fsencode(parent)) > _MAX_PATH_BYTES - 40 or not os.access(parent, os.W_OK):
+        parent = Path("/tmp")
+    _sweep(parent)
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
 
 
 def _sweep(parent: Path) -> None:

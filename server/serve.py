@@ -6,8 +6,8 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -15,6 +15,7 @@ from server.api_keys import api_keys
 from server.auth import ApiKey, Keys
 from server.bind import bind, bind_monitor
 from server.compiled_cache import cache_folder
+from server.engine_python import check_engine_python
 from server.flag import SettingsError
 from server.house import Door, House
 from server.http_server import HttpServer
@@ -24,15 +25,12 @@ from server.monitor import make_monitor
 from server.run_folder import RunFolder
 from server.settings import Settings
 from server.supervisor import Supervisor
+from server.tei_flags import warn_of_flags_without_effect
 from server.watchdog import Watchdog
 from wire.control import Json
 from wire.process import begin
 
 _AUTO_BATCH_TOKENS = 16_384  # what /info shows where engines choose: TEI's default, as its field must be a number
-_PYTHON_SECONDS = 2.0  # in which an interpreter says what it is; imports nothing that takes time
-_PYTHON_PROBE = (
-    "import importlib.util, sys; print(sys.version_info >= (3, 11) and importlib.util.find_spec('numpy') is not None)"
-)
 
 logger = logging.getLogger("embedline.server")
 
@@ -50,7 +48,7 @@ class Prepared:
 
 def prepare(settings: Settings) -> Prepared:
     """Find the models and bind the ports. Raises SettingsError and ModelError."""
-    _check_python(settings.engine_python)
+    check_engine_python(settings.engine_python)
     keys = api_keys(settings.api_key, settings.api_key_file)
     models = plan_models(settings)
     memory_shares(models)  # raises what is wrong with them; the house asks again
@@ -65,39 +63,29 @@ def prepare(settings: Settings) -> Prepared:
     return Prepared(models, keys, cache_dir, http, monitor)
 
 
-def _check_python(python: str) -> None:
-    """Raises SettingsError where engine processes could not run under it: found later, it would look like a crash."""
-    if python == sys.executable:
-        return
-    try:
-        ended = subprocess.run(
-            [python, "-P", "-c", _PYTHON_PROBE],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_PYTHON_SECONDS,
-            check=False,
-        )
-    except OSError as error:
-        raise SettingsError(f"--engine-python can't be run: {error.strerror}") from None
-    except subprocess.TimeoutExpired:
-        raise SettingsError(f"--engine-python did not answer within {_PYTHON_SECONDS:g} seconds") from None
-    if ended.returncode or ended.stdout.strip() != b"True":
-        raise SettingsError("--engine-python is no Python 3.11 or newer with numpy")
-
-
 def serve(settings: Settings) -> int:
     """Run until stopped; the exit code. Raises SettingsError and ModelError before anything is started."""
     begin("supervisor", settings.log_level, json_output=settings.json_output)
-    for number in (signal.SIGTERM, signal.SIGINT):  # until the supervisor takes them: the hub may be slow
-        signal.signal(number, _stopped_early)
+    _on_a_stop(_stopped_while_preparing)
+    warn_of_flags_without_effect(settings)
     prepared = prepare(settings)
+    _on_a_stop(_stopped_early)  # until the supervisor takes them
     _say(prepared)
     folder = RunFolder()
     try:
         return asyncio.run(_supervise(settings, prepared, folder))
     finally:
         folder.remove()
+
+
+def _on_a_stop(handler: Callable[[int, object], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+
+
+def _stopped_while_preparing(number: int, frame: object) -> NoReturn:
+    """At once: an ordinary exit waits for the threads that fetch from the hub, which goes on with what they got."""
+    os._exit(0)
 
 
 def _stopped_early(number: int, frame: object) -> NoReturn:
@@ -116,7 +104,9 @@ def _say(prepared: Prepared) -> None:
     if "API_KEY" in os.environ:
         logger.warning("the variable API_KEY is empty, so no request needs a key")
     if not ipaddress.ip_address(host).is_loopback:
-        logger.warning("anyone who reaches %s:%d may use this server; --api-key-file closes it", host, port)
+        logger.warning(
+            "NO API KEY: anyone who reaches %s:%d may use this server; API_KEY or --api-key-file closes it", host, port
+        )
 
 
 async def _supervise(settings: Settings, prepared: Prepared, folder: RunFolder) -> int:

@@ -122,7 +122,7 @@ class Settings:
         "info",
         "Logs and metrics",
         "How much the processes log of themselves on standard error; debug is for finding faults.",
-        one_of=("debug", "info", "warning", "error"),
+        one_of=("trace", "debug", "info", "warning", "warn", "error"),  # warn, and trace for debug: as others have them
     )
     request_log: str = flag(
         "all",
@@ -181,7 +181,31 @@ class Settings:
         "three times what its tokens should take.",
         least=0.1,
     )
-    shutdown_timeout: float = flag(30.0, "Processes", "Seconds that open requests get to finish at a stop.", least=0)
+    shutdown_timeout: float = flag(
+        30.0,
+        "Processes",
+        "Seconds that open requests get to finish at a stop. The processes then get a few more; whoever stops the "
+        "server must wait for longer than both. The images set it to 3, as Docker kills after 10.",
+        least=0,
+    )
+    uds_path: str | None = flag(
+        None,
+        "Without effect",
+        "Taken from start commands of text-embeddings-inference. Sockets lie in a folder that the server makes for "
+        "itself.",
+    )
+    otlp_endpoint: str | None = flag(
+        None,
+        "Without effect",
+        "Taken from start commands of text-embeddings-inference. No traces are sent; /metrics and the request log have "
+        "how long each stage took.",
+    )
+    otlp_service_name: str | None = flag(
+        None, "Without effect", "Taken from start commands of text-embeddings-inference, as --otlp-endpoint is."
+    )
+    disable_spans: bool = flag(
+        False, "Without effect", "Taken from start commands of text-embeddings-inference. The log has no spans anyway."
+    )
 
     def __post_init__(self) -> None:
         """Raises SettingsError for the first setting that can't be."""

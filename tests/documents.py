@@ -56,7 +56,7 @@ def flags_in(text: str) -> set[str]:
 
 def known_flags() -> set[str]:
     """The flags of all commands."""
-    commands: tuple[Callable[..., None], ...] = (bench, cli.inspect, cli.verify, cli.convert)
+    commands: tuple[Callable[..., None], ...] = (bench, cli.inspect, cli.verify, cli.doctor, cli.convert)
     return flags_of_serve().union(*map(own_flags, commands))
 
 

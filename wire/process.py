@@ -14,6 +14,7 @@ _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _ESCAPED |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\\t", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_LEVELS = {"trace": logging.DEBUG}  # what logging has no name for
 
 
 def settle(parent_pid: int) -> None:
@@ -32,7 +33,7 @@ def begin(title: str, log_level: str, *, json_output: bool = False) -> None:
     set_title(title)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines(title) if json_output else TextLines(title))
-    logging.basicConfig(level=log_level.upper(), handlers=[handler])
+    logging.basicConfig(level=_LEVELS.get(log_level, log_level.upper()), handlers=[handler])
 
 
 class TextLines(logging.Formatter):

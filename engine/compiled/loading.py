@@ -19,7 +19,7 @@ from engine.failures import one_line
 from engine.head.arrays import weights_files
 from engine.model_folder import ModelFolder
 from engine.tasks import SequenceScores, TokenScores, VocabularyWeights
-from engine.types import EngineLimits, ModelError, ModelInfo, OutputKind
+from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OutputKind
 
 logger = logging.getLogger("embedline.engine")
 
@@ -70,7 +70,7 @@ def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, An
     info = _info(folder, loader.choices, facts, sizes, name=name, reason=reason)
     limits = EngineLimits(
         max_num_tokens=max_num_tokens,
-        max_num_seqs=options["max_num_seqs"],
+        max_num_seqs=options["max_num_seqs"] or MAX_NUM_SEQS,
         max_seqlen=folder.max_seqlen,
         depth=DEPTH,
         overlaps=True,

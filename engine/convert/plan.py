@@ -12,8 +12,8 @@ from engine.hub_cache import TRAINING_FILES
 from engine.model_json import object_in, read_object
 from engine.types import ModelError
 
-_COPIED = frozenset((".json", ".txt", ".model", ".safetensors", ".md"))
-_COPIED_NAMES = frozenset(("LICENSE", "LICENCE", "NOTICE"))
+_COPIED = frozenset((".json", ".txt", ".model", ".safetensors", ".jinja", ".md"))
+_COPIED_NAMES = frozenset(("artifact.metadata", "LICENSE", "LICENCE", "NOTICE"))
 _OTHER_ENGINES = frozenset(("onnx", "openvino"))
 _WEIGHTS, _STEM = "pytorch_model.bin", "model"
 _INDEX = "pytorch_model.bin.index.json"

@@ -6,11 +6,15 @@ it is served natively where transformers has classes of its own for what its con
 
 import importlib.util
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from engine.model_json import Json, object_in, read_optional
 from engine.types import ModelError
 
+# A class of a folder's own code, and who has one of that name: see engine.tensorrt_llm.stock
+REWARD = "Qwen2ForRewardModel"
+_ELSEWHERE = {REWARD: "--engine tensorrt-llm with --tensorrt-llm-model-class stock has one"}
 _PRETRAINING = ("ForCausalLM", "ForMaskedLM", "ForPreTraining")  # classes whose scores embeddings do not need
 _JINA_V3 = "jinaai/jina-embeddings-v3-hf is the same model for transformers' own classes"
 # model_type of repositories with code -> what serves such a model without it
@@ -41,8 +45,11 @@ _OLD_NOMIC: dict[str, tuple[str, object]] = {
 }
 
 
-def architecture_of(folder: Path, config: Json) -> tuple[str, str]:
-    """model_type, and a note where the folder brings code for it. Raises ModelError where it can't be served."""
+def architecture_of(folder: Path, config: Json, *, known_classes: Collection[str] = ()) -> tuple[str, str]:
+    """model_type, and a note where the folder brings code for it. known_classes: see engine.model_folder.read.
+
+    Raises ModelError where it can't be served.
+    """
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:
         raise ModelError("config.json has no model_type, so the architecture is unknown")
@@ -58,7 +65,7 @@ def architecture_of(folder: Path, config: Json) -> tuple[str, str]:
         instead = f"; {_INSTEAD[architecture]}" if architecture in _INSTEAD else ""
         raise ModelError(f"the installed transformers does not know the architecture {architecture!r}{code}{instead}")
     if known:
-        _check_class(config, library)
+        _check_class(config, library, known_classes)
     return architecture, f"auto_map in {' and '.join(files)} is not followed" if files else ""
 
 
@@ -86,15 +93,15 @@ def _check_old_words(config: Json) -> None:
             )
 
 
-def _check_class(config: Json, library: str) -> None:
+def _check_class(config: Json, library: str, known_classes: Collection[str]) -> None:
     """A class of the folder's own code on layers of the library's, as rerankers and reward models have it: without the
     code, rows that look right would be served for something else."""
     name = next(iter(config.get("architectures") or ()), "")
     is_code = any(str(code).endswith(f".{name}") for code in object_in(config, "auto_map").values())
-    if is_code and f'"{name}"' not in library and not name.endswith(_PRETRAINING):
+    if is_code and f'"{name}"' not in library and not name.endswith(_PRETRAINING) and name not in known_classes:
         raise ModelError(
             f"the model needs the code of {name}, which auto_map names and which is never run; transformers has no "
-            "class of that name, and a conversion to one of its own could be served"
+            f"class of that name, and {_ELSEWHERE.get(name, 'a conversion to one of its own could be served')}"
         )
 
 

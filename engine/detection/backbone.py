@@ -36,7 +36,7 @@ def read_backbone(files: Files) -> Backbone:
 
 def _transformer(files: Files) -> Backbone:
     folder, config = files.backbone_folder, files.config
-    architecture, auto_map_note = architecture_of(folder, config)
+    architecture, auto_map_note = architecture_of(folder, config, known_classes=files.known_classes)
     if files.needs_weights:
         check_weights(folder)
         for file in weights_files(files.folder, files.sentence.steps):

@@ -32,6 +32,7 @@ class Files:
     config: Json  # config.json, with the text model's part of it on top
     sentence: SentenceFiles
     needs_weights: bool  # whether the headers of the weights are to be looked at
+    known_classes: frozenset[str] = frozenset()  # see engine.model_folder.read
 
     @property
     def backbone_folder(self) -> Path:

@@ -33,6 +33,12 @@ def scores(files: Files) -> Iterator[Detected]:
             heads=(TokenScores(labels=_labels(files)),),
             activation=Activation.SOFTMAX,
         )
+    elif name in files.known_classes:
+        yield Detected(
+            task=Task.RERANK,
+            source=f"config.json: {name}",
+            heads=(SequenceScores(labels=labels_of({"num_labels": 1})),),
+        )
     elif files.chain is Chain.SCORES:
         raise ModelError(f"modules.json describes a cross-encoder, and config.json's {name or 'model'} gives no scores")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from engine import sample_ids
+from engine import sample_ids, selfcheck
 from engine.failures import engine_error, one_line
-from engine.fused import attention_choice, choices, kernel_cache, selfcheck
+from engine.fused import attention_choice, choices, kernel_cache
 from engine.fused.assembly import Model, assemble, max_graph_tokens
 from engine.fused.attention_choice import AttentionChoice, candidates_for
 from engine.fused.attention_timing import GpuTiming
@@ -27,7 +27,7 @@ from engine.fused.shape import ALL_OUTPUTS
 from engine.fused.spec import Spec
 from engine.fused.store import Kept
 from engine.head.on_torch import load_head
-from engine.types import DeviceTrouble, EngineError, EngineErrorKind, OutputKind
+from engine.types import MAX_NUM_SEQS, DeviceTrouble, EngineError, EngineErrorKind, OutputKind
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
 _MAX_QUERY = 512  # tokens of the longest lone query whose graph is recorded before it comes
@@ -124,7 +124,7 @@ class _Loading:
             head=head,
             ops=ops,
             attention=attention,
-            max_num_seqs=self._options["max_num_seqs"],
+            max_num_seqs=self._options["max_num_seqs"] or MAX_NUM_SEQS,
             num_threads=self._options.get("num_threads") or 1,
             notes=notes,
         )
@@ -163,7 +163,7 @@ def _fitting(tried: Model, asked: int) -> FusedEngine:
         if isinstance(found, FusedEngine):
             return found
         if found.kind is not EngineErrorKind.OUT_OF_MEMORY:
-            raise selfcheck.cannot_run(found)
+            raise selfcheck.cannot_run("fused", found)
         if max_num_tokens <= least:
             raise DeviceTrouble(
                 f"one sequence of {least} tokens runs out of memory on {model.chosen.device}: free some of it there, "

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from engine.fused import selfcheck
+from engine import selfcheck
 from engine.fused.assembly import Model, assemble
 from engine.fused.engine import FusedEngine
 from engine.fused.fidelity import Rows

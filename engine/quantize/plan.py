@@ -18,6 +18,8 @@ from engine.types import ModelError
 from engine.weights import weight_files
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+# Not copied: TensorRT-LLM asks it how weights are stored before it asks config.json, and it tells of the plain ones.
+_OF_PLAIN = "hf_quant_config.json"
 _FORMAT = 1  # of what is written: a new one begins anew
 # Their layers are stored the other way round, and are no linear ones to whoever reads FP8.
 _TURNED = frozenset(("gpt2", "openai-gpt"))
@@ -31,6 +33,7 @@ class Plan:
     layouts: dict[str, Layout]
     copied: dict[str, Path]  # relative name, with / -> where it really lies
     written: dict[str, str]  # the same -> text
+    left_plain: tuple[str, ...]  # weights of linear layers whose sizes are no multiples of BLOCK
     key: str  # of all that the new folder depends on
 
 
@@ -48,8 +51,9 @@ def plan(folder: Path) -> Plan:
     written = {_CONFIG: _text({**config, "quantization_config": _quantization_config(selection)})}
     if list(sources) != [_SINGLE]:
         written[_INDEX] = _text(_index(layouts))
-    copied = {name: path for name, path in files.items() if name not in written and not _is_of_weights(name, sources)}
-    return Plan(sources, layouts, copied, written, _key(sources, layouts, written))
+    left_out = {*written, _OF_PLAIN}
+    copied = {name: path for name, path in files.items() if name not in left_out and not _is_of_weights(name, sources)}
+    return Plan(sources, layouts, copied, written, selection.left_plain, _key(sources, layouts, written))
 
 
 def _sources(folder: Path, files: dict[str, Path]) -> dict[str, Source]:

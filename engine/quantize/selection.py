@@ -39,6 +39,7 @@ class Selection:
 
     quantized: frozenset[str]  # tensors
     not_converted: tuple[str, ...]  # modules, as "modules_to_not_convert" names them
+    left_plain: tuple[str, ...]  # weights of linear layers that have no whole blocks, or are joined with such
 
 
 def select(tensors: Mapping[str, Stored]) -> Selection:
@@ -51,7 +52,7 @@ def select(tensors: Mapping[str, Stored]) -> Selection:
     named = sorted(
         name for name in left | _OUTSIDE | _LAYERS_OUTSIDE if not any(_is_matched(module, name) for module in modules)
     )
-    return Selection(quantized, tuple(named))
+    return Selection(quantized, tuple(named), tuple(sorted(linear - quantized)))
 
 
 def _is_linear(name: str, tensor: Stored) -> bool:

@@ -5,22 +5,19 @@ A batch takes milliseconds, so it is computed by the thread that collects it whi
 Shapes: T tokens of a batch, B sequences, D numbers a row.
 """
 
-import queue
-import threading
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine import model_folder
-from engine.failures import engine_error
+from engine.blocking import BlockingEngine
 from engine.head.host import HostHead, load_head
 from engine.model_folder import ModelFolder
 from engine.static.table import Table, read_table
 from engine.types import (
+    MAX_NUM_SEQS,
     Batch,
-    EngineClosed,
-    EngineError,
     EngineLimits,
     ModelError,
     ModelInfo,
@@ -34,42 +31,13 @@ _MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
 _DTYPES = ("auto", "float32")
 
 
-class StaticEngine:
-    """See engine.types.Engine. Gives pooled rows, before a final Normalize, and token rows."""
+class StaticEngine(BlockingEngine):
+    """Gives pooled rows, before a final Normalize, and token rows."""
 
     def __init__(self, table: Table, head: HostHead, *, info: ModelInfo, limits: EngineLimits) -> None:
-        self.info = info
-        self.limits = limits
+        super().__init__(info=info, limits=limits)
         self._table = table
         self._head = head
-        self._slots = threading.Semaphore(limits.depth)
-        self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
-        self._num_submitted = 0
-
-    def submit(self, batch: Batch) -> int:
-        """See engine.types.Engine."""
-        self._slots.acquire()
-        self._num_submitted += 1
-        self._submitted.put((self._num_submitted, batch))
-        return self._num_submitted
-
-    def collect(self) -> tuple[int, Results | EngineError]:
-        """See engine.types.Engine."""
-        submitted = self._submitted.get()
-        if submitted is None:
-            self._submitted.put(None)  # for whoever asks again
-            raise EngineClosed
-        ticket, batch = submitted
-        try:
-            return ticket, self._compute(batch)
-        except Exception as error:
-            return ticket, engine_error(error)
-        finally:
-            self._slots.release()
-
-    def close(self) -> None:
-        """See engine.types.Engine."""
-        self._submitted.put(None)
 
     def _compute(self, batch: Batch) -> Results:
         assert batch.outputs in self.info.outputs, batch.outputs
@@ -104,7 +72,7 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> StaticEngine:
     table, head = read_table(folder.weights_folder / "model.safetensors"), load_head(folder.path, folder.steps)
     limits = EngineLimits(
         max_num_tokens=max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen),
-        max_num_seqs=options["max_num_seqs"],
+        max_num_seqs=options["max_num_seqs"] or MAX_NUM_SEQS,
         max_seqlen=folder.max_seqlen,
         depth=_DEPTH,
     )

@@ -27,6 +27,7 @@ from engine.transformers.placement import Place, check_fits, place
 from engine.transformers.query_table import QueryTable, query_table
 from engine.transformers.selftest import Choice, choose_forward
 from engine.types import (
+    MAX_NUM_SEQS,
     Batch,
     EngineClosed,
     EngineError,
@@ -148,7 +149,7 @@ def _route_notes(folder: ModelFolder) -> tuple[str, ...]:
 def _limits(folder: ModelFolder, options: dict[str, Any], *, streams: int) -> EngineLimits:
     return EngineLimits(
         max_num_tokens=max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen),
-        max_num_seqs=options["max_num_seqs"],
+        max_num_seqs=options["max_num_seqs"] or MAX_NUM_SEQS,
         max_seqlen=folder.max_seqlen,
         streams=streams,
         depth=streams + 1,

@@ -5,14 +5,18 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from tests.docker.dockerfile import Instruction, Stage
 
 TOOLS = ("debootstrap", "unshare", "nsenter", "chroot", "ip", "cp")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RELEASE = "bookworm"
+_PATIENCE = 120.0  # seconds
+_METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:9000/metrics', timeout=9).read().decode())"
 # $1 is the root, then come folders of the host's that show at the same place, "--", and what to run there.
 _RUN = """
 root=$1; shift
@@ -22,11 +26,12 @@ while [ "$1" != -- ]; do
 done
 shift; exec chroot "$root" "$@"
 """
-# $1 is the root, $2 the folder behind /data, $3 the one behind /model, $4 the user. Docker sets the port's limit to 0.
+# $1 is the root, $2 the folder behind /data, $3 the one behind /model, $4 the user, $5 the lowest port for all: Docker
+# sets it to 0.
 _START = """
 root=$1
 ip link set lo up
-echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start
+echo "$5" > /proc/sys/net/ipv4/ip_unprivileged_port_start
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount -t tmpfs tmpfs "$root/tmp"
@@ -34,7 +39,7 @@ mount -t tmpfs tmpfs "$root/dev/shm"
 mount --bind "$2" "$root/data"
 mount --bind -o ro "$3" "$root/model"
 mount -o remount,ro,bind "$root"
-user=$4; shift 4; cd /
+user=$4; shift 5; cd /
 exec chroot --userspec="$user" "$root" "$@"
 """
 
@@ -141,12 +146,17 @@ class Root:
 class Container:
     """The last stage's ENTRYPOINT, running."""
 
-    def __init__(self, root: Root, words: list[str], *, data: Path, model: Path) -> None:
+    def __init__(
+        self, root: Root, words: list[str], *, data: Path, model: Path, user: str = "", low_ports: bool = True
+    ) -> None:
+        """`user`: as of `docker run --user`, with numbers that no file of the root knows; "" = the image's own."""
         self._root = root
-        self._environment = {**root.environment, "HOME": "/data", "HOSTNAME": "2f0c1d5e7a90"}
+        self._user = user or root.user
+        home = "/" if user else "/data"  # where the image sets none, Docker looks into /etc/passwd
+        self._environment = {"HOME": home, **root.environment, "HOSTNAME": "2f0c1d5e7a90"}
         (root.folder / "model").mkdir(exist_ok=True)
         command = ["env", "-i", *_assignments(self._environment), *words]
-        places = [str(root.folder), str(data), str(model), root.user]
+        places = [str(root.folder), str(data), str(model), self._user, "0" if low_ports else "1024"]
         self.log = data.parent / "container.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -154,6 +164,13 @@ class Container:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def started(self) -> bool:
         """Whether process 1 has got as far as the container's own root."""
@@ -163,9 +180,19 @@ class Container:
     def execute(self, *words: str) -> subprocess.CompletedProcess[str]:
         """What `docker exec` does: another process in the same namespaces, as the same user."""
         enter = ["nsenter", f"--target={self._init()}", "--mount", "--net", "--pid", "--root", "--wd"]
-        user = ["chroot", f"--userspec={self._root.user}", "/"]
+        user = ["chroot", f"--userspec={self._user}", "/"]
         command = [*enter, *user, "env", "-i", *_assignments(self._environment), *words]
         return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def wait_for(self, metric: str) -> None:
+        """Until /metrics on the supervisor's own port has this line."""
+        give_up = time.monotonic() + _PATIENCE
+        while metric not in self.execute("python3", "-c", _METRICS).stdout:
+            assert time.monotonic() < give_up, self.log.read_text()
+
+    def wait(self) -> int:
+        """The exit code of one that ends by itself."""
+        return self.process.wait(_PATIENCE)
 
     def stop(self, patience: float) -> int:
         """SIGTERM to process 1; its exit code."""

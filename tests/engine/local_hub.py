@@ -39,6 +39,8 @@ class LocalHub:
     cut_after: int = 0  # after so many bytes
     weights_status: int = 200  # of the host that has the weights
     silent: bool = False  # take connections and never answer
+    stalls: bool = False  # begin to send weights, and go no further
+    stalled: threading.Event = field(default_factory=threading.Event)  # so it is now
     released: threading.Event = field(default_factory=threading.Event)
 
     def paths(self, method: str = "GET") -> list[str]:
@@ -144,6 +146,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(self.hub.weights_status, {})
             return
         first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        if self.hub.stalls and self.command == "GET":
+            self._answer(200, {}, content, send=1)
+            self.wfile.flush()
+            self.hub.stalled.set()
+            self.hub.released.wait()
+            return
         span = {"Content-Range": f"bytes {first}-{len(content) - 1}/{len(content)}"} if first else {}
         cut = self.hub.num_cuts > 0
         self.hub.num_cuts -= cut

@@ -79,7 +79,11 @@ def test_which_engine_is_chosen(asked: str, quantization: str, chosen: str) -> N
 @pytest.mark.parametrize(
     ("asked", "quantization", "message"),
     [
-        ("cuda", "none", "--engine cuda is not one of auto, fake, openvino, onnxruntime, fused, transformers, static"),
+        (
+            "cuda",
+            "none",
+            "--engine cuda is not one of auto, fake, openvino, onnxruntime, tensorrt-llm, fused, transformers, static",
+        ),
         (
             "auto",
             "fp8",

@@ -14,7 +14,10 @@ def cuda(*capabilities: tuple[int, int]) -> Cuda:
     return Cuda(tuple(Gpu(index, "GPU", capability, 80 * GIB) for index, capability in enumerate(capabilities)))
 
 
-CPU_INSTEAD = "; --devices cpu serves most models, by openvino or transformers"
+CPU_INSTEAD = (
+    "; docker run --gpus all gives a container those that there are"
+    "; --devices cpu serves most models, by openvino or transformers"
+)
 NONE = Cuda(why_none="there is no CUDA driver here")
 HOPPER, ADA, AMPERE, TURING = (9, 0), (8, 9), (8, 0), (7, 5)
 

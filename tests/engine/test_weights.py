@@ -1,10 +1,12 @@
 """The size of weights, from headers alone."""
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
+from engine import weights
 from engine.types import ModelError
 from engine.weights import Weights, weights_of
 
@@ -58,6 +60,17 @@ def test_what_is_no_such_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match="is not a safetensors file"):
         weights_of(tmp_path)
+
+
+def test_a_file_that_is_not_for_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who is refused nothing."""
+
+    def refuse(file: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr(weights, "header_of", refuse)
+    with pytest.raises(ModelError, match=r"model\.safetensors can't be read: Permission denied$"):
+        weights.weights_of(tmp_path)
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     missing = "there is no CUDA driver here (libcuda.so.1 can't be loaded)"
     assert line_of("--devices", "cuda:0", folder=tmp_path) == (
-        f"embedline: --devices cuda:0: {missing}; --devices cpu serves most models, by openvino or transformers"
+        f"embedline: --devices cuda:0: {missing}; docker run --gpus all gives a container those that there are; "
+        "--devices cpu serves most models, by openvino or transformers"
     )
     assert missing in line_of("--devices", "cuda", folder=tmp_path)
     for wish in ("--engine", "fused"), ("--quantization", "fp8"):
@@ -51,7 +52,7 @@ def test_devices_beside_a_driver(
     shutil.move(driver(tmp_path), tmp_path / "libcuda.so.1")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     python = str(tmp_path / "python")
-    Path(python).write_text("#!/bin/sh\necho True\n")
+    Path(python).write_text("""#!/bin/sh\necho '{"version": [3, 11], "has": ["numpy"]}'\n""")
     Path(python).chmod(0o755)
     assert line_of(*flags, "--engine-python", python, folder=tmp_path).startswith(f"embedline: {words}")
 

@@ -63,6 +63,21 @@ def test_a_start_that_waits_for_the_hub_can_be_stopped(hub: LocalHub, tmp_path: 
     assert not [line for line in server.log.lines if " INFO " not in line]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_in_the_middle_of_a_file_can_be_stopped(hub: LocalHub, tmp_path: Path, number: int) -> None:
+    """Threads of the library fetch it, which an ordinary exit would wait for; Docker kills after 10 s."""
+    hub.stalls = True
+    server = Server(*FAKE, "--model-id", MODEL, folder=tmp_path, environment=environment(hub, tmp_path / "cache"))
+    try:
+        assert hub.stalled.wait(PATIENCE)
+        server.process.send_signal(number)
+        assert server.process.wait(9) == 0
+    finally:
+        server.close()
+    assert not [line for line in server.log.lines if " INFO " not in line]
+    assert not [line for line in server.log.lines if hub.url in line], "addresses may be signed"
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -24,6 +24,7 @@ MODEL_FLAGS = {
     "--served-model-name": "SERVED_MODEL_NAME",
     "--task": "TASK",
     "--pooling --pooling-method": "POOLING POOLING_METHOD",
+    "--dense-path": "DENSE_PATH",
     "--max-input-length --max-model-len": "MAX_INPUT_LENGTH MAX_MODEL_LEN",
     "--auto-truncate --no-auto-truncate": "AUTO_TRUNCATE",
     "--default-prompt-name": "DEFAULT_PROMPT_NAME",
@@ -33,6 +34,8 @@ MODEL_FLAGS = {
     "--dtype": "DTYPE",
     "--quantization": "QUANTIZATION",
     "--attention": "ATTENTION",
+    "--tensorrt-llm-model-class": "TENSORRT_LLM_MODEL_CLASS",
+    "--tensorrt-llm-cuda-graphs --no-tensorrt-llm-cuda-graphs": "TENSORRT_LLM_CUDA_GRAPHS",
     "--gpu-memory-share": "GPU_MEMORY_SHARE",
     "--max-batch-tokens": "MAX_BATCH_TOKENS",
     "--max-batch-requests": "MAX_BATCH_REQUESTS",
@@ -69,9 +72,13 @@ SERVER_FLAGS = {
     "--heartbeat-timeout": "HEARTBEAT_TIMEOUT",
     "--batch-timeout": "BATCH_TIMEOUT",
     "--shutdown-timeout": "SHUTDOWN_TIMEOUT",
+    "--uds-path": "UDS_PATH",
+    "--otlp-endpoint": "OTLP_ENDPOINT",
+    "--otlp-service-name": "OTLP_SERVICE_NAME",
+    "--disable-spans --no-disable-spans": "DISABLE_SPANS",
 }
 FLAGS = {**MODEL_FLAGS, **SERVER_FLAGS}
-COMMANDS = {"serve", "inspect", "verify", "convert", "quantize", "health", "bench", "version"}
+COMMANDS = {"serve", "inspect", "verify", "doctor", "convert", "quantize", "health", "bench", "version"}
 
 
 class Ran(Exception):
@@ -273,8 +280,7 @@ def test_hostname_is_never_read_from_the_environment(run: Run, monkeypatch: pyte
         (["serve", "--auto-truncate=maybe"], "--auto-truncate"),
         (["serve", "--dtype", "float8"], "--dtype"),
         (["serve", "--default-prompt", "a", "--default-prompt-name", "b"], "--default-prompt-name"),
-        (["serve", "--otlp-endpoint", "http://a"], "--otlp-endpoint is not supported"),
-        (["serve", "--uds-path=/tmp/a"], "--uds-path is not supported"),
+        (["serve", "--otlp-endpoint"], "--otlp-endpoint"),
         (["serve", "--devices", ","], "--devices"),
         (["serve", "--gpu-memory-share", "0"], "--gpu-memory-share must be at least 0.01"),
         (["serve", "--gpu-memory-share", "1.1"], "--gpu-memory-share must be at most 1"),
@@ -326,12 +332,34 @@ def test_what_the_server_finds_wrong_is_one_line_too(
     assert capsys.readouterr().err == "embedline: --port 80: can't listen there\n"
 
 
+def test_a_command_that_needs_what_engines_compute_with_says_so(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lack(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(cli, "run_quantization", lambda settings, out: lack("torch"))
+    assert run.exit_code("quantize", "a-model", "out") == 2
+    assert "needs torch, which is not installed here" in capsys.readouterr().err
+
+    monkeypatch.setattr(cli, "run_quantization", lambda settings, out: lack("server.of_ours"))
+    with pytest.raises(ModuleNotFoundError):
+        run("quantize", "a-model", "out")
+
+
 def test_the_servers_exit_code_is_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "run_server", lambda settings: 7)
     assert run.exit_code("serve") == 7
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["version"]])
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_an_images_version(run: Run, capsys: pytest.CaptureFixture[str], word: str) -> None:
+    """Its entry point has said `serve` already."""
+    run("serve", "--hostname", "0.0.0.0", word)
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["-V"], ["version"]])
 def test_version(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     if arguments == ["version"]:
         assert not run.exit_code(*arguments)
@@ -340,7 +368,7 @@ def test_version(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[s
     assert capsys.readouterr().out == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_lists_the_commands(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert not run.exit_code(*arguments)
 

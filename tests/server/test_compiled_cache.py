@@ -1,5 +1,6 @@
 """Where compiled models are kept: as asked, or by the XDG specification, or nowhere."""
 
+import errno
 import logging
 from pathlib import Path
 
@@ -33,8 +34,26 @@ def test_one_that_was_asked_for_must_be_writable(tmp_path: Path) -> None:
             cache_folder(str(asked), {})
 
 
+def test_a_home_that_nobody_knows() -> None:
+    with pytest.raises(SettingsError, match="--compiled-cache begins with the home of nobody"):
+        cache_folder("~nobody-of-this-name/cache", {})
+
+
 def test_a_default_that_is_not_writable_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
         assert cache_folder(None, {"HOME": str(tmp_path / "file")}) is None
     assert "no cache of compiled models" in caplog.text
+
+
+def test_a_folder_of_somebody_elses_says_what_helps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tests may run as root, who is refused nothing."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(
+        SettingsError, match=r"Permission denied; .*--user \$\(id -u\):\$\(id -g\)\); off keeps nothing"
+    ):
+        cache_folder(str(tmp_path / "data"), {})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from server import cli, serve
+from server import cli, engine_python
 from server.flag import flags_of
 from server.model_settings import ModelSettings
 from server.serve import prepare
@@ -115,7 +115,6 @@ FAKE = ("--engine", "fake")
         (("--compiled-cache", "/dev/null"), "--compiled-cache"),
         (("--config", "/no/such/file.toml"), "--config"),
         (("--max-batch-token", "5"), "--max-batch-token"),
-        (("--otlp-endpoint", "http://localhost:4317"), "--otlp-endpoint"),
         (("--auto-truncate=maybe",), "--auto-truncate"),
         (("--port",), "--port"),
         (("a-model",), "a-model"),
@@ -167,7 +166,7 @@ def program(path: Path, text: str) -> str:
 
 
 def test_an_interpreter_that_says_nothing(refuse: Refuse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(serve, "_PYTHON_SECONDS", 0.01)
+    monkeypatch.setattr(engine_python, "_SECONDS", 0.01)
     silent = program(tmp_path / "silent", "#!/bin/sh\nexec sleep 60\n")
 
     assert "--engine-python did not answer" in refuse(*FAKE, "--engine-python", silent)
@@ -180,7 +179,8 @@ def test_a_program_that_cannot_be_run(refuse: Refuse, tmp_path: Path) -> None:
 def test_another_interpreter_is_taken(tmp_path: Path) -> None:
     same = program(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
 
-    serve._check_python(same)
+    engine_python.check_engine_python(same)
+    assert not engine_python.has_tensorrt_llm_alone(same)
 
 
 @pytest.mark.parametrize("variable", ["FRONTENDS", "AUTO_TRUNCATE", "MAX_BATCH_TOKENS", "BULK_MAX_WAIT", "REQUEST_LOG"])

@@ -141,7 +141,7 @@ def test_what_a_start_would_find_on_this_machine(
 
 def test_the_engines_of_auto_are_looked_for() -> None:
     assert registry.tried_by_auto("cpu")["transformers"] is True
-    assert list(registry.tried_by_auto("cuda:0")) == ["fused", "transformers"]
+    assert list(registry.tried_by_auto("cuda:0")) == ["tensorrt-llm", "fused", "transformers"]
 
 
 def test_devices_and_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The folder of a running server: closed to others, found again by nobody, swept when its server was killed."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from server.flag import SettingsError
 from server.run_folder import RunFolder
 
 
@@ -92,3 +94,12 @@ def test_where_the_runtime_folder_can_not_be_used_there_is_tmp(unusable: str, mo
     folder.remove()
 
     assert Path(path).parent.parent == Path("/tmp")
+
+
+def test_where_no_folder_can_be_written_to_one_line_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**kwargs: object) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(SettingsError, match=r"Read-only file system: TMPDIR .*--tmpfs /tmp"):
+        RunFolder()

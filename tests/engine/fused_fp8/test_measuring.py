@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine import sample_ids
-from engine.fused import choices, measuring, original, selfcheck
+from engine import sample_ids, selfcheck
+from engine.fused import choices, measuring, original
 from engine.fused.assembly import Model, assemble
 from engine.fused.engine import FusedEngine
 from engine.fused.measuring import Measuring

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from engine import selfcheck
 from engine.fused import engine as fused
-from engine.fused import selfcheck
 from engine.fused.cuda_device import CudaDevice, DeviceSizes
 from engine.fused.engine import FusedEngine
 from engine.fused.host_device import HostDevice

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
-from engine import messages, registry
+from engine import messages, registry, selfcheck
 from engine.fused import engine as fused
-from engine.fused import gate, loading, original, selfcheck
+from engine.fused import gate, loading, original
 from engine.fused.assembly import Model
 from engine.fused.compute import ModelCompute
 from engine.fused.packing import Packer, views

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from engine import model_folder
+from engine import model_folder, selfcheck
 from engine.failures import not_finite
-from engine.fused import selfcheck
 from engine.fused.adapters.configuration import activation_of, demand
 from engine.fused.refusal import check_outputs
 from engine.fused.rotary import check
@@ -28,7 +27,7 @@ from tests.engine.tiny_models import save
     ],
 )
 def test_whose_fault_it_is(kind: EngineErrorKind, is_the_devices: bool, words: str) -> None:
-    error = selfcheck.cannot_run(EngineError(kind, "boom"))
+    error = selfcheck.cannot_run("fused", EngineError(kind, "boom"))
     assert isinstance(error, DeviceTrouble) is is_the_devices
     assert str(error).startswith("the fused engine can't run the model: boom")
     assert words in str(error)

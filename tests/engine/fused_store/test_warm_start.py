@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import fingerprint, model_folder, sample_ids
+from engine import fingerprint, model_folder, sample_ids, selfcheck
 from engine.fused import engine as fused
-from engine.fused import gate, keeping, original, selfcheck
+from engine.fused import gate, keeping, original
 from engine.types import ModelError
 from tests.engine.tiny_models import save
 

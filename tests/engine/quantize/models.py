@@ -1,5 +1,6 @@
 """Folders whose layers are just large enough to have whole blocks, and what was made of them."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +26,15 @@ def quantized(folder: Path, out: Path) -> Done:
 def contents(folder: Path) -> dict[str, bytes]:
     """Of all files."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def end_of_processes(cache: Path) -> None:
+    """As the kernel does it: what the users of copies hold open is closed."""
+    for number in os.listdir("/proc/self/fd"):
+        link = Path("/proc/self/fd", number)
+        if link.is_symlink() and Path(os.readlink(link)).is_relative_to(cache):
+            os.close(int(number))
+
+
+def copies(cache: str) -> list[str]:
+    return sorted(path.name for path in Path(cache, "block-fp8").iterdir() if path.is_dir())

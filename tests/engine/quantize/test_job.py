@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from engine.quantize import blocks, shard
 from engine.quantize.job import quantize
 from engine.quantize.journal import Journal
 from engine.types import EngineError, ModelError, OutputKind
+from tests.engine.quantize.fuse import Fuse, Killed
 from tests.engine.quantize.models import contents, quantized, wide
 from tests.engine.tiny_models import Reference, arbitrary, batch
 
@@ -155,34 +155,6 @@ def test_every_tensor_lies_at_a_multiple_of_its_size(model: Path, tmp_path: Path
     assert all(place.begin % place.dtype.itemsize == 0 for place in found.values())
     read = load_file(out / "model.safetensors")
     assert all(torch.equal(read[name], tensors[name]) for name in ("a.mask", "b.ids", "c.scale"))
-
-
-class Killed(BaseException):
-    """In place of the signal: nothing of ours catches it."""
-
-
-class Fuse:
-    """Lets so many calls that change files through, writes half of the next one, and ends everything there."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_calls: int) -> None:
-        self.rest = num_calls
-        for owner, name in (
-            (os, "pwrite"), (os, "write"), (os, "ftruncate"), (os, "fdatasync"), (os, "open"), (shutil, "copyfile"),
-            (shutil, "rmtree"), (Path, "mkdir"), (Path, "rename"), (Path, "write_text"),
-        ):  # fmt: skip
-            monkeypatch.setattr(owner, name, self._cut_off(getattr(owner, name), halves=name in ("pwrite", "write")))
-
-    def _cut_off(self, call: Callable[..., Any], *, halves: bool) -> Callable[..., Any]:
-        def cut_off(first: Any, *arguments: Any, **others: Any) -> Any:
-            self.rest -= 1
-            if self.rest < 0:
-                if halves:
-                    content, *rest = arguments
-                    call(first, content[: len(content) // 2], *rest)
-                raise Killed
-            return call(first, *arguments, **others)
-
-        return cut_off
 
 
 def test_cut_off_anywhere_and_run_again_it_is_the_same(

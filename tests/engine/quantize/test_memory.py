@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from engine.fused import tensor_file
 from tests.engine.folder_files import write
@@ -48,10 +49,22 @@ def measured(folder: Path, num_layers: int, num_embeddings: int) -> tuple[int, i
     return before * 1024, after * 1024, error
 
 
+def error_of_last_layer(folder: Path, num_layers: int) -> float:
+    """The relative RMS of what the new file of `folder` lost there, as the files are read again."""
+    name = f"layers.{num_layers - 1}.mlp.down_proj.weight"
+    with safe_open(folder / "model.safetensors", "pt") as plain:
+        weight = plain.get_tensor(name).float()
+    with safe_open(folder.parent / "out" / "model.safetensors", "pt") as quantized:
+        scales = quantized.get_tensor(f"{name}_scale_inv").repeat_interleave(128, 0).repeat_interleave(128, 1)
+        read = quantized.get_tensor(name).float().mul_(scales)
+    return float((read - weight).norm(dtype=torch.float64) / weight.norm(dtype=torch.float64))
+
+
 def test_it_is_that_of_a_strip_and_not_of_a_tensor(tmp_path: Path) -> None:
     before, after, error = measured(tmp_path / "model", num_layers=2, num_embeddings=16 * 1024)
     assert (tmp_path / "model" / "model.safetensors").stat().st_size > 128 * _MIB
     assert after - before < 96 * _MIB
+    assert error_of_last_layer(tmp_path / "model", 2) == pytest.approx(error, rel=1e-4)
     assert error < 0.03
 
 
@@ -63,4 +76,5 @@ def test_a_model_of_1_2_gb_takes_less_than_1_gib(tmp_path: Path) -> None:
     assert (tmp_path / "model" / "model.safetensors").stat().st_size > 1_200_000_000
     assert after < 1024 * _MIB
     assert after - before < 128 * _MIB
+    assert error_of_last_layer(tmp_path / "model", 28) == pytest.approx(error, rel=1e-4)
     assert error < 0.03

@@ -1,0 +1,149 @@
+"""The `tensorrt-llm` engine: `LLM(encode_only=True).encode(...)`, one batch after the other.
+
+`encode` blocks, runs on the thread that calls it, and shares its buffers between calls: whoever collects computes, so
+it is one thread's alone, and the depth is 1. Knows batches and rows; which class makes them is `served`'s.
+"""
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine import selfcheck
+from engine.blocking import BlockingEngine
+from engine.head.host import HostHead, load_head
+from engine.tensorrt_llm import arguments, choices, loading, probe
+from engine.tensorrt_llm.choices import Choices
+from engine.tensorrt_llm.served import Served
+from engine.tensorrt_llm.trailing import without_trailing
+from engine.types import (
+    Batch,
+    DeviceTrouble,
+    EngineError,
+    EngineErrorKind,
+    EngineLimits,
+    ModelError,
+    ModelInfo,
+    OutputKind,
+    ProcessSpent,
+    Results,
+    Rows,
+)
+
+logger = logging.getLogger("embedline.engine")
+
+# Sequences as lists of ids, and what the class is told beside them, to rows [B, L], a tensor on the host.
+Encode = Callable[[list[list[int]], dict[str, Any]], Any]
+
+
+class TensorrtLlmEngine(BlockingEngine):
+    """Gives one kind of rows, as `served` says."""
+
+    def __init__(
+        self, encode: Encode, served: Served, *, head: HostHead, info: ModelInfo, limits: EngineLimits
+    ) -> None:
+        super().__init__(info=info, limits=limits)
+        self._encode = encode
+        self._served = served
+        self._head = head
+
+    def _answer(self, batch: Batch) -> Results | EngineError:
+        answer = super()._answer(batch)
+        if isinstance(answer, EngineError) and answer.kind is EngineErrorKind.OUT_OF_MEMORY:
+            loading.release_memory()  # only here, as until now the exception's traceback held the batch's tensors
+        return answer
+
+    def _compute(self, batch: Batch) -> Results:
+        return {self._served.output: Rows(self._rows(batch))}
+
+    def _rows(self, batch: Batch) -> NDArray[np.float32]:
+        assert batch.outputs is self._served.output, batch.outputs
+        raw = self._encode(_sequences(batch, self._served.pad_id), self._beside(batch))
+        rows = np.ascontiguousarray(raw.float().numpy())
+        if rows.shape != (batch.num_seqs, self._served.num_outputs):
+            raise EngineError(EngineErrorKind.FAILED, f"rows of shape {rows.shape} for {batch.num_seqs} sequences")
+        return self._head(rows) if self._served.output is OutputKind.POOLED else rows
+
+    def _beside(self, batch: Batch) -> dict[str, Any]:
+        if not self._served.takes_token_types:
+            return {}
+        zeros = np.zeros(batch.num_tokens, np.int32)
+        return {"token_type_ids": loading.on_gpu(zeros if batch.token_type_ids is None else batch.token_type_ids)}
+
+
+def _sequences(batch: Batch, pad_id: int | None) -> list[list[int]]:
+    ids, bounds = batch.token_ids.tolist(), batch.cu_seqlens.tolist()
+    return [without_trailing(ids[start:end], pad_id) for start, end in itertools.pairwise(bounds)]
+
+
+def load(*, name: str, reason: str, options: dict[str, Any]) -> TensorrtLlmEngine:
+    """options: path, device ("cuda:0", …), gpu (a cuda_driver.Gpu as a dict), dtype, pooling and task (None = as the
+    folder has it), max_num_tokens (None = 16384), max_num_seqs (None = 32), and perhaps max_seqlen, quantization
+    ("auto"), cache_dir, memory_share, model_class ("embedline" or "stock") and records_graphs (False).
+
+    Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported.
+    """
+    chosen = choices.choose(options)
+    os.environ.update(arguments.NO_TELEMETRY)
+    show_only(options["device"], os.environ)
+    try:
+        engine = _proved(chosen, _info(chosen, name=name, reason=reason, device=options["device"]))
+    except DeviceTrouble:
+        raise
+    except ModelError as error:
+        raise ProcessSpent(str(error)) from error
+    for note in engine.info.notes:
+        logger.info("%s: %s", name, note)
+    return engine
+
+
+def _proved(chosen: Choices, info: ModelInfo) -> TensorrtLlmEngine:
+    """Loaded, and tried on its first batches. Raises ModelError."""
+    library = loading.load(chosen)
+    head = load_head(chosen.folder.path, chosen.folder.steps)
+    limits = loading.limits(chosen, library.limits)
+    engine = TensorrtLlmEngine(library.encode, chosen.served, head=head, info=info, limits=limits)
+    found = probe.affordable(engine, chosen.folder)
+    if found != limits:
+        engine = TensorrtLlmEngine(library.encode, chosen.served, head=head, info=info, limits=found)
+    selfcheck.check(engine, chosen.folder, dtype=info.dtype)
+    return engine
+
+
+def _info(chosen: Choices, *, name: str, reason: str, device: str) -> ModelInfo:
+    folder, served = chosen.folder, chosen.served
+    return ModelInfo(
+        name=name,
+        engine="tensorrt-llm",
+        reason=reason,
+        outputs=served.output,
+        dimensions=folder.dimensions,
+        max_seqlen=folder.max_seqlen,
+        vocab_size=folder.vocab_size,
+        pooling=folder.pooling,
+        normalize=folder.normalize,
+        dtype=_dtype(chosen),
+        device=device,
+        architecture=folder.architecture,
+        notes=(f"tensorrt_llm {chosen.package.version}", served.note, *chosen.notes, *folder.notes),
+    )
+
+
+def _dtype(chosen: Choices) -> str:
+    match chosen.checkpoint.algorithm:
+        case "":
+            return chosen.served.dtype or chosen.dtype
+        case "NVFP4":
+            return "nvfp4"
+    return "fp8"
+
+
+def show_only(device: str, environ: MutableMapping[str, str]) -> None:
+    """Let CUDA see one GPU in this process, as tensorrt_llm takes the first; before CUDA is initialised."""
+    index = int(device.partition(":")[2] or 0)
+    visible = [one.strip() for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
+    environ["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)

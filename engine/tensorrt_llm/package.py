@@ -1,0 +1,83 @@
+"""Whether the package tensorrt_llm is installed here, in a version that can encode. Never imports it."""
+
+import importlib.metadata
+import importlib.util
+import inspect
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.types import ModelError
+
+NAME = "tensorrt_llm"
+
+_OLDEST = "1.3.0rc22"
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?(a|b|rc|dev)(\d+))?")
+_STAGES = ("dev", "a", "b", "rc", "")  # in their order; "" is the release
+_INSTEAD = (
+    "take the tensorrt-llm image, or --engine-python with a Python that has it; --engine fused or transformers, in the "
+    "cuda image, needs none"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What is installed."""
+
+    version: str  # "" where its files do not say
+    where: str  # its folder
+
+
+def find() -> Package:
+    """Raises ModelError where there is none, or one that is known to be too old.
+
+    A newer one than we know of is taken: `check_features` decides, once it is imported.
+    """
+    spec = importlib.util.find_spec(NAME)
+    if spec is None or spec.origin is None:
+        raise ModelError(f"the package {NAME} is not installed for this Python; {_INSTEAD}")
+    package = Package(_installed_version(), str(Path(spec.origin).parent))
+    if is_too_old(package.version):
+        raise ModelError(
+            f"{NAME} {package.version} is too old: LLM.encode came to the 1.3.0 release candidates, and {_OLDEST} is "
+            f"the oldest that is served; {_INSTEAD}"
+        )
+    return package
+
+
+def is_too_old(version: str) -> bool:
+    """False for what is no version that we can read."""
+    key, oldest = _key(version), _key(_OLDEST)
+    return key is not None and oldest is not None and key < oldest
+
+
+def check_features(llm_class: type, args_class: type) -> None:
+    """Raises ModelError where the package's LLM, or its arguments' class, lacks what encoding needs."""
+    encode = getattr(llm_class, "encode", None)
+    if encode is None:
+        raise _lack("LLM.encode")
+    if "return_raw_logits" not in inspect.signature(encode).parameters:
+        raise _lack("return_raw_logits of LLM.encode")
+    if "encode_only" not in getattr(args_class, "model_fields", {}):
+        raise _lack(f"encode_only in {args_class.__name__}")
+
+
+def _lack(feature: str) -> ModelError:
+    version = _installed_version() or "of no known version"
+    return ModelError(f"{NAME} {version} has no {feature}, so it can't encode; {_INSTEAD}")
+
+
+def _installed_version() -> str:
+    try:
+        return importlib.metadata.version(NAME)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _key(version: str) -> tuple[int, int, int, int, int] | None:
+    """What versions are ordered by: 1.3.0.dev1 < 1.3.0rc2 < 1.3.0rc10 < 1.3.0. Local parts do not count."""
+    found = _VERSION.match(version)
+    if found is None:
+        return None
+    major, minor, patch, stage, number = found.groups()
+    return int(major), int(minor), int(patch or 0), _STAGES.index(stage or ""), int(number or 0)

@@ -1,0 +1,32 @@
+"""Ports that can't be had: one line, and what helps."""
+
+import errno
+import socket
+
+import pytest
+
+from server.bind import bind
+from server.flag import SettingsError
+
+
+def test_a_low_port_that_is_roots_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who is refused nothing."""
+
+    def refuse(self: socket.socket, address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(SettingsError) as refused:
+        bind("127.0.0.1", 80, "--port")
+
+    message = str(refused.value)
+    assert message.startswith("--port 80: can't listen there: Permission denied; ")
+    assert "--port 8080" in message
+    assert "--sysctl net.ipv4.ip_unprivileged_port_start=0" in message
+
+
+def test_a_port_that_is_taken_gets_no_such_advice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"^--port {port}: can't listen there: Address already in use$"):
+            bind("127.0.0.1", port, "--port")

@@ -1,0 +1,197 @@
+"""Every flag and variable of text-embeddings-inference's router is taken, in each of its forms."""
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import model_folder
+from engine.model_folder import ModelFolder
+from engine.types import ModelError
+from server import cli
+from server.flag import flags_of
+from server.model_settings import ModelSettings
+from server.settings import Settings
+from server.tei_flags import check_dense_path, warn_of_flags_without_effect
+from tests.engine.folder_files import write
+
+# Of router/src/main.rs, at commit 0d124dc: words, the field they set here, its value.
+FORMS: list[tuple[list[str], str, Any]] = [
+    (["--model-id", "org/model"], "model_id", "org/model"),
+    (["--model-id=org/model"], "model_id", "org/model"),
+    (["--revision", "refs/pr/2"], "revision", "refs/pr/2"),
+    (["--tokenization-workers", "3"], "tokenization_workers", 3),
+    (["--dtype", "float16"], "dtype", "float16"),
+    (["--dtype", "float32"], "dtype", "float32"),
+    (["--dtype", "bfloat16"], "dtype", "bfloat16"),
+    (["--served-model-name", "name"], "served_model_name", "name"),
+    (["--pooling", "cls"], "pooling", "cls"),
+    (["--pooling", "mean"], "pooling", "mean"),
+    (["--pooling", "splade"], "pooling", "splade"),
+    (["--pooling", "last-token"], "pooling", "last-token"),
+    (["--max-concurrent-requests", "512"], "max_concurrent_requests", 512),
+    (["--max-batch-tokens", "16384"], "max_batch_tokens", 16384),
+    (["--max-batch-requests", "64"], "max_batch_requests", 64),
+    (["--max-client-batch-size", "32"], "max_client_batch_size", 32),
+    (["--auto-truncate"], "auto_truncate", True),
+    (["--auto-truncate", "true"], "auto_truncate", True),
+    (["--auto-truncate", "false"], "auto_truncate", False),
+    (["--auto-truncate=false"], "auto_truncate", False),
+    (["--default-prompt-name", "query"], "default_prompt_name", "query"),
+    (["--default-prompt", "query: "], "default_prompt", "query: "),
+    (["--dense-path", "2_Dense"], "dense_path", "2_Dense"),
+    (["--hf-api-token", "hf_x"], "hf_token", "hf_x"),
+    (["--hf-token", "hf_x"], "hf_token", "hf_x"),
+    (["--hostname", "0.0.0.0"], "hostname", "0.0.0.0"),
+    (["--port", "80"], "port", 80),
+    (["-p", "80"], "port", 80),
+    (["-p80"], "port", 80),
+    (["--uds-path", "/tmp/text-embeddings-inference-server"], "uds_path", "/tmp/text-embeddings-inference-server"),
+    (["--huggingface-hub-cache", "/data"], "huggingface_hub_cache", "/data"),
+    (["--payload-limit", "2000000"], "payload_limit", 2_000_000),
+    (["--api-key", "sesame"], "api_key", ("sesame",)),
+    (["--json-output"], "json_output", True),
+    (["--disable-spans"], "disable_spans", True),
+    (["--otlp-endpoint", "http://localhost:4317"], "otlp_endpoint", "http://localhost:4317"),
+    (["--otlp-service-name", "text-embeddings-inference.server"], "otlp_service_name", None),
+    (["--prometheus-port", "9000"], "prometheus_port", 9000),
+    (["--cors-allow-origin", "https://a.example"], "cors_allow_origin", ("https://a.example",)),
+    (["--cors-allow-origin", "*", "--cors-allow-origin", "https://a"], "cors_allow_origin", ("*", "https://a")),
+]
+VARIABLES: list[tuple[str, str, str, Any]] = [
+    ("AUTO_TRUNCATE", "false", "auto_truncate", False),
+    ("JSON_OUTPUT", "true", "json_output", True),
+    ("JSON_OUTPUT", "y", "json_output", True),
+    ("DISABLE_SPANS", "1", "disable_spans", True),
+    ("CORS_ALLOW_ORIGIN", "*", "cors_allow_origin", ("*",)),
+    ("HF_API_TOKEN", "hf_x", "hf_token", "hf_x"),
+    ("API_KEY", "sesame", "api_key", ("sesame",)),
+    ("LOG_LEVEL", "WARN", "log_level", "warn"),
+    ("LOG_LEVEL", "TRACE", "log_level", "trace"),
+    ("PORT", "80", "port", 80),
+]
+# Its variables are its flags' names in capitals. Docker sets HOSTNAME to the container's name, so it is not read here.
+NOT_READ = {"HOSTNAME"}
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {name for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
+    for variable in (*variables, "EMBEDLINE_CONFIG"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def served(monkeypatch: pytest.MonkeyPatch, *words: str) -> Settings:
+    """The settings of `embedline serve` with these words."""
+    found: list[Settings] = []
+
+    def run_server(settings: Settings) -> int:
+        found.append(settings)
+        return 0
+
+    monkeypatch.setattr(cli, "run_server", run_server)
+    monkeypatch.setattr(sys, "argv", ["embedline", "serve", "--hostname", "0.0.0.0", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    return found[0]
+
+
+def value_of(settings: Settings, name: str) -> Any:
+    return getattr(settings if hasattr(settings, name) else settings.models[0], name)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"), FORMS, ids=lambda part: " ".join(part) if type(part) is list else ""
+)
+def test_a_flag_in_this_form(monkeypatch: pytest.MonkeyPatch, words: list[str], name: str, value: Any) -> None:
+    expected = words[-1] if value is None else value
+    assert value_of(served(monkeypatch, *words), name) == expected
+
+
+@pytest.mark.parametrize(("variable", "word", "name", "value"), VARIABLES)
+def test_a_variable(monkeypatch: pytest.MonkeyPatch, variable: str, word: str, name: str, value: Any) -> None:
+    monkeypatch.setenv(variable, word)
+    assert value_of(served(monkeypatch), name) == value
+
+
+def test_every_flags_variable_is_read() -> None:
+    read = {name for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
+    theirs = {words[0].partition("=")[0] for words, _, _ in FORMS if words[0].startswith("--")}
+    assert {name[2:].replace("-", "_").upper() for name in theirs} - read == NOT_READ
+
+
+def test_a_whole_start_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "--model-id org/m --auto-truncate --json-output --dtype float16 --auto-truncate false -p 3000"
+    settings = served(monkeypatch, *words.split())
+    (model,) = settings.models
+    assert (model.model_id, model.dtype, model.auto_truncate) == ("org/m", "float16", False)
+    assert (settings.json_output, settings.port, settings.hostname) == (True, 3000, "0.0.0.0")
+
+
+def test_what_has_no_effect_is_said_and_its_value_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    given = Settings(uds_path="/secret", otlp_endpoint="http://secret", otlp_service_name="secret", disable_spans=True)
+    with caplog.at_level(logging.WARNING):
+        warn_of_flags_without_effect(given)
+
+    said = [record.getMessage() for record in caplog.records]
+    without = [flag.long_name for flag in flags_of(Settings) if flag.group == "Without effect"]
+    assert [line.partition(" has no effect here: ")[0] for line in said] == without
+    assert "secret" not in " ".join(said)
+
+
+def test_defaults_are_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        warn_of_flags_without_effect(Settings())
+    assert caplog.records == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ModelFolder:
+    """A model with one Dense module."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense_1024": "Dense"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds.items())
+    ]
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+    write(tmp_path / "config.json", {"model_type": "bert", **sizes, "max_position_embeddings": 16})
+    write(tmp_path / "modules.json", modules)
+    write(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True})
+    dense = {"in_features": 8, "out_features": 4, "bias": True, "activation_function": "torch.nn.Identity"}
+    write(tmp_path / "2_Dense_1024" / "config.json", dense)
+    return model_folder.read(tmp_path, needs_weights=False)
+
+
+@pytest.mark.parametrize("asked", [None, "2_Dense_1024", "2_Dense_1024/", "./2_Dense_1024"])
+def test_the_models_own_dense_module_is_taken(
+    folder: ModelFolder, asked: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_dense_path(asked, folder)
+    assert caplog.records == []
+
+
+def test_another_dense_module_is_refused(folder: ModelFolder) -> None:
+    with pytest.raises(ModelError, match=r"^--dense-path names another .*2_Dense_1024.*leave the flag out$"):
+        check_dense_path("2_Dense_768", folder)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_where_there_is_not_one_it_is_passed_over(
+    folder: ModelFolder, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_dense_path("2_Dense", replace(folder, steps=folder.steps * number))
+    assert f"the model has {number} Dense modules" in caplog.text
+
+
+def test_a_word_that_is_neither_true_nor_false(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["embedline", "serve", "--auto-truncate", "maybe"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "maybe" in capsys.readouterr().err

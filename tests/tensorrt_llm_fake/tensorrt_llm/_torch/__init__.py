@@ -1,0 +1,1 @@
+"""Upstream's PyTorch backend: what is imported from here is private there."""

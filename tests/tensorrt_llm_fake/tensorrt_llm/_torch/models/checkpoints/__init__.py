@@ -1,0 +1,1 @@
+"""How files of weights are read."""

@@ -1,0 +1,1 @@
+"""Files as transformers writes them."""

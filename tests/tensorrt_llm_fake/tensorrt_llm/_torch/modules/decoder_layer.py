@@ -1,0 +1,7 @@
+"""What layers derive from."""
+
+from torch import nn
+
+
+class DecoderLayer(nn.Module):
+    pass

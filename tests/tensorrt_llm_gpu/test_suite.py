@@ -1,0 +1,242 @@
+"""The GPU suite on a CPU, over what stands in for tensorrt_llm: every check runs, and a planted mistake fails it.
+
+Says nothing of TensorRT-LLM: what is held here is that the suite itself works where it is needed.
+"""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.tensorrt_llm.pooling import pool
+from tests.engine.tensorrt_llm.stand_in import library
+from tests.tensorrt_llm_gpu import __main__ as suite
+from tests.tensorrt_llm_gpu import written
+from tests.tensorrt_llm_gpu.checks import checks
+from tests.tensorrt_llm_gpu.child import job_from, outcome_of, read, write
+from tests.tensorrt_llm_gpu.job import Job, Outcome, Shape, Speed
+from tests.tensorrt_llm_gpu.judging import Check, Judge, Verdict, cosines, judged, refused, scores, served_or, speeds
+from tests.tensorrt_llm_gpu.small_models import save
+
+ROWS = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
+JOB = Job(model="qwen3", by="engine", seqlens=(5, 17), shapes=(Shape(num_seqs=2, seqlen=8),))
+
+
+@pytest.fixture
+def stand_in() -> Iterator[None]:
+    with library():
+        yield
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["tests.tensorrt_llm_gpu", *words])
+    return suite.main()
+
+
+def report_in(folder: Path) -> str:
+    (file,) = folder.glob("*.md")
+    return file.read_text()
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("only", "num_checks"),
+    [
+        ("FP8 against bf16 in the same engine: qwen3", 1),
+        ("qwen3, all see all", 3),
+        ("Upstream's own", 3),
+        ("window", 2),
+        pytest.param("", 38, marks=[pytest.mark.nightly, pytest.mark.timeout(600)]),
+    ],
+)
+def test_checks_pass_on_the_stand_in(
+    only: str, num_checks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--toy", "--out", str(tmp_path), "--only", only) == 0
+
+    report = report_in(tmp_path)
+    assert f"{num_checks} of {num_checks} checks passed\n" in report
+    assert written._TOY.upper() in report
+    assert "not-a-result" in next(tmp_path.iterdir()).name
+    assert f"{num_checks} of {num_checks} checks passed; written:" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_model_of_ones_own_is_held_against_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save("qwen3, tame", tmp_path / "model")
+
+    assert run(monkeypatch, "--toy", "--out", str(tmp_path / "out"), "--only", "named", "--model", str(folder)) == 0
+
+    assert report_in(tmp_path / "out").count("passed |") == 3
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_planted_mistake_fails_its_checks_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of the last token but one; where all are pooled, it does not matter."""
+    monkeypatch.setattr(
+        "engine.tensorrt_llm.models.pool",
+        lambda rows, lengths, pooling: pool(rows if pooling == "mean" else rows.roll(1, 0), lengths, pooling),
+    )
+
+    assert run(monkeypatch, "--toy", "--out", str(tmp_path), "--only", "llama") == 1
+
+    failed = [line.split(" | ")[0] for line in report_in(tmp_path).splitlines() if line.endswith("FAILED |")]
+    assert {"| llama, last token", "| llama, scores", "| llama, answer: yes less no"} <= set(failed)
+    assert "| llama, all see all, mean" not in failed
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_fails_is_written_down_and_the_next_goes_on(tmp_path: Path) -> None:
+    missing = Check("s", "missing", (Job(model=str(tmp_path / "none"), by="engine"),), speeds)
+    fits = Check("s", "fits", (JOB,), speeds)
+
+    (_, first), (_, second) = suite._run([missing, fits], suite._in_this_process, tmp_path)
+
+    assert (first.has_passed, second.has_passed) == (False, True)
+    assert "is not a folder" in first.found
+
+
+def test_a_process_that_can_do_nothing_is_an_outcome(tmp_path: Path) -> None:
+    outcome = suite._in_a_child(Job(model=str(tmp_path / "none"), by="transformers"), tmp_path)
+
+    assert outcome.rows is None
+    assert "is not a folder" in outcome.failure
+
+
+def test_a_process_that_dies_is_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    assert suite._in_a_child(JOB, tmp_path).failure.startswith("ended with 1")
+
+
+def test_jobs_and_outcomes_travel(tmp_path: Path) -> None:
+    import json
+
+    outcome = Outcome(rows=ROWS, max_num_tokens=7, speeds=(Speed("2 x 8", 1.5, 2.0),), notes=("a", "b"))
+    write(outcome, tmp_path)
+    found = read(tmp_path)
+
+    assert job_from(json.dumps(dataclasses.asdict(JOB))) == JOB
+    assert found.rows is not None
+    assert np.array_equal(found.rows, ROWS)
+    assert dataclasses.replace(found, rows=None) == dataclasses.replace(outcome, rows=None)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_the_reference_is_no_engine_of_ours(tmp_path: Path) -> None:
+    """Only where the mask of a bidirectional model is right does its reference differ from the causal one's."""
+    job = Job(model="llama, all see all", by="transformers", options={"dtype": "float32"}, seqlens=(17, 33))
+    causal, both = outcome_of(dataclasses.replace(job, model="llama"), tmp_path), outcome_of(job, tmp_path)
+
+    assert causal.rows is not None
+    assert both.rows is not None
+    assert np.abs(causal.rows - both.rows).max() > 0.01
+
+
+def verdict_of(judge: Judge, *outcomes: Outcome) -> Verdict:
+    return judged(Check("s", "t", (), judge), list(outcomes))
+
+
+def noisy(share: float) -> Outcome:
+    return Outcome(rows=ROWS + share * np.random.default_rng(1).normal(size=ROWS.shape).astype(np.float32))
+
+
+@pytest.mark.parametrize(("share", "has_passed"), [(0.0, True), (0.01, True), (0.2, False)])
+def test_cosines(share: float, has_passed: bool) -> None:
+    assert verdict_of(cosines(0.999), noisy(share), Outcome(rows=ROWS)).has_passed is has_passed
+
+
+def test_one_bad_row_among_many_is_found_by_the_least_and_the_percentile() -> None:
+    rows = ROWS.copy()
+    rows[7:11] *= -1
+    median_alone, with_percentile = cosines(-1.0, median=0.998), cosines(-1.0, median=0.998, first_percentile=0.995)
+
+    assert verdict_of(median_alone, Outcome(rows=rows), Outcome(rows=ROWS)).has_passed
+    assert not verdict_of(with_percentile, Outcome(rows=rows), Outcome(rows=ROWS)).has_passed
+    assert not verdict_of(cosines(0.999), Outcome(rows=rows), Outcome(rows=ROWS)).has_passed
+
+
+@pytest.mark.parametrize(("factor", "has_passed"), [(1.0, True), (1.01, True), (1.2, False)])
+def test_scores_count_by_their_size(factor: float, has_passed: bool) -> None:
+    assert verdict_of(scores(0.05), Outcome(rows=ROWS * factor), Outcome(rows=ROWS)).has_passed is has_passed
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Outcome(failure="it fell over"), "it fell over"),
+        (Outcome(rows=ROWS[:3]), "rows of shape"),
+        (Outcome(rows=np.full_like(ROWS, np.nan)), "not finite"),
+    ],
+)
+@pytest.mark.parametrize("judge", [cosines(0.9), scores(0.9)])
+def test_without_rows_nothing_passes(judge: Judge, outcome: Outcome, words: str) -> None:
+    verdict = verdict_of(judge, outcome, Outcome(rows=ROWS))
+    assert not verdict.has_passed
+    assert words in verdict.found
+
+
+def test_refusals_and_memory() -> None:
+    served, no_memory = Outcome(rows=ROWS, max_num_tokens=4096), Outcome(failure="DeviceTrouble: runs out of memory")
+
+    assert verdict_of(refused("--max-input-length"), Outcome(failure="… --max-input-length 64 …")).has_passed
+    assert not verdict_of(refused("--max-input-length"), served).has_passed
+    assert not verdict_of(refused("--max-input-length"), Outcome(failure="something else")).has_passed
+    assert verdict_of(served_or("out of memory"), served).found == "batches of 4096 tokens"
+    assert verdict_of(served_or("out of memory"), no_memory).has_passed
+    assert not verdict_of(served_or("out of memory"), Outcome(failure="ended with -11")).has_passed
+    assert not verdict_of(speeds, no_memory).has_passed
+
+
+def test_a_report_names_what_failed(tmp_path: Path) -> None:
+    judged_ones = [
+        (Check("One", "a | b", (), speeds), Verdict("x\ny", "z", True)),
+        (Check("Two", "c", (), speeds), Verdict("bad", "", False)),
+    ]
+
+    path = written.write(
+        judged_ones, tmp_path, machine="NVIDIA H100 80GB HBM3, 80 GiB", device="NVIDIA H100 80GB HBM3", is_toy=False
+    )
+
+    text = path.read_text()
+    assert path.name.startswith("tensorrt-llm_h100-80gb-hbm3_")
+    assert "- Machine: NVIDIA H100 80GB HBM3, 80 GiB\n" in text
+    assert "- Result: 1 of 2 checks passed, 1 FAILED\n" in text
+    assert "| c | bad |  | FAILED |" in text
+    assert "x y" in text
+
+
+def test_every_check_has_a_title_of_its_own() -> None:
+    titles = [(check.section, check.title) for check in checks(model="/m", is_toy=False)]
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+def test_without_a_gpu_or_the_package_it_says_so_in_one_line() -> None:
+    command = [sys.executable, "-m", "tests.tensorrt_llm_gpu"]
+    ended = subprocess.run(command, cwd=suite.ROOT, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "has no tensorrt_llm; ENGINE_PYTHON= names a Python that has" in ended.stderr
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
+def test_without_a_gpu_it_does_not_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch) == 1
+    assert "sees no CUDA GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "said"), [(("--toy",), "--out"), (("--model", "/no/folder"), "--model is not")])
+def test_wrong_flags(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run(monkeypatch, *words)
+    assert said in capsys.readouterr().err
