@@ -221,11 +221,12 @@ def _instead(gpu: Gpu, work: Work) -> str:
 
 def _on_the_cpu(work: Work) -> str:
     """What does without a GPU."""
-    engine = " --engine auto" if work.engine in (_FUSED, TENSORRT_LLM) else ""
-    plain = " --quantization none" if work.quantization == "fp8" else ""
-    is_checkable = work.is_for_a_gpu and work.engine != TENSORRT_LLM
-    slow = "; --engine fused --devices cpu is slow, for checks" if is_checkable else ""
     gpus = "; docker run --gpus all gives a container those that there are"
+    if work.engine == TENSORRT_LLM:  # in its image there is nothing for a CPU
+        return f"{gpus}; the cpu image serves most models without, as --devices cpu --engine auto does elsewhere"
+    engine = " --engine auto" if work.engine == _FUSED else ""
+    plain = " --quantization none" if work.quantization == "fp8" else ""
+    slow = "; --engine fused --devices cpu is slow, for checks" if work.is_for_a_gpu else ""
     return f"{gpus}; --devices cpu{engine}{plain} serves most models, by openvino or transformers{slow}"
 
 

@@ -15,6 +15,8 @@ from engine.devices import Devices, Work
 from engine.model_folder import ModelFolder
 from engine.model_source import resolve
 from engine.quantization import Stored
+from engine.tensorrt_llm import checkpoint
+from engine.tensorrt_llm.choices import served_of
 from engine.tensorrt_llm.stock import KNOWN_CLASSES
 from engine.types import ModelError
 from server.engine_python import has_tensorrt_llm_alone
@@ -78,13 +80,16 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
     if folder.is_static and engine != _FAKE:
         engine, reason = _static_engine(model)
         chosen = devices.choose(devices.CPU, Work(engine, model.dtype, model.quantization), Cuda())
+    shortened = _shortened(folder, model.max_input_length)
+    if engine == devices.TENSORRT_LLM:
+        _check_for_tensorrt_llm(shortened, model, chosen)
     return ModelPlan(
         name=model.name,
         settings=model,
         engine=engine,
         reason=reason,
         devices=chosen,
-        folder=_shortened(folder, model.max_input_length),
+        folder=shortened,
         source=resolved.source,
         revision=resolved.revision,
         default_prompt=_default_prompt(model, folder),
@@ -133,7 +138,7 @@ def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
 
 
 def _folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
-    is_stock = engine == devices.TENSORRT_LLM and model.tensorrt_llm_model_class == "stock"
+    is_stock = engine == devices.TENSORRT_LLM and _is_stock(model)
     return model_folder.read(
         path,
         pooling=model.pooling,
@@ -149,6 +154,18 @@ def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
     if engines.get(_READS_ITS_OWN):
         return quantization.describe(folder.weights_folder)
     return quantization.check(folder.weights_folder, reads_fp8=_READS_FP8 in engines)
+
+
+def _check_for_tensorrt_llm(folder: ModelFolder, model: ModelSettings, chosen: Devices) -> None:
+    """What its engine would say, before anything is started. Raises ModelError."""
+    served_of(folder, is_stock=_is_stock(model))
+    stored = checkpoint.classify(folder)
+    for gpu in chosen.gpus:
+        checkpoint.check_gpu(stored, gpu)
+
+
+def _is_stock(model: ModelSettings) -> bool:
+    return model.tensorrt_llm_model_class == "stock"
 
 
 def _static_engine(model: ModelSettings) -> tuple[str, str]:

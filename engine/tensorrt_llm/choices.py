@@ -54,8 +54,7 @@ def choose(options: dict[str, Any]) -> Choices:
     )
     asked = options.get("max_seqlen") or folder.max_seqlen
     folder = dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
-    fitness.check_config(folder)
-    served = stock(folder) if is_stock else ours(folder)
+    served = served_of(folder, is_stock=is_stock)
     if served.takes_token_types and options.get("records_graphs"):
         raise ModelError(f"--tensorrt-llm-cuda-graphs is not for {served.architecture}, which has token types")
     gpu = _gpu(options)
@@ -76,6 +75,12 @@ def choose(options: dict[str, Any]) -> Choices:
         memory_share=options.get("memory_share", 1.0),
         notes=(*notes, *fitness.notes_of(folder)),
     )
+
+
+def served_of(folder: ModelFolder, *, is_stock: bool) -> Served:
+    """Raises ModelError where neither our class nor, asked for, upstream's own is right about the model."""
+    fitness.check_config(folder)
+    return stock(folder) if is_stock else ours(folder)
 
 
 def _gpu(options: dict[str, Any]) -> Gpu:

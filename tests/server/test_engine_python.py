@@ -7,7 +7,7 @@ import pytest
 
 from engine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
-from server import engine_python
+from server import engine_python, model_plan
 from server.engine_python import has_tensorrt_llm_alone
 from server.flag import SettingsError
 from server.model_plan import plan_model
@@ -45,16 +45,24 @@ def test_no_fit_interpreter(tmp_path: Path, line: str) -> None:
         engine_python.check_engine_python(program(tmp_path / "python", f"{line}\n"))
 
 
-def test_auto_is_tensorrt_llm_alone(with_tensorrt_llm: str) -> None:
-    def planned(device: str, engine: str = "auto") -> tuple[str, str]:
-        model = ModelSettings(model_id=str(minilm()), devices=device, engine=engine)
-        plan = plan_model(model, Settings(engine_python=with_tensorrt_llm), cuda=lambda: Cuda((H200,)))
-        return plan.engine, plan.reason
+def planned(python: str, device: str, engine: str = "auto") -> tuple[str, str]:
+    model = ModelSettings(model_id=str(minilm()), devices=device, engine=engine)
+    plan = plan_model(model, Settings(engine_python=python), cuda=lambda: Cuda((H200,)))
+    return plan.engine, plan.reason
 
-    engine, reason = planned("cuda")
+
+def test_auto_is_tensorrt_llm_alone(with_tensorrt_llm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_plan, "_check_for_tensorrt_llm", lambda *_: None)
+
+    engine, reason = planned(with_tensorrt_llm, "cuda")
     assert engine == "tensorrt-llm"
     assert "the cuda image has the others" in reason
-    assert planned("cuda", "fused")[0] == "fused"
-    assert planned("cpu", "transformers")[0] == "transformers"
+    assert planned(with_tensorrt_llm, "cuda", "fused")[0] == "fused"
+    assert planned(with_tensorrt_llm, "cpu", "transformers")[0] == "transformers"
     with pytest.raises(ModelError, match="which needs a GPU, and packages of its own"):
-        planned("cpu")
+        planned(with_tensorrt_llm, "cpu")
+
+
+def test_what_it_can_not_serve_is_said_before_anything_is_started(with_tensorrt_llm: str) -> None:
+    with pytest.raises(ModelError, match=r"no class for the architecture .bert.*, in the cuda image, serves it"):
+        planned(with_tensorrt_llm, "cuda")
