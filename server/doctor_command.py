@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine import model_folder, registry
+from engine import registry
 from engine.model_folder import ModelFolder
 from engine.model_source import ResolvedModel, find_here
 from engine.tensorrt_llm import contract
@@ -19,14 +19,14 @@ from server import doctor_machine
 from server.doctor_engines import Place, Verdict, kind_of_auto, taken_by_auto, verdicts
 from server.doctor_machine import Machine
 from server.flag import SettingsError
-from server.model_plan import find_cuda, plan_model
+from server.model_plan import find_cuda, plan_model, read_folder
 from server.model_settings import ModelSettings
 from server.settings import Settings
 from server.task_findings import Finding
 from tokenizer_pool.loading import TokenizerError, load
 
 _NOT_SO = 1  # exit code
-_FAKE = "fake"  # needs no weights, and serves anything
+
 _MIB = 1 << 20
 _LABEL_WIDTH = 16
 
@@ -101,7 +101,7 @@ def _with_others(model: Model, others: Sequence[ModelSettings]) -> Model:
 
 
 def _read(here: ResolvedModel, asked: ModelSettings, findings: Iterable[Finding]) -> Model:
-    folder = model_folder.read(here.path, pooling=asked.pooling, task=asked.task, needs_weights=asked.engine != _FAKE)
+    folder = read_folder(here.path, asked, asked.engine)
     if asked.max_input_length is not None:
         folder = dataclasses.replace(folder, max_seqlen=min(folder.max_seqlen, asked.max_input_length))
     trouble = ""

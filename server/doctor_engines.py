@@ -1,5 +1,6 @@
 """Which engines can serve a model here, and why the others can't, as far as it shows without loading anything."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from engine.devices import CPU, CUDA, Devices, Work, kind_of
 from engine.fused.refusal import check_outputs
 from engine.model_folder import ModelFolder
 from engine.tasks import Task
-from engine.tensorrt_llm import checkpoint, contract, fitness, package, served, stock
+from engine.tensorrt_llm import contract, package
+from engine.tensorrt_llm.planning import plan
+from engine.tensorrt_llm.stock import KNOWN_CLASSES
 from engine.types import ModelError
 from server.doctor_probe import Environment
+from server.model_plan import tensorrt_llm_wishes
 from server.model_settings import ModelSettings
 
 _FUSED, _STATIC, _TENSORRT_LLM = "fused", "static", "tensorrt-llm"
@@ -80,8 +84,9 @@ def taken_by_auto(found: list[Verdict], kind: str) -> Verdict | None:
 def _verdict(engine: str, place: Place) -> Verdict:
     chosen, why_not = _devices(engine, place)
     notes: list[str] = []
+    seen = dataclasses.replace(place, cuda=Cuda(chosen.gpus)) if chosen else place
     for check in (_installed, _of_model):
-        why_not += _said(check, engine, place, notes)
+        why_not += _said(check, engine, seen, notes)
     names = chosen.names if chosen else ()
     return Verdict(engine=engine, devices=names, why_not=tuple(why_not), notes=tuple(notes))
 
@@ -154,7 +159,9 @@ def _of_model(engine: str, place: Place, notes: list[str]) -> Iterator[str]:
         )
         return
     if engine == _TENSORRT_LLM:
-        yield from _of_tensorrt_llm(folder, place)
+        plan(folder, place.cuda.gpus, tensorrt_llm_wishes(place.model))
+    elif KNOWN_CLASSES.intersection(folder.architectures[:1]):
+        yield f"the model brings code for {folder.architectures[0]}, which is never run"
     elif engine != _STATIC:
         yield from _of_coverage(engine, folder, notes)
         quantization.check(folder.weights_folder, reads_fp8=engine == _FUSED)
@@ -172,19 +179,6 @@ def _of_coverage(engine: str, folder: ModelFolder, notes: list[str]) -> Iterator
         notes.append(f"{folder.architecture!r} for {use} is not in the table of docs/models.md: it may serve it")
     elif engine in _COMPILED and all("openvino" not in row.engines(use) for row in rows):
         yield f"it does not compute {folder.architecture!r} for {use}"
-
-
-def _of_tensorrt_llm(folder: ModelFolder, place: Place) -> Iterator[str]:
-    """As engine.tensorrt_llm.choices goes about it, but for what it makes."""
-    fitness.check_config(folder)
-    if place.model.tensorrt_llm_model_class == "stock":
-        stock.stock(folder)
-    else:
-        served.ours(folder)
-    stored = checkpoint.classify(folder)
-    for gpu in place.cuda.gpus:
-        checkpoint.check_gpu(stored, gpu)
-    yield from ()
 
 
 def kind_of_auto(place: Place) -> str:

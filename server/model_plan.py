@@ -15,9 +15,8 @@ from engine.devices import Devices, Work
 from engine.model_folder import ModelFolder
 from engine.model_source import resolve
 from engine.quantization import Stored
-from engine.tensorrt_llm import checkpoint
-from engine.tensorrt_llm.choices import served_of
-from engine.tensorrt_llm.stock import KNOWN_CLASSES
+from engine.tensorrt_llm.planning import Wishes, plan
+from engine.tensorrt_llm.stock import KNOWN_CLASSES, STOCK
 from engine.types import ModelError
 from server.engine_python import has_tensorrt_llm_alone
 from server.flag import SettingsError
@@ -73,7 +72,7 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
     resolved = resolve(
         model.model_id, model.revision, cache_dir=Path(cache) if cache else None, token=settings.hf_token
     )
-    folder = _folder(resolved.path, model, engine)
+    folder = read_folder(resolved.path, model, engine)
     check_dense_path(model.dense_path, folder)
     if engine != _FAKE:
         check_special_tokens(folder)
@@ -137,8 +136,9 @@ def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
     return devices.choose(model.devices, work, cuda() if devices.needs_driver(model.devices, work) else Cuda())
 
 
-def _folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
-    is_stock = engine == devices.TENSORRT_LLM and _is_stock(model)
+def read_folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
+    """As this engine takes it. Raises ModelError."""
+    is_stock = engine == devices.TENSORRT_LLM and model.tensorrt_llm_model_class == STOCK
     return model_folder.read(
         path,
         pooling=model.pooling,
@@ -158,14 +158,17 @@ def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
 
 def _check_for_tensorrt_llm(folder: ModelFolder, model: ModelSettings, chosen: Devices) -> None:
     """What its engine would say, before anything is started. Raises ModelError."""
-    served_of(folder, is_stock=_is_stock(model))
-    stored = checkpoint.classify(folder)
-    for gpu in chosen.gpus:
-        checkpoint.check_gpu(stored, gpu)
+    plan(folder, chosen.gpus, tensorrt_llm_wishes(model))
 
 
-def _is_stock(model: ModelSettings) -> bool:
-    return model.tensorrt_llm_model_class == "stock"
+def tensorrt_llm_wishes(model: ModelSettings) -> Wishes:
+    """Of its engine."""
+    return Wishes(
+        dtype=model.dtype,
+        quantization=model.quantization,
+        is_stock=model.tensorrt_llm_model_class == STOCK,
+        records_graphs=model.tensorrt_llm_cuda_graphs,
+    )
 
 
 def _static_engine(model: ModelSettings) -> tuple[str, str]:

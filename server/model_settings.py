@@ -148,8 +148,8 @@ class ModelSettings:
     max_batch_requests: int | None = flag(
         None,
         "Engine",
-        "Sequences of one batch at most. auto is 1024, and 32 for the tensorrt-llm engine, as its makers advise. Lower "
-        "it only where an engine runs out of memory.",
+        "Sequences of one batch at most. auto is 1024, and 32 for the tensorrt-llm engine, as Baseten has it for its "
+        "own (not measured here). Lower it only where an engine runs out of memory.",
         least=1,
         none_word="auto",
     )

@@ -43,7 +43,7 @@ class Settings:
         "Engine",
         "Where engines keep what they make of a model, so that the next start is quick: compiled models, quantized "
         "weights and compiled kernels; off keeps none. A quantized model takes about a byte a parameter, and the "
-        "newest 8 are kept. In a container, a volume.",
+        "newest few are kept. In a container, a volume.",
         default_text="embedline in XDG_CACHE_HOME or ~/.cache",
     )
     engine_python: str = flag(

@@ -10,12 +10,11 @@ from engine.model_json import Json, read_object
 from engine.tasks import AnswerScore, SequenceScores, Task
 from engine.tensorrt_llm import backbone
 from engine.tensorrt_llm.families import family_of
-from engine.tensorrt_llm.head import Head, HeadKind
+from engine.tensorrt_llm.head import POOLINGS, Head, HeadKind
 from engine.tensorrt_llm.refusal import refusal
 from engine.tensorrt_llm.trailing import pad_id_of
 
 _LAST = "last"
-_POOLINGS = (_LAST, "mean", "cls")
 _TEXT = "The quick brown fox"
 _SAMPLE_SEQLEN = 32  # tokens
 
@@ -69,8 +68,8 @@ def _check(folder: ModelFolder) -> None:
 
 
 def _of_embeddings(folder: ModelFolder, *, is_causal: bool) -> Head:
-    if len(folder.poolings) != 1 or folder.poolings[0] not in _POOLINGS:
-        raise refusal(f"pools by one of {', '.join(_POOLINGS)}, and the model by {folder.pooling}")
+    if len(folder.poolings) != 1 or folder.poolings[0] not in POOLINGS:
+        raise refusal(f"pools by one of {', '.join(POOLINGS)}, and the model by {folder.pooling}")
     return Head(kind=HeadKind.EMBED, pooling=folder.poolings[0], is_causal=is_causal, num_outputs=folder.hidden_size)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+POOLINGS = ("last", "mean", "cls")
 CONFIG_KEY = "embedline"  # the entry's name: an attribute of the pretrained configuration
 
 

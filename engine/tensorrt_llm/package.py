@@ -5,7 +5,6 @@ import importlib.util
 import inspect
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from engine.types import ModelError
 
@@ -25,7 +24,6 @@ class Package:
     """What is installed."""
 
     version: str  # "" where its files do not say
-    where: str  # its folder
 
 
 def find() -> Package:
@@ -36,7 +34,7 @@ def find() -> Package:
     spec = importlib.util.find_spec(NAME)
     if spec is None or spec.origin is None:
         raise ModelError(f"the package {NAME} is not installed for this Python; {_INSTEAD}")
-    package = Package(_installed_version(), str(Path(spec.origin).parent))
+    package = Package(_installed_version())
     if is_too_old(package.version):
         raise ModelError(
             f"{NAME} {package.version} is too old: LLM.encode came to the 1.3.0 release candidates, and {_OLDEST} is "

@@ -7,11 +7,9 @@ and a sequence may be empty; what row it gets does not matter, and the others' m
 import torch
 from torch import Tensor
 
-POOLINGS = ("last", "mean", "cls")
-
 
 def pool(token_rows: Tensor, seq_lens: Tensor, pooling: str) -> Tensor:
-    """float32 [B, D] of token rows [T, D] and lengths [B] (whole numbers, on the same device); pooling: of POOLINGS."""
+    """float32 [B, D] of token rows [T, D] and lengths [B] (whole numbers, same device); pooling: of head.POOLINGS."""
     ends = torch.cumsum(seq_lens, dim=0, dtype=torch.int64)
     match pooling:
         case "last":

@@ -10,6 +10,7 @@ from engine.tensorrt_llm.served import Served
 from engine.tensorrt_llm.trailing import pad_id_of
 from engine.types import ModelError, OutputKind
 
+STOCK = "stock"  # of --tensorrt-llm-model-class
 KNOWN_CLASSES = frozenset((REWARD,))  # which upstream has, and transformers has not
 _BERT, _EMBEDDING = "BertForSequenceClassification", "Qwen3ForTextEmbedding"
 

@@ -12,6 +12,7 @@ import pytest
 
 from engine import cuda_driver, hub, registry
 from engine.cuda_driver import Cuda, Gpu
+from engine.tensorrt_llm.algorithm import BLOCKS
 from server import cli, doctor_machine, doctor_probe, model_plan
 from server.doctor_command import doctor
 from server.doctor_engines import NEEDS
@@ -21,6 +22,7 @@ from server.model_settings import ModelSettings
 from server.settings import Settings
 from tests.engine.detection import shapes
 from tests.engine.folder_files import change
+from tests.engine.tensorrt_llm import quantized_models
 from tests.engine.tensorrt_llm.header_models import write_model
 from tests.engine.tensorrt_llm.library_source import write_library
 
@@ -145,6 +147,53 @@ def test_with_the_library(capsys: pytest.CaptureFixture[str], computer: Computer
 
     assert (code, found["reason"]) == (0, "--engine auto takes tensorrt-llm, on cuda:0")
     assert re.search(r"38 of 38 clauses kept", found["engines"]["tensorrt-llm"]["notes"][0])
+
+
+def test_the_gpus_that_were_asked_for_count(
+    capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path
+) -> None:
+    computer.has(H100, dataclasses.replace(T4, index=1))
+
+    _, of_all = told(capsys, model_id=qwen3, pooling="last-token", devices="cuda")
+    _, of_one = told(capsys, model_id=qwen3, pooling="last-token", devices="cuda:0")
+
+    assert "Tesla T4" in reasons(of_all, "tensorrt-llm")
+    assert "Tesla T4" not in reasons(of_one, "tensorrt-llm")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"dtype": "float32"}, "--dtype float32 is not for --engine tensorrt-llm"),
+        ({"dtype": "float16"}, "--dtype float16 is not for qwen3"),
+        ({"quantization": "none"}, "--quantization none asks for them as they were before"),
+    ],
+)
+def test_flags_that_the_library_can_not_follow(
+    capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, asked: dict[str, str], words: str
+) -> None:
+    computer.has(H100)
+    if "quantization" in asked:
+        quantized_models.write(qwen3, quantized_models.quantized(BLOCKS), quantized_models.BLOCKWISE)
+
+    _, found = told(capsys, model_id=qwen3, pooling="last-token", **asked)
+
+    assert words in reasons(found, "tensorrt-llm")
+
+
+def test_a_reward_model_is_for_the_librarys_own_class(
+    capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path
+) -> None:
+    name = "Qwen2ForRewardModel"
+    computer.has(H100)
+    change(qwen3 / "config.json", model_type="qwen2", architectures=[name], auto_map={"AutoModel": f"own.{name}"})
+    stock = {"engine": "tensorrt-llm", "tensorrt_llm_model_class": "stock"}
+
+    _, found = told(capsys, model_id=qwen3)
+    assert f"needs the code of {name}" in found["reason"]
+    _, found = told(capsys, model_id=qwen3, **stock)
+    assert "score.0" in reasons(found, "tensorrt-llm")
+    assert f"brings code for {name}, which is never run" in reasons(found, "transformers")
 
 
 def test_a_library_that_changed(

@@ -39,7 +39,7 @@ def chosen(tmp_path: Path) -> Choices:
         served=ours(folder),
         weights=folder.weights_folder,
         checkpoint=Checkpoint(algorithm=""),
-        package=Package("1.4.0rc1", "/somewhere"),
+        package=Package("1.4.0rc1"),
         gpu=Gpu(0, "NVIDIA H100", (9, 0), 80 << 30),
         dtype="bfloat16",
         max_num_tokens=4096,

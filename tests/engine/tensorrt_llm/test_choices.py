@@ -16,7 +16,7 @@ from tests.engine.tensorrt_llm.header_models import write_model
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(package, "find", lambda: Package("1.4.0rc1", "/somewhere"))
+    monkeypatch.setattr(package, "find", lambda: Package("1.4.0rc1"))
 
 
 def chosen(folder: Path, **others: Any) -> Choices:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from engine.tensorrt_llm.pooling import POOLINGS, pool
+from engine.tensorrt_llm.head import POOLINGS
+from engine.tensorrt_llm.pooling import pool
 from engine.transformers import pooling as reference
 
 SIZE = 24

@@ -11,14 +11,13 @@ from engine.cuda_driver import Cuda, Gpu
 from engine.model_folder import ModelFolder
 from engine.tasks import Activation, Task
 from engine.tensorrt_llm.checkpoint import classify
-from engine.tensorrt_llm.choices import choose
+from engine.tensorrt_llm.planning import Wishes, plan
 from engine.tensorrt_llm.stock import KNOWN_CLASSES, stock
 from engine.types import ModelError, OutputKind
 from server.model_plan import ModelPlan, plan_model
 from server.model_settings import ModelSettings
 from server.settings import Settings
 from tests.engine.tensorrt_llm.header_models import CONFIG, HIDDEN, Headers, plain, write_headers, write_model
-from tests.engine.tensorrt_llm.stand_in import library
 from tests.engine.tiny_models import HIDDEN_SIZE, SCORING_SEQUENCES, save_whole
 
 REWARD: dict[str, Any] = {
@@ -123,10 +122,9 @@ def test_a_bert_of_a_billion_layers_is_refused_at_the_first_that_is_missing(tmp_
 
 def test_bert_and_graphs_are_refused(tmp_path: Path) -> None:
     """Upstream raises at the first batch with token types where they were not declared for its graphs."""
-    classifier(tmp_path)
-    options = {"path": str(tmp_path), "pooling": None, "model_class": "stock", "records_graphs": True}
-    with library(), pytest.raises(ModelError, match=r"^--tensorrt-llm-cuda-graphs is not for BertFor"):
-        choose(options)
+    wishes = Wishes(dtype="auto", quantization="auto", is_stock=True, records_graphs=True)
+    with pytest.raises(ModelError, match=r"^--tensorrt-llm-cuda-graphs is not for BertFor"):
+        plan(classifier(tmp_path), [], wishes)
 
 
 def test_a_reward_model(tmp_path: Path) -> None:
