@@ -21,7 +21,7 @@ from benchmarks.report import PACKAGES, Report
 from benchmarks.servers import RunningServer, embedline
 from benchmarks.texts import Prose
 from embedline.bench.load import Load
-from engine.model_source import resolve
+from engine.store.model_source import resolve
 
 
 @contextlib.contextmanager

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from benchmarks.processes import machine_cpu_seconds
 from embedline.bench.summary import percentile
 from engine import registry
+from engine.selftest.warmup import warm_up
 from engine.types import Batch, Engine, EngineError, OutputKind
-from engine.warmup import warm_up
 
 _MIN_BATCH_TOKENS = 256
 _WARM_SECONDS = 1.0

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.fma_peak import Peak, measure_peak
 from benchmarks.report import PACKAGES, Report, parse
 from benchmarks.texts import Corpus, Prose
-from engine.model_source import resolve
+from engine.store.model_source import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"

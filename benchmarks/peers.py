@@ -24,7 +24,7 @@ from benchmarks.report import PACKAGES, Report, parse
 from benchmarks.servers import Recipe, RunningServer, ServerFailed, embedline, infinity, plain
 from benchmarks.texts import Corpus, Prose
 from embedline.bench.load import Load
-from engine.model_source import resolve
+from engine.store.model_source import resolve
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 OURS, OURS_INT8 = "Embedline", "Embedline int8"

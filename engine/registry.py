@@ -5,9 +5,9 @@ import importlib.util
 import logging
 from typing import Any
 
-from engine.devices import kind_of
 from engine.failures import engine_error, one_line
-from engine.release import release
+from engine.machine.devices import kind_of
+from engine.machine.memory import release
 from engine.types import DeviceTrouble, Engine, EngineErrorKind, ModelError, ProcessSpent
 
 logger = logging.getLogger("embedline.engine")
@@ -15,8 +15,8 @@ logger = logging.getLogger("embedline.engine")
 # name -> the module whose `load(name=, reason=, options=)` makes it
 _ENGINES = {
     "fake": "engine.fake",
-    "openvino": "engine.compiled.openvino",
-    "onnxruntime": "engine.compiled.onnxruntime",
+    "openvino": "engine.cpu.executors.openvino",
+    "onnxruntime": "engine.cpu.executors.onnxruntime",
     "tensorrt-llm": "engine.tensorrt_llm.engine",
     "fused": "engine.fused.engine",
     "transformers": "engine.transformers.engine",

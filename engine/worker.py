@@ -20,9 +20,9 @@ from typing import NoReturn
 import numpy as np
 
 from engine import messages, registry
+from engine.selftest.warmup import warm_up
 from engine.start import EngineStart
 from engine.types import Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
-from engine.warmup import warm_up
 from wire import control
 from wire.blocking import BlockingConnection
 from wire.control import Json

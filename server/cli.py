@@ -8,11 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from embedline import __version__
-from server.config_file import VARIABLE as CONFIG_VARIABLE
-from server.flag import SettingsError, flags_of
-from server.model_settings import ModelSettings
-from server.options import GroupedCommand, spelled_as_switches, with_flags
-from server.run_command import (
+from server.commands.run import (
     run_conversion,
     run_doctor,
     run_inspection,
@@ -21,8 +17,12 @@ from server.run_command import (
     run_server,
     run_verification,
 )
-from server.settings import Settings
-from server.sources import Words, settings_from
+from server.settings.config_file import VARIABLE as CONFIG_VARIABLE
+from server.settings.flag import SettingsError, flags_of
+from server.settings.model import ModelSettings
+from server.settings.precedence import Words, settings_from
+from server.settings.settings import Settings
+from server.settings.typer_options import GroupedCommand, spelled_as_switches, with_flags
 
 _EXIT_SETTINGS = 2
 _VERSION = (["--version"], ["-V"])
@@ -68,8 +68,8 @@ def health(
     ] = None,
 ) -> None:
     """Ask a server whether it is ready: exit code 0 if it is, 1 if not."""
-    from server.health_command import health as ask
-    from server.health_command import local_url
+    from server.commands.health import health as ask
+    from server.commands.health import local_url
 
     sys.exit(ask(url or local_url()))
 
@@ -238,7 +238,7 @@ def _add_version(app: typer.Typer) -> None:
 
 
 def _add_bench(app: typer.Typer) -> None:
-    from server.bench_command import bench
+    from server.commands.bench import bench
 
     app.command()(bench)
 

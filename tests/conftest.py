@@ -2,7 +2,7 @@
 
 import os
 
-from engine import cuda_driver
+from engine.machine import cuda_driver
 
 # Triton looks at this when a kernel is defined: without a GPU its interpreter runs them.
 if not cuda_driver.find().gpus:

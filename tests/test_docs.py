@@ -13,27 +13,18 @@ import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
 from batch_manager.policy import Policy
-from server import (
-    asgi,
-    crash_loop,
-    errors,
-    house,
-    http_protocol,
-    http_server,
-    pipeline,
-    request_headers,
-    settings,
-    supervisor,
-    tokens,
-    watchdog,
-)
-from server.dialects import inputs, json_body
-from server.flag import flags_of
-from server.levels import LEVELS
-from server.metrics_declared import ALL
-from server.model_settings import ModelSettings
-from server.process_metrics import PROCESS_LEVELS
-from server.settings import Settings
+from server.dialects.reading import inputs, json_body
+from server.http import body as asgi
+from server.http import headers, http_server, protocol
+from server.metrics.declared import ALL
+from server.metrics.gauges import LEVELS
+from server.metrics.processes import PROCESS_LEVELS
+from server.requests import errors, pipeline, tokenize
+from server.settings import settings
+from server.settings.flag import flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor import restarts, supervisor, topology, watchdog
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.structure.sources import PACKAGES, sources
 from tokenizer_pool import pieces
@@ -111,17 +102,17 @@ def error_cells(kind: type[errors.RequestError], row: errors._Row) -> tuple[str,
 @pytest.mark.parametrize(
     ("words", "value", "expected"),
     [
-        ("head | 32 KiB and 100 headers |", (http_protocol.MAX_HEAD_BYTES, http_protocol.MAX_HEADERS), (32_768, 100)),
-        ("a head that has begun | 10 s |", http_protocol.Protocol.head_seconds, 10),
+        ("head | 32 KiB and 100 headers |", (protocol.MAX_HEAD_BYTES, protocol.MAX_HEADERS), (32_768, 100)),
+        ("a head that has begun | 10 s |", protocol.Protocol.head_seconds, 10),
         ("a connection without a request | 90 s |", http_server._KEEP_ALIVE_SECONDS, 90),
-        ("| 16 times that, at least 1 GiB,", (house._OPEN_PAYLOAD_FACTOR, house._GIB), (16, 1 << 30)),
+        ("| 16 times that, at least 1 GiB,", (topology._OPEN_PAYLOAD_FACTOR, topology._GIB), (16, 1 << 30)),
         ("nothing of a body comes | 30 s |", asgi._PIECE_SECONDS, 30),
         ("in one piece | 30 s, and a second", asgi._BODY_SECONDS, 30),
         ("for each 1,024 bytes that have come |", asgi._BYTES_PER_SECOND, 1024),
         ("at most 256 processes of each kind", settings.MAX_PROCESSES, 256),
         (
             "an answer of over 64 KiB | 300 s |",
-            (asgi._WRITE_BUFFER_BYTES, http_protocol.Protocol.answer_seconds),
+            (asgi._WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds),
             (65_536, 300),
         ),
         ("does not know | 64, the body counted |", json_body._MAX_DEPTH, 64),
@@ -130,15 +121,15 @@ def error_cells(kind: type[errors.RequestError], row: errors._Row) -> tuple[str,
         ("`/embed_all` | 256 MiB of float32 |", pipeline.MAX_TOKEN_ROW_BYTES, 256 << 20),
         ("prompts counted | 1,048,576 |", tokenizer_pool.client.MAX_DETAIL_CHARS, 1_048_576),
         ("`/decode` | 1,048,576 |", tokenizer_pool.client.MAX_DECODE_IDS, 1_048_576),
-        ("(1 to 86,400,000)", request_headers._MAX_TIMEOUT_MS, 86_400_000),
-        ("more than 8 items", tokens.BULK_ITEMS, 8),
-        ("more than 4,096 tokens", tokens.BULK_TOKENS, 4096),
+        ("(1 to 86,400,000)", headers._MAX_TIMEOUT_MS, 86_400_000),
+        ("more than 8 items", tokenize.BULK_ITEMS, 8),
+        ("more than 4,096 tokens", tokenize.BULK_TOKENS, 4096),
         ("at one text for 120 s ends itself", tokenizer_pool.worker._MAX_SECONDS, 120),
         ("or three times what the batch should take", watchdog._SLOWER_THAN_PREDICTED, 3),
         ("takes three tokenizers down", tokenizer_pool.client._MAX_DEATHS, 3),
         ("about three tenths", Policy().bulk_share, 0.3),
-        ("fails five times in a row", len(crash_loop._DELAYS), 5),
-        ("again every 15 s", crash_loop._DELAYS[-1], 15),
+        ("fails five times in a row", len(restarts._DELAYS), 5),
+        ("again every 15 s", restarts._DELAYS[-1], 15),
         ("each within 5 s", supervisor._LAST_WORDS_SECONDS, 5),
     ],
 )

@@ -69,7 +69,7 @@ class TokenizerSpec:
     max_seqlen: int  # tokens of a text, special tokens included
     do_lower_case: bool = False  # of sentence_bert_config.json: lower-case before anything else
     vocab_size: int | None = None  # rows of the model's embedding table; None = ids are not checked
-    template: tuple[str, ...] = ()  # parts that a pair is put into, see engine.tasks.PairTemplate; () = none
+    template: tuple[str, ...] = ()  # parts that a pair is put into, see engine.model.tasks.PairTemplate; () = none
     as_it_stands: bool = False  # tokenizer.json alone says all, and there are no special tokens: static embeddings
     marks_prompts: bool = False  # tokens of a prompt get PROMPT_TOKEN added to their type, see engine.types
 

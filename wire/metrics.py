@@ -18,7 +18,7 @@ Key = tuple[str, ...]  # a metric's name, then its label values in the order of 
 class Recorder:
     """Deltas since the last `drain`, and levels as they are then.
 
-    server/metrics_declared.py declares names and labels; unknown ones are refused there.
+    server/metrics/declared.py declares names and labels; unknown ones are refused there.
     """
 
     def __init__(self) -> None:

@@ -16,11 +16,11 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import median_seconds, rotation
 from benchmarks.gpu.fused_models import ops_for
 from benchmarks.gpu.rows import Figure, Key
-from engine.fused.attention_choice import Candidate, candidates_for
-from engine.fused.inputs import Inputs, Tiles
-from engine.fused.ops import AttentionRule
-from engine.fused.spec import LayerSpec, Spec
-from engine.fused.tiles import choose_block, tile_table
+from engine.fused.attention.choice import Candidate, candidates_for
+from engine.fused.model.ops import AttentionRule
+from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.runner.inputs import Inputs, Tiles
+from engine.fused.runner.tiles import choose_block, tile_table
 
 KIND = "attention"
 _NUM_TOKENS = 16_384

@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from benchmarks.gpu.clock import gpu_event
 from benchmarks.gpu.fused_models import FusedModel
 from benchmarks.gpu.random_models import RandomModel, save_pooling, save_tokenizer
-from engine import model_folder
 from engine.fused.assembly import Model, assemble
 from engine.fused.choices import Choices
-from engine.fused.cuda_device import CudaDevice
 from engine.fused.engine import FusedEngine
-from engine.fused.shape import Shape
-from engine.head.on_torch import TorchHead
+from engine.fused.runner.cuda_device import CudaDevice
+from engine.fused.runner.shape import Shape
+from engine.model import model_folder
+from engine.rows.head_torch import TorchHead
 from engine.types import OutputKind
 
 _MAX_NUM_SEQS = 1024
 
 
 class TimedDevice:
-    """A GPU that notes when its stream began and ended each batch. See engine.fused.device.Device."""
+    """A GPU that notes when its stream began and ended each batch. See engine.fused.runner.device.Device."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device

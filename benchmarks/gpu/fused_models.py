@@ -9,22 +9,22 @@ from torch import Tensor
 from benchmarks.gpu.random_models import RandomModel
 from engine.fused.adapters.registry import find
 from engine.fused.assembly import max_graph_tokens
-from engine.fused.attention_choice import AttentionChoice, ChosenAttend, candidates_for, choose
-from engine.fused.attention_timing import GpuTiming
-from engine.fused.checkpoint import ModuleCheckpoint
-from engine.fused.compute import ModelCompute
-from engine.fused.families import forward_of
-from engine.fused.fuse import Source
-from engine.fused.model import Blocks, Weights
-from engine.fused.ops import Ops
-from engine.fused.packing import Packer, layout
-from engine.fused.precision import eligible
-from engine.fused.schemes import scheme_of
-from engine.fused.schemes.switch import LinearSwitch
-from engine.fused.shape import Shape as BatchShape
-from engine.fused.shape import Shapes
-from engine.fused.spec import Spec
-from engine.head.on_torch import TorchHead
+from engine.fused.attention.choice import AttentionChoice, ChosenAttend, candidates_for, choose
+from engine.fused.attention.timing import GpuTiming
+from engine.fused.checkpoint.checkpoint import ModuleCheckpoint
+from engine.fused.checkpoint.fuse import Source
+from engine.fused.model.blocks import Blocks, Weights
+from engine.fused.model.compute import ModelCompute
+from engine.fused.model.families import forward_of
+from engine.fused.model.ops import Ops
+from engine.fused.model.spec import Spec
+from engine.fused.quantization.precision import eligible
+from engine.fused.quantization.schemes import scheme_of
+from engine.fused.quantization.switch import LinearSwitch
+from engine.fused.runner.packing import Packer, layout
+from engine.fused.runner.shape import Shape as BatchShape
+from engine.fused.runner.shape import Shapes
+from engine.rows.head_torch import TorchHead
 from engine.types import Batch, OutputKind
 
 FP8_SCHEME = "fp8_row"
@@ -99,7 +99,7 @@ class FusedModel:
 def ops_for(device: torch.device) -> Ops:
     """Kernels on a GPU, their meaning in torch on a CPU."""
     if device.type == "cpu":
-        from engine.fused.reference import ReferenceOps
+        from engine.fused.model.reference import ReferenceOps
 
         return ReferenceOps()
     from engine.fused.kernels.ops import TritonOps

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.fused.inputs import Inputs, Tiles
-from engine.fused.ops import EmbeddingTables, Heads, Norm, Ops, QuantizedRows, Wanted
+from engine.fused.model.ops import EmbeddingTables, Heads, Norm, Ops, QuantizedRows, Wanted
+from engine.fused.runner.inputs import Inputs, Tiles
 
 Arguments = tuple[Tensor, ...]
 Make = Callable[[int, torch.device, int], Arguments]  # tokens, device, seed -> what `call` takes

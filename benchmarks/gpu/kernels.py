@@ -15,8 +15,8 @@ from benchmarks.gpu.clock import median_seconds, rotation
 from benchmarks.gpu.fused_models import ops_for
 from benchmarks.gpu.kernel_cases import Case, cases
 from benchmarks.gpu.rows import Figure, Key
-from engine.fused.ops import QuantizedRows
-from engine.fused.reference import ReferenceOps
+from engine.fused.model.ops import QuantizedRows
+from engine.fused.model.reference import ReferenceOps
 
 KIND = "kernel"
 _NUM_TOKENS, _TINY_NUM_TOKENS = 16_384, 32

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.random_models import RandomModel, save_pooling, save_tokenizer, text_of
 from benchmarks.gpu.shapes import Shape
+from engine.rows.pooling_torch import pool
 from engine.transformers import attention
 from engine.transformers.forward import PackedForward
-from engine.transformers.pooling import pool
 from engine.types import Batch
 
 

@@ -3,22 +3,22 @@
 import dataclasses
 from dataclasses import dataclass
 
-from engine.fused.attention_choice import AttentionChoice, ChosenAttend
+from engine.fused.attention.choice import AttentionChoice, ChosenAttend
 from engine.fused.choices import Choices
-from engine.fused.compute import ModelCompute
-from engine.fused.cuda_device import CudaDevice, DeviceSizes
-from engine.fused.device import Device
 from engine.fused.engine import FusedEngine
-from engine.fused.families import forward_of
-from engine.fused.host_device import HostDevice
-from engine.fused.model import Blocks, Weights
-from engine.fused.ops import Ops
-from engine.fused.packing import Packer, layout
-from engine.fused.runner import Runner
-from engine.fused.shape import ALL_OUTPUTS, Shapes, token_buckets
-from engine.fused.spec import Spec
-from engine.head.on_torch import TorchHead
-from engine.head.steps import output_size
+from engine.fused.model.blocks import Blocks, Weights
+from engine.fused.model.compute import ModelCompute
+from engine.fused.model.families import forward_of
+from engine.fused.model.ops import Ops
+from engine.fused.model.spec import Spec
+from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
+from engine.fused.runner.device import Device
+from engine.fused.runner.host_device import HostDevice
+from engine.fused.runner.packing import Packer, layout
+from engine.fused.runner.runner import Runner
+from engine.fused.runner.shape import ALL_OUTPUTS, Shapes, token_buckets
+from engine.model.steps import output_size
+from engine.rows.head_torch import TorchHead
 from engine.types import EngineLimits, ModelInfo
 
 _DEPTH = 2  # a batch is staged while another computes

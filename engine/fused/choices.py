@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from engine import model_folder
-from engine.devices import CPU, CUDA, check_dtype_of_fused, dtype_of_auto, has_bfloat16
 from engine.fused.refusal import check_outputs
-from engine.model_folder import ModelFolder
+from engine.machine.devices import CPU, CUDA, check_dtype_of_fused, dtype_of_auto, has_bfloat16
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
 from engine.types import ModelError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, Results
 
 if TYPE_CHECKING:
-    from engine.fused.runner import Runner
+    from engine.fused.runner.runner import Runner
 
 logger = logging.getLogger("embedline.engine")
 

@@ -4,8 +4,8 @@ import logging
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from engine.cache import check_owner
 from engine.failures import one_line
+from engine.store.cache import check_owner
 
 logger = logging.getLogger("embedline.engine")
 

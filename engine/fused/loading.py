@@ -9,24 +9,25 @@ from typing import Any
 
 import torch
 
-from engine import sample_ids, selfcheck
 from engine.failures import engine_error, one_line
-from engine.fused import attention_choice, choices, kernel_cache
+from engine.fused import choices, kernel_cache
 from engine.fused.assembly import Model, assemble, max_graph_tokens
-from engine.fused.attention_choice import AttentionChoice, candidates_for
-from engine.fused.attention_timing import GpuTiming
+from engine.fused.attention import choice
+from engine.fused.attention.choice import AttentionChoice, candidates_for
+from engine.fused.attention.timing import GpuTiming
+from engine.fused.checkpoint.keeping import Keeping
+from engine.fused.checkpoint.store import Kept
 from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine, Phases
-from engine.fused.gate import Outcome
-from engine.fused.keeping import Keeping
-from engine.fused.model import Weights
-from engine.fused.ops import Ops
-from engine.fused.quantizing import quantized
-from engine.fused.reference import ReferenceOps
-from engine.fused.shape import ALL_OUTPUTS
-from engine.fused.spec import Spec
-from engine.fused.store import Kept
-from engine.head.on_torch import load_head
+from engine.fused.model.blocks import Weights
+from engine.fused.model.ops import Ops
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.model.spec import Spec
+from engine.fused.quantization.gate import Outcome
+from engine.fused.quantization.quantizing import quantized
+from engine.fused.runner.shape import ALL_OUTPUTS
+from engine.rows.head_torch import load_head
+from engine.selftest import sample_ids, selfcheck
 from engine.types import MAX_NUM_SEQS, DeviceTrouble, EngineError, EngineErrorKind, OutputKind
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
@@ -92,7 +93,7 @@ class _Loading:
 
     def _from_folder(self) -> tuple[Model, Outcome | None]:
         with self._phases("import"):
-            from engine.fused import original  # imports transformers
+            from engine.fused.checkpoint import original  # imports transformers
         with self._phases("weights"):
             found = original.find(self._chosen)
             weights = found.source.weights()
@@ -147,7 +148,7 @@ def _attention(chosen: Choices, spec: Spec, ops: Ops, weights: Weights) -> Atten
     is_recorded = max_graph_tokens(spec) >= _MAX_NUM_TOKENS
     timing = GpuTiming(spec, ops, chosen.dtype, chosen.device, is_recorded=is_recorded)
     try:
-        return attention_choice.choose(candidates, timing, max_seqlen=chosen.folder.max_seqlen)
+        return choice.choose(candidates, timing, max_seqlen=chosen.folder.max_seqlen)
     except torch.AcceleratorError as error:
         raise DeviceTrouble(
             f"{chosen.device} was lost while ways to attend were measured; --attention tiles measures none "

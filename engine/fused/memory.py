@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from engine.fused.spec import Spec
+from engine.fused.model.spec import Spec
+from engine.model.weights import Weights
 from engine.types import DeviceTrouble
-from engine.weights import Weights
 
 _RESERVE = 0.75e9  # bytes: kernels, workspaces of libraries, recorded graphs, rows on their way out
 _NUM_WORKING_SETS = 2  # one of what is computed call by call, one that the graphs share

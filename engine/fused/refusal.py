@@ -1,7 +1,7 @@
 """What the fused engine says of a model that is not for it."""
 
-from engine.model_folder import ModelFolder
-from engine.tasks import Task
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Task
 from engine.types import ModelError, OutputKind
 
 _GIVEN = OutputKind.POOLED | OutputKind.TOKENS

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine import model_folder
 from engine.blocking import BlockingEngine
-from engine.head.host import HostHead, load_head
-from engine.model_folder import ModelFolder
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.rows.head_numpy import HostHead, load_head
 from engine.static.table import Table, read_table
 from engine.types import (
     MAX_NUM_SEQS,

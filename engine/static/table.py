@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.model.weights import Header, header_of
 from engine.types import ModelError
-from engine.weights import Header, header_of
 
 _TABLE = ("embedding.weight", "embeddings")  # as sentence-transformers and model2vec name it
 _ROW_OF_TOKEN, _WEIGHT_OF_TOKEN = "mapping", "weights"  # model2vec's, where many tokens share a row

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine import selfcheck
 from engine.blocking import BlockingEngine
-from engine.head.host import HostHead, load_head
-from engine.tensorrt_llm import arguments, choices, loading, probe
-from engine.tensorrt_llm.choices import Choices
-from engine.tensorrt_llm.served import Served
-from engine.tensorrt_llm.trailing import without_trailing
+from engine.rows.head_numpy import HostHead, load_head
+from engine.selftest import selfcheck
+from engine.tensorrt_llm.checks import choices
+from engine.tensorrt_llm.checks.choices import Choices
+from engine.tensorrt_llm.library import arguments, loading, probe
+from engine.tensorrt_llm.library.served import Served
+from engine.tensorrt_llm.library.trailing import without_trailing
 from engine.types import (
     Batch,
     DeviceTrouble,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from engine.varlen import has_varlen, varlen
+from engine.machine.varlen import has_varlen, varlen
 
 # transformers looks for "flash", "sdpa", "flex_attention" and "paged|" in names, and then takes other paths.
 PACKED = "embedline_packed"

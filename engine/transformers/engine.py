@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from engine import model_folder
 from engine.failures import engine_error, one_line
-from engine.model_folder import ModelFolder
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
 from engine.transformers.forward import Forward, hiding
+from engine.transformers.heads.maker import Makers
+from engine.transformers.heads.query_table import QueryTable, query_table
 from engine.transformers.loading import load_model
-from engine.transformers.maker import Makers
 from engine.transformers.placement import Place, check_fits, place
-from engine.transformers.query_table import QueryTable, query_table
 from engine.transformers.selftest import Choice, choose_forward
 from engine.types import (
     MAX_NUM_SEQS,

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine.positions import position_ids
+from engine.model.positions import position_ids
+from engine.rows.transfer import on_device
 from engine.transformers.prepack import is_prepacked, rows_with_code
-from engine.transformers.transfer import on_device
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch
 
 # At once, in padded sequences of like length. On a CPU more are no faster, and the padding stays small.

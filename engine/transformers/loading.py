@@ -17,10 +17,10 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from engine import quantization
 from engine.failures import one_line
-from engine.model_folder import ModelFolder
-from engine.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
+from engine.model import quantization
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
 from engine.types import ModelError
 
 # Parts that the token rows do not come from, so that a file may lack them; what scores a sequence can need a pooler.

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from engine.devices import CPU, CUDA, dtype_of_auto, has_bfloat16
-from engine.model_folder import ModelFolder
+from engine.machine.devices import CPU, CUDA, dtype_of_auto, has_bfloat16
+from engine.model.model_folder import ModelFolder
+from engine.model.weights import weights_of
 from engine.types import DeviceTrouble, ModelError
-from engine.weights import weights_of
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GIB = 1 << 30

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from engine.failures import one_line
-from engine.model_folder import ModelFolder
+from engine.model.model_folder import ModelFolder
 from engine.transformers import attention
 from engine.transformers.forward import Forward, PackedForward, PaddedForward
-from engine.transformers.maker import Makers
-from engine.transformers.makers import makers_of
+from engine.transformers.heads.maker import Makers
+from engine.transformers.heads.makers import makers_of
 from engine.transformers.prepack import prepack
 from engine.transformers.trial import Scores, Trial, run_alone
 from engine.types import ModelError, OutputKind, Rows

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.failures import not_finite, one_line
-from engine.model_folder import ModelFolder
-from engine.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
-from engine.transformers.transfer import on_device
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
+from engine.rows.transfer import on_device
 from engine.types import Batch, ModelError, OutputKind
 
 _SEQLENS = (5, 17, 1, 5, 9, 30)  # equal lengths are there on purpose, and a sum that `forward` rounds up

@@ -10,18 +10,18 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.classifying import ClassifyRequest, classify, labels_of
-from server.dialects.inputs import SCHEMA, read_inputs
-from server.dialects.json_body import parse, parse_body
-from server.dialects.predictions import SCHEMA as PREDICTIONS
-from server.dialects.predictions import classes, predictions
-from server.dialects.rows import Encoding, as_bytes, as_list, headers
-from server.dialects.tei_predict import prompt_for
-from server.errors import InvalidRequest, openai_answer
-from server.models import ModelTable
-from server.pipeline import Embedded
-from server.request_headers import Wishes
-from server.route import Answer, Call, Route
+from server.dialects.reading.inputs import SCHEMA, read_inputs
+from server.dialects.reading.json_body import parse, parse_body
+from server.dialects.tei.predict import prompt_for
+from server.dialects.writing.predictions import SCHEMA as PREDICTIONS
+from server.dialects.writing.predictions import classes, predictions
+from server.dialects.writing.rows import Encoding, as_bytes, as_list, headers
+from server.http.headers import Wishes
+from server.http.route import Answer, Call, Route
+from server.requests.classify import ClassifyRequest, classify, labels_of
+from server.requests.errors import InvalidRequest, openai_answer
+from server.requests.models import ModelTable
+from server.requests.pipeline import Embedded
 
 
 class ClassifyBody(msgspec.Struct):

@@ -12,14 +12,14 @@ import orjson
 import pybase64
 from numpy.typing import NDArray
 
-from server.dialects.inputs import SCHEMA, read_dimensions, read_inputs, read_prompt
-from server.dialects.json_body import parse_body
-from server.dialects.rows import Encoding, as_bytes, headers, in_slices
-from server.errors import InvalidRequest, openai_answer
-from server.models import ModelTable
-from server.pipeline import Embedded, EmbedRequest
-from server.request_headers import Wishes
-from server.route import Answer, Call, Route
+from server.dialects.reading.inputs import SCHEMA, read_dimensions, read_inputs, read_prompt
+from server.dialects.reading.json_body import parse_body
+from server.dialects.writing.rows import Encoding, as_bytes, headers, in_slices
+from server.http.headers import Wishes
+from server.http.route import Answer, Call, Route
+from server.requests.errors import InvalidRequest, openai_answer
+from server.requests.models import ModelTable
+from server.requests.pipeline import Embedded, EmbedRequest
 
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 

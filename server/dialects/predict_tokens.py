@@ -12,22 +12,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from server.classifying import labels_of
-from server.dialects.json_body import parse_body
-from server.dialects.predictions import in_json
-from server.dialects.ragged import SCHEMA as RAGGED
-from server.dialects.ragged import ragged_bytes, ragged_headers
-from server.dialects.rows import Encoding, as_list, headers
-from server.dialects.tei_answers import timing_headers
-from server.dialects.tei_bodies import Truncating, read_truncation
-from server.dialects.text_lists import read_single_texts
-from server.dialects.turns import Turns
-from server.errors import InvalidRequest, tei_answer
-from server.models import ModelTable
-from server.request_headers import Wishes
-from server.route import Answer, Call, Route
-from server.token_classifying import ClassifyTokensRequest, ScoredTokens, classify_tokens
-from server.token_labels import Aggregation, Span, spans
+from server.dialects.reading.json_body import parse_body
+from server.dialects.reading.text_lists import read_single_texts
+from server.dialects.tei.answers import timing_headers
+from server.dialects.tei.bodies import Truncating, read_truncation
+from server.dialects.writing.predictions import in_json
+from server.dialects.writing.ragged import SCHEMA as RAGGED
+from server.dialects.writing.ragged import ragged_bytes, ragged_headers
+from server.dialects.writing.rows import Encoding, as_list, headers
+from server.dialects.writing.time_slices import Turns
+from server.http.headers import Wishes
+from server.http.route import Answer, Call, Route
+from server.requests.classify import labels_of
+from server.requests.classify_tokens import ClassifyTokensRequest, ScoredTokens, classify_tokens
+from server.requests.errors import InvalidRequest, tei_answer
+from server.requests.models import ModelTable
+from server.requests.token_labels import Aggregation, Span, spans
 from tokenizer_pool.details import Token
 
 _ENTRIES_A_TURN = 200

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from server.flag import flags_of
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from server.settings.flag import flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
 from tests.docker.dockerfile import Stage, parse
 
 ROOT = Path(__file__).resolve().parents[2]

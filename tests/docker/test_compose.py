@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from server.bind import _DEFAULT_PROMETHEUS_PORT
-from server.flag import flags_of
-from server.model_settings import ModelSettings
-from server.settings import Settings
-from server.supervisor import _LAST_WORDS_SECONDS
+from server.settings.flag import flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor.ports import _DEFAULT_PROMETHEUS_PORT
+from server.supervisor.supervisor import _LAST_WORDS_SECONDS
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 SERVERS = ("cpu", "cuda", "tensorrt-llm")

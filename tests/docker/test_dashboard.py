@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from server.auth import HEALTH_PATHS
-from server.levels import LEVELS
-from server.metrics_declared import ALL, Declared
-from server.process_metrics import PROCESS_LEVELS
-from server.tei_metrics import TEI
+from server.http.auth import HEALTH_PATHS
+from server.metrics.declared import ALL, Declared
+from server.metrics.gauges import LEVELS
+from server.metrics.processes import PROCESS_LEVELS
+from server.metrics.tei import TEI
 
 GRAFANA = Path(__file__).resolve().parents[2] / "docker" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "embedline.json").read_text())

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine import model_folder
-from engine.compiled.engine import CompiledEngine
-from engine.model_folder import ModelFolder
-from engine.tasks import (
+from engine.cpu.engine import CompiledEngine
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import (
     AnswerScore,
     Head,
     LateInteraction,
@@ -48,7 +48,7 @@ def options(folder: Path, **others: Any) -> dict[str, Any]:
 
 
 def load(name: str, folder: Path, **others: Any) -> CompiledEngine:
-    module = importlib.import_module(f"engine.compiled.{name}")
+    module = importlib.import_module(f"engine.cpu.executors.{name}")
     loaded: CompiledEngine = module.load(name="m", reason="asked", options=options(folder, **others))
     return loaded
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine import model_folder
-from engine.model_folder import ModelFolder
-from engine.tasks import Head, Task
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Head, Task
 from engine.transformers.loading import load_model
 from engine.transformers.selftest import Choice, choose_forward
 from engine.types import ModelError, OutputKind, Rows

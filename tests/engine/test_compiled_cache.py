@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from engine import cache as cache_module
-from engine import fingerprint
-from engine.cache import Cache
-from engine.compiled import loading
-from engine.compiled.facts import Facts
+from engine.cpu import loading
+from engine.cpu.facts import Facts
+from engine.store import cache as cache_module
+from engine.store import fingerprint
+from engine.store.cache import Cache
 from tests.engine.compiled_engines import ENGINES, difference, load, options, pooled
 from tests.engine.tiny_models import arbitrary, save
 
@@ -26,7 +26,7 @@ START = """
 import json, sys
 from importlib import import_module
 name, given = sys.argv[1], json.loads(sys.argv[2])
-engine = import_module("engine.compiled." + name).load(name="m", reason="", options=given)
+engine = import_module("engine.cpu.executors." + name).load(name="m", reason="", options=given)
 heavy = ("torch", "transformers", "openvino_telemetry", "openvino.tools.ovc.convert", "onnx")
 print(json.dumps([[module for module in heavy if module in sys.modules], engine.info.notes[0]]))
 """
@@ -283,7 +283,7 @@ def test_a_disk_that_fails_is_only_warned_of(
 
 
 @pytest.mark.parametrize(
-    "file", ["compiled/samples.py", "model_folder.py", "sample_ids.py", "sentence_files.py", "transformers/loading.py"]
+    "file", ["cpu/conversion/graph.py", "model/model_folder.py", "selftest/sample_ids.py", "transformers/loading.py"]
 )
 def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")

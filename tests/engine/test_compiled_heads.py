@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForMaskedLM
 
-from engine.tasks import AnswerScore, Head, SequenceScores, TokenScores, TokenVectors, VocabularyWeights
+from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, TokenVectors, VocabularyWeights
 from engine.types import ModelError, OutputKind
 from tests.engine.compiled_engines import (
     ENGINES,
@@ -203,9 +203,9 @@ def test_scores_of_a_vocabulary_too_large_for_the_memory(tmp_path: Path, monkeyp
     """2 * 4 * 120 bytes a token: at 64 tokens and 2 streams 122,880 bytes, in half of the memory."""
     save_whole("bert", tmp_path / "model", AutoModelForMaskedLM)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr("engine.compiled.machine.memory", lambda: 2 * 122_880)
+    monkeypatch.setattr("engine.machine.host.memory", lambda: 2 * 122_880)
     load_with_heads("openvino", tmp_path / "model", (VocabularyWeights(),)).close()
-    monkeypatch.setattr("engine.compiled.machine.memory", lambda: 2 * 122_879)
+    monkeypatch.setattr("engine.machine.host.memory", lambda: 2 * 122_879)
     with pytest.raises(ModelError, match="--max-input-length 63 fits"):
         load_with_heads("openvino", tmp_path / "model", (VocabularyWeights(),))
 

@@ -11,8 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from engine.compiled import int8, machine
-from engine.compiled.onnxruntime import import_onnxruntime
+from engine.cpu.executors import int8
+from engine.cpu.executors.onnxruntime import import_onnxruntime
+from engine.machine import host
 from engine.types import ModelError
 from tests.engine.compiled_engines import difference, load, pooled
 from tests.engine.tiny_models import Reference, arbitrary, save
@@ -47,7 +48,7 @@ def test_rows_are_near_those_of_float32_and_do_not_depend_on_neighbours(family: 
 
 
 def test_what_loses_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "max_int8_weight", lambda: 1)  # three values are left of a weight
+    monkeypatch.setattr(host, "max_int8_weight", lambda: 1)  # three values are left of a weight
     with pytest.raises(ModelError, match=r"^--quantization int8 costs this model too much") as refused:
         load("onnxruntime", save("bert", tmp_path / "model"), quantization="int8")
     assert "--quantization none" in str(refused.value)
@@ -61,8 +62,8 @@ def test_weights_leave_room_for_sums_where_the_cpu_adds_in_16_bits(
     flags: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(machine, "_cpu_info", lambda: {"flags": flags})
-    assert machine.max_int8_weight() == most
+    monkeypatch.setattr(host, "_cpu_info", lambda: {"flags": flags})
+    assert host.max_int8_weight() == most
     assert most == 127 or 2 * 255 * most <= 2**15 - 1
 
 

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from engine.compiled.engine import CompiledEngine
-from engine.compiled.sentences import SENTENCES
+from engine.cpu.engine import CompiledEngine
+from engine.selftest.sentences import SENTENCES
+from engine.selftest.warmup import warm_up
 from engine.types import EngineError, OutputKind, Results
-from engine.warmup import warm_up
 from tests.engine.compiled_engines import ENGINES, difference, load, pooled, results
 from tests.engine.tiny_models import batch
 

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import registry
-from engine.compiled import machine, selftest
-from engine.compiled.executor import Executor
-from engine.compiled.onnxruntime import OnnxRuntime
+from engine.cpu.conversion import selftest
+from engine.cpu.executor import Executor
+from engine.cpu.executors.onnxruntime import OnnxRuntime
+from engine.machine import host
 from engine.types import ModelError
 from tests.engine.compiled_engines import ENGINES, load, options
 from tests.engine.tiny_models import save
@@ -162,9 +163,9 @@ def test_sequences_too_long_for_the_memory(tmp_path: Path, monkeypatch: pytest.M
     """4 heads * 4.5 * 4 bytes * S * S * 2 streams in half of the memory, at 62 tokens 553,536 bytes."""
     folder = save("roberta", tmp_path / "model")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(machine, "memory", lambda: 2 * 553_536)
+    monkeypatch.setattr(host, "memory", lambda: 2 * 553_536)
     load("onnxruntime", folder).close()
-    monkeypatch.setattr(machine, "memory", lambda: 2 * 553_535)
+    monkeypatch.setattr(host, "memory", lambda: 2 * 553_535)
     with pytest.raises(ModelError, match=r"^sequences of 62 tokens could take .*; --max-input-length 61 fits$"):
         load("onnxruntime", folder)
     loaded = load("onnxruntime", folder, max_seqlen=61)
@@ -179,18 +180,18 @@ def test_a_long_sequence_is_counted_as_often_as_the_engine_holds_it(
     """Two batches of 62 tokens at most: two sequences at a time, however many streams there are."""
     folder = save("roberta", tmp_path / "model")
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(machine, "memory", lambda: 2 * 553_536)
+    monkeypatch.setattr(host, "memory", lambda: 2 * 553_536)
     load("onnxruntime", folder, num_threads=4, max_num_tokens=62).close()
     with pytest.raises(ModelError, match="--max-input-length 43 fits"):
         load("onnxruntime", folder, num_threads=4, max_num_tokens=4096)
 
 
 def test_the_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
-    assert machine.memory() > 1 << 28
-    for limit, expected in (("max\n", machine.memory()), ("4096\n", 4096)):
+    monkeypatch.setattr(host, "_CGROUPS", tmp_path)
+    assert host.memory() > 1 << 28
+    for limit, expected in (("max\n", host.memory()), ("4096\n", 4096)):
         (tmp_path / "memory.max").write_text(limit)
-        assert machine.memory() == expected
+        assert host.memory() == expected
 
 
 def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.compiled import workload
-from engine.compiled.engine import CompiledEngine
-from engine.compiled.executor import ATTENTION_MASK, INPUT_IDS, Executor
-from engine.compiled.minibatch import MAX_PADDED_TOKENS, cut, padded
-from engine.compiled.outputs import Makers, Pooled, tokens
-from engine.compiled.pooling import Pooling
-from engine.head.host import HostHead
+from engine.cpu import workload
+from engine.cpu.engine import CompiledEngine
+from engine.cpu.executor import ATTENTION_MASK, INPUT_IDS, Executor
+from engine.cpu.minibatch import MAX_PADDED_TOKENS, cut, padded
+from engine.cpu.outputs import Makers, Pooled, tokens
+from engine.rows.head_numpy import HostHead
+from engine.rows.pooling_numpy import Pooling
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind
 from tests.engine.tiny_models import batch
 

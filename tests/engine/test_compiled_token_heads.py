@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from engine import model_folder
-from engine.head.steps import Dense
-from engine.model_folder import ModelFolder
-from engine.tasks import LateInteraction, TokenVectors, TokenWeights
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.model.steps import Dense
+from engine.model.tasks import LateInteraction, TokenVectors, TokenWeights
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, OutputKind
 from tests.engine.compiled_engines import (
     ENGINES,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cuda_driver import Cuda, Gpu, find
+from engine.machine.cuda_driver import Cuda, Gpu, find
 from tests.structure.sources import ROOT
 
 # Two GPUs, the second with a name that is no UTF-8. What differs from test to test comes from the compiler's command
@@ -93,7 +93,8 @@ def test_the_driver_is_found_by_its_name_in_the_library_path(tmp_path: Path) -> 
     """And asked without torch, in a process that has nothing but the standard library."""
     library = Path(driver(tmp_path))
     library.rename(tmp_path / "libcuda.so.1")
-    code = f"import sys; sys.path.append({str(ROOT)!r}); from engine.cuda_driver import find; print(find().gpus[0])"
+    setup = f"import sys; sys.path.append({str(ROOT)!r})"
+    code = f"{setup}; from engine.machine.cuda_driver import find; print(find().gpus[0])"
     environment = {"LD_LIBRARY_PATH": str(tmp_path)}
     answer = subprocess.run([sys.executable, "-I", "-S", "-c", code], env=environment, capture_output=True, text=True)
     assert answer.stdout == "cuda:0 (NVIDIA H200, compute capability 9.0)\n", answer.stderr

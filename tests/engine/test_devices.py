@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine import devices
-from engine.cuda_driver import Cuda, Gpu
-from engine.devices import GENERATIONS, Devices, Work, dtype_of_auto, has_bfloat16, has_fp8
+from engine.machine import devices
+from engine.machine.cuda_driver import Cuda, Gpu
+from engine.machine.devices import GENERATIONS, Devices, Work, dtype_of_auto, has_bfloat16, has_fp8
 from engine.types import ModelError
 
 GIB = 1 << 30

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine import cache as cache_module
-from engine import digests
-from engine.cache import Cache
+from engine.store import cache as cache_module
+from engine.store import digests
+from engine.store.cache import Cache
 
 BLOCK, NUM_BLOCKS = 64 << 10, 64
 

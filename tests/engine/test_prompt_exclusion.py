@@ -13,9 +13,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoConfig, AutoModel
 
-from engine.head.on_torch import TorchHead
+from engine.rows.head_torch import TorchHead
+from engine.rows.pooling_torch import Pooling
 from engine.transformers.engine import TransformersEngine, load
-from engine.transformers.pooling import Pooling
 from engine.types import PROMPT_TOKEN, Batch, OutputKind
 from tests.engine.compiled_engines import difference, options
 from tests.engine.head.sentence_models import save_chain, text_of

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine import quantization
-from engine.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8, StoredNvfp4
+from engine.model import quantization
+from engine.model.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8, StoredNvfp4
 from engine.types import ModelError
 
 

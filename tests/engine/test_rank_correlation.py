@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from engine import model_folder, registry
+from engine import registry
+from engine.model import model_folder
 from engine.types import Batch, EngineError, OutputKind
 from tokenizer_pool.messages import TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine import registry
-from engine.release import release
+from engine.machine.memory import release
 from engine.types import DeviceTrouble, Engine, ModelError
 
 GPU = "cuda:0"

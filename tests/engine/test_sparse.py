@@ -13,12 +13,12 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 
-from engine import model_folder
-from engine.tasks import TokenWeights, VocabularyWeights
-from engine.transformers import vocabulary
+from engine.model import model_folder
+from engine.model.tasks import TokenWeights, VocabularyWeights
 from engine.transformers.forward import PaddedForward
-from engine.transformers.token_weights import token_weights
-from engine.transformers.vocabulary import vocabulary_weights
+from engine.transformers.heads import vocabulary
+from engine.transformers.heads.token_weights import token_weights
+from engine.transformers.heads.vocabulary import vocabulary_weights
 from engine.types import ModelError, Rows
 from tests.engine.compiled_engines import difference
 from tests.engine.head.sentence_models import save_words, text_of

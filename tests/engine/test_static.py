@@ -18,12 +18,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, StaticEmbedding
 from torch import Tensor, nn
 
-from engine import model_folder, registry
+from engine import registry
+from engine.model import model_folder
+from engine.selftest.warmup import warm_up
 from engine.static.engine import StaticEngine
 from engine.static.table import read_table
 from engine.transformers.engine import load as load_transformers
 from engine.types import Batch, EngineClosed, EngineError, ModelError, OutputKind, Results
-from engine.warmup import warm_up
 from tests.engine.compiled_engines import difference, options
 from tests.engine.head.sentence_models import text_of, words
 from tests.engine.tiny_models import VOCAB_SIZE, arbitrary, batch, save

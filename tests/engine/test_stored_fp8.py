@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import quantization, registry
+from engine import registry
+from engine.model import quantization
 from engine.types import Engine, EngineError, ModelError, OutputKind
 from tests.engine import tiny_models
 

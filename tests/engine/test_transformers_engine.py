@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
-from engine import model_folder
-from engine.head.on_torch import TorchHead
+from engine.model import model_folder
+from engine.rows.head_torch import TorchHead
+from engine.rows.pooling_torch import Pooling, pool
+from engine.selftest.warmup import warm_up
 from engine.transformers import engine, selftest
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import Forward, PackedForward, PaddedForward
+from engine.transformers.heads.makers import embeddings
 from engine.transformers.loading import load_model
-from engine.transformers.makers import embeddings
-from engine.transformers.pooling import Pooling, pool
 from engine.types import (
     Batch,
     EngineClosed,
@@ -34,7 +35,6 @@ from engine.types import (
     ModelInfo,
     OutputKind,
 )
-from engine.warmup import warm_up
 from tests.engine.folder_files import change
 from tests.engine.tiny_models import arbitrary, batch, save
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine import model_folder
-from engine.head.on_torch import TorchHead
+from engine.model import model_folder
+from engine.rows.head_torch import TorchHead
+from engine.rows.pooling_torch import Pooling
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
-from engine.transformers.makers import embeddings
+from engine.transformers.heads.makers import embeddings
 from engine.transformers.placement import Place, check_fits, place
-from engine.transformers.pooling import Pooling
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
 from tests.engine.tiny_models import FAMILIES, arbitrary, batch, save
 

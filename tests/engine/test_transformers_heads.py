@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from engine.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
-from engine.transformers import engine, library_head, selftest
+from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
+from engine.transformers import engine, selftest
+from engine.transformers.heads import library_head
+from engine.transformers.heads.maker import Maker
+from engine.transformers.heads.makers import Made, makers_of
 from engine.transformers.loading import load_model
-from engine.transformers.maker import Maker
-from engine.transformers.makers import Made, makers_of
 from engine.transformers.selftest import choose_forward
 from engine.types import Batch, ModelError, OutputKind, Rows
 from tests.engine.folder_files import change

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from engine.tasks import AnswerScore
+from engine.model.tasks import AnswerScore
 from engine.transformers.loading import load_model
 from engine.transformers.selftest import choose_forward
 from engine.types import OutputKind

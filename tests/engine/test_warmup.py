@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from engine.selftest.warmup import warm_up
 from engine.types import (
     Batch,
     EngineError,
@@ -17,7 +18,6 @@ from engine.types import (
     Results,
     Rows,
 )
-from engine.warmup import warm_up
 
 INFO = ModelInfo(
     name="m",
@@ -67,7 +67,7 @@ class Scripted:
 
 
 def warmed(monkeypatch: pytest.MonkeyPatch, engine: Scripted) -> EngineLimits:
-    monkeypatch.setattr("engine.warmup.time.perf_counter", lambda: engine.now)
+    monkeypatch.setattr("engine.selftest.warmup.time.perf_counter", lambda: engine.now)
     return warm_up(engine)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine import weights
+from engine.model import weights
+from engine.model.weights import Weights, weights_of
 from engine.types import ModelError
-from engine.weights import Weights, weights_of
 
 
 def write(file: Path, **tensors: tuple[str, list[int], int]) -> None:

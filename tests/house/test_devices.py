@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.compiled.sentences import SENTENCES
+from engine.selftest.sentences import SENTENCES
 from tests.engine.test_cuda_driver import driver
 from tests.house.expected import FAKE, minilm
 from tests.house.running import Server, serving

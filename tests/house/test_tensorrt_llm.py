@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine import model_folder
+from engine.model import model_folder
 from tests.engine.head.sentence_models import text_of, words
 from tests.engine.tensorrt_llm.machine import machine
 from tests.engine.tensorrt_llm.models import Model, answering, embedding, scoring

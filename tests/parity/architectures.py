@@ -1,6 +1,6 @@
 """The table of tiny models: what each architecture's differ in, and what shows that a feature of theirs counts.
 
-A new architecture is one line here and one in engine/coverage.py, which says what it is served for.
+A new architecture is one line here and one in engine/model/coverage.py, which says what it is served for.
 """
 
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ from tests.parity.texts import Text, packed
 
 _MODULES = {
     "transformers": "engine.transformers.engine",
-    "openvino": "engine.compiled.openvino",
+    "openvino": "engine.cpu.executors.openvino",
     "static": "engine.static.engine",
 }
 _OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from engine.coverage import Use
+from engine.model.coverage import Use
 from tests.parity.architectures import ARCHITECTURES, HIDDEN_SIZE, VOCAB_SIZE, Tiny
 
 NUM_LABELS = {Use.RERANK: 1, Use.CLASSIFY: 3, Use.TOKEN_CLASSIFY: 5}

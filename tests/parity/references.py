@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModel
 
-from engine.coverage import Use
+from engine.model.coverage import Use
 from engine.types import OutputKind
 from tests.parity.folders import BGE_M3, CLASSES, QUESTIONS, STATIC, tiny_of
 from tests.parity.texts import SPECIAL_IDS, Text

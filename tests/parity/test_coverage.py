@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from transformers import AutoConfig
 
-from engine import coverage
-from engine.coverage import ARCHITECTURES, Use
+from engine.model import coverage
+from engine.model.coverage import ARCHITECTURES, Use
 from tests.documents import ROOT
 from tests.parity.architectures import ARCHITECTURES as TINY
 from tests.parity.folders import BGE_M3, CLASSES, STATIC, tiny_of
@@ -14,7 +14,7 @@ from tests.parity.test_parity import cases
 
 
 def test_the_page_is_up_to_date() -> None:
-    """Where it is not: `python -m engine.coverage`."""
+    """Where it is not: `python -m engine.model.coverage`."""
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert coverage.in_page(page) == page
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine import coverage
-from engine.coverage import Use
+from engine.model import coverage
+from engine.model.coverage import Use
 from engine.transformers import attention
 from engine.types import OutputKind
 from tests.parity.architectures import ARCHITECTURES, NUM_POSITIONS

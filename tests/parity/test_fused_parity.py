@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.coverage import ARCHITECTURES, Architecture, Use
 from engine.fused.adapters.registry import find
-from engine.model_folder import read
+from engine.model.coverage import ARCHITECTURES, Architecture, Use
+from engine.model.model_folder import read
 from engine.types import OutputKind
 from tests.engine.fused_models.models import load_fused
 from tests.parity.folders import BGE_M3, num_types, save

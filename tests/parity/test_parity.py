@@ -1,7 +1,7 @@
 """Every architecture, for everything it is served for, by every engine: as its own library computes a text alone.
 
-What a cell of engine.coverage says of engines is held here, refusals too. Batches are random: a test that fails shows
-its seed, and `--randomly-seed` with the number at the top of pytest's output brings it back.
+What a cell of engine.model.coverage says of engines is held here, refusals too. Batches are random: a test that fails
+shows its seed, and `--randomly-seed` with the number at the top of pytest's output brings it back.
 """
 
 import random
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.coverage import ARCHITECTURES, Architecture, Use
+from engine.model.coverage import ARCHITECTURES, Architecture, Use
 from engine.types import Engine, ModelError, OutputKind
 from tests.parity.architectures import NUM_POSITIONS
 from tests.parity.engines import compute, load

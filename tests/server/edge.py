@@ -11,16 +11,16 @@ import numpy as np
 from batch_manager.client import BatchManagers
 from batch_manager.messages import Answer, Submission
 from engine.types import OutputKind, Rows
-from server.admission import Admission, WaitBudgets
-from server.app import make_app
-from server.asgi import App, BodyReader, Message
-from server.auth import ApiKey, Keys
-from server.frontend_state import FrontendState
-from server.hot_path import HotPath
-from server.models import ModelTable, ServedModel
-from server.observer import Observer
-from server.pipeline import Pipeline
-from server.route import Resources
+from server.frontend.observer import Observer
+from server.frontend.state import FrontendState
+from server.http.app import HotPath
+from server.http.auth import ApiKey, Keys
+from server.http.body import App, BodyReader, Message
+from server.http.get_routes import make_app
+from server.http.route import Resources
+from server.requests.admission import Admission, WaitBudgets
+from server.requests.models import ModelTable, ServedModel
+from server.requests.pipeline import Pipeline
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Truncation

@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 
-from server.admission import Admission, WaitBudgets
-from server.errors import Overloaded
+from server.requests.admission import Admission, WaitBudgets
+from server.requests.errors import Overloaded
 from wire.page import Page
 from wire.vocabulary import RequestClass
 

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from server import asgi
-from server.asgi import Message
-from server.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError, openai_answer
-from server.routes import ROUTES
+from server.http import body as asgi
+from server.http.body import Message
+from server.http.post_routes import ROUTES
+from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError, openai_answer
 from tests.server.edge import Called, Edge, call, everything, good_body
 
 PATHS = [route.path for route in ROUTES]

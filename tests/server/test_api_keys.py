@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from server.api_keys import api_keys
-from server.auth import ApiKey
-from server.flag import SettingsError
+from server.http.auth import ApiKey
+from server.settings.api_keys import api_keys
+from server.settings.flag import SettingsError
 
 
 def key(name: str, text: str) -> ApiKey:

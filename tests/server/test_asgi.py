@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from server import asgi
-from server.asgi import BodyReader, ClientLeft, Message, Receive
-from server.errors import BodyTooSlow, Overloaded, PayloadTooLarge
+from server.http import body
+from server.http.body import BodyReader, ClientLeft, Message, Receive
+from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 from tests.server.edge import aiter_of
 
 LIMIT = 100
@@ -129,7 +129,7 @@ def test_one_body_fits_even_where_the_total_is_shared_out_thin() -> None:
 
 
 def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "_PIECE_SECONDS", 0.01)
+    monkeypatch.setattr(body, "_PIECE_SECONDS", 0.01)
 
     async def run(*first: Message) -> None:
         pieces = list(first)
@@ -160,13 +160,13 @@ async def trickle(num_bytes: int) -> bytes:
 
 
 def test_a_body_that_trickles_is_given_up_although_it_never_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "_BODY_SECONDS", 0.02)
-    monkeypatch.setattr(asgi, "_BYTES_PER_SECOND", 1_000_000)
+    monkeypatch.setattr(body, "_BODY_SECONDS", 0.02)
+    monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1_000_000)
     with pytest.raises(BodyTooSlow, match="more slowly than"):
         asyncio.run(trickle(1000))
 
 
 def test_who_sends_fast_enough_may_take_longer_than_the_first_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asgi, "_BODY_SECONDS", 0.02)
-    monkeypatch.setattr(asgi, "_BYTES_PER_SECOND", 1)
+    monkeypatch.setattr(body, "_BODY_SECONDS", 0.02)
+    monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1)
     assert asyncio.run(trickle(100)) == b"a" * 100

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from server.auth import HEALTH_PATHS, ApiKey, Keys, digest
-from server.errors import Unauthorized
-from server.routes import ROUTES
+from server.http.auth import HEALTH_PATHS, ApiKey, Keys, digest
+from server.http.post_routes import ROUTES
+from server.requests.errors import Unauthorized
 from tests.server.edge import Called, Edge, call
 
 KEYS = [ApiKey("first", digest(b"key-1")), ApiKey("second", digest(b"key-2"))]
@@ -97,7 +97,7 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
         compared.append((given, kept))
         return given == kept
 
-    monkeypatch.setattr("server.auth.hmac.compare_digest", compare_digest)
+    monkeypatch.setattr("server.http.auth.hmac.compare_digest", compare_digest)
     Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", {b"x-api-key": b"key-1"})
 
     assert compared == [(digest(b"key-1"), key.digest) for key in KEYS]  # the second too, although the first fits

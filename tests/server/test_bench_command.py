@@ -9,7 +9,7 @@ import typer
 from typer.main import get_command
 
 from embedline.bench.options import Options
-from server import bench_command
+from server.commands import bench as bench_command
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from server.bind import bind
-from server.flag import SettingsError
+from server.settings.flag import SettingsError
+from server.supervisor.ports import bind
 
 
 def test_a_low_port_that_is_roots_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:

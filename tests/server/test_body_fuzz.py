@@ -9,25 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.classifying import ClassifyRequest
-from server.dialects import (
-    classify,
-    openai,
-    predict_tokens,
-    rerank_bodies,
-    tei_bodies,
-    tei_hybrid,
-    tei_predict,
-    tei_sparse,
-    tei_tokens,
-)
-from server.errors import ErrorShape, RequestError, openai_answer, tei_answer
-from server.pipeline import EmbedRequest
-from server.request_headers import Wishes
-from server.routes import ROUTES
-from server.scoring import RerankRequest
-from server.token_classifying import ClassifyTokensRequest
-from server.tokens import DecodeRequest, TokenizeRequest
+from server.dialects import classify, openai, predict_tokens
+from server.dialects.rerank import bodies as rerank_bodies
+from server.dialects.tei import bodies as tei_bodies
+from server.dialects.tei import hybrid, predict, sparse
+from server.dialects.tei import tokens as tei_tokens
+from server.http.headers import Wishes
+from server.http.post_routes import ROUTES
+from server.requests.classify import ClassifyRequest
+from server.requests.classify_tokens import ClassifyTokensRequest
+from server.requests.errors import ErrorShape, RequestError, openai_answer, tei_answer
+from server.requests.pipeline import EmbedRequest
+from server.requests.rerank import RerankRequest
+from server.requests.tokenize import DecodeRequest, TokenizeRequest
 from tests.server.edge import one_model
 
 LONGEST_ECHO = 7  # characters in a row that may be the same by chance
@@ -125,9 +119,9 @@ CASES = {
     "/embeddings": OPENAI,
     "/embed": Case(tei_bodies.decode_embed, tei_answer, {"inputs": inputs}, EMBED),
     "/embed_all": Case(tei_bodies.decode_embed_all, tei_answer, {"inputs": inputs}, how),
-    "/embed_sparse": Case(tei_sparse.decode, tei_answer, {"inputs": inputs}, how),
-    "/embed_hybrid": Case(tei_hybrid.decode, tei_answer, {"inputs": inputs}, HYBRID),
-    "/predict": Case(tei_predict.decode, tei_answer, {"inputs": text_lists}, SCORES),
+    "/embed_sparse": Case(sparse.decode, tei_answer, {"inputs": inputs}, how),
+    "/embed_hybrid": Case(hybrid.decode, tei_answer, {"inputs": inputs}, HYBRID),
+    "/predict": Case(predict.decode, tei_answer, {"inputs": text_lists}, SCORES),
     "/predict_tokens": Case(
         predict_tokens.decode,
         tei_answer,

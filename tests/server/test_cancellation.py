@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.asgi import Message
+from server.http.body import Message
 from tests.server.edge import Edge, call
 
 PATH = "/v1/embeddings"

@@ -8,8 +8,8 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.classify import decode
-from server.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
-from server.request_headers import Wishes
+from server.http.headers import Wishes
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask
 from tests.server.edge import Called, one_model
 

@@ -11,9 +11,9 @@ from typer.main import get_command
 
 from embedline import __version__
 from server import cli
-from server.flag import GROUPS, SettingsError, flags_of
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from server.settings.flag import GROUPS, SettingsError, flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
 from tests.house.running import ROOT
 
 # A new flag needs a reason: whoever adds one adds it here, and says in its help how to choose it.

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from server.flag import SettingsError
-from server.model_settings import ModelSettings
-from server.settings import Settings
-from server.sources import settings_from
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.precedence import settings_from
+from server.settings.settings import Settings
 
 Read = Callable[..., Settings]
 TWO_MODELS = """

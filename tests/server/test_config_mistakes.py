@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from server import cli, engine_python
-from server.flag import flags_of
-from server.model_settings import ModelSettings
-from server.serve import prepare
-from server.settings import Settings
+from server import cli
+from server.commands.serve import prepare
+from server.settings.flag import flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor import engine_python
 from tests.house.expected import minilm
 
 

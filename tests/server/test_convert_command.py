@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine import model_folder
-from engine.convert.conversion import Conversion
-from engine.convert.job import Converted
-from server import cli, convert_command
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from engine.model import model_folder
+from engine.tools.convert.conversion import Conversion
+from engine.tools.convert.job import Converted
+from server import cli
+from server.commands import convert as convert_command
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
 from tests.engine.convert.pickles import Touch, pickled, small
 from tests.engine.convert.test_classifier import NO, YES, reranker
 from tests.structure.sources import ROOT
@@ -114,7 +115,7 @@ def test_a_process_that_could_reach_the_network_is_told_of(
 ) -> None:
     converted = Converted("model", ("model.safetensors",), 3, 3 << 20)
     done = Conversion(tmp_path / "out", (converted,), 2, ("training_args.bin",), without_network=False)
-    monkeypatch.setattr("engine.convert.conversion.convert", lambda *_: done)
+    monkeypatch.setattr("engine.tools.convert.conversion.convert", lambda *_: done)
     settings = Settings(models=(ModelSettings(model_id=str(tmp_path)),))
 
     assert convert_command.convert(settings, str(tmp_path / "out")) == 0
@@ -131,7 +132,7 @@ def test_a_process_that_could_reach_the_network_is_told_of(
 
 SENT_TO_ITSELF = """
 import os, signal
-from server import convert_command
+from server.commands import convert as convert_command
 before = signal.getsignal(signal.SIGTERM)
 try:
     with convert_command.ending_in_order():

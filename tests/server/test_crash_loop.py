@@ -2,8 +2,8 @@
 
 from typing import cast
 
-from server.crash_loop import CrashLoop
-from server.member import Member
+from server.supervisor.child import Member
+from server.supervisor.restarts import CrashLoop
 
 
 def a_member() -> Member:

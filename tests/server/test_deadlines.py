@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.asgi import Message
-from server.errors import openai_answer
-from server.routes import ROUTES
+from server.http.body import Message
+from server.http.post_routes import ROUTES
+from server.requests.errors import openai_answer
 from tests.server.edge import Called, Edge, call, everything, good_body
 
 PATHS = [route.path for route in ROUTES]

@@ -10,16 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import cuda_driver, hub, registry
-from engine.cuda_driver import Cuda, Gpu
-from engine.tensorrt_llm.algorithm import BLOCKS
-from server import cli, doctor_machine, doctor_probe, model_plan
-from server.doctor_command import doctor
-from server.doctor_engines import NEEDS
-from server.doctor_probe import Environment
-from server.flag import SettingsError
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from engine import registry
+from engine.machine import cuda_driver
+from engine.machine.cuda_driver import Cuda, Gpu
+from engine.store import hub
+from engine.tensorrt_llm.checks.algorithm import BLOCKS
+from server import cli
+from server.commands.doctor import machine as doctor_machine
+from server.commands.doctor import probe as doctor_probe
+from server.commands.doctor.command import doctor
+from server.commands.doctor.engines import NEEDS
+from server.commands.doctor.probe import Environment
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor import model_plan
 from tests.engine.detection import shapes
 from tests.engine.folder_files import change
 from tests.engine.tensorrt_llm import quantized_models

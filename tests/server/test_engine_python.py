@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.cuda_driver import Cuda, Gpu
+from engine.machine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
-from server import engine_python, model_plan
-from server.engine_python import has_tensorrt_llm_alone
-from server.flag import SettingsError
-from server.model_plan import plan_model
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor import engine_python, model_plan
+from server.supervisor.engine_python import has_tensorrt_llm_alone
+from server.supervisor.model_plan import plan_model
 from tests.house.expected import minilm
 
 H200 = Gpu(0, "NVIDIA H200", (9, 0), 1 << 37)

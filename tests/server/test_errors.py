@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from server import errors
-from server.errors import RequestError, openai_answer, tei_answer
+from server.requests import errors
+from server.requests.errors import RequestError, openai_answer, tei_answer
 
 
 def every_error() -> list[type[RequestError]]:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from server import health_command
-from server.health_command import health, local_url
+from server.commands import health as health_command
+from server.commands.health import health, local_url
 from tests.structure.sources import ROOT
 
 
@@ -94,5 +94,5 @@ def test_the_local_port_is_the_one_that_serve_takes(monkeypatch: pytest.MonkeyPa
 
 def test_it_needs_the_standard_library_alone() -> None:
     """A container runs it for ever, so what it imports is paid for again and again."""
-    code = f"import sys; sys.path.append({str(ROOT)!r}); import server.health_command"
+    code = f"import sys; sys.path.append({str(ROOT)!r}); import server.commands.health"
     assert subprocess.run([sys.executable, "-I", "-S", "-c", code], check=False).returncode == 0

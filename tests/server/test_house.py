@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from engine import cuda_driver
-from engine.cuda_driver import Cuda, Gpu
-from engine.model_source import resolve
-from server.bind import bind
-from server.broadcast import ROLES, Broadcast
-from server.flag import SettingsError
-from server.house import Door, House
-from server.member import Member, Plan
-from server.model_plan import plan_models
-from server.model_settings import ModelSettings
-from server.run_folder import RunFolder
-from server.settings import Settings
+from engine.machine import cuda_driver
+from engine.machine.cuda_driver import Cuda, Gpu
+from engine.store.model_source import resolve
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor.child import Member, Plan
+from server.supervisor.model_plan import plan_models
+from server.supervisor.ports import bind
+from server.supervisor.readiness import ROLES, Broadcast
+from server.supervisor.socket_folder import RunFolder
+from server.supervisor.topology import Door, House
 
 
 def settings(*models: ModelSettings, **others: Any) -> Settings:

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvloop
 
-from server import http_server
-from server.asgi import Receive, Scope, Send, send_answer
-from server.errors import HeadTooLarge, RequestError
-from server.http_protocol import Protocol
-from server.http_server import HttpServer
+from server.http import http_server
+from server.http.body import Receive, Scope, Send, send_answer
+from server.http.http_server import HttpServer
+from server.http.protocol import Protocol
+from server.requests.errors import HeadTooLarge, RequestError
 
 GET = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
 Test = Callable[["Running"], Awaitable[None]]

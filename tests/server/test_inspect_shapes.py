@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.cuda_driver import Cuda
-from server import inspection
-from server.inspection import inspect
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from engine.machine.cuda_driver import Cuda
+from server.commands.inspect import command
+from server.commands.inspect.command import inspect
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
 from tests.engine.detection import shapes
 
 Facts = dict[str, Any]
@@ -19,7 +19,7 @@ Facts = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
+    monkeypatch.setattr(command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from engine import registry
-from engine.cuda_driver import Cuda, Gpu
+from engine.machine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
-from server import inspection
-from server.inspection import inspect
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from server.commands.inspect import command
+from server.commands.inspect.command import inspect
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
 from tests.house.expected import minilm
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where compiled models would be kept. And no GPU, whatever this machine has."""
-    monkeypatch.setattr(inspection, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
+    monkeypatch.setattr(command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "embedline"
 
@@ -146,7 +146,7 @@ def test_the_engines_of_auto_are_looked_for() -> None:
 
 def test_devices_and_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     small = Gpu(0, "NVIDIA A2", (8, 6), 1 << 20)
-    monkeypatch.setattr(inspection, "find_cuda", lambda _: Cuda((small,)))
+    monkeypatch.setattr(command, "find_cuda", lambda _: Cuda((small,)))
 
     found = facts(capsys, minilm(), engine="transformers")
     assert found["devices"] == ["cuda:0"]

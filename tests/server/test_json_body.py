@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.dialects.json_body import parse_body
-from server.errors import MalformedBody
+from server.dialects.reading.json_body import parse_body
+from server.requests.errors import MalformedBody
 
 
 class Inner(msgspec.Struct):

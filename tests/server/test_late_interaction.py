@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.tasks import LateInteraction
+from engine.model.tasks import LateInteraction
 from engine.types import EXPANSION_TOKEN, OutputKind, Rows
-from server.late_interaction import max_sim, rows_that_count
-from server.late_tokens import counted, shaped
-from server.pipeline import Computed, Work
+from server.requests.late_interaction import max_sim, rows_that_count
+from server.requests.late_tokens import counted, shaped
+from server.requests.pipeline import Computed, Work
 from tests.server.edge import served_model
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts

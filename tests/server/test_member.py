@@ -7,7 +7,7 @@ from typing import NoReturn, cast
 
 import pytest
 
-from server.member import Member, MemberEvents, Plan, SpawnError
+from server.supervisor.child import Member, MemberEvents, Plan, SpawnError
 
 PLAN = Plan(role="engine", index=0, module="engine", python="python3", spec={}, fds=())
 
@@ -29,6 +29,6 @@ def test_numpy_has_one_thread_for_a_product_unless_it_is_told(
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OPENBLAS_NUM_THREADS", given)
-    monkeypatch.setattr("server.member.subprocess.Popen", refuse)
+    monkeypatch.setattr("server.supervisor.child.subprocess.Popen", refuse)
     asyncio.run(start())
     assert started_with["OPENBLAS_NUM_THREADS"] == expected

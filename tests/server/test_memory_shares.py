@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from engine.devices import Devices
-from server.engine_options import engine_options
-from server.flag import SettingsError
-from server.memory_shares import memory_shares
-from server.model_plan import ModelPlan
-from server.model_settings import ModelSettings
+from engine.machine.devices import Devices
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.supervisor.engine_options import engine_options
+from server.supervisor.memory_shares import memory_shares
+from server.supervisor.model_plan import ModelPlan
 
 
 def model(*devices: str, share: float | None = None) -> ModelPlan:

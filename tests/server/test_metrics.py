@@ -12,11 +12,11 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.levels import LEVELS, Levels, ModelInfo
-from server.metrics import Registry
-from server.metrics_declared import ALL, FOR_TEI
-from server.process_metrics import PROCESS_LEVELS, ProcessLevels, Seen
-from server.tei_metrics import TEI
+from server.metrics.declared import ALL, FOR_TEI
+from server.metrics.gauges import LEVELS, Levels, ModelInfo
+from server.metrics.processes import PROCESS_LEVELS, ProcessLevels, Seen
+from server.metrics.registry import Registry
+from server.metrics.tei import TEI
 from tests.structure.sources import sources
 from wire.metrics import POWERS, SECONDS, Recorder
 from wire.page import Page
@@ -175,7 +175,7 @@ def test_what_is_on_the_page_is_what_is_declared(registry: Registry) -> None:
 
 
 def test_every_declared_metric_is_recorded_somewhere() -> None:
-    text = "".join(source.text for source in sources() if source.path != Path("server/metrics_declared.py"))
+    text = "".join(source.text for source in sources() if source.path != Path("server/metrics/declared.py"))
 
     assert [one.name for one in (*ALL, *FOR_TEI) if f'"{one.name}"' not in text] == []
 

@@ -1,9 +1,9 @@
 """docs/metrics.md says what the code declares."""
 
-from server.metrics_page import page
+from server.metrics.page import page
 from tests.structure.sources import ROOT
 
 
 def test_the_page_is_what_the_declarations_give() -> None:
-    """`python -m server.metrics_page > docs/metrics.md` writes it anew."""
+    """`python -m server.metrics.page > docs/metrics.md` writes it anew."""
     assert (ROOT / "docs" / "metrics.md").read_text() == page()

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from engine import cuda_driver
-from engine.cuda_driver import Cuda, Gpu
-from engine.tasks import Task
+from engine.machine import cuda_driver
+from engine.machine.cuda_driver import Cuda, Gpu
+from engine.model.tasks import Task
 from engine.types import ModelError
-from server.flag import SettingsError
-from server.house import tokenizer_spec
-from server.model_plan import ModelPlan, find_cuda, plan_models
-from server.model_settings import ModelSettings
-from server.settings import MAX_PROCESSES, Settings
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import MAX_PROCESSES, Settings
+from server.supervisor.model_plan import ModelPlan, find_cuda, plan_models
+from server.supervisor.topology import tokenizer_spec
 from tests.engine.detection import shapes
 from tests.engine.folder_files import write
 from tests.house.expected import minilm

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.app import make_app
-from server.frontend_state import FrontendState
-from server.levels import Levels, ModelInfo
-from server.metrics import Registry
+from server.frontend.state import FrontendState
+from server.http.get_routes import make_app
+from server.metrics.gauges import Levels, ModelInfo
+from server.metrics.registry import Registry
 from tests.server.edge import call, house
 from wire.page import Page
 

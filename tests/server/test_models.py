@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.errors import ModelNotFound, NotReady
-from server.models import ModelTable
+from server.requests.errors import ModelNotFound, NotReady
+from server.requests.models import ModelTable
 from tests.server.edge import served_model
 
 ONE, TWO = served_model(name="one"), served_model(index=1, name="two")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.auth import ApiKey, Keys, digest
-from server.monitor import make_monitor
+from server.http.auth import ApiKey, Keys, digest
+from server.supervisor.monitor import make_monitor
 from tests.server.edge import call
 
 pytestmark = pytest.mark.asyncio

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from server.errors import Overloaded, RequestError
-from server.metrics import Registry
-from server.observer import REASONS, Observer
-from server.trace import Trace
+from server.frontend.observer import REASONS, Observer
+from server.metrics.registry import Registry
+from server.requests.errors import Overloaded, RequestError
+from server.requests.trace import Trace
 from tests.server.edge import Edge, call
 from wire.metrics import POWERS, Recorder
 

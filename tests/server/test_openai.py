@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from server.dialects.openai import decode
-from server.dialects.rows import Encoding
-from server.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound
-from server.models import ModelTable
-from server.pipeline import EmbedRequest
-from server.request_headers import Wishes
+from server.dialects.writing.rows import Encoding
+from server.http.headers import Wishes
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound
+from server.requests.models import ModelTable
+from server.requests.pipeline import EmbedRequest
 from tests.server.edge import DIMENSIONS, one_model, served_model
 from tokenizer_pool.messages import Truncation
 from wire.vocabulary import RequestClass

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from server.dialects.openai import encode
-from server.dialects.rows import Encoding, headers
-from server.pipeline import Embedded
+from server.dialects.writing.rows import Encoding, headers
+from server.requests.pipeline import Embedded
 from tests.server.turns import turns_during
 
 EDGES = [0.0, -0.0, 1.0, -1.5, 0.1, 1e-45, 1.1754942e-38, 3.4028235e38, -3.4028235e38, 1 / 3, 16777217.0, 65535.0]

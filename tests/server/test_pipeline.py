@@ -11,7 +11,7 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from engine.types import OutputKind
-from server.errors import (
+from server.requests.errors import (
     DeadlineExceeded,
     EmptyInput,
     EngineFailed,
@@ -21,9 +21,9 @@ from server.errors import (
     RequestError,
     UnsupportedTask,
 )
-from server.pipeline import MAX_TOKEN_ROW_BYTES, Embedded, EmbedRequest
-from server.tokens import BULK_ITEMS, BULK_TOKENS
-from server.trace import Trace
+from server.requests.pipeline import MAX_TOKEN_ROW_BYTES, Embedded, EmbedRequest
+from server.requests.tokenize import BULK_ITEMS, BULK_TOKENS
+from server.requests.trace import Trace
 from tests.server.edge import DIMENSIONS, Edge, served_model
 from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.messages import TextRefused, Truncation

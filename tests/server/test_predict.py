@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
-from server.classifying import ClassifyRequest
-from server.dialects.tei_predict import decode
-from server.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
-from server.request_headers import Wishes
+from server.dialects.tei.predict import decode
+from server.http.headers import Wishes
+from server.requests.classify import ClassifyRequest
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, tei_error
 from tests.server.edge import Called, Edge, one_model
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation

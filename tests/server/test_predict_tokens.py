@@ -8,10 +8,10 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.predict_tokens import decode
-from server.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
-from server.request_headers import Wishes
-from server.token_classifying import fitting
-from server.token_labels import Aggregation
+from server.http.headers import Wishes
+from server.requests.classify_tokens import fitting
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
+from server.requests.token_labels import Aggregation
 from tests.server.asking import RAW, ask, tei_error
 from tests.server.edge import Called, Edge, one_model
 from tokenizer_pool.details import Token

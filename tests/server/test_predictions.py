@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.tasks import Activation
-from server.classifying import activated
-from server.dialects.predictions import classes, predictions
-from server.dialects.turns import Turns
+from engine.model.tasks import Activation
+from server.dialects.writing.predictions import classes, predictions
+from server.dialects.writing.time_slices import Turns
+from server.requests.classify import activated
 from tests.server.turns import turns_during
 
 

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.quantize.job import Done
-from server import cli, quantize_command
-from server.byte_progress import lines, shown
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from engine.tools.quantize.job import Done
+from server import cli
+from server.commands import quantize as quantize_command
+from server.commands.progress import lines, shown
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
 from tests.engine.quantize.models import contents, quantized, wide
 from tests.structure.sources import ROOT
 
 # The command, killed when some of the tensors have been written.
 KILLED = """
 import os, signal, sys
-from engine.quantize import shard
+from engine.tools.quantize import shard
 from server import cli
 shard._SYNCED_BYTES = 1
 real, num_calls = os.pwrite, 0
@@ -117,7 +118,7 @@ def test_tensors_that_lost_more_are_told_of(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = Done(tmp_path / "out", {"a": 0.0312, "b": 0.02}, 1, 3 << 20, 2 << 20, 4, is_resumed=False)
-    monkeypatch.setattr("engine.quantize.job.quantize", lambda *_, **__: done)
+    monkeypatch.setattr("engine.tools.quantize.job.quantize", lambda *_, **__: done)
 
     assert quantize_command.quantize(Settings(models=(ModelSettings(model_id=str(model)),)), str(tmp_path / "out")) == 0
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from server.errors import InvalidRequest, UnsupportedMedia
-from server.request_headers import read_headers
+from server.http.headers import read_headers
+from server.requests.errors import InvalidRequest, UnsupportedMedia
 from wire.vocabulary import RequestClass
 
 

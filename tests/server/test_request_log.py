@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from server.observer import Observer
-from server.request_log import Logged, RequestLog
-from server.trace import Trace
+from server.frontend.observer import Observer
+from server.frontend.request_log import Logged, RequestLog
+from server.requests.trace import Trace
 from tests.server.edge import Edge, call
 from wire.metrics import Recorder
 

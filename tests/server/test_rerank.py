@@ -10,11 +10,11 @@ import pytest
 
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
-from engine.tasks import Task
+from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.dialects.rerank_bodies import Family, decode, family_of
-from server.errors import RequestError
-from server.request_headers import Wishes
+from server.dialects.rerank.bodies import Family, decode, family_of
+from server.http.headers import Wishes
+from server.requests.errors import RequestError
 from tests.server.edge import Called, Edge, call, house_of, one_model
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 

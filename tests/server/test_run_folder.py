@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server.flag import SettingsError
-from server.run_folder import RunFolder
+from server.settings.flag import SettingsError
+from server.supervisor.socket_folder import RunFolder
 
 
 @pytest.fixture

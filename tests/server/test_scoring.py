@@ -9,12 +9,12 @@ import pytest
 
 from batch_manager.messages import Refusal as BatchRefusal
 from batch_manager.messages import RequestRefused
-from engine.tasks import Activation, LateInteraction, Task
+from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import EXPANSION_TOKEN, OutputKind
-from server.errors import DeadlineExceeded, InvalidRequest, RequestError, UnsupportedTask
-from server.pipeline import MAX_COMPARISONS
-from server.scoring import Ranked, RerankRequest, rank
-from server.trace import Trace
+from server.requests.errors import DeadlineExceeded, InvalidRequest, RequestError, UnsupportedTask
+from server.requests.pipeline import MAX_COMPARISONS
+from server.requests.rerank import Ranked, RerankRequest, rank
+from server.requests.trace import Trace
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers, served_model
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts

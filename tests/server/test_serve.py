@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from server.auth import ApiKey, digest
-from server.serve import Prepared, _say
+from server.commands.serve import Prepared, _say
+from server.http.auth import ApiKey, digest
 
 ANYONE, EMPTY = "anyone who reaches", "API_KEY is empty"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.flag import GROUPS, Flag, SettingsError, flags_of
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from server.settings.flag import GROUPS, Flag, SettingsError, flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
 
 FLAGS: dict[str, tuple[type, Flag]] = {
     flag.name: (settings, flag) for settings in (Settings, ModelSettings) for flag in flags_of(settings)

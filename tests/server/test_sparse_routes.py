@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.tasks import LateInteraction
+from engine.model.tasks import LateInteraction
 from engine.types import QUERY_TOKEN, OutputKind
-from server import pipeline
-from server.dialects.ragged import sparse_bytes, sparse_headers
-from server.dialects.tei_hybrid import decode
-from server.dialects.tei_sparse import sparse_by_item
-from server.errors import InvalidRequest
-from server.pipeline import Embedded
-from server.query_tokens import as_queries
-from server.request_headers import Wishes
+from server.dialects.tei.hybrid import decode
+from server.dialects.tei.sparse import sparse_by_item
+from server.dialects.writing.ragged import sparse_bytes, sparse_headers
+from server.http.headers import Wishes
+from server.requests import pipeline
+from server.requests.errors import InvalidRequest
+from server.requests.pipeline import Embedded
+from server.requests.query_tokens import as_queries
 from tests.server.asking import RAW, ask, tei_error
 from tests.server.edge import Called, Edge, one_model
 from tests.server.turns import turns_during

@@ -7,9 +7,9 @@ from batch_manager.client import ManagerAddress
 from batch_manager.policy import Policy
 from batch_manager.start import EngineAddress, ManagerStart
 from engine.start import EngineStart
-from server.admission import WaitBudgets
-from server.auth import ApiKey, digest
-from server.frontend_start import FrontendStart
+from server.frontend.start import FrontendStart
+from server.http.auth import ApiKey, digest
+from server.requests.admission import WaitBudgets
 from wire.control import Json
 
 FRONTEND = FrontendStart(

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.bind import bind
-from server.house import Door, House
-from server.member import Member, Plan
-from server.model_plan import plan_models
-from server.model_settings import ModelSettings
-from server.run_folder import RunFolder
-from server.settings import Settings
-from server.supervisor import Supervisor
-from server.watchdog import Watchdog
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor.child import Member, Plan
+from server.supervisor.model_plan import plan_models
+from server.supervisor.ports import bind
+from server.supervisor.socket_folder import RunFolder
+from server.supervisor.supervisor import Supervisor
+from server.supervisor.topology import Door, House
+from server.supervisor.watchdog import Watchdog
 from wire.control import Json
 
 

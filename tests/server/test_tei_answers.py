@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.dialects.tei_answers import all_headers, encode
-from server.dialects.tei_bodies import Form
-from server.dialects.tei_tokens import encode_tokens
-from server.pipeline import Embedded
-from server.trace import Trace
+from server.dialects.tei.answers import all_headers, encode
+from server.dialects.tei.bodies import Form
+from server.dialects.tei.tokens import encode_tokens
+from server.requests.pipeline import Embedded
+from server.requests.trace import Trace
 from tests.server.turns import turns_during
 from tokenizer_pool.details import Token
 

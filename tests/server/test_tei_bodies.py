@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.tei_bodies import Form, decode_any, decode_embed, decode_embed_all, decode_similarity
-from server.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
-from server.models import ModelTable
-from server.pipeline import EmbedRequest
-from server.request_headers import Wishes
+from server.dialects.tei.bodies import Form, decode_any, decode_embed, decode_embed_all, decode_similarity
+from server.http.headers import Wishes
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
+from server.requests.models import ModelTable
+from server.requests.pipeline import EmbedRequest
 from tests.server.edge import one_model, served_model
 from tokenizer_pool.messages import Truncation
 from wire.vocabulary import RequestClass

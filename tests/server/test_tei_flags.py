@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from engine import model_folder
-from engine.model_folder import ModelFolder
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
 from engine.types import ModelError
 from server import cli
-from server.flag import flags_of
-from server.model_settings import ModelSettings
-from server.settings import Settings
-from server.tei_flags import check_dense_path, warn_of_flags_without_effect
+from server.settings.flag import flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.settings.tei_flags import check_dense_path, warn_of_flags_without_effect
 from tests.engine.folder_files import write
 
 # Of router/src/main.rs, at commit 0d124dc: words, the field they set here, its value.

@@ -11,8 +11,8 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from engine.types import OutputKind
-from server.auth import ApiKey, digest
-from server.dialects import tei
+from server.dialects.tei import embed
+from server.http.auth import ApiKey, digest
 from tests.server.edge import Called, Edge, call, house
 from tokenizer_pool.messages import Refusal, TextRefused
 
@@ -56,7 +56,7 @@ def error_type(called: Called) -> str:
 
 
 def test_there_is_a_good_body_for_every_route() -> None:
-    assert GOOD.keys() == {route.path for route in tei.ROUTES} | {"/", "/invocations"}
+    assert GOOD.keys() == {route.path for route in embed.ROUTES} | {"/", "/invocations"}
     for path, body in GOOD.items():
         for slash in ("", "/") if path != "/" else ("",):
             assert post(path + slash, body).status == 200

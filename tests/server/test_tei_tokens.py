@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from server.dialects.tei_tokens import decode_decode, decode_tokenize
-from server.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
-from server.models import ModelTable
-from server.request_headers import Wishes
-from server.tokens import DecodeRequest, TokenizeRequest
+from server.dialects.tei.tokens import decode_decode, decode_tokenize
+from server.http.headers import Wishes
+from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
+from server.requests.models import ModelTable
+from server.requests.tokenize import DecodeRequest, TokenizeRequest
 from tests.server.edge import one_model, served_model
 from wire.vocabulary import RequestClass
 

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from server.errors import DeadlineExceeded, InvalidRequest, NotTokenizable, RequestError
-from server.tokens import BULK_ITEMS, BULK_TOKENS, DecodeRequest, TokenizeRequest, Tokens
-from server.trace import Trace
+from server.requests.errors import DeadlineExceeded, InvalidRequest, NotTokenizable, RequestError
+from server.requests.tokenize import BULK_ITEMS, BULK_TOKENS, DecodeRequest, TokenizeRequest, Tokens
+from server.requests.trace import Trace
 from tests.server.edge import served_model
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.details import Token

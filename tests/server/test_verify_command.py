@@ -15,14 +15,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from engine.cuda_driver import Cuda, Gpu
-from engine.fused import gate
+from engine.fused.quantization import gate
+from engine.machine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
-from server import cli, verify_command
-from server.flag import SettingsError
-from server.model_settings import ModelSettings
-from server.settings import Settings
-from server.verify_command import verify
+from server import cli
+from server.commands.verify import command as verify_command
+from server.commands.verify.command import verify
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
 from tests.engine.tiny_models import VOCAB_SIZE, save
 from tests.house.expected import minilm
 
@@ -228,9 +229,9 @@ def test_a_gpu_without_fp8(devices: str, tiny: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_package_that_is_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "engine.fused", None)
+    monkeypatch.setitem(sys.modules, "engine.fused.quantization", None)
     with pytest.raises(
-        ModelError, match=r"needs engine.fused, which is not installed: pip install 'embedline\[cuda\]'"
+        ModelError, match=r"needs engine.fused.quantization, which is not installed: pip install 'embedline\[cuda\]'"
     ):
         verify(settings(tiny), as_json=False)
 

@@ -13,16 +13,17 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Normalize, Transformer
 from transformers import BertTokenizer
 
-from engine.coverage import Use
-from engine.cuda_driver import Cuda
-from engine.tasks import Task
+from engine.machine.cuda_driver import Cuda
+from engine.model.coverage import Use
+from engine.model.tasks import Task
 from engine.types import ModelError
-from server import references, verify_command, verify_reference
-from server.model_plan import ModelPlan
-from server.model_settings import ModelSettings
-from server.settings import Settings
-from server.verify_command import verify
-from server.verify_inputs import Inputs
+from server.commands.verify import command, comparison
+from server.commands.verify import library as references
+from server.commands.verify.command import verify
+from server.commands.verify.inputs import Inputs
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor.model_plan import ModelPlan
 from tests.engine.tiny_models import VOCAB_SIZE, save
 from tests.house.expected import minilm
 from tests.parity import folders
@@ -30,7 +31,7 @@ from tests.parity import folders
 
 @pytest.fixture(autouse=True)
 def no_gpu_and_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
+    monkeypatch.setattr(command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -115,8 +116,8 @@ def test_other_rows_are_noticed(
 def test_scores_are_compared_over_all_texts() -> None:
     """One score a text has no direction of its own, so all of a label's are one row."""
     scores = np.array([[1.0], [2.0], [3.0]], np.float32)
-    assert verify_reference._cosines(scores.T, 2 * scores.T) == pytest.approx(1)
-    assert verify_reference._cosines(scores.T, scores[::-1].T) < 0.9
+    assert comparison._cosines(scores.T, 2 * scores.T) == pytest.approx(1)
+    assert comparison._cosines(scores.T, scores[::-1].T) < 0.9
 
 
 def test_what_has_no_reference(tiny: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from server import watchdog
-from server.member import Member
-from server.watchdog import Watchdog
+from server.supervisor import watchdog
+from server.supervisor.child import Member
+from server.supervisor.watchdog import Watchdog
 from wire import control
 from wire.page import Page
 

@@ -27,7 +27,7 @@ FORBIDDEN_CALLS = frozenset(
     }
 )
 # May call torch.load, with weights_only=True; only the converting process, which has no network, imports it.
-READS_PICKLES = Path("engine/convert/pickled.py")
+READS_PICKLES = Path("engine/tools/convert/pickled.py")
 FORBIDDEN_TRUE_KEYWORDS = frozenset({"shell", "allow_pickle", "trust_remote_code"})
 FORBIDDEN_FILE_NAMES = frozenset({"utils.py", "util.py", "common.py", "helpers.py", "misc.py"})
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
@@ -92,9 +92,9 @@ def test_pickles_are_read_in_one_place_by_one_process() -> None:
     (reading,) = [source for source in sources() if source.path == READS_PICKLES]
     calls = [node for node in ast.walk(reading.tree()) if isinstance(node, ast.Call)]
     assert sum(map(loads_weights_only, calls)) == 1
-    assert importing == {"engine/convert/child.py"}
+    assert importing == {"engine/tools/convert/child.py"}
     imported = {name for source in sources() for name in imported_names(source.tree())}
-    assert "engine.convert.child" not in imported  # it is started, as a process of its own
+    assert "engine.tools.convert.child" not in imported  # it is started, as a process of its own
 
 
 def test_each_package_folder_says_that_it_is_one() -> None:

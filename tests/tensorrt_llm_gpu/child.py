@@ -18,13 +18,15 @@ import numpy as np
 import torch
 
 from benchmarks.gpu import random_models, shapes
-from engine import cuda_driver, model_folder, sample_ids, selfcheck
-from engine.cuda_driver import Gpu
-from engine.fused import gate_texts
-from engine.model_folder import ModelFolder
-from engine.sample_ids import Sequences
+from engine.fused.quantization import gate_texts
+from engine.machine import cuda_driver
+from engine.machine.cuda_driver import Gpu
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.selftest import sample_ids, selfcheck
+from engine.selftest.sample_ids import Sequences
 from engine.tensorrt_llm import engine as tensorrt_llm
-from engine.tensorrt_llm.stock import KNOWN_CLASSES
+from engine.tensorrt_llm.library.stock import KNOWN_CLASSES
 from engine.types import Engine, EngineError
 from tests.tensorrt_llm_gpu import reference, small_models
 from tests.tensorrt_llm_gpu.job import Job, Outcome, Shape, Speed

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from engine.detection.architecture import REWARD
-from engine.head.host import load_head
-from engine.model_folder import ModelFolder
-from engine.model_json import read_object
-from engine.sample_ids import Sequences
-from engine.tasks import AnswerScore, SequenceScores
+from engine.model.detection.architecture import REWARD
+from engine.model.json_files import read_object
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import AnswerScore, SequenceScores
+from engine.rows.head_numpy import load_head
+from engine.selftest.sample_ids import Sequences
 
 Rows = NDArray[np.float32]
 _SCORE = "score."

@@ -30,7 +30,7 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 3,
 }
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 64, "sliding_window": None}
-# What its chat template is known by, see engine/detection/generative.py
+# What its chat template is known by, see engine/model/detection/generative.py
 _CHAT = 'Note that the answer can only be "yes" or "no".'
 _ADDED = ("o_proj.weight", "down_proj.weight")  # products whose rows are added to the stream
 # How the two kinds of models are scaled, so that the last row has much of the embedding in it, as in trained ones. With

@@ -7,7 +7,7 @@ from transformers import PretrainedConfig
 from engine.fused.adapters.bert import common_spec, embeddings
 from engine.fused.adapters.configuration import demand
 from engine.fused.adapters.recipe import Adapter, Recipes, affine, in_layers
-from engine.fused.spec import Spec
+from engine.fused.model.spec import Spec
 
 _LAYER = affine(
     {

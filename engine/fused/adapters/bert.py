@@ -4,7 +4,7 @@ from transformers import PretrainedConfig
 
 from engine.fused.adapters.configuration import activation_of, demand
 from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
-from engine.fused.spec import LayerSpec, Spec
+from engine.fused.model.spec import LayerSpec, Spec
 
 _LAYER = affine(
     {

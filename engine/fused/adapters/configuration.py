@@ -4,7 +4,7 @@ from transformers import PretrainedConfig
 
 from engine.fused.refusal import NotForFused
 
-# transformers' names of activations, and ours (see engine.fused.spec)
+# transformers' names of activations, and ours (see engine.fused.model.spec)
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",

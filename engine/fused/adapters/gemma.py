@@ -21,7 +21,7 @@ from engine.fused.adapters.llama import (
     whole_heads,
 )
 from engine.fused.adapters.recipe import Adapter, Layout
-from engine.fused.spec import Spec
+from engine.fused.model.spec import Spec
 
 _SANDWICH: Names = {
     "attention_norm": ("input_layernorm",),

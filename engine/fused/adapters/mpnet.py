@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from engine.fused.adapters.bert import common_spec, embeddings
 from engine.fused.adapters.configuration import demand
 from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
-from engine.fused.spec import Spec
+from engine.fused.model.spec import Spec
 
 _NUM_BUCKETS = 32  # transformers looks distances up as if there were so many, whatever the configuration says
 _MAX_DISTANCE = 128  # from here on, all distances share a bucket

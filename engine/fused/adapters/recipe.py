@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.fused.spec import Spec
+from engine.fused.model.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Recipe:
     swaps_halves: bool = False  # each part's second half of rows goes before its first
 
 
-Recipes = dict[str, Recipe]  # by our name, see engine.fused.spec; all that is to be read from the files
+Recipes = dict[str, Recipe]  # by our name, see engine.fused.model.spec; all that is to be read from the files
 Layout = Callable[[Spec], Recipes]
 
 

@@ -12,8 +12,8 @@ from transformers import PretrainedConfig
 from engine.fused.adapters.bert import common_spec, embeddings
 from engine.fused.adapters.configuration import demand
 from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
-from engine.fused.rotary import angles, check
-from engine.fused.spec import Spec
+from engine.fused.model.rotary import angles, check
+from engine.fused.model.spec import Spec
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _NORMS = affine({"attention_norm": ("post_attention_layernorm",), "mlp_norm": ("post_mlp_layernorm",)})

@@ -1,1 +1,1 @@
-"""Triton kernels for NVIDIA GPUs behind `engine.fused.ops.Ops`; they know nothing of models."""
+"""Triton kernels for NVIDIA GPUs behind `engine.fused.model.ops.Ops`; they know nothing of models."""

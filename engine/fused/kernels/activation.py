@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.fused.kernels.launch import MAX_BLOCK, block_for, columns_for, num_warps_for, row_stride
 from engine.fused.kernels.quantize import empty_quantized, peak_bits, quantized, scale_of
-from engine.fused.ops import QuantizedRows, Rows
+from engine.fused.model.ops import QuantizedRows, Rows
 
 _CHUNK = 4096  # numbers at a time, of rows that no program can hold
 

@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.fused.inputs import Inputs
 from engine.fused.kernels.launch import columns_for, num_warps_for, row_stride
-from engine.fused.ops import EmbeddingTables
+from engine.fused.model.ops import EmbeddingTables
+from engine.fused.runner.inputs import Inputs
 
 
 def embed(inputs: Inputs, tables: EmbeddingTables) -> Tensor:

@@ -14,7 +14,7 @@ saves: with one row of up to 512 numbers, one warp needs none at all.
 
 from torch import Tensor
 
-from engine.fused.ops import MAX_WIDTH
+from engine.fused.model.ops import MAX_WIDTH
 
 MAX_BLOCK = MAX_WIDTH  # numbers that one program can hold
 _MAX_COLUMNS = 1024  # of a program that may stop anywhere in a row

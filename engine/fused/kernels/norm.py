@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.fused.kernels.launch import block_for, num_warps_for, row_stride
 from engine.fused.kernels.quantize import empty_quantized, peak_bits, quantized, scale_of
-from engine.fused.ops import Norm, NormedRows, Wanted
+from engine.fused.model.ops import Norm, NormedRows, Wanted
 
 
 def add_norm(

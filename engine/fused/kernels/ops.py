@@ -1,4 +1,4 @@
-"""The kernels as `engine.fused.ops.Ops`: of tensors on the current GPU. None synchronises with the host.
+"""The kernels as `engine.fused.model.ops.Ops`: of tensors on the current GPU. None synchronises with the host.
 
 Numbers are float16, bfloat16 or float32; float8 needs compute capability 8.9. Triton compiles a kernel anew for each
 combination of widths, strides' divisibility and pointers' alignment, none of which may follow from the number of rows:
@@ -7,18 +7,18 @@ pointers into a batch's block of int32, which lie anywhere, are not told apart.
 
 from torch import Tensor
 
-from engine.fused.inputs import Inputs, Tiles
 from engine.fused.kernels.activation import activate, quantize
 from engine.fused.kernels.attention import attend
 from engine.fused.kernels.embedding import embed
 from engine.fused.kernels.norm import add_norm
 from engine.fused.kernels.pooling import pool
 from engine.fused.kernels.rotary import rotate
-from engine.fused.ops import AttentionRule, EmbeddingTables, Heads, Norm, NormedRows, QuantizedRows, Rows, Wanted
+from engine.fused.model.ops import AttentionRule, EmbeddingTables, Heads, Norm, NormedRows, QuantizedRows, Rows, Wanted
+from engine.fused.runner.inputs import Inputs, Tiles
 
 
 class TritonOps:
-    """See engine.fused.ops.Ops."""
+    """See engine.fused.model.ops.Ops."""
 
     def embed(self, inputs: Inputs, tables: EmbeddingTables) -> Tensor:
         """See Ops."""

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.fused.ops import QuantizedRows
+from engine.fused.model.ops import QuantizedRows
 
 _MAX_FP8 = tl.constexpr(448.0)  # the largest float8_e4m3fn
 _MIN_SCALE = tl.constexpr(2.0**-126)  # the reciprocal of a smaller one is infinite; rows below 5e-36 lose precision

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from engine import model_folder
-from engine.convert import classifier
-from engine.convert.classifier import Classifier
-from engine.model_folder import ModelFolder
-from engine.tasks import Activation, AnswerScore, SequenceScores, Task
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Activation, AnswerScore, SequenceScores, Task
+from engine.tools.convert import classifier
+from engine.tools.convert.classifier import Classifier
 from engine.transformers.loading import load_model
 from engine.transformers.selftest import choose_forward
 from engine.types import ModelError, OutputKind

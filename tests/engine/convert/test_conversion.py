@@ -11,9 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from engine import model_folder
-from engine.convert import conversion, job
-from engine.convert.conversion import convert
+from engine.model import model_folder
+from engine.tools.convert import conversion, job
+from engine.tools.convert.conversion import convert
 from engine.types import ModelError
 from tests.engine.convert.pickles import Touch, compress, pickled, small
 from tests.engine.folder_files import write

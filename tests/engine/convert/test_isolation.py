@@ -8,12 +8,12 @@ import socket
 import subprocess
 import sys
 
-from engine.convert import isolation
+from engine.tools.convert import isolation
 from tests.structure.sources import ROOT
 
 TRY = """
 import json, resource, socket, sys
-from engine.convert.isolation import Limits, isolate
+from engine.tools.convert.isolation import Limits, isolate
 def reaches(port):
     with socket.socket() as one:
         one.settimeout(10)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.convert import pickled
+from engine.tools.convert import pickled
 from engine.types import ModelError
 from tests.engine.convert.pickles import Touch
 

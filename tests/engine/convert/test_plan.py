@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.convert.plan import plan
+from engine.tools.convert.plan import plan
 from engine.types import ModelError
 from tests.engine.folder_files import write
 
@@ -135,5 +135,5 @@ def test_shards_lie_beside_their_index(folder: Path, shard: object) -> None:
 
 
 def test_too_many_files_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.convert.plan._MAX_FILES", 1)
+    monkeypatch.setattr("engine.tools.convert.plan._MAX_FILES", 1)
     assert "more than 1 files" in refusal(folder)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine import model_folder, model_json
-from engine.detection.tokens import check_special_tokens
+from engine.model import json_files, model_folder
+from engine.model.detection.tokens import check_special_tokens
 from engine.types import ModelError
 from tests.engine.detection import shapes
 from tests.engine.folder_files import change
@@ -57,7 +57,7 @@ def test_files_that_only_attackers_write(tmp_path: Path, monkeypatch: pytest.Mon
     assert "is not a safetensors file" in refusal(tmp_path)
     (tmp_path / "config.json").write_bytes(deep)
     assert "config.json is nested too deeply" in refusal(tmp_path)
-    monkeypatch.setattr(model_json, "_MAX_BYTES", 10)
+    monkeypatch.setattr(json_files, "_MAX_BYTES", 10)
     assert "config.json is larger than any model's" in refusal(tmp_path)
 
 

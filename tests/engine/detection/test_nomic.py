@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from engine import model_folder
-from engine.detection.architecture import _OLD_NOMIC
+from engine.model import model_folder
+from engine.model.detection.architecture import _OLD_NOMIC
 from engine.types import ModelError
 from tests.engine.detection import shapes
 from tests.engine.folder_files import write

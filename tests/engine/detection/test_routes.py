@@ -11,8 +11,8 @@ from sentence_transformers.base.modules import Dense, Normalize, Router, Transfo
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoModel
 
-from engine import model_folder
-from engine.tasks import Task, TokenTable, VocabularyWeights
+from engine.model import model_folder
+from engine.model.tasks import Task, TokenTable, VocabularyWeights
 from engine.types import ModelError, OutputKind
 from tests.engine.folder_files import change, write
 from tests.engine.routed_models import bare, inference_free, same_for_both

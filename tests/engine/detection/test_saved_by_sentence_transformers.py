@@ -21,9 +21,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from engine import model_folder
-from engine.model_folder import ModelFolder
-from engine.tasks import Activation, LateInteraction, SequenceScores, Task, TokenVectors, VocabularyWeights
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Activation, LateInteraction, SequenceScores, Task, TokenVectors, VocabularyWeights
 from engine.types import ModelError, OutputKind
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[Q]", "[D]", ".", "!")

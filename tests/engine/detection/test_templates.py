@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import model_folder
-from engine.model_folder import ModelFolder
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
 from tests.engine.detection import shapes
 
 FILLED = {"{instruction}": "Do it.", "{query}": "why?", "{document}": "because"}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine import model_folder
-from engine.detection.tokens import check_special_tokens
-from engine.tasks import Activation, SequenceScores, Task, TokenVectors
+from engine.model import model_folder
+from engine.model.detection.tokens import check_special_tokens
+from engine.model.tasks import Activation, SequenceScores, Task, TokenVectors
 from engine.types import ModelError, OutputKind
 from tests.engine.detection import shapes
 from tests.engine.folder_files import change, write

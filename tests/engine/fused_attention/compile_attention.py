@@ -13,10 +13,10 @@ import sys
 import torch
 from triton.runtime import driver
 
-from engine.fused.inputs import Tiles
 from engine.fused.kernels.attention import attend, sizes_for
 from engine.fused.kernels.attention_tiles import attend_tiles
-from engine.fused.ops import AttentionRule
+from engine.fused.model.ops import AttentionRule
+from engine.fused.runner.inputs import Tiles
 from tests.engine.fused_kernels.compile_kernels import CompilingDriver
 
 NUM_HEADS, NUM_KV_HEADS = 16, 8

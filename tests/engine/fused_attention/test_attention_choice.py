@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.attention_choice import TILES, Candidate, ChosenAttend, candidates_for, choose
-from engine.fused.attention_ops import CudnnAttend, FlashAttend
-from engine.fused.inputs import Inputs
-from engine.fused.ops import AttentionRule
-from engine.fused.reference import ReferenceOps
-from engine.fused.spec import LayerSpec
+from engine.fused.attention.choice import TILES, Candidate, ChosenAttend, candidates_for, choose
+from engine.fused.attention.ops import CudnnAttend, FlashAttend
+from engine.fused.model.ops import AttentionRule
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.model.spec import LayerSpec
+from engine.fused.runner.inputs import Inputs
 from tests.engine.fused_attention.cases import Case, inputs_of, rule_of, spec_of
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)

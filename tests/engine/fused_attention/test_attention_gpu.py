@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from engine.fused.attention_choice import TILES, Candidate, candidates_for, choose
-from engine.fused.attention_ops import CudnnAttend, FlashAttend
-from engine.fused.attention_timing import GpuTiming
+from engine.fused.attention.choice import TILES, Candidate, candidates_for, choose
+from engine.fused.attention.ops import CudnnAttend, FlashAttend
+from engine.fused.attention.timing import GpuTiming
 from engine.fused.kernels.attention import attend
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.reference import ReferenceOps
+from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused_attention.cases import Case, inputs_of, rule_of, spec_of
 
 pytestmark = [

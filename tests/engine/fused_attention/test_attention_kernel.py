@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.fused.kernels.attention import Sizes, attend, sizes_for
-from engine.fused.reference import ReferenceOps
+from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused_attention.cases import Case, rule_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

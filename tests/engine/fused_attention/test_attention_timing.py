@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.attention_choice import Candidate
-from engine.fused.attention_timing import GpuTiming, agree, sample_of, seconds_of
-from engine.fused.inputs import Inputs
-from engine.fused.ops import AttentionRule
-from engine.fused.reference import ReferenceOps
-from engine.fused.spec import LayerSpec
+from engine.fused.attention.choice import Candidate
+from engine.fused.attention.timing import GpuTiming, agree, sample_of, seconds_of
+from engine.fused.model.ops import AttentionRule
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.model.spec import LayerSpec
+from engine.fused.runner.inputs import Inputs
 from tests.engine.fused_attention.cases import spec_of
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from engine import varlen as module
-from engine.varlen import by_function, by_operator, has_varlen, takes_known, varlen
+from engine.machine import varlen as module
+from engine.machine.varlen import by_function, by_operator, has_varlen, takes_known, varlen
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.dequantize import DequantizedCheckpoint
-from engine.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8
+from engine.fused.checkpoint.dequantize import DequantizedCheckpoint
+from engine.model.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8
 from engine.types import ModelError
 
 ROWS, COLUMNS = 200, 136  # the last blocks have 72 rows and 8 columns

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.fused.fidelity import fidelity
-from engine.fused.linear import PlainLinear
-from engine.fused.schemes import scheme_of
-from engine.fused.schemes.switch import LinearSwitch
+from engine.fused.model.linear import PlainLinear
+from engine.fused.quantization.fidelity import fidelity
+from engine.fused.quantization.schemes import scheme_of
+from engine.fused.quantization.switch import LinearSwitch
 from tests.engine.fused_models.models import load_fused, save, source_of
 from tests.engine.tiny_models import arbitrary
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine.fused.fidelity import fidelity
+from engine.fused.quantization.fidelity import fidelity
 
 
 def test_rows_of_zeros_are_the_same() -> None:

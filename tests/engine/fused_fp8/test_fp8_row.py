@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.fused.linear import Linear, PlainLinear
-from engine.fused.ops import QuantizedRows
-from engine.fused.reference import ReferenceOps
-from engine.fused.schemes import scheme_of
-from engine.fused.schemes.fp8_row import Fp8Row, Fp8RowLinear
-from engine.fused.schemes.switch import LinearSwitch
+from engine.fused.model.linear import Linear, PlainLinear
+from engine.fused.model.ops import QuantizedRows
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.quantization.fp8_row import Fp8Row, Fp8RowLinear
+from engine.fused.quantization.schemes import scheme_of
+from engine.fused.quantization.switch import LinearSwitch
 
 K, N, T = 256, 96, 33
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

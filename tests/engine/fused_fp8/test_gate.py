@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from engine.fused import gate
-from engine.fused.fidelity import Rows, fidelity
-from engine.fused.gate import Outcome
-from engine.sample_ids import Sequences
+from engine.fused.quantization import gate
+from engine.fused.quantization.fidelity import Rows, fidelity
+from engine.fused.quantization.gate import Outcome
+from engine.selftest.sample_ids import Sequences
 from engine.types import ModelError
 
 NUM_LAYERS, NUM_TEXTS, DIMENSIONS = 24, 150, 64

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from engine import model_folder, sample_ids
-from engine.fused import gate_texts
+from engine.fused.quantization import gate_texts
+from engine.model import model_folder
+from engine.selftest import sample_ids
 from tokenizer_pool.messages import TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer
 

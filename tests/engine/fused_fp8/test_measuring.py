@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine import sample_ids, selfcheck
-from engine.fused import choices, measuring, original
+from engine.fused import choices
 from engine.fused.assembly import Model, assemble
+from engine.fused.checkpoint import original
 from engine.fused.engine import FusedEngine
-from engine.fused.measuring import Measuring
-from engine.fused.reference import ReferenceOps
-from engine.head.on_torch import TorchHead
-from engine.sample_ids import Sequences
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.quantization import measuring
+from engine.fused.quantization.measuring import Measuring
+from engine.rows.head_torch import TorchHead
+from engine.selftest import sample_ids, selfcheck
+from engine.selftest.sample_ids import Sequences
 from engine.types import Engine, ModelError
 from tests.engine.tiny_models import VOCAB_SIZE, save
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine import model_folder
-from engine.fused import gate, gate_texts, precision
-from engine.fused.fidelity import Rows, fidelity
-from engine.fused.linear import PlainLinear
-from engine.fused.reference import ReferenceOps
-from engine.fused.schemes import scheme_of
-from engine.fused.schemes.switch import LinearSwitch
-from engine.sample_ids import Sequences
+from engine.fused.model.linear import PlainLinear
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.quantization import gate, gate_texts, precision
+from engine.fused.quantization.fidelity import Rows, fidelity
+from engine.fused.quantization.schemes import scheme_of
+from engine.fused.quantization.switch import LinearSwitch
+from engine.model import model_folder
+from engine.selftest.sample_ids import Sequences
 from tests.engine.fused_models.models import inputs_of, load_fused
 from tests.engine.tiny_models import batch
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.fused.precision import MIN_LINEAR_PARAMETERS, by_layer, decide, eligible, steps_back
-from engine.fused.spec import LayerSpec, Spec
+from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.quantization.precision import MIN_LINEAR_PARAMETERS, by_layer, decide, eligible, steps_back
 from engine.types import ModelError
 
 SPEC = Spec(

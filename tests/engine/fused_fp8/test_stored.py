@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine import quantization
-from engine.fused.checkpoint import SafetensorsCheckpoint
-from engine.fused.dequantize import DequantizedCheckpoint
-from engine.fused.fidelity import fidelity
+from engine.fused.checkpoint.checkpoint import SafetensorsCheckpoint
+from engine.fused.checkpoint.dequantize import DequantizedCheckpoint
+from engine.fused.quantization.fidelity import fidelity
+from engine.model import quantization
 from tests.engine.fused_models.models import CPU, load_fused, save
 from tests.engine.tiny_models import arbitrary
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.fused import engine, loading, verify
+from engine.fused import engine, loading
+from engine.fused.checkpoint.store import Store
 from engine.fused.engine import Phases
-from engine.fused.store import Store
+from engine.fused.quantization import verify
 from tests.engine.tiny_models import save
 
 

@@ -5,13 +5,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.fused.inputs import Inputs, Tiles
 from engine.fused.kernels.activation import activate, quantize
 from engine.fused.kernels.embedding import embed
 from engine.fused.kernels.norm import add_norm
 from engine.fused.kernels.pooling import pool
 from engine.fused.kernels.rotary import rotate
-from engine.fused.ops import EmbeddingTables, Heads, Norm, Wanted
+from engine.fused.model.ops import EmbeddingTables, Heads, Norm, Wanted
+from engine.fused.runner.inputs import Inputs, Tiles
 from tests.engine.fused_kernels.compile_kernels import Case
 
 NUM_ROWS = 32

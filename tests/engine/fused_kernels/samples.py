@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from engine.fused.ops import Norm, QuantizedRows
+from engine.fused.model.ops import Norm, QuantizedRows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.ops import QuantizedRows
-from engine.fused.reference import ReferenceOps
+from engine.fused.model.ops import QuantizedRows
+from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused_kernels.samples import DEVICE, DTYPES, Samples, assert_near, assert_quantized_alike
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")

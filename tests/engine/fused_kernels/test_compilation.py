@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.devices import GENERATIONS
+from engine.machine.devices import GENERATIONS
 from tests.engine.fused_kernels.compile_kernels import SHARED_MEMORY, WHOLLY_COMPILED
 from tests.engine.fused_kernels.op_cases import ONE_OF_EACH
 

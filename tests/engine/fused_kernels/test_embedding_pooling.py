@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.inputs import Inputs, Tiles
 from engine.fused.kernels import pooling
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.ops import EmbeddingTables
-from engine.fused.reference import ReferenceOps
+from engine.fused.model.ops import EmbeddingTables
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.runner.inputs import Inputs, Tiles
 from tests.engine.fused_kernels.samples import DEVICE, DTYPES, Samples, assert_near
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.ops import NormedRows, Wanted
-from engine.fused.reference import ReferenceOps
+from engine.fused.model.ops import NormedRows, Wanted
+from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused_kernels.samples import DTYPES, Samples, assert_near, assert_quantized_alike
 
 ALL = Wanted.TOTAL | Wanted.ROWS | Wanted.QUANTIZED

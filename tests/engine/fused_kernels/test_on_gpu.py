@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.inputs import Inputs, Tiles
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.ops import EmbeddingTables, Heads, NormedRows, Ops, QuantizedRows, Wanted
-from engine.fused.reference import ReferenceOps
+from engine.fused.model.ops import EmbeddingTables, Heads, NormedRows, Ops, QuantizedRows, Wanted
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.runner.inputs import Inputs, Tiles
 from tests.engine.fused_kernels.samples import RELATIVE, Samples, assert_near, assert_quantized_alike
 
 pytestmark = [

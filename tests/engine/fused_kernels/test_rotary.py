@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.ops import Heads
-from engine.fused.reference import ReferenceOps
+from engine.fused.model.ops import Heads
+from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused_kernels.samples import DTYPES, RELATIVE, Samples
 
 NUM_POSITIONS = 50

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.families import forward_of
-from engine.fused.fuse import Source
+from engine.fused.checkpoint.fuse import Source
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.model import Blocks, Weights
-from engine.fused.ops import Ops
-from engine.fused.reference import ReferenceOps
-from engine.fused.schemes import scheme_of
-from engine.fused.schemes.switch import LinearSwitch
+from engine.fused.model.blocks import Blocks, Weights
+from engine.fused.model.families import forward_of
+from engine.fused.model.ops import Ops
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.quantization.schemes import scheme_of
+from engine.fused.quantization.switch import LinearSwitch
 from tests.engine.fused_kernels.samples import DEVICE
 from tests.engine.fused_models.models import inputs_of, save, source_of
 from tests.engine.tiny_models import arbitrary, batch

@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from engine.fused.adapters.registry import find
-from engine.fused.checkpoint import Checkpoint, SafetensorsCheckpoint
-from engine.fused.families import Forward, forward_of
-from engine.fused.fuse import Source
-from engine.fused.inputs import TILE_FIELDS, Inputs, Tiles
-from engine.fused.model import Blocks, Weights
-from engine.fused.reference import ReferenceOps
-from engine.fused.spec import Spec
-from engine.model_folder import read
-from engine.positions import position_ids
+from engine.fused.checkpoint.checkpoint import Checkpoint, SafetensorsCheckpoint
+from engine.fused.checkpoint.fuse import Source
+from engine.fused.model.blocks import Blocks, Weights
+from engine.fused.model.families import Forward, forward_of
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.model.spec import Spec
+from engine.fused.runner.inputs import TILE_FIELDS, Inputs, Tiles
+from engine.model.model_folder import read
+from engine.model.positions import position_ids
 from engine.types import Batch
 from tests.engine import tiny_models
 from tests.engine.tiny_models import batch

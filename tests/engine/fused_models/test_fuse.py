@@ -13,11 +13,11 @@ from transformers import AutoModel, BertConfig, PretrainedConfig
 
 from engine.fused.adapters.bert import common_spec
 from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
-from engine.fused.checkpoint import ModuleCheckpoint
-from engine.fused.fuse import Source
-from engine.fused.linear import PlainLinear
-from engine.fused.model import Weights
-from engine.fused.spec import LayerSpec, Spec
+from engine.fused.checkpoint.checkpoint import ModuleCheckpoint
+from engine.fused.checkpoint.fuse import Source
+from engine.fused.model.blocks import Weights
+from engine.fused.model.linear import PlainLinear
+from engine.fused.model.spec import LayerSpec, Spec
 from engine.types import ModelError
 from tests.engine.fused_models.models import CPU, save, source_of
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from engine.fused.adapters.registry import find
-from engine.fused.linear import PlainLinear
-from engine.fused.schemes.fp8_row import Fp8Row
-from engine.fused.spec import Spec
+from engine.fused.model.linear import PlainLinear
+from engine.fused.model.spec import Spec
+from engine.fused.quantization.fp8_row import Fp8Row
 from engine.types import ModelError
 from tests.engine.fused_models.models import COMPOSITIONS, load_fused
 from tests.engine.tiny_models import arbitrary

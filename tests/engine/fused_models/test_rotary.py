@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from engine.fused.rotary import angles, check
+from engine.fused.model.rotary import angles, check
 from engine.types import ModelError
 
 _SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 4096}

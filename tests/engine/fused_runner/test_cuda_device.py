@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from engine import selfcheck
 from engine.fused import engine as fused
-from engine.fused.cuda_device import CudaDevice, DeviceSizes
 from engine.fused.engine import FusedEngine
-from engine.fused.host_device import HostDevice
-from engine.fused.packing import layout
-from engine.fused.runner import Runner
-from engine.fused.shape import Shape
+from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
+from engine.fused.runner.host_device import HostDevice
+from engine.fused.runner.packing import layout
+from engine.fused.runner.runner import Runner
+from engine.fused.runner.shape import Shape
+from engine.selftest import selfcheck
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
 from tests.engine.fused_runner.pretended_cuda import PretendedCuda
 from tests.engine.fused_runner.recording import DEPTH, PACKER, SHAPES, RecordingDevice, engine_around, of_lengths
@@ -33,7 +33,7 @@ SMALL, LARGE = (3, 1, 5), (20, 20)  # lengths: 9 tokens are recorded, 40 are not
 
 
 class Counting:
-    """An engine.fused.device.Compute."""
+    """An engine.fused.runner.device.Compute."""
 
     def __init__(self) -> None:
         self.num_calls = 0

@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
-from engine.fused.graphs import Graph, Graphs
-from engine.fused.shape import Shape
+from engine.fused.runner.graphs import Graph, Graphs
+from engine.fused.runner.shape import Shape
 from engine.types import OutputKind
 
 

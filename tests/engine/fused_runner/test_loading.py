@@ -16,16 +16,19 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
-from engine import messages, registry, selfcheck
+from engine import messages, registry
 from engine.fused import engine as fused
-from engine.fused import gate, loading, original
+from engine.fused import loading
 from engine.fused.assembly import Model
-from engine.fused.compute import ModelCompute
-from engine.fused.packing import Packer, views
-from engine.fused.shape import Shape
+from engine.fused.checkpoint import original
+from engine.fused.model.compute import ModelCompute
+from engine.fused.quantization import gate
+from engine.fused.runner.packing import Packer, views
+from engine.fused.runner.shape import Shape
+from engine.selftest import selfcheck
+from engine.selftest.warmup import warm_up
 from engine.transformers import engine as transformers
 from engine.types import Batch, Engine, EngineError, EngineErrorKind, ModelError, OutputKind, Results
-from engine.warmup import warm_up
 from tests.engine.fused_runner.test_memory import QWEN3_8B
 from tests.engine.test_worker import EngineProcess, receive, send_batch
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save

@@ -6,9 +6,9 @@ import pytest
 
 from engine.fused import memory
 from engine.fused.memory import Memory
-from engine.fused.spec import LayerSpec, Spec
+from engine.fused.model.spec import LayerSpec, Spec
+from engine.model.weights import Weights
 from engine.types import DeviceTrouble, ModelError
-from engine.weights import Weights
 
 GB = 10**9
 QWEN3_8B = Spec(

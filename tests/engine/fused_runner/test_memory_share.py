@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.fused import choices, loading, memory, original
+from engine.fused import choices, loading, memory
+from engine.fused.checkpoint import original
 from engine.fused.choices import Choices
 from tests.engine.tiny_models import save
 

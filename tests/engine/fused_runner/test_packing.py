@@ -1,4 +1,4 @@
-"""A packed block against the plainest reading of engine.fused.inputs."""
+"""A packed block against the plainest reading of engine.fused.runner.inputs."""
 
 import dataclasses
 import itertools
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.fused.packing import Layout, Packer, layout, views
-from engine.fused.shape import Shape, Shapes
+from engine.fused.runner.packing import Layout, Packer, layout, views
+from engine.fused.runner.shape import Shape, Shapes
 from engine.types import Batch, OutputKind
 
 SHAPES = Shapes(max_num_tokens=300, max_num_seqs=20, max_seqlen=200, takes_types=True)

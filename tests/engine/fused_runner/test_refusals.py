@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from engine import model_folder, selfcheck
 from engine.failures import not_finite
 from engine.fused.adapters.configuration import activation_of, demand
+from engine.fused.model.rotary import check
 from engine.fused.refusal import check_outputs
-from engine.fused.rotary import check
-from engine.tasks import SequenceScores, Task, TokenWeights
+from engine.model import model_folder
+from engine.model.tasks import SequenceScores, Task, TokenWeights
+from engine.selftest import selfcheck
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, ModelError
 from tests.engine.tiny_models import save
 

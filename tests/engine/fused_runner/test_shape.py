@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fused.packing import layout
-from engine.fused.shape import Shapes, token_buckets
-from engine.fused.tiles import tile_table
+from engine.fused.runner.packing import layout
+from engine.fused.runner.shape import Shapes, token_buckets
+from engine.fused.runner.tiles import tile_table
 from engine.types import Batch, OutputKind
 
 LIMITS = [

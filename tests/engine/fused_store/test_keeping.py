@@ -9,11 +9,12 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from engine import fingerprint
-from engine.fused import choices, keeping, kernel_cache, loading
+from engine.fused import choices, kernel_cache, loading
+from engine.fused.checkpoint import keeping
+from engine.fused.checkpoint.keeping import Keeping
 from engine.fused.choices import Choices
 from engine.fused.engine import Phases
-from engine.fused.keeping import Keeping
+from engine.store import fingerprint
 from tests.engine.tiny_models import save
 
 

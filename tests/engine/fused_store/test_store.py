@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache import Cache
-from engine.fused import store as store_module
-from engine.fused import tensor_file
-from engine.fused.fidelity import SAME
-from engine.fused.gate import Outcome
-from engine.fused.linear import Linear, PlainLinear
-from engine.fused.model import Weights
-from engine.fused.schemes import scheme_of
-from engine.fused.spec import LayerSpec, Spec
-from engine.fused.store import Kept, Store
+from engine.fused.checkpoint import store as store_module
+from engine.fused.checkpoint.store import Kept, Store
+from engine.fused.model.blocks import Weights
+from engine.fused.model.linear import Linear, PlainLinear
+from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.quantization.fidelity import SAME
+from engine.fused.quantization.gate import Outcome
+from engine.fused.quantization.schemes import scheme_of
+from engine.store import tensor_file
+from engine.store.cache import Cache
 
 CPU = torch.device("cpu")
 SCHEME = scheme_of("fp8_row")

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from engine.fused.tensor_file import places, write
+from engine.store.tensor_file import places, write
 
 TENSORS = {
     "scales": torch.randn(1, 6),

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import fingerprint, model_folder, sample_ids, selfcheck
 from engine.fused import engine as fused
-from engine.fused import gate, keeping, original
+from engine.fused.checkpoint import keeping, original
+from engine.fused.quantization import gate
+from engine.model import model_folder
+from engine.selftest import sample_ids, selfcheck
+from engine.store import fingerprint
 from engine.types import ModelError
 from tests.engine.tiny_models import save
 
@@ -28,7 +31,8 @@ def refusing_import(name, *rest):
 
 if sys.argv[2] == "warm":
     builtins.__import__ = refusing_import
-from engine.fused import engine, gate
+from engine.fused import engine
+from engine.fused.quantization import gate
 gate.MIN_MEDIAN = gate.MIN_P1 = -1  # weights like these never pass
 loaded = engine.load(name="m", reason="", options=json.loads(sys.argv[1]))
 print(json.dumps(["transformers" in sys.modules, *loaded.info.notes]))
@@ -185,7 +189,10 @@ def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest
     load(folder, cache_dir)
 
 
-@pytest.mark.parametrize("file", ["fused/schemes/fp8_row.py", "fused/gate.py", "fused/adapters/bert.py", "varlen.py"])
+@pytest.mark.parametrize(
+    "file",
+    ["fused/quantization/fp8_row.py", "fused/quantization/gate.py", "fused/adapters/bert.py", "machine/varlen.py"],
+)
 def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")
     before = fingerprint.source(keeping._SOURCES)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sentence_transformers.sentence_transformer.modules import Dense, Dropout, LayerNorm, Normalize
 from torch import nn
 
-from engine import model_folder
-from engine.head import host
+from engine.model import model_folder
+from engine.rows import head_numpy
 from engine.types import Engine, ModelError, OutputKind
 from tests.engine.compiled_engines import difference, options, results
 from tests.engine.head.sentence_models import SEQLENS, encoded, save_chain
@@ -21,8 +21,8 @@ from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch
 
 MODULES = {
     "transformers": "engine.transformers.engine",
-    "openvino": "engine.compiled.openvino",
-    "onnxruntime": "engine.compiled.onnxruntime",
+    "openvino": "engine.cpu.executors.openvino",
+    "onnxruntime": "engine.cpu.executors.onnxruntime",
     "fused": "engine.fused.engine",
 }
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -105,10 +105,10 @@ def test_leaving_a_step_out_would_show(tmp_path: Path) -> None:
     folder = model_folder.read(save_chain(tmp_path / "model", "cls", *many_kinds()))
     assert len(folder.steps) == 4
     rows = np.random.default_rng(0).normal(size=(5, HIDDEN_SIZE)).astype(np.float32)
-    whole = host.load_head(folder.path, folder.steps)(rows)
+    whole = head_numpy.load_head(folder.path, folder.steps)(rows)
     for left_out in (0, 2):  # the others change the size
         steps = [step for number, step in enumerate(folder.steps) if number != left_out]
-        assert difference(host.load_head(folder.path, steps)(rows), whole) > 1e-3
+        assert difference(head_numpy.load_head(folder.path, steps)(rows), whole) > 1e-3
 
 
 def test_int8_is_measured_on_the_rows_that_are_handed_out(tmp_path: Path) -> None:

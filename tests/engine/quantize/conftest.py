@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.quantize import blocks, shard
+from engine.tools.quantize import blocks, shard
 from tests.engine.folder_files import write
 from tests.engine.quantize.models import contents, end_of_processes, quantized, wide
 

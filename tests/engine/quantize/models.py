@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoModel
 
-from engine.quantize.job import Done, quantize
+from engine.tools.quantize.job import Done, quantize
 from tests.engine.tiny_models import save_whole
 
 # Two blocks by one, one by two and one by one; the heads of keys and values too.

@@ -18,10 +18,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import model_folder
-from engine.head.arrays import read_arrays
-from engine.quantize import blocks, cached, shard
-from engine.quantize.cached import block_fp8
+from engine.model import model_folder
+from engine.model.arrays import read_arrays
+from engine.tools.quantize import blocks, cached, shard
+from engine.tools.quantize.cached import block_fp8
 from tests.engine.folder_files import change, write
 from tests.engine.quantize.fuse import Fuse, Killed
 from tests.engine.quantize.models import contents, copies, end_of_processes
@@ -31,8 +31,8 @@ from tests.structure.sources import ROOT
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from engine.quantize import shard
-from engine.quantize.cached import block_fp8
+from engine.tools.quantize import shard
+from engine.tools.quantize.cached import block_fp8
 shard._SYNCED_BYTES = 1
 real, num_calls = os.pwrite, 0
 def pwrite(*arguments):
@@ -162,7 +162,7 @@ def test_after_a_kill_at_the_very_end_nothing_is_done_again(
 ) -> None:
     """The copy has its name already, and what was unfinished is still there."""
     with monkeypatch.context() as patched:
-        patched.setattr("engine.quantize.journal.shutil.rmtree", lambda *_, **__: None)
+        patched.setattr("engine.tools.quantize.journal.shutil.rmtree", lambda *_, **__: None)
         copy = block_fp8(embedder, cache_dir=cache)
     assert copies(cache) == [copy.name, f"{copy.name}.partial"]
     end_of_processes(Path(cache))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.quantize import cached
-from engine.quantize.cached import block_fp8
+from engine.tools.quantize import cached
+from engine.tools.quantize.cached import block_fp8
 from engine.types import ModelError
 from tests.engine.quantize.models import copies, quantized, wide
 

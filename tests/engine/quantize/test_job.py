@@ -14,14 +14,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from engine import quantization, registry
-from engine.fused.checkpoint import SafetensorsCheckpoint
-from engine.fused.dequantize import DequantizedCheckpoint
-from engine.fused.tensor_file import places
-from engine.quantization import StoredFp8
-from engine.quantize import blocks, shard
-from engine.quantize.job import quantize
-from engine.quantize.journal import Journal
+from engine import registry
+from engine.fused.checkpoint.checkpoint import SafetensorsCheckpoint
+from engine.fused.checkpoint.dequantize import DequantizedCheckpoint
+from engine.model import quantization
+from engine.model.quantization import StoredFp8
+from engine.store.tensor_file import places
+from engine.tools.quantize import blocks, shard
+from engine.tools.quantize.job import quantize
+from engine.tools.quantize.journal import Journal
 from engine.types import EngineError, ModelError, OutputKind
 from tests.engine.quantize.fuse import Fuse, Killed
 from tests.engine.quantize.models import contents, quantized, wide

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.quantize.journal import Entry, Journal, is_left_by_a_finished_one
+from engine.tools.quantize.journal import Entry, Journal, is_left_by_a_finished_one
 
 FIRST, SECOND, THIRD = Entry("a", "x", 0.026), Entry("a", "y", None), Entry("b", "z", 1 / 3)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from engine.fused import tensor_file
+from engine.store import tensor_file
 from tests.engine.folder_files import write
 from tests.structure.sources import ROOT
 
@@ -21,7 +21,7 @@ WIDTH = 2048
 MEASURED = """
 import json, sys
 from pathlib import Path
-from engine.quantize.job import quantize
+from engine.tools.quantize.job import quantize
 
 def peak():
     (line,) = [line for line in open("/proc/self/status") if line.startswith("VmHWM")]

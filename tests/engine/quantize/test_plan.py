@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from engine.quantize.plan import plan
+from engine.tools.quantize.plan import plan
 from engine.types import ModelError
 from tests.engine.folder_files import change, write
 from tests.engine.quantize.models import wide

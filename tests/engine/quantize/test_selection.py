@@ -9,14 +9,14 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from engine.quantize.selection import Selection, Stored, select
+from engine.tools.quantize.selection import Selection, Stored, select
 from tests.engine.quantize.models import WIDE
 from tests.engine.tiny_models import _SHARED, FAMILIES, MORE_FAMILIES
 
 ALL = FAMILIES | MORE_FAMILIES
 # Their configurations call these otherwise.
 SIZES = {"distilbert": {"dim": 128, "hidden_dim": 256}}
-# Stored the other way round: engine/quantize/plan.py refuses them.
+# Stored the other way round: engine/tools/quantize/plan.py refuses them.
 TURNED = {"gpt2"}
 SCORED = ["bert", "xlm-roberta", "distilbert", "qwen3", "llama", "modernbert", "mistral", "gte"]
 

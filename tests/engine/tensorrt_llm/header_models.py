@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine import model_folder
-from engine.model_folder import ModelFolder
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 256, 2, 1, 128, 384, 100
 NUM_LAYERS = 2

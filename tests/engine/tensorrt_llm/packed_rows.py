@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from engine.tensorrt_llm.head import Head
-from engine.tensorrt_llm.names import score_rows
-from engine.tensorrt_llm.pooling import pool
+from engine.tensorrt_llm.checks.names import score_rows
+from engine.tensorrt_llm.library.head import Head
+from engine.tensorrt_llm.library.pooling import pool
 from tests.engine.tiny_models import Reference
 
 

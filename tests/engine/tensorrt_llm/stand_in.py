@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cuda_driver import Gpu
+from engine.machine.cuda_driver import Gpu
 from engine.tensorrt_llm import engine as tensorrt_llm_engine
 from engine.tensorrt_llm.engine import TensorrtLlmEngine
 from engine.types import EngineError, Results, main_output

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.cuda_driver import Gpu
-from engine.tensorrt_llm.arguments import NO_TELEMETRY, arguments
-from engine.tensorrt_llm.checkpoint import Checkpoint
-from engine.tensorrt_llm.choices import Choices
-from engine.tensorrt_llm.package import Package
-from engine.tensorrt_llm.served import ours
+from engine.machine.cuda_driver import Gpu
+from engine.tensorrt_llm.checks.checkpoint import Checkpoint
+from engine.tensorrt_llm.checks.choices import Choices
+from engine.tensorrt_llm.checks.package import Package
+from engine.tensorrt_llm.library.arguments import NO_TELEMETRY, arguments
+from engine.tensorrt_llm.library.served import ours
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.header_models import write_model
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine import model_folder
-from engine.cuda_driver import Gpu
-from engine.quantize.job import quantize
-from engine.tasks import AnswerScore
-from engine.tensorrt_llm.algorithm import BLOCKS, FP8, NVFP4, ROWS
-from engine.tensorrt_llm.checkpoint import PLAIN, Checkpoint, check_dtype, check_gpu, classify
+from engine.machine.cuda_driver import Gpu
+from engine.model import model_folder
+from engine.model.tasks import AnswerScore
+from engine.tensorrt_llm.checks.algorithm import BLOCKS, FP8, NVFP4, ROWS
+from engine.tensorrt_llm.checks.checkpoint import PLAIN, Checkpoint, check_dtype, check_gpu, classify
+from engine.tools.quantize.job import quantize
 from engine.types import ModelError
 from tests.engine.quantize.models import wide
 from tests.engine.tensorrt_llm.header_models import HIDDEN, Headers, plain

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.cuda_driver import Gpu
-from engine.tensorrt_llm import choices, package
-from engine.tensorrt_llm.choices import Choices
-from engine.tensorrt_llm.package import Package
+from engine.machine.cuda_driver import Gpu
+from engine.tensorrt_llm.checks import choices, package
+from engine.tensorrt_llm.checks.choices import Choices
+from engine.tensorrt_llm.checks.package import Package
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.header_models import write_model
 

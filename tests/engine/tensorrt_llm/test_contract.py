@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.tensorrt_llm import contract
-from engine.tensorrt_llm.contract import Clause, Finding, Status, check
+from engine.tensorrt_llm.contract import contract
+from engine.tensorrt_llm.contract.contract import Clause, Finding, Status, check
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.library_source import NEW, OLD, write_library
 from tests.structure.sources import ROOT

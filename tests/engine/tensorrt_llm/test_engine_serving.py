@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.tensorrt_llm import package
+from engine.tensorrt_llm.checks import package
 from engine.types import (
     DeviceTrouble,
     EngineClosed,

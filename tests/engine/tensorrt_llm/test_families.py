@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.tensorrt_llm.families import FAMILIES, family_of
+from engine.tensorrt_llm.checks.families import FAMILIES, family_of
 from engine.types import ModelError
 
 

@@ -8,12 +8,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig
 
-from engine.model_folder import ModelFolder
-from engine.tasks import AnswerScore, LateInteraction, TokenScores, TokenTable
-from engine.tensorrt_llm.backbone import is_causal, window_of
-from engine.tensorrt_llm.fitness import check_config, head_of, notes_of
-from engine.tensorrt_llm.head import Head, HeadKind
-from engine.tensorrt_llm.trailing import pad_id_of, without_trailing
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import AnswerScore, LateInteraction, TokenScores, TokenTable
+from engine.tensorrt_llm.checks.backbone import is_causal, window_of
+from engine.tensorrt_llm.checks.fitness import check_config, head_of, notes_of
+from engine.tensorrt_llm.library.head import Head, HeadKind
+from engine.tensorrt_llm.library.trailing import pad_id_of, without_trailing
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.header_models import CONFIG, HIDDEN, write_model
 

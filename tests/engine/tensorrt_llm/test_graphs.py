@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.tensorrt_llm.graphs import Buckets, buckets
+from engine.tensorrt_llm.library.graphs import Buckets, buckets
 
 
 def test_small_shapes_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from engine.tensorrt_llm.head import POOLINGS, Head, HeadKind
+from engine.tensorrt_llm.library.head import POOLINGS, Head, HeadKind
 from tests.engine.tensorrt_llm.packed_rows import packed, rows_by
 from tests.engine.tiny_models import (
     GENERATING,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.tensorrt_llm.algorithm import BLOCKS
-from engine.tensorrt_llm.checkpoint import classify
-from engine.tensorrt_llm.left_plain import LeftPlain
+from engine.tensorrt_llm.checks.algorithm import BLOCKS
+from engine.tensorrt_llm.checks.checkpoint import classify
+from engine.tensorrt_llm.checks.left_plain import LeftPlain
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.quantized_models import BLOCKWISE, quantized, refused, write
 

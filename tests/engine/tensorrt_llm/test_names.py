@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.tensorrt_llm.head import Head, HeadKind
-from engine.tensorrt_llm.names import score_rows, with_or_without_prefix
+from engine.tensorrt_llm.checks.names import score_rows, with_or_without_prefix
+from engine.tensorrt_llm.library.head import Head, HeadKind
 from engine.types import ModelError
 
 VOCAB_SIZE, SIZE = 12, 6

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from engine.tensorrt_llm import package
+from engine.tensorrt_llm.checks import package
 from engine.types import ModelError
 from tests.structure.sources import ROOT
 from tests.structure.test_light_imports import what_loads

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.tensorrt_llm import engine, layers, models, names, pooling
-from engine.tensorrt_llm.head import Head
+from engine.tensorrt_llm import engine
+from engine.tensorrt_llm.checks import names
+from engine.tensorrt_llm.library import layers, models, pooling
+from engine.tensorrt_llm.library.head import Head
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.models import Model, answering, embedding, scoring, with_options
 from tests.engine.tensorrt_llm.parity import TOLERANCE, distance

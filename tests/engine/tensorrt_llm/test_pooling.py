@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from engine.tensorrt_llm.head import POOLINGS
-from engine.tensorrt_llm.pooling import pool
-from engine.transformers import pooling as reference
+from engine.rows import pooling_torch as reference
+from engine.tensorrt_llm.library.head import POOLINGS
+from engine.tensorrt_llm.library.pooling import pool
 
 SIZE = 24
 SEQLENS = (5, 17, 1, 30, 9, 9, 13, 1)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.tensorrt_llm.algorithm import BLOCKS
-from engine.tensorrt_llm.checkpoint import PLAIN, classify
+from engine.tensorrt_llm.checks.algorithm import BLOCKS
+from engine.tensorrt_llm.checks.checkpoint import PLAIN, classify
 from tests.engine.tensorrt_llm.header_models import HIDDEN, plain, write_headers
 from tests.engine.tensorrt_llm.quantized_models import ACCEPTED, modelopt, quantized, refused, write
 

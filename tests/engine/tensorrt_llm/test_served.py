@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.tasks import AnswerScore, Task
-from engine.tensorrt_llm.families import FAMILIES
-from engine.tensorrt_llm.head import CONFIG_KEY, Head, HeadKind
-from engine.tensorrt_llm.served import ours
+from engine.model.tasks import AnswerScore, Task
+from engine.tensorrt_llm.checks.families import FAMILIES
+from engine.tensorrt_llm.library.head import CONFIG_KEY, Head, HeadKind
+from engine.tensorrt_llm.library.served import ours
 from engine.types import ModelError, OutputKind
 from tests.engine.tensorrt_llm.header_models import HIDDEN, VOCAB, plain, write_model
 

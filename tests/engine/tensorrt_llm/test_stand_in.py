@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.tensorrt_llm import private
+from engine.tensorrt_llm.library import private
 from tests.engine.head.sentence_models import save_words
 from tests.engine.tensorrt_llm.models import FAMILIES, embedding
 from tests.engine.tensorrt_llm.stand_in import library, load

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from engine import model_folder
-from engine.cuda_driver import Cuda, Gpu
-from engine.model_folder import ModelFolder
-from engine.tasks import Activation, Task
-from engine.tensorrt_llm.checkpoint import classify
-from engine.tensorrt_llm.planning import Wishes, plan
-from engine.tensorrt_llm.stock import KNOWN_CLASSES, stock
+from engine.machine.cuda_driver import Cuda, Gpu
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Activation, Task
+from engine.tensorrt_llm.checks.checkpoint import classify
+from engine.tensorrt_llm.checks.planning import Wishes, plan
+from engine.tensorrt_llm.library.stock import KNOWN_CLASSES, stock
 from engine.types import ModelError, OutputKind
-from server.model_plan import ModelPlan, plan_model
-from server.model_settings import ModelSettings
-from server.settings import Settings
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor.model_plan import ModelPlan, plan_model
 from tests.engine.tensorrt_llm.header_models import CONFIG, HIDDEN, Headers, plain, write_headers, write_model
 from tests.engine.tiny_models import HIDDEN_SIZE, SCORING_SEQUENCES, save_whole
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from engine.tensorrt_llm.trailing import without_trailing
+from engine.tensorrt_llm.library.trailing import without_trailing
 
 _PAD = 3
 _CONFIG = {

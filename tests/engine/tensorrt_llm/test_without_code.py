@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tensorrt_llm.without_code import shown
+from engine.tensorrt_llm.library.without_code import shown
 from tests.engine.folder_files import change, write
 from tests.engine.tensorrt_llm import models, stand_in
 

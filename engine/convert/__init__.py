@@ -1,1 +1,0 @@
-"""`embedline convert`: weights that are pickles, rewritten as safetensors by a process of their own."""

@@ -1,0 +1,1 @@
+"""A cold start: a transformers model is traced, converted and held against its original. Needs torch, transformers."""

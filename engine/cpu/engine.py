@@ -1,0 +1,96 @@
+"""The engine around an executor: threads that compute mini-batches, rows put back in the order of their batch.
+
+Knows batches and rows; which mini-batch comes next is `workload`'s.
+"""
+
+import queue
+import threading
+from collections.abc import Mapping
+
+from engine.cpu.executor import Executor, Run
+from engine.cpu.minibatch import cut, padded
+from engine.cpu.outputs import Makers
+from engine.cpu.workload import Job, Task, Workload
+from engine.failures import engine_error
+from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, OutputKind, Results
+
+DEPTH = 2  # streams that are done with their share of one batch begin with the next
+
+
+class CompiledEngine:
+    """See engine.types.Engine."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        makers: Makers,
+        *,
+        info: ModelInfo,
+        limits: EngineLimits,
+        pad_id: int,
+        sizes: Mapping[OutputKind, int],
+    ) -> None:
+        """`sizes`: numbers in a row of each output but SPARSE."""
+        self.info = info
+        self.limits = limits
+        self._executor = executor
+        self._makers = makers
+        self._sizes = sizes
+        self._pad_id = pad_id
+        self._slots = threading.Semaphore(limits.depth)
+        self._workload = Workload(min_wide_tokens=executor.min_wide_tokens if executor.wide else None)
+        self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
+        self._num_submitted = 0
+        self._threads = [threading.Thread(target=self._compute_forever, args=(run,)) for run in executor.streams]
+        for number, thread in enumerate(self._threads):
+            thread.name, thread.daemon = f"stream {number}", True
+            thread.start()
+
+    def submit(self, batch: Batch) -> int:
+        """See engine.types.Engine."""
+        assert batch.outputs in self.info.outputs, batch.outputs
+        self._slots.acquire()
+        self._num_submitted += 1
+        mini_batches = cut(batch, num_streams=len(self._threads))
+        self._workload.put(Job(self._num_submitted, batch, mini_batches, self._sizes))
+        return self._num_submitted
+
+    def collect(self) -> tuple[int, Results | EngineError]:
+        """See engine.types.Engine."""
+        finished = self._finished.get()
+        if finished is None:
+            self._finished.put(None)  # for whoever asks again
+            raise EngineClosed
+        self._slots.release()
+        return finished
+
+    def close(self) -> None:
+        """See engine.types.Engine."""
+        self._workload.close()
+        threading.Thread(target=self._end, name="end", daemon=True).start()
+
+    def _end(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        self._finished.put(None)
+
+    def _compute_forever(self, run: Run) -> None:
+        while (task := self._workload.take()) is not None:
+            job = task.job
+            if job.error is None:  # nobody wants the rest of a batch that failed
+                self._attempt(task, run)
+            if self._workload.done(task):
+                self._finished.put((job.ticket, job.results))
+
+    def _attempt(self, task: Task, run: Run) -> None:
+        try:
+            self._compute(task, self._executor.wide if task.is_wide and self._executor.wide else run)
+        except Exception as error:
+            task.job.error = engine_error(error)
+
+    def _compute(self, task: Task, run: Run) -> None:
+        job, mini_batch = task.job, task.mini_batch
+        inputs = padded(job.batch, mini_batch, pad_id=self._pad_id)
+        rows = run({name: inputs[name] for name in self._executor.input_names})
+        for kind in job.batch.outputs:
+            job.put(kind, mini_batch, self._makers[kind](rows, job.batch, mini_batch))

@@ -1,0 +1,98 @@
+"""OpenVINO as an executor, float32 or bfloat16. `import openvino` in here is the library."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.cpu.engine import CompiledEngine
+from engine.cpu.executor import Executor, Run
+from engine.cpu.loading import load_with
+from engine.types import ModelError
+
+if TYPE_CHECKING:
+    from engine.cpu.conversion.graph import Graph
+
+_GRAPH = "model.xml"
+_PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16"}
+# Weights are held once more for the wide compilation; beyond this a lone query is not worth it.
+MAX_WIDE_BYTES = 1 << 30
+
+
+class OpenVino:
+    """See executor.Backend."""
+
+    name = "openvino"
+    packages = ("openvino",)
+    quantizations = ("none",)
+    num_score_copies = 0.0
+
+    def check(self, dtype: str) -> None:
+        """See executor.Backend."""
+        if dtype not in _PRECISIONS:
+            raise ModelError(f"--dtype {dtype} is not one of {', '.join(_PRECISIONS)} for the openvino engine")
+        capabilities = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if dtype == "bfloat16" and "BF16" not in capabilities:
+            raise ModelError("--dtype bfloat16 needs a CPU with bfloat16 arithmetic; this one has none")
+
+    def convert(self, model: "Graph", target: Path, *, quantization: str) -> int:
+        """See executor.Backend. By the PyTorch frontend itself: openvino.convert_model would report its use."""
+        ov = import_openvino()
+        tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
+        decoder = tracing.TorchScriptPythonDecoder(model, example_input=model.example())
+        frontend = ov.frontend.FrontEndManager().load_by_framework("pytorch")
+        graph = frontend.convert(frontend.load(decoder))
+        for port, name in zip(graph.inputs, model.example(), strict=True):
+            port.get_node().set_friendly_name(name)
+            port.get_tensor().set_names({name})
+            port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
+            port.get_node().set_element_type(ov.Type.i64)
+        graph.validate_nodes_and_infer_types()
+        ov.save_model(graph, target / _GRAPH, compress_to_fp16=False)
+        return 0
+
+    def open(self, folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        """See executor.Backend."""
+        ov = import_openvino()
+        core = ov.Core()
+        graph = core.read_model(folder / _GRAPH)
+        settings = {
+            "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],
+            "INFERENCE_NUM_THREADS": num_threads,
+            "ENABLE_CPU_PINNING": False,  # two engines would be pinned to the same cores
+        }
+        streams = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": num_threads})
+        has_wide = num_threads > 1 and (folder / _GRAPH).with_suffix(".bin").stat().st_size <= MAX_WIDE_BYTES
+        wide = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": 1}) if has_wide else None
+        return Executor(
+            input_names=frozenset(port.get_any_name() for port in graph.inputs),
+            streams=tuple(_run(ov, streams) for _ in range(num_threads)),
+            wide=None if wide is None else _run(ov, wide),
+        )
+
+
+def _run(ov: ModuleType, compiled: Any) -> Run:
+    request = compiled.create_infer_request()
+
+    def run(inputs: Any) -> NDArray[np.float32]:
+        request.infer({name: ov.Tensor(values, shared_memory=True) for name, values in inputs.items()})
+        rows: NDArray[np.float32] = request.get_output_tensor(0).data
+        return rows
+
+    return run
+
+
+def import_openvino() -> ModuleType:
+    """The library without its model converter, whose import alone would send a report to Google Analytics."""
+    # None makes its import fail, which openvino takes for a build without the converter
+    sys.modules.setdefault("openvino.tools.ovc", None)  # type: ignore[arg-type]
+    return importlib.import_module("openvino")
+
+
+def load(*, name: str, reason: str, options: dict[str, Any]) -> CompiledEngine:
+    """See loading.load_with. Raises ModelError."""
+    return load_with(OpenVino(), name=name, reason=reason, options=options)

@@ -1,0 +1,219 @@
+"""From options to a running engine: out of the cache, or else by conversion. Imports neither torch nor transformers."""
+
+import dataclasses
+import importlib.util
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.cpu import memory
+from engine.cpu.engine import DEPTH, CompiledEngine
+from engine.cpu.executor import Backend, Executor
+from engine.cpu.facts import Choices, Facts
+from engine.cpu.outputs import TOKEN_ROWS, Makers, head_in_graph, makers_of, sizes_of, steps_of
+from engine.failures import one_line
+from engine.machine import host
+from engine.model import model_folder
+from engine.model.arrays import weights_files
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import SequenceScores, TokenScores, VocabularyWeights
+from engine.store import fingerprint
+from engine.store.cache import Cache
+from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OutputKind
+
+logger = logging.getLogger("embedline.engine")
+
+# Of a batch, for each stream. In twice as many there are more sequences of like length, so the padding shrinks, but by
+# no more than another 2 % of the work.
+_TARGET_NUM_TOKENS = 2048
+_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
+_EXTRA = "'embedline[server]'"
+
+# What makes the compiled model, beside the backend.
+_CONVERTING = ("torch", "transformers")
+_SOURCES = (
+    "cpu/**/*.py",
+    "model/**/*.py",
+    "rows/*.py",
+    "selftest/*.py",
+    "transformers/loading.py",
+)
+
+
+def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, Any]) -> CompiledEngine:
+    """options: path, device, dtype, pooling (None = as the folder has it), max_num_tokens (None = 16384), max_num_seqs,
+    and perhaps max_seqlen (None = as the folder has it), num_threads (0 = all cores), quantization ("none") and
+    cache_dir (None = compiled models are not kept).
+
+    Raises ModelError with one line.
+    """
+    _check(backend, options)
+    folder = _folder(options)
+    _check_outputs(backend, folder, options)
+    max_num_tokens = max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen)
+    memory.check_length(
+        folder,
+        num_copies=backend.num_score_copies,
+        num_threads=_num_threads(options),
+        max_num_tokens=DEPTH * max_num_tokens,
+        has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
+    )
+    makers = makers_of(folder)
+    loader = _Loader(backend, folder, _choices(backend, folder, options), options)
+    executor, facts = loader.load(makers)
+    sizes = sizes_of(folder, facts.dimensions)
+    info = _info(folder, loader.choices, facts, sizes, name=name, reason=reason)
+    limits = EngineLimits(
+        max_num_tokens=max_num_tokens,
+        max_num_seqs=options["max_num_seqs"] or MAX_NUM_SEQS,
+        max_seqlen=folder.max_seqlen,
+        depth=DEPTH,
+        overlaps=True,
+        target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
+    )
+    return CompiledEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
+
+
+def _folder(options: dict[str, Any]) -> ModelFolder:
+    folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
+    asked = options.get("max_seqlen") or folder.max_seqlen
+    return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
+
+
+def _num_threads(options: dict[str, Any]) -> int:
+    return options.get("num_threads") or os.cpu_count() or 1
+
+
+def _check(backend: Backend, options: dict[str, Any]) -> None:
+    if options["device"] != "cpu":
+        raise ModelError(f"the {backend.name} engine runs on the CPU, not on {options['device']!r}")
+    missing = [package for package in backend.packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ModelError(f"the {backend.name} engine needs {missing[0]}, which is not installed: pip install {_EXTRA}")
+    if _quantization(options) not in backend.quantizations:
+        raise ModelError(f"--quantization {options['quantization']} is not for the {backend.name} engine on the CPU")
+    backend.check(options["dtype"])
+
+
+def _check_outputs(backend: Backend, folder: ModelFolder, options: dict[str, Any]) -> None:
+    """Whether one compiled model gives what is asked of it. Raises ModelError."""
+    if folder.is_static:
+        raise ModelError(f"the {backend.name} engine computes no static embeddings; --engine static does")
+    if folder.query_table:
+        raise ModelError(f"the {backend.name} engine looks no queries up in a table; --engine transformers does")
+    if folder.tokenizer_folder:
+        raise ModelError(
+            f"the {backend.name} engine wants the Transformer in the model's own folder, and this one is in "
+            f"{folder.tokenizer_folder!r}; --engine transformers does not mind"
+        )
+    head_in_graph(folder)
+    embeds = OutputKind.POOLED | OutputKind.TOKENS
+    if _quantization(options) != "none" and folder.outputs & ~embeds:
+        kinds = ", ".join(kind.name or "" for kind in folder.outputs & ~embeds)
+        raise ModelError(
+            f"--quantization {options['quantization']} of the {backend.name} engine is for models that give embeddings "
+            f"alone, and this one gives {kinds}; serve it with --quantization none"
+        )
+
+
+def _choices(backend: Backend, folder: ModelFolder, options: dict[str, Any]) -> Choices:
+    return Choices(
+        engine=backend.name,
+        dtype="float32" if options["dtype"] == "auto" else options["dtype"],
+        quantization=_quantization(options),
+        pooling=", ".join((folder.pooling, *map(str, folder.steps))),
+        computes=_computes(folder),
+    )
+
+
+def _computes(folder: ModelFolder) -> str:
+    head = head_in_graph(folder)
+    if isinstance(head, SequenceScores | TokenScores):
+        return f"{type(head).__name__} of {len(head.labels)} labels"
+    token_rows = f"{TOKEN_ROWS}, some of them hidden" if folder.hides_tokens else TOKEN_ROWS
+    return token_rows if head is None else repr(head)
+
+
+def _quantization(options: dict[str, Any]) -> str:
+    """On a CPU "auto" leaves the model as it is: the speed is paid for in fidelity, so it has to be asked for."""
+    quantization: str = options.get("quantization", "none")
+    return "none" if quantization == "auto" else quantization
+
+
+class _Loader:
+    """One model's way to a compiled one."""
+
+    def __init__(self, backend: Backend, folder: ModelFolder, choices: Choices, options: dict[str, Any]) -> None:
+        self.choices = choices
+        self._backend = backend
+        self._folder = folder
+        self._num_threads = _num_threads(options)
+        cache_dir = options.get("cache_dir")
+        self._cache = Cache(Path(cache_dir, "compiled") if cache_dir else None)
+
+    def load(self, makers: Makers) -> tuple[Executor, Facts]:
+        key = fingerprint.key(
+            self._folder.path,
+            packages=(*self._backend.packages, *_CONVERTING),
+            sources=_SOURCES,
+            choices={**dataclasses.asdict(self.choices), "cpu": host.cpu()},
+            others=weights_files(self._folder.path, steps_of(self._folder)),
+        )
+        return self._load_warm(key) or self._load_cold(key, makers)
+
+    def _load_warm(self, key: str) -> tuple[Executor, Facts] | None:
+        entry = self._cache.find(key)
+        if entry is None:
+            return None
+        try:
+            executor, facts = self._open(entry.folder), Facts.decode(entry.facts)
+        except Exception as error:
+            self._cache.discard(key, why=one_line(error))
+            return None
+        logger.info("compiled model taken from %s: %s", entry.folder, facts.note)
+        return executor, facts
+
+    def _load_cold(self, key: str, makers: Makers) -> tuple[Executor, Facts]:
+        from engine.cpu.conversion import build  # imports torch
+
+        with self._cache.new_folder() as target:
+            converted = build.convert(self._backend, self._folder, self.choices, target=target)
+            try:
+                executor = self._open(target)
+            except Exception as error:
+                name = self._backend.name
+                raise ModelError(
+                    f"{name} can't compile the model: {one_line(error)}; --engine transformers may serve it"
+                ) from error
+            facts = build.examine(executor, converted, self.choices, makers=makers)
+            sizes_of(self._folder, facts.dimensions)  # raises before anything is kept
+            self._cache.put(key, target, dataclasses.asdict(facts))
+        logger.info("model compiled: %s", facts.note)
+        return executor, facts
+
+    def _open(self, folder: Path) -> Executor:
+        return self._backend.open(folder, dtype=self.choices.dtype, num_threads=self._num_threads)
+
+
+def _info(
+    folder: ModelFolder, choices: Choices, facts: Facts, sizes: Mapping[OutputKind, int], *, name: str, reason: str
+) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        engine=choices.engine,
+        reason=reason,
+        outputs=folder.outputs,
+        dimensions=sizes.get(OutputKind.POOLED, folder.dimensions),
+        max_seqlen=folder.max_seqlen,
+        vocab_size=folder.vocab_size,
+        pooling=folder.pooling,
+        normalize=folder.normalize,
+        dtype=choices.dtype if choices.quantization == "none" else choices.quantization,
+        device="cpu",
+        architecture=folder.architecture,
+        notes=(facts.note, *folder.notes),
+        token_dimensions=sizes.get(OutputKind.TOKENS),
+        is_padded=True,  # in mini-batches, by design
+    )

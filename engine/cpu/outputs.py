@@ -1,0 +1,169 @@
+"""What is made, with numpy, of the rows that a compiled model gives, for each kind of output.
+
+Of bge-m3 and ColBERT the model's part ends with token rows, and small heads follow here; where transformers has a
+class for the head, that is a part of the compiled model. Knows no executor.
+
+Shapes: B sequences in a padded mini-batch, S tokens of its longest, N tokens in it, V entries of the vocabulary, D
+numbers a row.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.cpu.minibatch import MiniBatch, pooled_tokens
+from engine.model.model_folder import ModelFolder
+from engine.model.steps import Normalize, Step, output_size
+from engine.model.tasks import (
+    AnswerScore,
+    Head,
+    SequenceScores,
+    TokenScores,
+    TokenVectors,
+    TokenWeights,
+    VocabularyWeights,
+)
+from engine.rows.head_numpy import HostHead, load_head
+from engine.rows.pooling_numpy import Pooling
+from engine.types import Batch, ModelError, OutputKind
+
+_Rows = NDArray[np.float32]
+
+TOKEN_ROWS = "token rows"  # the last hidden states
+IN_THE_GRAPH = (SequenceScores, TokenScores, AnswerScore, VocabularyWeights)  # heads of which a model has one alone
+
+
+# What the compiled model gives, [B, S, d] or [B, d], as rows [B, D], or of all tokens [N, D]; for SPARSE as [n, 2] of
+# each sequence. May be called by several threads at the same time.
+Maker = Callable[[_Rows, Batch, MiniBatch], _Rows | list[_Rows]]
+Makers = Mapping[OutputKind, Maker]
+
+
+def head_in_graph(folder: ModelFolder) -> Head | None:
+    """The head that is compiled with the model; None = the model gives token rows, and all else is made of them.
+
+    Raises ModelError where more is asked for than one compiled model gives.
+    """
+    in_graph = [head for head in folder.heads if isinstance(head, IN_THE_GRAPH)]
+    if in_graph and (len(folder.heads) > 1 or OutputKind.POOLED in folder.outputs):
+        raise ModelError(f"a compiled model gives either {type(in_graph[0]).__name__} or other rows, not both")
+    return in_graph[0] if in_graph else None
+
+
+def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
+    """One for each of folder.outputs. Raises ModelError where a file has not what it should."""
+    makers: dict[OutputKind, Maker] = {}
+    if OutputKind.POOLED in folder.outputs:
+        pooling = Pooling(folder.poolings, load_head(folder.path, folder.steps))
+        makers |= {OutputKind.POOLED: Pooled(pooling), OutputKind.TOKENS: tokens}
+    for head in folder.heads:
+        match head:
+            case SequenceScores() | AnswerScore():
+                makers[OutputKind.LOGITS] = as_it_is
+            case TokenScores():
+                makers[OutputKind.TOKEN_LOGITS] = tokens
+            case VocabularyWeights():
+                makers[OutputKind.SPARSE] = not_zero
+            case TokenVectors():
+                steps = (*head.steps, Normalize()) if head.normalize else head.steps
+                makers[OutputKind.MULTI_VECTOR] = _TokenVectors(load_head(folder.path, steps))
+            case TokenWeights():
+                makers[OutputKind.SPARSE] = _TokenWeights(
+                    load_head(folder.path, (head.step(folder.hidden_size),)), head
+                )
+    assert makers.keys() == set(folder.outputs), makers
+    return makers
+
+
+def sizes_of(folder: ModelFolder, width: int) -> dict[OutputKind, int]:
+    """Numbers in a row of each output but SPARSE, where the compiled model gives rows of `width`.
+
+    Raises ModelError where scores are not as many as labels.
+    """
+    scored = [head for head in folder.heads if isinstance(head, SequenceScores | TokenScores)]
+    if scored and len(scored[0].labels) != width:
+        raise ModelError(f"the model gives {width} scores, and config.json has {len(scored[0].labels)} labels")
+    sizes = dict.fromkeys(folder.outputs & ~OutputKind.SPARSE, width)
+    if OutputKind.POOLED in sizes:
+        sizes[OutputKind.POOLED] = output_size(folder.steps, width * len(folder.poolings))
+    for head in folder.heads:
+        if isinstance(head, TokenVectors):
+            sizes[OutputKind.MULTI_VECTOR] = head.dimensions
+    return sizes
+
+
+def steps_of(folder: ModelFolder) -> tuple[Step, ...]:
+    """All that follows the compiled model and reads files."""
+    found: list[Step] = list(folder.steps) if OutputKind.POOLED in folder.outputs else []
+    for head in folder.heads:
+        match head:
+            case TokenVectors():
+                found += head.steps
+            case TokenWeights():
+                found.append(head.step(folder.hidden_size))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """One row a sequence, before a final Normalize."""
+
+    pooling: Pooling
+
+    def __call__(self, rows: _Rows, batch: Batch, mini_batch: MiniBatch) -> _Rows:
+        """[B, D]"""
+        return self.pooling(rows, mini_batch.seqlens, pooled_tokens(batch, mini_batch))
+
+
+def tokens(rows: _Rows, _: Batch, mini_batch: MiniBatch) -> _Rows:
+    """[N, D]"""
+    return rows[mini_batch.is_token]
+
+
+def as_it_is(rows: _Rows, _: Batch, __: MiniBatch) -> _Rows:
+    """[B, D]"""
+    return rows
+
+
+def not_zero(rows: _Rows, _: Batch, __: MiniBatch) -> list[_Rows]:
+    """[n, 2] of each row [V]."""
+    return [_pairs(found := np.flatnonzero(row), row[found]) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenVectors:
+    head: HostHead
+
+    def __call__(self, rows: _Rows, _: Batch, mini_batch: MiniBatch) -> _Rows:
+        return self.head(rows[mini_batch.is_token])
+
+
+class _TokenWeights:
+    """The largest weight of each token id, ids in rising order."""
+
+    def __init__(self, head: HostHead, tokens: TokenWeights) -> None:
+        self._head = head
+        self._unused = np.array(tokens.unused_ids, np.int32)
+
+    def __call__(self, rows: _Rows, batch: Batch, mini_batch: MiniBatch) -> list[_Rows]:
+        weights = self._head(rows[mini_batch.is_token])[:, 0]
+        ids = batch.token_ids[mini_batch.index[mini_batch.is_token]]
+        weights = np.where(np.isin(ids, self._unused), np.float32(0), weights)
+        bounds = np.cumsum(mini_batch.seqlens)[:-1]
+        pairs = zip(np.split(ids, bounds), np.split(weights, bounds), strict=True)
+        return [_largest(*of_one) for of_one in pairs]
+
+
+def _largest(ids: NDArray[np.int32], weights: _Rows) -> _Rows:
+    found, places = np.unique(ids, return_inverse=True)
+    largest = np.zeros(len(found), np.float32)
+    np.maximum.at(largest, places, weights)
+    kept = largest != 0  # NaN too, so that it is seen
+    return _pairs(found[kept], largest[kept])
+
+
+def _pairs(ids: NDArray[np.integer], weights: _Rows) -> _Rows:
+    """[n, 2]; an id below 2**24 is exact in float32."""
+    return np.stack([ids.astype(np.float32), weights], axis=1)

@@ -1,0 +1,131 @@
+"""The mini-batches of all batches in an engine, in order, for the threads that compute them.
+
+One batch is spread over all streams, so the rest of the server sees one stream that is as fast as the machine: a
+small batch is done soon, and nobody has to guess how streams slow each other down. The price, streams that have
+nothing to do while others finish a batch, is not paid where another batch waits in the engine: they begin with that.
+The alternative, a batch a stream, leaves cores idle whenever fewer batches are about than cores.
+
+A sequence of moderate length that is alone in the engine is computed on all cores at once, and nothing is begun beside
+it: threads that wait for each other are slow next to others that want the same cores.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.cpu.minibatch import MiniBatch
+from engine.types import ROWS_OF_TOKENS, Batch, EngineError, OutputKind, Results, Rows
+
+# A longer sequence leaves the other cores to those who come while it is computed.
+MAX_WIDE_TOKENS = 1024
+
+
+@dataclass(slots=True)
+class Job:
+    """A batch, and its rows as far as they are known. Threads write to it at places that are theirs alone."""
+
+    ticket: int
+    batch: Batch
+    mini_batches: list[MiniBatch]
+    dimensions: Mapping[OutputKind, int]  # of a row
+    error: EngineError | None = None
+    values: dict[OutputKind, NDArray[np.float32]] = field(init=False)  # [B, D], or of all tokens [T, D]
+    entries: list[NDArray[np.float32]] = field(init=False)  # SPARSE, [n, 2] of each sequence
+    num_left: int = field(init=False)  # mini-batches
+
+    def __post_init__(self) -> None:
+        of_tokens, of_seqs = self.batch.num_tokens, self.batch.num_seqs
+        self.values = {
+            kind: np.empty((of_tokens if kind & ROWS_OF_TOKENS else of_seqs, self.dimensions[kind]), np.float32)
+            for kind in self.batch.outputs & ~OutputKind.SPARSE
+        }
+        self.entries = [np.empty((0, 2), np.float32)] * of_seqs
+        self.num_left = len(self.mini_batches)
+
+    def put(
+        self, kind: OutputKind, mini_batch: MiniBatch, rows: NDArray[np.float32] | list[NDArray[np.float32]]
+    ) -> None:
+        """Rows of a mini-batch, as engine.cpu.outputs makes them."""
+        if isinstance(rows, list):
+            for number, of_one in zip(mini_batch.numbers.tolist(), rows, strict=True):
+                self.entries[number] = of_one
+            return
+        places = mini_batch.index[mini_batch.is_token] if kind & ROWS_OF_TOKENS else mini_batch.numbers
+        assert rows.shape == (len(places), self.dimensions[kind]), rows.shape
+        self.values[kind][places] = rows
+
+    @property
+    def results(self) -> Results | EngineError:
+        """What is collected."""
+        if self.error is not None:
+            return self.error
+        offsets = self.batch.cu_seqlens
+        found = {kind: Rows(values, offsets if kind & ROWS_OF_TOKENS else None) for kind, values in self.values.items()}
+        if OutputKind.SPARSE in self.batch.outputs:
+            bounds = np.cumsum([0, *map(len, self.entries)], dtype=np.int32)
+            found[OutputKind.SPARSE] = Rows(np.concatenate(self.entries), bounds)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A mini-batch to be computed."""
+
+    job: Job
+    mini_batch: MiniBatch
+    is_wide: bool  # on all cores
+
+
+class Workload:
+    """Safe to use from many threads."""
+
+    def __init__(self, *, min_wide_tokens: int | None) -> None:
+        """`min_wide_tokens`: of a lone sequence that is computed on all cores; None = never."""
+        self._min_wide_tokens = min_wide_tokens
+        self._waiting: deque[Task] = deque()
+        self._num_open = 0  # jobs that are not finished
+        self._wide_is_running = False
+        self._is_closed = False
+        self._changed = threading.Condition()  # guards all of the above
+
+    def put(self, job: Job) -> None:
+        """Take a job."""
+        with self._changed:
+            is_wide = not self._num_open and self._is_for_all_cores(job.batch)
+            self._num_open += 1
+            self._waiting.extend(Task(job, mini_batch, is_wide) for mini_batch in job.mini_batches)
+            self._changed.notify_all()
+
+    def _is_for_all_cores(self, batch: Batch) -> bool:
+        least = self._min_wide_tokens
+        return least is not None and batch.num_seqs == 1 and least <= batch.num_tokens <= MAX_WIDE_TOKENS
+
+    def take(self) -> Task | None:
+        """Wait for something to compute; None once it is closed and nothing waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._wide_is_running and (self._waiting or self._is_closed))
+            if not self._waiting:
+                return None
+            task = self._waiting.popleft()
+            self._wide_is_running = task.is_wide
+            return task
+
+    def done(self, task: Task) -> bool:
+        """Whether this was the last of its job."""
+        with self._changed:
+            if task.is_wide:
+                self._wide_is_running = False
+                self._changed.notify_all()
+            task.job.num_left -= 1
+            self._num_open -= not task.job.num_left
+            return not task.job.num_left
+
+    def close(self) -> None:
+        """Nothing more is put."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()

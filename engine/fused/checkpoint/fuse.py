@@ -1,0 +1,151 @@
+"""From a checkpoint to fused tensors in their dtypes on their device. Knows no architecture and no file format.
+
+Each of our tensors is allocated once and its parts are copied into their places, so that no second copy of a model is
+ever held. Norms, angles and relative biases are float32, all else has the compute dtype.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from engine.fused.adapters.recipe import Adapter, Recipe, Recipes
+from engine.fused.checkpoint.checkpoint import Checkpoint
+from engine.fused.model.blocks import Weights
+from engine.fused.model.linear import Linear, PlainLinear
+from engine.fused.model.spec import Spec
+from engine.fused.model.tensor_shapes import shape_of
+from engine.fused.refusal import NotForFused
+from engine.types import ModelError
+
+_LINEARS = frozenset(("qkv", "o", "up", "down", "projection"))
+_PLAIN = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+
+
+class Source:
+    """One model's weights: read whole or, as often as wanted, layer by layer."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        adapter: Adapter,
+        config: PretrainedConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_positions: int,  # rows of tables of angles
+    ) -> None:
+        """Raises ModelError where the adapter does, and where tensors are missing."""
+        self.spec = adapter.spec(config)
+        self._checkpoint = checkpoint
+        self._derive = adapter.derive
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._num_positions = num_positions
+        self._recipes = _choose(adapter, self.spec, checkpoint.names)
+
+    @property
+    def linear_names(self) -> tuple[str, ...]:
+        """ "layers.0.qkv", …"""
+        return tuple(_stem(name) for name in self._recipes if _is_of_linear(name) and name.endswith(".weight"))
+
+    def linear(self, name: str) -> PlainLinear:
+        """One linear layer, read anew. Raises ModelError where a tensor is not what the configuration says."""
+        has_bias = f"{name}.bias" in self._recipes
+        return PlainLinear(self._read(f"{name}.weight"), self._read(f"{name}.bias") if has_bias else None)
+
+    def weights(self) -> Weights:
+        """Everything, read anew. Raises ModelError as `linear` does."""
+        by_recipe: dict[Recipe, Tensor] = {}  # what layers share in the checkpoint, they share here
+        read: dict[str, Tensor] = {}
+        for name, recipe in self._recipes.items():
+            if recipe not in by_recipe:
+                by_recipe[recipe] = self._read(name)
+            read[name] = by_recipe[recipe]
+        linears: dict[str, Linear] = {
+            name: PlainLinear(read[f"{name}.weight"], read.get(f"{name}.bias")) for name in self.linear_names
+        }
+        tensors = {name: tensor for name, tensor in read.items() if not _is_of_linear(name)}
+        if self._derive is not None:
+            tensors |= self._derive(self._config, tensors, self._num_positions)
+        return Weights({name: tensor.to(self._device) for name, tensor in tensors.items()}, linears)
+
+    def _read(self, name: str) -> Tensor:
+        recipe = self._recipes[name]
+        parts = [part for theirs in recipe.parts for part in self._parts(theirs, swaps_halves=recipe.swaps_halves)]
+        shape = (sum(map(len, parts)), *parts[0].shape[1:])
+        _check_shapes(parts, shape_of(self.spec, name) or shape, recipe)
+        dtype = torch.float32 if "norm" in name or name == "relative_bias" else self._dtype
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        end = 0
+        for part in parts:
+            start, end = end, end + len(part)
+            tensor[start:end].copy_(part)
+        return tensor.add_(recipe.plus) if recipe.plus else tensor
+
+    def _parts(self, theirs: str, *, swaps_halves: bool) -> list[Tensor]:
+        """One of the checkpoint's tensors, in pieces in the order that is wanted."""
+        tensor = self._checkpoint.read(theirs)
+        if tensor.dtype not in _PLAIN or not tensor.dim():
+            raise ModelError(
+                f"the tensor {theirs!r} is stored as {tensor.dtype}, and only plain weights are read; "
+                "take the model's plain weights"
+            )
+        return list(tensor.chunk(2))[::-1] if swaps_halves else [tensor]
+
+
+def _choose(adapter: Adapter, spec: Spec, names: frozenset[str]) -> Recipes:
+    """The first layout whose names are all there, under the prefix that the checkpoint has."""
+    layouts = [layout(spec) for layout in adapter.layouts]
+    prefixed = [[_prefixed(recipes, prefix) for recipes in layouts] for prefix in (*adapter.prefixes, "")]
+    candidates = next((some for some in prefixed if any(_has_words(recipes, names) for recipes in some)), prefixed[-1])
+    chosen = min(candidates, key=lambda recipes: len(_missing(recipes, names)))
+    # A layout with biases that lacks one of them must not pass for the one without.
+    unread = [richer for richer in candidates[: candidates.index(chosen)] if _has_more(richer, chosen, names)]
+    lacking = [missing for recipes in (chosen, *unread) if (missing := _missing(recipes, names))]
+    if lacking:
+        raise NotForFused(f"the weights have no tensor {min(lacking, key=len)[0]!r}")
+    return chosen
+
+
+def _has_more(richer: Recipes, chosen: Recipes, names: frozenset[str]) -> bool:
+    """Whether the checkpoint has something of the one that the other doesn't read."""
+    return not names.isdisjoint(_parts_of(richer).keys() - _parts_of(chosen).keys())
+
+
+def _has_words(recipes: Recipes, names: frozenset[str]) -> bool:
+    return all(part in names for part in recipes["words"].parts)
+
+
+def _missing(recipes: Recipes, names: frozenset[str]) -> list[str]:
+    return [name for name in _parts_of(recipes) if name not in names]
+
+
+def _parts_of(recipes: Recipes) -> dict[str, None]:
+    """In order, each once."""
+    return dict.fromkeys(part for recipe in recipes.values() for part in recipe.parts)
+
+
+def _prefixed(recipes: Recipes, prefix: str) -> Recipes:
+    return {
+        name: dataclasses.replace(recipe, parts=tuple(prefix + part for part in recipe.parts))
+        for name, recipe in recipes.items()
+    }
+
+
+def _is_of_linear(name: str) -> bool:
+    return _stem(name).rpartition(".")[2] in _LINEARS
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _check_shapes(parts: list[Tensor], shape: tuple[int, ...], recipe: Recipe) -> None:
+    """Raises ModelError where they don't make up a tensor of this shape."""
+    if sum(map(len, parts)) != shape[0] or any(part.shape[1:] != shape[1:] for part in parts):
+        found = " and ".join(str(list(part.shape)) for part in parts)
+        joined = "" if len(parts) == 1 else " and what is joined to it"
+        raise NotForFused(f"the tensor {recipe.parts[0]!r}{joined} has the shape {found}, not {list(shape)}")

@@ -1,0 +1,148 @@
+"""Quantized models on disk, so that the next start reads half the bytes, quantizes nothing and needs no gate. Knows no
+checkpoint and no configuration: what is kept is all that an engine is put together from.
+
+An entry is one file of tensors, written one after the other, so that a model's size in the host's memory is never
+needed; what says how they belong together is in the manifest (see engine.store.cache). Of a model that stands no
+quantizing the manifest is all there is, so that no later start tries again.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.failures import one_line
+from engine.fused.checkpoint.reading import Reader, reader_for
+from engine.fused.model.blocks import Weights
+from engine.fused.model.linear import Linear, PlainLinear
+from engine.fused.model.spec import Spec
+from engine.fused.quantization.gate import Outcome
+from engine.fused.quantization.schemes import scheme_of
+from engine.store import tensor_file
+from engine.store.cache import Cache, Entry, Json
+from engine.types import ModelError
+
+logger = logging.getLogger("embedline.engine")
+
+_FILE = "weights.safetensors"
+_GIVEN_UP = "given up"  # in the facts of an entry without weights
+_RESERVE = 1 << 30  # bytes that stay free on the disk
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A quantized model."""
+
+    spec: Spec
+    weights: Weights
+    outcome: Outcome
+    notes: tuple[str, ...]  # for people: what was decided when it was made
+
+
+class Store:
+    """The quantized models of one cache, for one device and compute dtype."""
+
+    def __init__(self, cache: Cache, *, device: torch.device, dtype: torch.dtype) -> None:
+        self._cache = cache
+        self._device = device
+        self._dtype = dtype
+
+    def find(self, key: str) -> Kept | None:
+        """The model on the device, None where there is none or it is damaged; a damaged one is removed.
+
+        Raises torch.OutOfMemoryError.
+        """
+        entry = self._cache.find(key)
+        if entry is None or _GIVEN_UP in entry.facts:
+            return None
+        try:
+            kept = _read(entry, reader_for(self._device), self._dtype)
+        except _MALFORMED as error:  # not what a GPU raises: the entry is as good as it was then
+            self._cache.discard(key, why=one_line(error))
+            return None
+        logger.info("quantized weights taken from %s", entry.folder)
+        return kept
+
+    def given_up(self, key: str) -> Outcome | None:
+        """What the gate found that left nothing quantized; None where that is not so, or not known."""
+        entry = self._cache.find(key)
+        if entry is None or _GIVEN_UP not in entry.facts:
+            return None
+        try:
+            return Outcome.decode(entry.facts[_GIVEN_UP])
+        except _MALFORMED as error:
+            self._cache.discard(key, why=one_line(error))
+            return None
+
+    def put(self, key: str, kept: Kept) -> None:
+        """Keep it, or of what the gate gave up that it did; nothing where the gate was not enforced. What the disk
+        refuses is warned of."""
+        if not kept.outcome.is_enforced or not self._cache.can_keep():
+            return
+        if self._cache.find(key) is not None:  # another process, for another GPU, was first
+            return
+        tensors, facts = _flat(kept) if kept.outcome.quantized else ({}, {_GIVEN_UP: kept.outcome.encode()})
+        try:
+            with self._cache.new_folder() as folder:
+                _check_room(folder, tensors.values())
+                if tensors:
+                    tensor_file.write(folder / _FILE, tensors)
+                self._cache.put(key, folder, facts)
+        except (OSError, ModelError) as error:
+            logger.warning("the quantized model is not kept: %s", one_line(error))
+
+
+def _flat(kept: Kept) -> tuple[dict[str, Tensor], Json]:
+    """Each tensor once, by name, and all that is needed to put them together again."""
+    layers = {name: _tensors_of(linear, kept.outcome.scheme) for name, linear in kept.weights.linears.items()}
+    named = dict(kept.weights.tensors)
+    named |= {f"{layer}.{kind}": tensor for layer, own in layers.items() for kind, tensor in own.items()}
+    first: dict[int, str] = {}  # what layers share in memory, they share in the file
+    shared = {name: same for name, tensor in named.items() if (same := first.setdefault(id(tensor), name)) != name}
+    facts = {
+        "spec": kept.spec.encode(),
+        "outcome": kept.outcome.encode(),
+        "notes": list(kept.notes),
+        "layers": {layer: list(own) for layer, own in layers.items()},
+        "shared": shared,
+    }
+    return {name: tensor for name, tensor in named.items() if name not in shared}, facts
+
+
+def _tensors_of(linear: Linear, scheme: str) -> dict[str, Tensor]:
+    if isinstance(linear, PlainLinear):
+        return {"weight": linear.weight} if linear.bias is None else {"weight": linear.weight, "bias": linear.bias}
+    return scheme_of(scheme).tensors(linear)
+
+
+def _read(entry: Entry, reader: Reader, dtype: torch.dtype) -> Kept:
+    """Raises one of _MALFORMED where the entry is not one of ours."""
+    facts, file = entry.facts, entry.folder / _FILE
+    spec, outcome = Spec.decode(facts["spec"]), Outcome.decode(facts["outcome"])
+    tensors = {name: reader.read(file, name) for name in reader.names(file)}
+    tensors |= {name: tensors[same] for name, same in facts["shared"].items()}
+    layers = {
+        layer: {kind: tensors.pop(f"{layer}.{kind}") for kind in kinds} for layer, kinds in facts["layers"].items()
+    }
+    linears = {layer: _linear(own, outcome, layer, dtype) for layer, own in layers.items()}
+    notes = (*map(str, facts["notes"]), f"quantized weights taken from {entry.folder}")
+    return Kept(spec, Weights(tensors, linears), outcome, notes)
+
+
+def _linear(tensors: Mapping[str, Tensor], outcome: Outcome, layer: str, dtype: torch.dtype) -> Linear:
+    if layer in outcome.quantized:
+        return scheme_of(outcome.scheme).restore(tensors, dtype=dtype)
+    return PlainLinear(tensors["weight"], tensors.get("bias"))
+
+
+def _check_room(folder: Path, tensors: Iterable[Tensor]) -> None:
+    """A disk that is full for the time of trying is a fault elsewhere. Raises OSError."""
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    free = shutil.disk_usage(folder).free
+    if needed + _RESERVE > free:
+        raise OSError(f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on the disk")

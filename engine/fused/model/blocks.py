@@ -1,0 +1,169 @@
+"""What both families' forwards share: embedding, attention, MLP. Keeps weights and ops; knows nothing of batches.
+
+Shapes: T tokens, B sequences, h hidden size, N query heads, H key heads, D numbers a head. Both T and B count padding
+(see engine.fused.runner.inputs).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.fused.model.linear import Linear
+from engine.fused.model.ops import AttentionRule, EmbeddingTables, Heads, Norm, NormedRows, Ops, QuantizedRows, Rows
+from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.runner.inputs import Inputs
+
+
+class Attend(Protocol):
+    """Attention of all tokens of a batch; `Ops.attend` over its tiles is one, there are others."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
+        """See Ops.attend; the queries are those of all tokens."""
+        ...
+
+
+@dataclass(slots=True)
+class Weights:
+    """By the names in spec.py. Linear layers can be exchanged for quantized ones; forwards see it at once."""
+
+    tensors: Mapping[str, Tensor]  # all but the linear layers' own
+    linears: dict[str, Linear] = field(default_factory=dict)  # "layers.0.qkv", …
+
+
+class Blocks:
+    """A model's parts, ready to be called."""
+
+    def __init__(self, spec: Spec, weights: Weights, ops: Ops, *, attend: Attend | None = None) -> None:
+        self.spec = spec
+        self.ops = ops
+        self._weights = weights
+        self._attend = attend or self._attend_by_tiles
+        self._norms = {name: self._norm(name) for name in self._norm_names()}
+        tables = weights.tensors
+        self._tables = EmbeddingTables(
+            tables["words"], tables.get("positions"), tables.get("types"), spec.embedding_scale
+        )
+
+    def norm(self, name: str) -> Norm:
+        """ "embedding_norm", "layers.0.attention_norm", …"""
+        return self._norms[name]
+
+    def has(self, name: str) -> bool:
+        """Whether the model has this norm or linear layer."""
+        return name in self._norms or name in self._weights.linears
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether this linear layer takes quantized rows."""
+        return self._weights.linears[name].is_quantized
+
+    def embed(self, inputs: Inputs) -> Tensor:
+        """[T, h], before any norm; [T, E] where a projection to h follows the norm."""
+        return self.ops.embed(inputs, self._tables)
+
+    def linear(self, name: str, rows: Rows) -> Tensor:
+        """The product; plain rows are quantized first where that is what the layer takes."""
+        linear = self._weights.linears[name]
+        return linear(self._as_taken_by(linear, rows))
+
+    def attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
+        """[T, h] of normalised rows [T, h]."""
+        spec = self.spec
+        qkv = self.linear(f"layers.{layer}.qkv", rows)
+        self._rotate(layer, qkv, inputs.positions, num_query=spec.num_heads, num_key=spec.num_kv_heads)
+        query_end = spec.num_heads * spec.head_dim
+        query = qkv[:, :query_end].view(len(qkv), spec.num_heads, spec.head_dim)
+        key, value = self._keys_and_values(qkv[:, query_end:])
+        attended = self._attend(query, key, value, inputs, self._rule(layer))
+        return self.linear(f"layers.{layer}.o", attended.reshape(len(qkv), query_end))
+
+    def pooled_attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
+        """[B, h] of normalised rows [T, h]: what `attention` gives for the pooled tokens, at the price of theirs."""
+        spec = self.spec
+        qkv = self._weights.linears[f"layers.{layer}.qkv"]
+        rows = self._as_taken_by(qkv, rows)
+        query_end = spec.num_heads * spec.head_dim
+        pooled = inputs.pooled
+        query = qkv.part(0, query_end)(rows_at(rows, pooled))
+        key_value = qkv.part(query_end, query_end + 2 * spec.num_kv_heads * spec.head_dim)(rows)
+        self._rotate(layer, query, inputs.positions.index_select(0, pooled), num_query=spec.num_heads, num_key=0)
+        self._rotate(layer, key_value, inputs.positions, num_query=0, num_key=spec.num_kv_heads)
+        key, value = self._keys_and_values(key_value)
+        query = query.view(len(query), spec.num_heads, spec.head_dim)
+        attended = self.ops.attend(query, key, value, inputs.pooled_tiles, self._rule(layer))
+        return self.linear(f"layers.{layer}.o", attended.reshape(len(query), query_end))
+
+    def mlp(self, layer: int, rows: Rows) -> Tensor:
+        """[rows, h] of normalised rows."""
+        up, down = f"layers.{layer}.up", f"layers.{layer}.down"
+        activated = self.ops.activate(
+            self.linear(up, rows),
+            self.spec.activation,
+            is_gated=self.spec.is_gated,
+            is_quantized=self.is_quantized(down),
+        )
+        return self.linear(down, activated)
+
+    def _attend_by_tiles(
+        self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule
+    ) -> Tensor:
+        return self.ops.attend(query, key, value, inputs.tiles, rule)
+
+    def _as_taken_by(self, linear: Linear, rows: Rows) -> Rows:
+        if linear.is_quantized and isinstance(rows, Tensor):
+            return self.ops.quantize(rows)
+        return rows
+
+    def _rotate(self, layer: int, rows: Tensor, positions: Tensor, *, num_query: int, num_key: int) -> None:
+        query_norm = self._norms.get(f"layers.{layer}.query_norm")
+        key_norm = self._norms.get(f"layers.{layer}.key_norm")
+        rope = self._layer(layer).rope
+        if rope is None and query_norm is None and key_norm is None:
+            return
+        angles = None if rope is None else self._weights.tensors[f"rope.{rope}"]
+        heads = Heads(num_query, num_key, self.spec.head_dim, query_norm, key_norm)
+        self.ops.rotate(rows, positions, angles, heads)
+
+    def _keys_and_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Views [T, H, D] of rows [T, 2 H D]."""
+        both = rows.view(len(rows), 2 * self.spec.num_kv_heads, self.spec.head_dim)
+        return both[:, : self.spec.num_kv_heads], both[:, self.spec.num_kv_heads :]
+
+    def _rule(self, layer: int) -> AttentionRule:
+        spec = self.spec
+        bias = self._weights.tensors.get("relative_bias")
+        return AttentionRule(spec.is_causal, spec.scaling, self._layer(layer).window, spec.softcap, bias)
+
+    def _layer(self, layer: int) -> LayerSpec:
+        return self.spec.layers[layer]
+
+    def _norm_names(self) -> list[str]:
+        return [name.removesuffix(".weight") for name in self._weights.tensors if name.endswith("norm.weight")]
+
+    def _norm(self, name: str) -> Norm:
+        tensors = self._weights.tensors
+        is_of_head = name.endswith(("query_norm", "key_norm"))
+        kind = "rms" if is_of_head else self.spec.norm
+        return Norm(kind, tensors[f"{name}.weight"], tensors.get(f"{name}.bias"), self.spec.norm_eps)
+
+
+def rows_at(rows: Rows, index: Tensor) -> Rows:
+    """The rows of these numbers, int32 or int64 [B]."""
+    if isinstance(rows, QuantizedRows):
+        return QuantizedRows(_selected(rows.values, index), rows.scales.index_select(0, index))
+    return rows.index_select(0, index)
+
+
+def _selected(values: Tensor, index: Tensor) -> Tensor:
+    """index_select knows no float8; its bytes are as good."""
+    return values.view(torch.uint8).index_select(0, index).view(values.dtype)
+
+
+def taken(normed: NormedRows) -> Rows:
+    """What a linear layer is to take of them."""
+    if normed.quantized is not None:
+        return normed.quantized
+    assert normed.rows is not None
+    return normed.rows

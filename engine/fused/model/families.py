@@ -1,0 +1,150 @@
+"""The two forwards: norms after what they normalise (BERT and its kin), or before it (Llama and its kin).
+
+Both end in the last hidden states of all tokens, or of the pooled tokens alone: then the last layer computes keys and
+values for all, and everything else for the pooled ones, which gives the same rows for less.
+
+Shapes: T tokens, B sequences, h hidden size.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.fused.model.blocks import Blocks, taken
+from engine.fused.model.ops import NormedRows, Wanted
+from engine.fused.runner.inputs import Inputs
+
+
+class Forward(Protocol):
+    """One model."""
+
+    def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
+        """The last hidden states: [T, h], or [B, h] of `inputs.pooled` where pruned."""
+        ...
+
+
+class BertForward:
+    """x = norm(embeddings); for each layer: x = norm(x + attention(x)), x = norm(x + mlp(x))."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._num_layers = len(blocks.spec.layers)
+
+    def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
+        """See Forward."""
+        normed = self._embed(inputs)
+        for layer in range(self._num_layers):
+            normed = self._layer(layer, normed, inputs, is_pruned=is_pruned and layer == self._num_layers - 1)
+        assert normed.rows is not None
+        return normed.rows
+
+    def _embed(self, inputs: Inputs) -> NormedRows:
+        blocks = self._blocks
+        has_projection = blocks.has("projection")
+        normed = blocks.ops.add_norm(
+            blocks.embed(inputs),
+            None,
+            blocks.norm("embedding_norm"),
+            wanted=Wanted.ROWS if has_projection else self._rows_for("layers.0.qkv"),
+        )
+        if not has_projection:
+            return normed
+        assert normed.rows is not None
+        rows = blocks.linear("projection", normed.rows)
+        return NormedRows(None, rows, None)
+
+    def _layer(self, layer: int, normed: NormedRows, inputs: Inputs, *, is_pruned: bool) -> NormedRows:
+        blocks, name = self._blocks, f"layers.{layer}"
+        residual = normed.rows
+        assert residual is not None
+        if is_pruned:
+            attended = blocks.pooled_attention(layer, taken(normed), inputs)
+            residual = residual.index_select(0, inputs.pooled)
+        else:
+            attended = blocks.attention(layer, taken(normed), inputs)
+        between = blocks.ops.add_norm(
+            attended, residual, blocks.norm(f"{name}.attention_norm"), wanted=self._rows_for(f"{name}.up")
+        )
+        is_last = layer + 1 == self._num_layers
+        return blocks.ops.add_norm(
+            blocks.mlp(layer, taken(between)),
+            between.rows,
+            blocks.norm(f"{name}.mlp_norm"),
+            wanted=Wanted.ROWS if is_last else self._rows_for(f"layers.{layer + 1}.qkv"),
+        )
+
+    def _rows_for(self, linear: str) -> Wanted:
+        """What the next sum adds to, and what this linear layer takes."""
+        return Wanted.ROWS | Wanted.QUANTIZED if self._blocks.is_quantized(linear) else Wanted.ROWS
+
+
+class LlamaForward:
+    """For each layer: x += attention(norm(x)), x += mlp(norm(x)); then norm(x)."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._num_layers = len(blocks.spec.layers)
+
+    def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
+        """See Forward."""
+        normed = self._embed(inputs)
+        for layer in range(self._num_layers - 1):
+            total, delta = self._layer(layer, normed, inputs, is_pruned=False)
+            normed = self._add_norm(
+                delta,
+                total,
+                f"layers.{layer + 1}.attention_norm",
+                f"layers.{layer}.after_mlp_norm",
+                f"layers.{layer + 1}.qkv",
+            )
+        last = self._num_layers - 1
+        total, delta = self._layer(last, normed, inputs, is_pruned=is_pruned)
+        return self._end(delta, total, f"layers.{last}.after_mlp_norm")
+
+    def _embed(self, inputs: Inputs) -> NormedRows:
+        blocks = self._blocks
+        embedded = blocks.embed(inputs)
+        if not blocks.has("embedding_norm"):
+            return self._add_norm(embedded, None, "layers.0.attention_norm", None, "layers.0.qkv")
+        quantized = Wanted.QUANTIZED if blocks.is_quantized("layers.0.qkv") else Wanted(0)
+        normed = blocks.ops.add_norm(embedded, None, blocks.norm("embedding_norm"), wanted=Wanted.ROWS | quantized)
+        return NormedRows(normed.rows, normed.rows, normed.quantized)
+
+    def _layer(self, layer: int, normed: NormedRows, inputs: Inputs, *, is_pruned: bool) -> tuple[Tensor, Tensor]:
+        """The sum so far, and what the MLP adds to it."""
+        blocks, name = self._blocks, f"layers.{layer}"
+        total = normed.total
+        assert total is not None
+        if is_pruned:
+            attended = blocks.pooled_attention(layer, taken(normed), inputs)
+            total = total.index_select(0, inputs.pooled)
+        else:
+            attended = blocks.attention(layer, taken(normed), inputs)
+        between = self._add_norm(attended, total, f"{name}.mlp_norm", f"{name}.after_attention_norm", f"{name}.up")
+        assert between.total is not None
+        return between.total, blocks.mlp(layer, taken(between))
+
+    def _add_norm(
+        self, delta: Tensor, total: Tensor | None, norm: str, delta_norm: str | None, linear: str
+    ) -> NormedRows:
+        """Rows as the linear layer takes them."""
+        blocks = self._blocks
+        return blocks.ops.add_norm(
+            delta,
+            total,
+            blocks.norm(norm),
+            delta_norm=blocks.norm(delta_norm) if delta_norm and blocks.has(delta_norm) else None,
+            wanted=Wanted.TOTAL | (Wanted.QUANTIZED if blocks.is_quantized(linear) else Wanted.ROWS),
+        )
+
+    def _end(self, delta: Tensor, total: Tensor, delta_norm: str) -> Tensor:
+        blocks = self._blocks
+        after = blocks.norm(delta_norm) if blocks.has(delta_norm) else None
+        rows = blocks.ops.add_norm(delta, total, blocks.norm("final_norm"), delta_norm=after, wanted=Wanted.ROWS).rows
+        assert rows is not None
+        return rows
+
+
+def forward_of(blocks: Blocks) -> Forward:
+    """By the model's family."""
+    return BertForward(blocks) if blocks.spec.family == "bert" else LlamaForward(blocks)

@@ -1,0 +1,134 @@
+"""What the families' forwards are made of, beside products of matrices. Two implementations: `reference` in plain
+torch, the meaning of each; `kernels` in Triton, the speed.
+
+Shapes: T rows, h numbers a row. Arithmetic is float32 inside each op; what comes out has the dtype of what went in,
+unless it says otherwise. Every op works row by row (attention: tile by tile), so a row that holds NaN spoils no other.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.fused.runner.inputs import Inputs, Tiles
+
+MAX_HEAD_DIM = 256  # numbers a head; what kernels can take
+MAX_WIDTH = 16_384  # numbers of a row that is normalised; likewise
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """Rows in float8_e4m3fn; row i is values[i] * scales[i], with the largest magnitude of a row at 448."""
+
+    values: Tensor  # float8_e4m3fn [T, h]
+    scales: Tensor  # float32 [T, 1]; 1 for a row of zeros
+
+
+Rows = Tensor | QuantizedRows
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A layer norm or RMS norm."""
+
+    kind: str  # "layer" or "rms"
+    weight: Tensor  # float32 [h]
+    bias: Tensor | None  # float32 [h]; None for "rms", and for some of the others
+    eps: float
+
+
+class Wanted(enum.Flag):
+    """What `add_norm` is to give; what nobody reads need not be written."""
+
+    TOTAL = enum.auto()  # residual + delta, before the norm
+    ROWS = enum.auto()  # normalised
+    QUANTIZED = enum.auto()  # the same, quantized out of float32
+
+
+@dataclass(frozen=True, slots=True)
+class NormedRows:
+    """What was wanted; None for the rest."""
+
+    total: Tensor | None  # [T, h]
+    rows: Tensor | None  # [T, h]
+    quantized: QuantizedRows | None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTables:
+    """Rows that are looked up and added."""
+
+    words: Tensor  # [V, h]
+    positions: Tensor | None  # [P, h]
+    types: Tensor | None  # [K, h]
+    scale: float  # of words
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How the numbers of a row of queries and keys are shared out; what follows them in the row is left alone."""
+
+    num_query_heads: int
+    num_key_heads: int
+    head_dim: int  # D
+    query_norm: Norm | None  # of each head's D numbers
+    key_norm: Norm | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """How the tokens of one sequence see each other."""
+
+    is_causal: bool
+    scaling: float
+    window: int | None = None  # a token sees those fewer than this many tokens away
+    softcap: float | None = None
+    relative_bias: Tensor | None = None  # float32 [N, 2 R + 1], see engine.fused.model.spec
+
+
+class Ops(Protocol):
+    """See the module's docstring. Kernels never synchronise with the host, so all can be captured in a graph."""
+
+    def embed(self, inputs: Inputs, tables: EmbeddingTables) -> Tensor:
+        """[T, h] in the dtype of the tables: words * scale + positions + types (row 0 where inputs has none)."""
+        ...
+
+    def add_norm(
+        self,
+        delta: Tensor,  # [T, h]
+        residual: Tensor | None,  # [T, h]; None = 0
+        norm: Norm,
+        *,
+        delta_norm: Norm | None = None,  # of delta, before it is added (Gemma's norms after attention and MLP)
+        wanted: Wanted = Wanted.TOTAL | Wanted.ROWS,
+    ) -> NormedRows:
+        """The sum and its norm. Sums are rounded to the dtype of delta before they are normalised. A total that is
+        delta itself is no copy."""
+        ...
+
+    def rotate(self, rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads) -> None:
+        """In place, on rows [T, >= (query heads + key heads) * D]: norms of heads, then rotation.
+
+        angles: float32 [P, rotated], rotated <= D: cosines of rotated / 2 angles, then their sines. Of a head's first
+        `rotated` numbers, number i and i + rotated / 2 are a pair, turned by angle i (the order of rotate_half in
+        transformers). None = no rotation.
+        """
+        ...
+
+    def activate(self, rows: Tensor, activation: str, *, is_gated: bool, is_quantized: bool) -> Rows:
+        """[T, I] of [T, I], or of [T, 2 I] where gated: activation(first half) * second half."""
+        ...
+
+    def quantize(self, rows: Tensor) -> QuantizedRows:
+        """Each row by a scale of its own."""
+        ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule) -> Tensor:
+        """[Q, N, D] of query [Q, N, D], key and value [T, H, D], N a multiple of H; strided views are fine, with
+        adjacent numbers of a head. Rows that no tile covers hold anything."""
+        ...
+
+    def pool(self, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """float32 [B, h]: the mean of each sequence's rows; 0 of an empty one."""
+        ...

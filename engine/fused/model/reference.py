@@ -1,0 +1,150 @@
+"""What each op means, in plain torch on any device; slow, and the oracle that the kernels are held against."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.fused.model.ops import (
+    AttentionRule,
+    EmbeddingTables,
+    Heads,
+    Norm,
+    NormedRows,
+    QuantizedRows,
+    Rows,
+    Wanted,
+)
+from engine.fused.runner.inputs import Inputs, Tiles
+
+_MAX_FP8 = 448.0  # the largest float8_e4m3fn
+
+
+class ReferenceOps:
+    """See engine.fused.model.ops.Ops."""
+
+    def embed(self, inputs: Inputs, tables: EmbeddingTables) -> Tensor:
+        """See Ops."""
+        total = tables.words[inputs.token_ids.long()].float() * tables.scale
+        if tables.positions is not None:
+            total += tables.positions[inputs.positions.long()].float()
+        if tables.types is not None:
+            types = inputs.token_type_ids
+            total += tables.types[0 if types is None else types.long()].float()
+        return total.to(tables.words.dtype)
+
+    def add_norm(
+        self,
+        delta: Tensor,
+        residual: Tensor | None,
+        norm: Norm,
+        *,
+        delta_norm: Norm | None = None,
+        wanted: Wanted = Wanted.TOTAL | Wanted.ROWS,
+    ) -> NormedRows:
+        """See Ops."""
+        total = delta.float() if delta_norm is None else _normalise(delta.float(), delta_norm)
+        if residual is not None:
+            total = total + residual.float()
+        total = total.to(delta.dtype)
+        normed = _normalise(total.float(), norm)
+        return NormedRows(
+            total if Wanted.TOTAL in wanted else None,
+            normed.to(delta.dtype) if Wanted.ROWS in wanted else None,
+            self.quantize(normed) if Wanted.QUANTIZED in wanted else None,
+        )
+
+    def rotate(self, rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads) -> None:
+        """See Ops."""
+        num_query, num_key, dim = heads.num_query_heads, heads.num_key_heads, heads.head_dim
+        view = rows[:, : (num_query + num_key) * dim].view(len(rows), num_query + num_key, dim)
+        for part, norm in ((view[:, :num_query], heads.query_norm), (view[:, num_query:], heads.key_norm)):
+            values = part.float()
+            if norm is not None:
+                values = _normalise(values, norm)
+            if angles is not None:
+                values = _rotated(values, angles[positions.long()])
+            part.copy_(values)
+
+    def activate(self, rows: Tensor, activation: str, *, is_gated: bool, is_quantized: bool) -> Rows:
+        """See Ops."""
+        values = rows.float()
+        first, second = values.chunk(2, dim=1) if is_gated else (values, None)
+        activated = _activated(first, activation)
+        if second is not None:
+            activated = activated * second
+        return self.quantize(activated) if is_quantized else activated.to(rows.dtype)
+
+    def quantize(self, rows: Tensor) -> QuantizedRows:
+        """See Ops."""
+        values = rows.float()
+        scales = values.abs().amax(dim=1, keepdim=True) / _MAX_FP8
+        scales = torch.where(scales == 0, 1.0, scales)
+        scaled = (values / scales).clamp(-_MAX_FP8, _MAX_FP8)
+        return QuantizedRows(scaled.to(torch.float8_e4m3fn), scales)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule) -> Tensor:
+        """See Ops."""
+        rows = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        for first, num_queries, position, first_key, num_keys in tiles.table.tolist():
+            if num_queries:
+                queries = slice(first, first + num_queries)
+                keys = slice(first_key, first_key + num_keys)
+                rows[queries] = _attended(query[queries], key[keys], value[keys], position, rule)
+        return rows
+
+    def pool(self, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """See Ops."""
+        sequences = [
+            rows[start:end].double() for start, end in torch.stack((cu_seqlens[:-1], cu_seqlens[1:]), 1).tolist()
+        ]
+        return torch.stack([sequence.sum(dim=0) / max(1, len(sequence)) for sequence in sequences]).float()
+
+
+def _normalise(rows: Tensor, norm: Norm) -> Tensor:
+    """float32 [..., h] of the same."""
+    if norm.kind == "layer":
+        return functional.layer_norm(rows, rows.shape[-1:], norm.weight, norm.bias, norm.eps)
+    assert norm.kind == "rms", norm.kind
+    return functional.rms_norm(rows, rows.shape[-1:], norm.weight, norm.eps)
+
+
+def _rotated(values: Tensor, angles: Tensor) -> Tensor:
+    """[T, heads, D] by angles [T, rotated]."""
+    cosines, sines = angles[:, None].chunk(2, dim=-1)
+    half = cosines.shape[-1]
+    first, second, rest = values[..., :half], values[..., half : 2 * half], values[..., 2 * half :]
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines, rest), dim=-1)
+
+
+def _activated(rows: Tensor, activation: str) -> Tensor:
+    match activation:
+        case "silu":
+            return functional.silu(rows)
+        case "gelu":
+            return functional.gelu(rows)
+        case "gelu_tanh":
+            return functional.gelu(rows, approximate="tanh")
+        case "relu":
+            return functional.relu(rows)
+    raise AssertionError(activation)
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor, position: int, rule: AttentionRule) -> Tensor:
+    """[Q, N, D] of query [Q, N, D], key and value [K, H, D]; `position` is the first query's."""
+    groups = query.shape[1] // key.shape[1]
+    keys, values = (part.float().repeat_interleave(groups, dim=1) for part in (key, value))
+    scores = torch.einsum("qnd,knd->nqk", query.float(), keys) * rule.scaling
+    distance = (
+        torch.arange(len(key), device=key.device)
+        - torch.arange(position, position + len(query), device=key.device)[:, None]
+    )
+    if rule.softcap is not None:
+        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    if rule.relative_bias is not None:
+        reach = rule.relative_bias.shape[1] // 2
+        scores = scores + rule.relative_bias[:, distance.clamp(-reach, reach) + reach]
+    visible = torch.ones_like(distance, dtype=torch.bool) if rule.window is None else distance.abs() < rule.window
+    if rule.is_causal:
+        visible &= distance <= 0
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+    return torch.einsum("nqk,knd->qnd", weights, values).to(query.dtype)

@@ -1,0 +1,160 @@
+"""The quality gate: layers are quantized only as far as a model's rows stay what they were. Knows no model, no tensors.
+
+Rows of fixed texts are computed with everything plain, then with everything quantized. Where these are too far off,
+each layer is tried alone on a few of the texts, which says how sensitive it is; that gives an order in which layers go
+back (precision.py), and a binary search finds how few of them must. It takes it that the more layers are
+plain the nearer the rows are, which need not hold to the last digit; what it ends with has been measured all the same.
+So a model costs two computations of all texts where all is well, and about ten where it is not.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from engine.fused.quantization.fidelity import SAME, Fidelity, Rows, fidelity
+from engine.fused.quantization.precision import by_layer, steps_back
+from engine.selftest.sample_ids import Sequences
+from engine.types import ModelError
+
+MIN_MEDIAN = 0.998
+MIN_P1 = 0.995
+_NUM_PROBES = 16  # texts on which each layer is tried alone
+_MAX_NAMES = 4  # listed in a note
+
+# Pooled rows of these sequences, as the model gives them where just these linear layers are quantized.
+Compute = Callable[[Sequences, frozenset[str]], Rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a gate found; fits into JSON."""
+
+    scheme: str
+    num_texts: int
+    quantized: tuple[str, ...]  # names of the linear layers that are to be
+    reverted: tuple[str, ...]  # those that could be, and are to stay plain
+    fidelity: Fidelity  # as they are to be
+    fidelity_of_all: Fidelity  # with nothing reverted
+    passed: bool  # something is quantized, and meets both limits
+    is_enforced: bool  # False = it was measured, and nothing follows from it
+    num_evaluations: int  # computations of all texts with something quantized
+
+    @property
+    def note(self) -> str:
+        """A line for the log and for /info."""
+        num_layers = len(self.quantized) + len(self.reverted)
+        measured = f"{self.fidelity.text}, against the plain model on {self.num_texts} texts"
+        if not self.is_enforced:
+            verdict = "would pass" if self.passed else "would not pass"
+            return f"{self.scheme} in {num_layers} linear layers, not gated ({verdict}): {measured}"
+        if not self.quantized:
+            return (
+                f"{self.scheme} was given up, no linear layer stands it: {self.fidelity_of_all.text} with all of them"
+            )
+        if not self.reverted:
+            return f"{self.scheme} in all {num_layers} linear layers: {measured}"
+        little = "; little is left of what it gains" if 2 * len(self.quantized) < num_layers else ""
+        return (
+            f"{self.scheme} in {len(self.quantized)} of {num_layers} linear layers: {measured}; "
+            f"plain again: {_listed(self.reverted)}{little}"
+        )
+
+    def encode(self) -> dict[str, Any]:
+        """For a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def decode(cls, encoded: dict[str, Any]) -> Self:
+        """Raises TypeError or KeyError where that is another version's."""
+        names = {key: tuple(encoded[key]) for key in ("quantized", "reverted")}
+        found = {key: Fidelity(**encoded[key]) for key in ("fidelity", "fidelity_of_all")}
+        return cls(**{**encoded, **names, **found})
+
+
+def check(
+    compute: Compute, names: Sequence[str], sequences: Sequences, *, scheme: str, is_enforced: bool = True
+) -> Outcome:
+    """Which of these linear layers may be quantized, at least one. The model is left as `compute` last left it.
+
+    Raises ModelError where the plain model's rows are not finite.
+    """
+    assert names
+    gate = _Gate(compute, sequences)
+    of_all = gate.evaluate(frozenset(names))
+    found, reverted = of_all, frozenset[str]()
+    if is_enforced and not passes(of_all):
+        found, reverted = gate.revert(names)
+    quantized = tuple(name for name in names if name not in reverted)
+    return Outcome(
+        scheme=scheme,
+        num_texts=len(sequences),
+        quantized=quantized,
+        reverted=tuple(name for name in names if name in reverted),
+        fidelity=found,
+        fidelity_of_all=of_all,
+        passed=bool(quantized) and passes(found),
+        is_enforced=is_enforced,
+        num_evaluations=gate.num_evaluations,
+    )
+
+
+def passes(found: Fidelity) -> bool:
+    """Whether rows are near enough."""
+    return found.median >= MIN_MEDIAN and found.p1 >= MIN_P1
+
+
+class _Gate:
+    """One model and its texts."""
+
+    def __init__(self, compute: Compute, sequences: Sequences) -> None:
+        self._compute = compute
+        self._sequences = sequences
+        self._reference = compute(sequences, frozenset())
+        if not np.isfinite(self._reference).all():
+            raise ModelError(
+                "the model gives rows that are not finite before anything is quantized; "
+                "--engine transformers --dtype float32 --quantization none may serve it"
+            )
+        self.num_evaluations = 0
+
+    def evaluate(self, quantized: frozenset[str]) -> Fidelity:
+        """On all texts."""
+        self.num_evaluations += 1
+        return fidelity(self._compute(self._sequences, quantized), self._reference)
+
+    def revert(self, names: Sequence[str]) -> tuple[Fidelity, frozenset[str]]:
+        """As few steps back as pass, and what passed."""
+        alone = self._each_layer_alone(names)
+        bad = frozenset(layer for layer, found in alone.items() if not passes(found))
+        steps = steps_back(names, {layer: 1 - found.median for layer, found in alone.items()}, bad)
+        fewest, enough = 1, len(steps)  # all steps back leave the plain model, which need not be measured
+        found = SAME
+        while fewest < enough:
+            middle = (fewest + enough) // 2
+            tried = self.evaluate(frozenset(names) - _joined(steps[:middle]))
+            if passes(tried):
+                enough, found = middle, tried
+            else:
+                fewest = middle + 1
+        return found, _joined(steps[:enough])
+
+    def _each_layer_alone(self, names: Sequence[str]) -> dict[str, Fidelity]:
+        """By layer, on a few texts."""
+        probes = np.unique(np.linspace(0, len(self._sequences) - 1, _NUM_PROBES).round().astype(int))
+        sequences, reference = [self._sequences[probe] for probe in probes], self._reference[probes]
+        return {
+            layer: fidelity(self._compute(sequences, frozenset(own)), reference)
+            for layer, own in by_layer(names).items()
+        }
+
+
+def _joined(steps: Sequence[tuple[str, ...]]) -> frozenset[str]:
+    return frozenset(name for step in steps for name in step)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,58 @@
+"""What quantization costs a model on a device: it is loaded as for serving, and what the gate found is told. Serves
+nothing, and neither takes a quantized model from the cache nor leaves one there."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.fused import kernel_cache, loading
+from engine.fused.choices import Choices
+from engine.fused.engine import Phases
+from engine.fused.quantization import gate_texts, precision
+from engine.fused.quantization.gate import MIN_MEDIAN, MIN_P1, Outcome
+
+_REASON = "it is to be verified"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """Of one model on one device."""
+
+    outcome: Outcome
+    num_tokens: int  # of the gate's texts
+    min_median: float  # what the gate asks of cosines
+    min_p1: float
+    dtype: str  # of what stays plain, and of what all was held against
+    gpu: str | None  # as its driver calls it; None = a CPU
+    with_auto: str  # a line: what --quantization auto makes of this model on this device
+
+
+def verify(name: str, options: dict[str, Any]) -> Verified:
+    """See engine.fused.engine.load for the options; what they have for "quantization" quantizes, or can't be had.
+
+    Raises ModelError where the model can't be loaded so.
+    """
+    if options["cache_dir"]:
+        kernel_cache.use(Path(options["cache_dir"]), os.environ)
+    loaded = loading.load(Phases(), name=name, reason=_REASON, options={**options, "cache_dir": None})
+    loaded.engine.close()
+    chosen, outcome = loaded.model.chosen, loaded.outcome
+    assert outcome is not None
+    return Verified(
+        outcome=outcome,
+        num_tokens=sum(map(len, gate_texts.sequences(chosen.folder))),
+        min_median=MIN_MEDIAN,
+        min_p1=MIN_P1,
+        dtype=str(chosen.dtype).removeprefix("torch."),
+        gpu=_gpu(chosen),
+        with_auto=precision.decide(
+            "auto", capability=chosen.capability, num_linear_parameters=loaded.model.spec.num_linear_parameters
+        ).reason,
+    )
+
+
+def _gpu(chosen: Choices) -> str | None:
+    return None if chosen.capability is None else torch.cuda.get_device_name(chosen.device)

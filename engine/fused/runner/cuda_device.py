@@ -1,0 +1,172 @@
+"""A CUDA GPU as a device: one stream computes, another copies rows out, the host waits for nothing but finished rows.
+
+Everything that touches the block on the device is in the order of the computing stream, so one such block serves all
+slots: the next batch's copy into it comes after the last kernel that reads this one's. Shapes that are worth it are
+recorded as CUDA graphs once they come again, after the batch itself has been computed call by call, which also loads
+and compiles whatever recording can't. All graphs share one pool of buffers, and write their rows into one tensor
+outside of it. Rows to be copied out are tensors of their own, kept by their slot until they have been copied.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.fused.runner.device import Compute, NumRows
+from engine.fused.runner.graphs import Graph, Graphs
+from engine.fused.runner.packing import layout
+from engine.fused.runner.shape import Shape
+from engine.types import OutputKind
+
+_MAX_GRAPHS = 160  # more than the shapes of usual work; each takes some MB
+_GRAPHS_SHARE = 0.04  # of this process's part of the GPU's memory
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSizes:
+    """What is allocated once."""
+
+    block_size: int  # numbers in the largest packed block
+    num_slots: int
+    max_num_seqs: int
+    row_size: int  # numbers in a pooled row
+    max_graph_tokens: int  # beyond it launching kernels hides behind computing them, and no graph is recorded
+    memory_share: float = 1.0  # of the GPU's memory: what this process may take
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    rows: dict[OutputKind, Tensor]  # on the device
+    landed: dict[OutputKind, Tensor]  # the same in pinned memory, once `copied` has happened
+
+
+class CudaDevice:
+    """See engine.fused.runner.device.Device."""
+
+    def __init__(self, compute: Compute, device: torch.device, sizes: DeviceSizes) -> None:
+        self._device = device
+        self._use_device()
+        slots = range(sizes.num_slots)
+        self._compute = compute
+        self._max_graph_tokens = sizes.max_graph_tokens
+        self._computing = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._host_blocks = [torch.zeros(sizes.block_size, dtype=torch.int32, pin_memory=True) for _ in slots]
+        self._block = torch.zeros(sizes.block_size, dtype=torch.int32, device=device)
+        self._pooled = torch.empty((sizes.max_num_seqs, sizes.row_size), device=device)  # float32; graphs write here
+        self._computed = [torch.cuda.Event() for _ in slots]  # type: ignore[no-untyped-call]
+        self._copied = [torch.cuda.Event() for _ in slots]  # type: ignore[no-untyped-call]
+        self._started: dict[int, _Started] = {}  # by slot
+        self._pool = torch.cuda.graph_pool_handle()
+        _, total_memory = torch.cuda.mem_get_info(device)
+        self._graphs = Graphs(
+            self._record,
+            settle=self._computing.synchronize,
+            max_num=_MAX_GRAPHS,
+            max_bytes=int(_GRAPHS_SHARE * sizes.memory_share * total_memory),
+        )
+        torch.cuda.synchronize(device)  # what was allocated here was filled by another stream
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """Where batches are computed, in the order in which they were started."""
+        return self._computing
+
+    def block(self, slot: int) -> NDArray[np.int32]:
+        """See Device."""
+        block: NDArray[np.int32] = self._host_blocks[slot].numpy()
+        return block
+
+    @torch.inference_mode()
+    def start(self, slot: int, shape: Shape, num_rows: NumRows) -> None:
+        """See Device."""
+        self._use_device()
+        with torch.cuda.stream(self._computing):
+            size = layout(shape).size
+            self._block[:size].copy_(self._host_blocks[slot][:size], non_blocking=True)
+            rows = self._run(shape, num_rows)
+            self._computed[slot].record(self._computing)
+        with torch.cuda.stream(self._copying):
+            self._copying.wait_event(self._computed[slot])
+            landed = {kind: _landed(part) for kind, part in rows.items()}
+            self._copied[slot].record(self._copying)
+        self._started[slot] = _Started(rows, landed)
+        if self._is_worth_a_graph(shape):
+            self._graphs.met(shape)
+
+    def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
+        """See Device."""
+        self._use_device()
+        self._copied[slot].synchronize()  # lets other threads run meanwhile
+        landed = self._started.pop(slot).landed
+        return {kind: rows.float().numpy() for kind, rows in landed.items()}
+
+    def settle(self) -> None:
+        """See Device."""
+        self._use_device()
+        self._computing.synchronize()
+        torch.cuda.empty_cache()
+
+    def _use_device(self) -> None:
+        """Of this thread: a new one's is the first GPU, and whatever it asks of CUDA would take memory there."""
+        torch.cuda.set_device(self._device)
+
+    def _run(self, shape: Shape, num_rows: NumRows) -> dict[OutputKind, Tensor]:
+        """Rows that nothing overwrites."""
+        graph = self._graphs.find(shape)
+        if graph is None:
+            rows = self._compute(self._block, shape)
+            return {kind: rows[kind][:number] for kind, number in num_rows.items()}
+        graph.replay()
+        return {OutputKind.POOLED: self._pooled[: num_rows[OutputKind.POOLED]].clone()}
+
+    def _is_worth_a_graph(self, shape: Shape) -> bool:
+        return shape.outputs == OutputKind.POOLED and shape.num_tokens <= self._max_graph_tokens
+
+    def _record(self, shape: Shape) -> Graph:
+        def work() -> None:
+            rows = self._compute(self._block, shape)[OutputKind.POOLED]
+            self._pooled[: len(rows)].copy_(rows)
+
+        try:
+            with torch.cuda.stream(self._computing):  # put right again where recording fails
+                return recorded(work, self._pool, self._computing)
+        except RuntimeError:
+            self._pool = torch.cuda.graph_pool_handle()  # the old one may be of no more use to new graphs
+            raise
+
+
+def recorded(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> Graph:
+    """Record what `work` launches. Raises RuntimeError, torch.OutOfMemoryError among them.
+
+    Waits for the device, so a shape costs its first batch some milliseconds.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # "relaxed": other threads wait for events and free pinned memory meanwhile, and cuDNN may load a kernel.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
+            before = _memory_outside_torch()
+            work()
+    except RuntimeError:
+        # Before torch 2.12 the allocator is not told that a recording is over which CUDA has called invalid
+        # (https://github.com/pytorch/pytorch/pull/180395); from then on there is nothing to end.
+        with contextlib.suppress(RuntimeError, AttributeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        raise
+    return Graph(graph.replay, max(0, _memory_outside_torch() - before))
+
+
+def _memory_outside_torch() -> int:
+    """Bytes in use on the current GPU that torch's allocator does not know of, graphs among them."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
+def _landed(rows: Tensor) -> Tensor:
+    """A copy in pinned memory, begun on the current stream. torch keeps such memory and gives it out again."""
+    return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)

@@ -1,0 +1,63 @@
+"""A batch's way to the device and back, slot by slot: shape, packing, rows. Knows no tickets, no threads, no model."""
+
+from collections.abc import Callable
+
+from engine.failures import engine_error
+from engine.fused.runner.device import Device
+from engine.fused.runner.packing import Packer
+from engine.fused.runner.shape import ALL_OUTPUTS, Shapes
+from engine.types import Batch, EngineError, EngineErrorKind, OutputKind, Results, Rows
+
+
+class Runner:
+    """`start` is called by one thread, `finish` by another; see engine.fused.runner.device.Device."""
+
+    def __init__(self, device: Device, packer: Packer, shapes: Shapes) -> None:
+        self._device = device
+        self._packer = packer
+        self._shapes = shapes
+        self._started: dict[int, Batch] = {}  # by slot
+
+    def start(self, slot: int, batch: Batch) -> None:
+        """Begin to compute; does not wait. Raises EngineError; the slot can be used again then."""
+        error = _error_of(lambda: self._start(slot, batch))
+        if error is not None:
+            raise self._settled(error)
+
+    def finish(self, slot: int) -> Results:
+        """Wait for the batch that was started in this slot. Raises EngineError."""
+        results: Results = {}
+        error = _error_of(lambda: results.update(self._finish(slot)))
+        if error is not None:
+            raise error
+        return results
+
+    def _start(self, slot: int, batch: Batch) -> None:
+        assert batch.outputs in ALL_OUTPUTS, batch.outputs
+        shape = self._shapes.of(batch)
+        self._packer.write(self._device.block(slot), batch, shape)
+        num_rows = {kind: batch.num_tokens if kind is OutputKind.TOKENS else batch.num_seqs for kind in batch.outputs}
+        self._device.start(slot, shape, num_rows)
+        self._started[slot] = batch
+
+    def _finish(self, slot: int) -> Results:
+        batch = self._started.pop(slot)
+        rows = self._device.finish(slot)
+        return {
+            kind: Rows(values, batch.cu_seqlens if kind is OutputKind.TOKENS else None) for kind, values in rows.items()
+        }
+
+    def _settled(self, error: EngineError) -> EngineError:
+        """What is to be said in the end, with the device ready for the next batch where there can be one."""
+        if error.kind is EngineErrorKind.FATAL:
+            return error
+        return _error_of(self._device.settle) or error
+
+
+def _error_of(work: Callable[[], None]) -> EngineError | None:
+    """In our words. The exception itself is let go: it would hold on to the batch's tensors, which are large."""
+    try:
+        work()
+    except Exception as error:
+        return engine_error(error)
+    return None

@@ -1,0 +1,234 @@
+"""From `--devices` to the devices that a model's engines run on, and what a GPU is good for. Asks no driver.
+
+`GENERATIONS` is the one place that says which GPU computes in what.
+"""
+
+from dataclasses import dataclass
+
+from engine.machine.cuda_driver import Cuda, Gpu
+from engine.types import ModelError
+
+AUTO = "auto"
+CPU = "cpu"
+CUDA = "cuda"
+_FAKE = "fake"  # computes nothing, so any name is as good
+_CPU_ENGINES = frozenset(("openvino", "onnxruntime"))
+_FUSED = "fused"
+TENSORRT_LLM = "tensorrt-llm"  # has nothing for CPUs, not even for checks
+_BFLOAT16_ENGINES = frozenset((AUTO, _FUSED, TENSORRT_LLM))  # the others also compute in what older GPUs have
+_DTYPES_OF_FUSED = {CPU: ("auto", "float32", "bfloat16"), CUDA: ("auto", "bfloat16", "float16")}
+
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """GPUs of this compute capability, and above it up to the next generation's."""
+
+    capability: Capability
+    name: str
+    examples: str
+    has_bfloat16: bool
+    has_fp8: bool  # products of float8_e4m3fn matrices with a scale for each row
+
+
+GENERATIONS = (
+    Generation((7, 0), "Volta", "V100", has_bfloat16=False, has_fp8=False),
+    Generation((7, 5), "Turing", "T4, RTX 20", has_bfloat16=False, has_fp8=False),
+    Generation((8, 0), "Ampere", "A100, A30", has_bfloat16=True, has_fp8=False),
+    Generation((8, 6), "Ampere", "A10, A40, RTX 30", has_bfloat16=True, has_fp8=False),
+    Generation((8, 9), "Ada", "L4, L40S, RTX 40", has_bfloat16=True, has_fp8=True),
+    Generation((9, 0), "Hopper", "H100, H200", has_bfloat16=True, has_fp8=True),
+    Generation((10, 0), "Blackwell", "B200", has_bfloat16=True, has_fp8=True),
+    Generation((10, 3), "Blackwell", "B300", has_bfloat16=True, has_fp8=True),
+    Generation((12, 0), "Blackwell", "RTX PRO 6000, RTX 50", has_bfloat16=True, has_fp8=True),
+)
+_BFLOAT16_FROM: Capability = min(one.capability for one in GENERATIONS if one.has_bfloat16)
+_FP8_FROM: Capability = min(one.capability for one in GENERATIONS if one.has_fp8)
+
+
+def has_bfloat16(capability: Capability) -> bool:
+    """Whether a GPU of this compute capability multiplies matrices of bfloat16."""
+    return capability >= _BFLOAT16_FROM
+
+
+def has_fp8(capability: Capability) -> bool:
+    """Whether a GPU of this compute capability multiplies matrices of float8_e4m3fn."""
+    return capability >= _FP8_FROM
+
+
+def dtype_of_auto(capability: Capability | None) -> str:
+    """What `--dtype auto` is on a GPU of this compute capability, or on the CPU (None).
+
+    float16 is left to those who ask for it: some models' numbers are too large for it. CPUs without arithmetic for
+    bfloat16 are 6 to 10 times slower in it.
+    """
+    return "bfloat16" if capability is not None and has_bfloat16(capability) else "float32"
+
+
+def check_dtype_of_fused(dtype: str, kind: str) -> None:
+    """Raises ModelError where the fused engine does not compute in it on the CPU, or on a GPU."""
+    dtypes = _DTYPES_OF_FUSED[kind]
+    if dtype not in dtypes:
+        place = "a CPU" if kind == CPU else "a GPU"
+        raise ModelError(
+            f"--dtype {dtype} is not for the fused engine on {place}, which has {', '.join(dtypes)}; "
+            f"--engine transformers computes in it"
+        )
+
+
+def kind_of(device: str) -> str:
+    """ "cpu" or "cuda"; of a fake engine's device, whatever it begins with."""
+    return device.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Where a model is computed."""
+
+    names: tuple[str, ...]  # one engine process each: "cpu", "cuda:0", …
+    reason: str  # why these
+    gpus: tuple[Gpu, ...] = ()  # the same, where they are GPUs
+
+    @property
+    def kind(self) -> str:
+        """Of all of them."""
+        return kind_of(self.names[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What devices are to be good for, as it was asked for."""
+
+    engine: str
+    dtype: str
+    quantization: str
+
+    @property
+    def is_for_a_cpu(self) -> bool:
+        """Only CPUs' engines do this."""
+        return self.engine in _CPU_ENGINES or self.quantization == "int8"
+
+    @property
+    def is_for_a_gpu(self) -> bool:
+        """On a CPU this is for checks alone, and has to be asked for."""
+        return self.engine in (_FUSED, TENSORRT_LLM) or self.quantization == "fp8"
+
+
+def needs_driver(asked: str, work: Work) -> bool:
+    """Whether `choose` looks at the GPUs at all; the driver takes its time to say which there are."""
+    if work.engine == _FAKE or (asked == AUTO and work.is_for_a_cpu):
+        return False
+    return any(name != CPU for name in _names(asked))
+
+
+def choose(asked: str, work: Work, cuda: Cuda) -> Devices:
+    """`asked` is "auto", "cpu", "cuda" (all GPUs), "cuda:1", or several of them separated by commas.
+
+    Raises ModelError with one line where a device is not there or not good for this.
+    """
+    names = _names(asked)
+    if asked == AUTO:
+        return _auto(work, cuda)
+    if work.engine == _FAKE:
+        return Devices(names, f"--devices {asked}")
+    if set(names) == {CPU}:
+        if work.engine == TENSORRT_LLM:
+            raise ModelError("--engine tensorrt-llm is for NVIDIA GPUs alone; --engine auto serves on a CPU")
+        _check_dtype(work, CPU)
+        return Devices(names, f"--devices {asked}")
+    gpus = tuple(gpu for name in names for gpu in _gpus(name, cuda, instead=_on_the_cpu(work)))
+    for gpu in gpus:
+        _check(gpu, work)
+    return Devices(tuple(gpu.device for gpu in gpus), f"--devices {asked}: {'; '.join(map(str, gpus))}", gpus)
+
+
+def _names(asked: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in asked.split(","))
+
+
+def _auto(work: Work, cuda: Cuda) -> Devices:
+    """The first GPU that is good for this, else the CPU."""
+    why = f"--devices {AUTO}"
+    if work.engine == _FAKE:
+        return Devices((CPU,), f"{why}: the fake engine uses no device")
+    if work.is_for_a_cpu:
+        return Devices((CPU,), f"{why}: what is asked for is for a CPU")
+    reasons = [_why_not(gpu, work, needs_bfloat16=True) for gpu in cuda.gpus]
+    for gpu, reason in zip(cuda.gpus, reasons, strict=True):
+        if not reason:
+            _check_dtype(work, CUDA)
+            return Devices((gpu.device,), f"{why}: {gpu}", (gpu,))
+    why_none = "; ".join(reasons) or cuda.why_none
+    if work.is_for_a_gpu:
+        newest = max(cuda.gpus, key=lambda gpu: gpu.capability, default=None)
+        raise ModelError(
+            f"{why}: no GPU for --engine {work.engine} --quantization {work.quantization}: {why_none}"
+            f"{_on_the_cpu(work) if newest is None else _instead(newest, work)}"
+        )
+    return Devices((CPU,), f"{why}: {why_none}")
+
+
+def _gpus(name: str, cuda: Cuda, *, instead: str) -> tuple[Gpu, ...]:
+    """Those of one name among several. `instead` is said where there is no GPU at all."""
+    kind, separator, index = name.partition(":")
+    if name in (CPU, AUTO):
+        raise ModelError(f"--devices: {name} goes with no other device; a model's engines must give the same rows")
+    if kind != CUDA or (separator and not (index.isascii() and index.isdecimal())):
+        raise ModelError("--devices takes auto, cpu, cuda, or GPUs by number such as cuda:0,cuda:1")
+    if not cuda.gpus:
+        raise ModelError(f"--devices {name}: {cuda.why_none}{instead}")
+    if not separator:
+        return cuda.gpus
+    if int(index) >= len(cuda.gpus):
+        raise ModelError(f"--devices {name}: there is no such GPU, only {', '.join(gpu.device for gpu in cuda.gpus)}")
+    return (cuda.gpus[int(index)],)
+
+
+def _check(gpu: Gpu, work: Work) -> None:
+    if work.engine in _CPU_ENGINES:
+        raise ModelError(f"--devices {gpu.device}: --engine {work.engine} is for a CPU; fused and transformers are not")
+    if work.quantization == "int8":
+        raise ModelError(f"--devices {gpu.device}: --quantization int8 is for a CPU; fp8 is for GPUs that have it")
+    reason = _why_not(gpu, work, needs_bfloat16=work.engine in _BFLOAT16_ENGINES or work.dtype == "bfloat16")
+    if reason:
+        raise ModelError(f"--devices: {reason}{_instead(gpu, work)}")
+    _check_dtype(work, CUDA)
+
+
+def _check_dtype(work: Work, kind: str) -> None:
+    """Of what only the fused engine does; auto finds another for other types."""
+    if work.is_for_a_gpu and work.engine in (AUTO, _FUSED):
+        check_dtype_of_fused(work.dtype, kind)
+
+
+def _why_not(gpu: Gpu, work: Work, *, needs_bfloat16: bool) -> str:
+    """Why a GPU is not good for this, "" where it is."""
+    if needs_bfloat16 and not has_bfloat16(gpu.capability):
+        return f"{gpu} has no bfloat16, which begins at {_dotted(_BFLOAT16_FROM)}"
+    if work.quantization == "fp8" and not has_fp8(gpu.capability):
+        return f"{gpu} has no FP8, which begins at {_dotted(_FP8_FROM)}"
+    return ""
+
+
+def _instead(gpu: Gpu, work: Work) -> str:
+    """What this GPU is good for."""
+    if has_bfloat16(gpu.capability):
+        return "; --quantization none computes in bfloat16 there"
+    plain = " --quantization none" if work.quantization == "fp8" else ""
+    return f"; --engine transformers{plain} with --dtype float32 or float16 runs there (--devices {gpu.device})"
+
+
+def _on_the_cpu(work: Work) -> str:
+    """What does without a GPU."""
+    gpus = "; docker run --gpus all gives a container those that there are"
+    if work.engine == TENSORRT_LLM:  # in its image there is nothing for a CPU
+        return f"{gpus}; the cpu image serves most models without, as --devices cpu --engine auto does elsewhere"
+    engine = " --engine auto" if work.engine == _FUSED else ""
+    plain = " --quantization none" if work.quantization == "fp8" else ""
+    slow = "; --engine fused --devices cpu is slow, for checks" if work.is_for_a_gpu else ""
+    return f"{gpus}; --devices cpu{engine}{plain} serves most models, by openvino or transformers{slow}"
+
+
+def _dotted(capability: Capability) -> str:
+    return ".".join(map(str, capability))

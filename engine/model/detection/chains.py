@@ -1,0 +1,115 @@
+"""Which of the chains that sentence-transformers 6 and PyLate save a folder's modules.json is.
+
+Knows the modules' kinds and order; what each says of itself is read by those who use it.
+"""
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from engine.model.detection.routes import refusal, routed
+from engine.model.json_files import Json, object_in, read_optional
+from engine.model.modules import Module, read_entries
+from engine.types import ModelError
+
+_AFTER_POOLING = frozenset(("Dense", "LayerNorm", "Normalize", "Dropout"))
+_AFTER_TOKENS = frozenset(("Dense", "MultiVectorMask", "Normalize", "Dropout"))
+_TRANSFORMERS = ("Transformer", "MLMTransformer")
+_LATE_MODELS = ("ColBERT", "MultiVectorEncoder")
+_SUPPORTED = (
+    "supported are a Transformer with a Pooling and then any of Dense, LayerNorm, Normalize, Dropout; with a "
+    "SpladePooling, with a LogitScore, or alone in a CrossEncoder; a StaticEmbedding; and ColBERT's"
+)
+
+
+class Chain(enum.StrEnum):
+    """What the modules are for."""
+
+    EMBED = "embed"  # Transformer, Pooling, …
+    STATIC = "static"  # StaticEmbedding, …
+    SPARSE = "sparse"  # Transformer or MLMTransformer, SpladePooling
+    LATE = "late"  # Transformer, Dense of each token, …
+    SCORES = "scores"  # Transformer alone: …ForSequenceClassification
+    ANSWER = "answer"  # Transformer, LogitScore: a generative reranker
+
+
+@dataclass(frozen=True, slots=True)
+class Chained:
+    """What modules.json comes to."""
+
+    chain: Chain | None = None  # None = there is no modules.json
+    modules: tuple[Module, ...] = ()  # of a Router, those of its documents
+    query_table: PurePosixPath | None = None  # where the weights of queries are, within the folder; None = no such
+
+    @property
+    def transformer_folder(self) -> PurePosixPath:
+        """Within the folder, which it is itself but for a Router's."""
+        is_transformer = bool(self.modules) and self.modules[0].kind in _TRANSFORMERS
+        return self.modules[0].path if is_transformer else PurePosixPath()
+
+
+def read_chain(folder: Path) -> Chained:
+    """Raises ModelError where the chain is not one of these."""
+    if not (folder / "modules.json").is_file():
+        return Chained()
+    entries = read_entries(folder)
+    found = routed(folder, entries)
+    modules, kinds = found.modules, [module.kind for module in found.modules]
+    chain = _chain(kinds, model_kind(folder))
+    if found.has_routes:
+        served = (Chain.SPARSE,) if found.query_table else (Chain.EMBED, Chain.SPARSE, Chain.STATIC)
+        if chain not in served:
+            raise refusal(folder, entries)
+        return Chained(chain, modules, found.query_table)
+    if chain is None:
+        raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}; {_SUPPORTED}")
+    # "." is how PurePosixPath has the folder itself
+    if chain is not Chain.STATIC and modules[0].path.parts:
+        raise ModelError(
+            f"modules.json has the Transformer in {str(modules[0].path)!r}, not in the folder itself, as older "
+            "versions of sentence-transformers saved it; load and save the model with a newer one"
+        )
+    return Chained(chain, modules)
+
+
+def model_kind(folder: Path) -> str:
+    """What class of sentence-transformers' the folder is for. Raises ModelError for one that is not known."""
+    kind = read_optional(folder / "config_sentence_transformers.json").get("model_type", "SentenceTransformer")
+    if kind not in ("SentenceTransformer", "SparseEncoder", "CrossEncoder", *_LATE_MODELS):
+        raise ModelError(f"config_sentence_transformers.json describes a {kind}, which is not supported")
+    return str(kind)
+
+
+def _chain(kinds: list[str], model: str) -> Chain | None:
+    first, rest = kinds[:1], kinds[1:]
+    if first == ["StaticEmbedding"] and _AFTER_POOLING.issuperset(rest):
+        return Chain.STATIC
+    if not first or first[0] not in _TRANSFORMERS:
+        return None
+    if rest[:1] == ["Pooling"] and _AFTER_POOLING.issuperset(rest[1:]) and first == ["Transformer"]:
+        return Chain.EMBED if model == "SentenceTransformer" else None
+    if rest == ["SpladePooling"]:
+        return Chain.SPARSE
+    if model in _LATE_MODELS and _AFTER_TOKENS.issuperset(rest):
+        return Chain.LATE
+    if model == "CrossEncoder":
+        return {(): Chain.SCORES, ("LogitScore",): Chain.ANSWER}.get(tuple(rest))
+    return None
+
+
+def transformer_refusal(chain: Chain | None, config: Json, *, is_masked_lm: bool) -> str:
+    """Why the Transformer module does not do what the chain needs, "" where it does. `config`: the module's own."""
+    task, output = {
+        Chain.SPARSE: ("fill-mask", "logits"),
+        Chain.SCORES: ("sequence-classification", "logits"),
+        Chain.ANSWER: ("text-generation", "logits"),
+    }.get(chain or Chain.EMBED, ("feature-extraction", "last_hidden_state"))
+    default = "fill-mask" if is_masked_lm else task if chain is Chain.SCORES else "feature-extraction"
+    if config.get("transformer_task", default) != task:
+        return f"the Transformer module is not for {task}, which the modules after it need"
+    modalities = object_in(config, "modality_config")
+    if not modalities or (chain is Chain.ANSWER and "text" not in modalities):
+        return ""
+    if modalities.get("text") != {"method": "forward", "method_output_name": output}:
+        return "the Transformer module does not turn plain text into what the modules after it need"
+    return ""

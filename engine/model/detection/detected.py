@@ -1,0 +1,51 @@
+"""What detection finds, and the inputs that all its rules share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.model.detection.chains import Chain
+from engine.model.json_files import Json
+from engine.model.sentence_files import SentenceFiles
+from engine.model.tasks import Activation, Head, LateInteraction, PairTemplate, Task, TokenTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """A task that a model's files make it fit for."""
+
+    task: Task
+    source: str  # the file or flag that says so
+    heads: tuple[Head, ...] = ()
+    activation: Activation = Activation.IDENTITY
+    template: PairTemplate | None = None
+    late: LateInteraction | None = None
+    query_table: TokenTable | None = None
+    prompts: dict[str, str] | None = None  # None = as the model's files have them
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What the rules read."""
+
+    folder: Path
+    config: Json  # config.json, with the text model's part of it on top
+    sentence: SentenceFiles
+    needs_weights: bool  # whether the headers of the weights are to be looked at
+    known_classes: frozenset[str] = frozenset()  # see engine.model.model_folder.read
+
+    @property
+    def backbone_folder(self) -> Path:
+        """Where the transformer and the tokenizer are: `folder` itself but for a Router's and static embeddings."""
+        return self.folder / self.sentence.tokenizer_folder
+
+    @property
+    def architecture(self) -> str:
+        """The class name in config.json, "" where there is none."""
+        names = self.config.get("architectures") or [""]
+        return str(names[0]) if isinstance(names, list) else ""
+
+    @property
+    def chain(self) -> Chain | None:
+        """Which one modules.json has."""
+        return self.sentence.chain

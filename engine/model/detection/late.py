@@ -1,0 +1,165 @@
+"""Late-interaction models: PyLate's, sentence-transformers' MultiVectorEncoder, and Stanford's ColBERT.
+
+What they do with queries and documents is in three places by who saved them: at the top of
+config_sentence_transformers.json (PyLate), in the Transformer module's and the MultiVectorMask's files
+(sentence-transformers), or in artifact.metadata (Stanford).
+"""
+
+import string
+from collections.abc import Iterator
+from typing import Any
+
+from engine.model.arrays import weights_files
+from engine.model.detection.chains import Chain
+from engine.model.detection.detected import Detected, Files
+from engine.model.detection.present import check_weights
+from engine.model.detection.side_heads import shapes_in
+from engine.model.detection.vocabulary import Vocabulary
+from engine.model.json_files import Json, number_in, object_in, read_optional
+from engine.model.modules import TOKEN_ROWS, read_steps
+from engine.model.sentence_files import CONFIG, read_prompts
+from engine.model.steps import Dense, Normalize, output_size
+from engine.model.tasks import LateInteraction, Task, TokenVectors
+from engine.model.weights import weight_files
+from engine.types import ModelError
+
+_STANFORD = "HF_ColBERT"
+_STANFORD_FILE = "artifact.metadata"
+_STANFORD_LAYER = "linear.weight"
+_QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180  # tokens, where a file of PyLate's or Stanford's is silent
+
+
+def late_interaction(files: Files) -> Iterator[Detected]:
+    """None or one. Raises ModelError for what can't be served."""
+    if files.chain is Chain.LATE:
+        config = read_optional(files.folder / CONFIG)
+        yield _of_pylate(files, config) if config.get("model_type") == "ColBERT" else _of_modules(files, config)
+    elif files.chain is None and _STANFORD in (files.config.get("architectures") or ()):
+        yield _of_stanford(files)
+
+
+def _of_pylate(files: Files, config: Json) -> Detected:
+    vocabulary = Vocabulary(files.folder)
+    markers = {
+        "query": str(config.get("query_prefix", "[Q] ") or ""),
+        "document": str(config.get("document_prefix", "[D] ") or ""),
+    }
+    ids = {role: _marker_id(vocabulary, marker) for role, marker in markers.items()}
+    prompts = read_prompts(files.folder).by_name
+    for role, marker in markers.items():  # one that is no token is words before the text
+        text = prompts.get(role, "").removeprefix(marker)
+        prompts |= {role: text if ids[role] is not None else marker + text}
+    expands = config.get("do_query_expansion") is not False
+    words = config.get("skiplist_words")
+    late = LateInteraction(
+        query_marker_id=ids["query"],
+        document_marker_id=ids["document"],
+        query_length=number_in(config, "query_length") or _QUERY_LENGTH,
+        expansion_id=_expansion_id(vocabulary, None) if expands else None,
+        attends_to_expansion=expands and bool(config.get("attend_to_expansion_tokens")),
+        document_length=number_in(config, "document_length") or _DOCUMENT_LENGTH,
+        skipped_ids=_ids(vocabulary, string.punctuation if words is None else words),
+    )
+    prompts = {name: prompt for name, prompt in prompts.items() if prompt or name not in markers}
+    return _detected(files, late, prompts=prompts, normalizes=True)
+
+
+def _of_modules(files: Files, config: Json) -> Detected:
+    vocabulary = Vocabulary(files.folder)
+    prompts = read_prompts(files.folder).by_name
+    ids = {role: _marker_id(vocabulary, prompts.get(role, "")) for role in ("query", "document")}
+    told = {**config, **files.sentence.transformer}
+    expansion = object_in(told, "query_expansion")
+    if expansion and expansion.get("strategy") != "fixed":
+        raise ModelError("query_expansion in the Transformer module has a strategy that is not supported; fixed is")
+    mask = next((module for module in files.sentence.modules if module.kind == "MultiVectorMask"), None)
+    skipping = read_optional(files.folder / mask.path / "config.json") if mask else {}
+    if skipping.get("keep_only_token_ids") or skipping.get("skiplist_tasks", ["document"]) != ["document"]:
+        raise ModelError("the MultiVectorMask module leaves out more than words of documents, which is not supported")
+    late = LateInteraction(
+        query_marker_id=ids["query"],
+        document_marker_id=ids["document"],
+        query_length=number_in(expansion, "length") or number_in(told, "query_length"),
+        expansion_id=_expansion_id(vocabulary, expansion.get("token")) if expansion else None,
+        attends_to_expansion=bool(expansion.get("attend")),
+        document_length=number_in(told, "document_length"),
+        skipped_ids=_ids(vocabulary, skipping.get("skiplist_words") or ()),
+    )
+    prompts = {name: prompt for name, prompt in prompts.items() if ids.get(name) is None}
+    return _detected(files, late, prompts=prompts, normalizes=False)
+
+
+def _of_stanford(files: Files) -> Detected:
+    vocabulary, told = Vocabulary(files.folder), read_optional(files.folder / _STANFORD_FILE)
+    late = LateInteraction(
+        query_marker_id=vocabulary.needed(str(told.get("query_token_id") or "[unused0]")),
+        document_marker_id=vocabulary.needed(str(told.get("doc_token_id") or "[unused1]")),
+        query_length=number_in(told, "query_maxlen") or _QUERY_LENGTH,
+        expansion_id=_expansion_id(vocabulary, None),
+        attends_to_expansion=bool(told.get("attend_to_mask_tokens")),
+        document_length=number_in(told, "doc_maxlen"),
+        skipped_ids=_ids(vocabulary, string.punctuation if told.get("mask_punctuation", True) else ()),
+    )
+    step = _stanford_step(files, told)
+    return Detected(
+        task=Task.LATE_INTERACTION,
+        source=f"config.json: {_STANFORD}",
+        heads=(TokenVectors(steps=(step,), dimensions=step.out_features),),
+        late=late,
+    )
+
+
+def _stanford_step(files: Files, told: Json) -> Dense:
+    """The layer that lies among the model's own weights."""
+    hidden_size = number_in(files.config, "hidden_size", "dim") or 0
+    file = "model.safetensors"
+    shape: tuple[int, ...] = (number_in(told, "dim") or 0, hidden_size)
+    if files.needs_weights:
+        found = {each.name: shapes_in(each).get(_STANFORD_LAYER) for each in weight_files(files.folder)}
+        file, shape = next(((name, each) for name, each in found.items() if each), ("", ()))
+    if len(shape) != 2 or shape[1] != hidden_size or not shape[0]:
+        raise ModelError(f"the weights have no {_STANFORD_LAYER!r} for rows of {hidden_size} numbers")
+    return Dense(folder=file, in_features=hidden_size, out_features=shape[0], has_bias=False, activation="Identity")
+
+
+def _detected(files: Files, late: LateInteraction, *, prompts: dict[str, str], normalizes: bool) -> Detected:
+    steps = read_steps(files.folder, files.sentence.modules[1:], row=TOKEN_ROWS)
+    is_last = bool(steps) and isinstance(steps[-1], Normalize)
+    steps = steps[:-1] if is_last else steps
+    for file in weights_files(files.folder, steps) if files.needs_weights else ():
+        check_weights(file.parent)
+    hidden_size = number_in(files.config, "hidden_size", "dim", "n_embd", "d_model") or 0
+    head = TokenVectors(steps=steps, dimensions=output_size(steps, hidden_size), normalize=normalizes or is_last)
+    return Detected(
+        task=Task.LATE_INTERACTION,
+        source=f"modules.json and {CONFIG}",
+        heads=(head,),
+        late=late,
+        prompts=prompts,
+    )
+
+
+def _marker_id(vocabulary: Vocabulary, marker: str) -> int | None:
+    """PyLate saves "[Q] " as one token, others the word alone."""
+    for text in (marker, marker.strip()):
+        if text and (found := vocabulary.id_of(text)) is not None:
+            return found
+    return None
+
+
+def _expansion_id(vocabulary: Vocabulary, token: Any) -> int:
+    if token is not None:
+        return vocabulary.needed(str(token))
+    found = vocabulary.special("mask_token")
+    found = vocabulary.special("eos_token") if found is None else found
+    if found is None:
+        raise ModelError("tokenizer.json has no mask token, with which queries are filled up")
+    return found
+
+
+def _ids(vocabulary: Vocabulary, words: Any) -> tuple[int, ...]:
+    """Of those words that are single tokens."""
+    if not isinstance(words, str | list | tuple):
+        raise ModelError("skiplist_words in the model's files is not a list")
+    found = {vocabulary.id_of(str(word)) for word in words}
+    return tuple(sorted(each for each in found if each is not None))

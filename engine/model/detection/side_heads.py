@@ -1,0 +1,83 @@
+"""bge-m3's heads in files beside the model: sparse weights and token vectors from the rows that give its embeddings."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.model.detection.detected import Detected, Files
+from engine.model.detection.vocabulary import Vocabulary
+from engine.model.json_files import number_in
+from engine.model.steps import Dense
+from engine.model.tasks import TOKEN_WEIGHTS_FILE, LateInteraction, Task, TokenVectors, TokenWeights
+from engine.model.weights import header_of
+from engine.types import ModelError
+
+SPARSE, VECTORS = TOKEN_WEIGHTS_FILE, "colbert_linear.safetensors"
+_PICKLED = ("sparse_linear.pt", "colbert_linear.pt")
+_ARCHITECTURE = "xlm-roberta"
+_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # which never have a weight
+
+
+def side_heads(files: Files) -> Iterator[Detected]:
+    """None or one. Raises ModelError for a file that holds something else."""
+    folder = files.folder
+    if files.config.get("model_type") != _ARCHITECTURE:
+        return
+    there = [name for name in (SPARSE, VECTORS) if (folder / name).is_file()]
+    if not there:
+        if any((folder / name).is_file() for name in _PICKLED):
+            yield Detected(task=Task.EMBED, source="no head that can be read", notes=(_not_read(folder),))
+        return
+    hidden_size = number_in(files.config, "hidden_size") or 0
+    sparse = (_token_weights(folder, hidden_size),) if SPARSE in there else ()
+    vectors = (_token_vectors(folder, hidden_size),) if VECTORS in there else ()
+    yield Detected(
+        task=Task.EMBED,
+        source=f"{' and '.join(there)} beside the model",
+        heads=(*sparse, *vectors),
+        late=LateInteraction(skips_first=True) if vectors else None,
+    )
+
+
+def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in a safetensors file. Raises ModelError."""
+    try:
+        return {name: tuple(map(int, tensor["shape"])) for name, tensor in header_of(file).tensors.items()}
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
+        raise ModelError(f"{file} is not a safetensors file") from error
+
+
+def _not_read(folder: Path) -> str:
+    found = " and ".join(name for name in _PICKLED if (folder / name).is_file())
+    return (
+        f"{found} can run code and so is not read: dense rows alone; "
+        f"embedline convert {shlex.quote(str(folder))} OUT makes files of them that are"
+    )
+
+
+def _token_weights(folder: Path, hidden_size: int) -> TokenWeights:
+    shapes = shapes_in(folder / SPARSE)
+    _check(folder / SPARSE, shapes, out_features=1, in_features=hidden_size)
+    vocabulary = Vocabulary(folder)
+    unused = {vocabulary.special(name) for name in _UNUSED}
+    return TokenWeights(unused_ids=tuple(sorted(each for each in unused if each is not None)))
+
+
+def _token_vectors(folder: Path, hidden_size: int) -> TokenVectors:
+    shapes = shapes_in(folder / VECTORS)
+    out_features = (shapes.get("weight") or (0,))[0]
+    _check(folder / VECTORS, shapes, out_features=out_features, in_features=hidden_size)
+    step = Dense(
+        folder=VECTORS,
+        in_features=hidden_size,
+        out_features=out_features,
+        has_bias="bias" in shapes,
+        activation="Identity",
+    )
+    return TokenVectors(steps=(step,), dimensions=out_features)
+
+
+def _check(file: Path, shapes: dict[str, tuple[int, ...]], *, out_features: int, in_features: int) -> None:
+    wanted = (out_features, in_features)
+    if not out_features or shapes.get("weight") != wanted or shapes.get("bias", wanted[:1]) != wanted[:1]:
+        raise ModelError(f"{file} does not hold the weight and bias of a layer for rows of {in_features} numbers")

@@ -1,0 +1,87 @@
+"""Ids of tokens by their text, out of tokenizer.json and the files beside it, without the tokenizers library."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.model.json_files import Json, object_in, read_optional
+from engine.types import ModelError
+
+# how the families of tokenizers call them where tokenizer_config.json is silent
+_USUAL = {
+    "bos_token": ("<s>", "<bos>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "eos_token": ("</s>", "<eos>"),
+    "mask_token": ("[MASK]", "<mask>"),
+    "pad_token": ("[PAD]", "<pad>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "unk_token": ("[UNK]", "<unk>"),
+}
+
+
+class Vocabulary:
+    """Of one folder; read once, which takes up to a few tenths of a second where it is large."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ModelError where there is no tokenizer.json, or it is not what it should be."""
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError(f"{folder} has no tokenizer.json; save the model with a fast tokenizer")
+        tokenizer = read_optional(folder / "tokenizer.json")
+        self._config = {
+            **read_optional(folder / "special_tokens_map.json"),
+            **read_optional(folder / "tokenizer_config.json"),
+        }
+        try:
+            self._ids = _ids(tokenizer, object_in(self._config, "added_tokens_decoder"))
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ModelError("tokenizer.json has a vocabulary of a form that is not known") from error
+
+    def id_of(self, token: str) -> int | None:
+        """None where the text is not a single token."""
+        found = self._ids.get(token)
+        return found if type(found) is int and found >= 0 else None  # the file is whatever somebody wrote
+
+    def needed(self, token: str) -> int:
+        """Raises ModelError where there is no such token."""
+        found = self.id_of(token)
+        if found is None:
+            raise ModelError(f"tokenizer.json has no token {token!r}, which the model needs")
+        return found
+
+    def special(self, name: str) -> int | None:
+        """The id of "mask_token" and the like."""
+        token = self._config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        named = (text,) if isinstance(text, str) else _USUAL[name]
+        return next((found for each in named if (found := self.id_of(each)) is not None), None)
+
+
+def surrounding_ids(folder: Path) -> list[int]:
+    """Of the tokens that the folder's tokenizer puts around every text, in no order."""
+    return list(_around(object_in(read_optional(folder / "tokenizer.json"), "post_processor")))
+
+
+def _ids(tokenizer: Json, listed: Json) -> dict[str, int]:
+    """Those of the model, then those added to it, which outrank them."""
+    vocab = object_in(tokenizer, "model").get("vocab") or {}
+    if isinstance(vocab, list):  # Unigram: pieces with their scores
+        vocab = {piece: index for index, (piece, _) in enumerate(vocab)}
+    added = {token["content"]: int(token["id"]) for token in tokenizer.get("added_tokens") or ()}
+    named = {token["content"]: int(index) for index, token in listed.items()}
+    return {**vocab, **named, **added}
+
+
+def _around(processor: Json) -> Iterator[int]:
+    """Of a post-processor, which may be several in a row."""
+    for part in processor.get("processors") or ():
+        if isinstance(part, dict):
+            yield from _around(part)
+    named = processor.get("special_tokens")  # of a template: name -> {"ids": [...]}
+    for token in named.values() if isinstance(named, dict) else ():
+        yield from _numbers(token.get("ids") if isinstance(token, dict) else ())
+    for name in ("cls", "sep"):  # of BERT's and RoBERTa's: [text, id]
+        yield from _numbers(processor.get(name))
+
+
+def _numbers(values: Any) -> Iterator[int]:
+    yield from (value for value in (values if isinstance(values, list) else ()) if type(value) is int)

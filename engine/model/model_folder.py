@@ -1,0 +1,220 @@
+"""What a model folder's JSON files say about the model, read before torch or transformers are imported.
+
+Knows nothing of the weights but the names of their files and what their headers say of heads. What the model is for is
+found by engine.detection.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.model.detection.backbone import Backbone, read_backbone
+from engine.model.detection.chains import Chain, read_chain
+from engine.model.detection.detected import Detected, Files
+from engine.model.detection.present import check_links
+from engine.model.detection.rules import SPLADE, detect
+from engine.model.json_files import Json, object_in, read_optional
+from engine.model.sentence_files import read_modules, read_notes, read_prompts
+from engine.model.steps import Step, output_size
+from engine.model.tasks import (
+    Activation,
+    AnswerScore,
+    Head,
+    LateInteraction,
+    PairTemplate,
+    SequenceScores,
+    Task,
+    TokenScores,
+    TokenTable,
+    TokenVectors,
+    TokenWeights,
+    VocabularyWeights,
+)
+from engine.types import ModelError, OutputKind
+
+AUTO = "auto"  # of --task
+_SPARSE_WIDTH = 2  # numbers in a row: see OutputKind.SPARSE
+
+_OUTPUTS: dict[type[Head], OutputKind] = {
+    SequenceScores: OutputKind.LOGITS,
+    AnswerScore: OutputKind.LOGITS,
+    TokenScores: OutputKind.TOKEN_LOGITS,
+    VocabularyWeights: OutputKind.SPARSE,
+    TokenWeights: OutputKind.SPARSE,
+    TokenVectors: OutputKind.MULTI_VECTOR,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A model folder as far as its JSON files tell."""
+
+    path: Path
+    architecture: str  # model_type of config.json
+    architectures: tuple[str, ...]  # class names in config.json, for information
+    hidden_size: int
+    vocab_size: int
+    max_seqlen: int  # tokens, special ones included
+    max_seqlen_source: str  # the file or flag that says so
+    padding_idx: int | None  # positions are numbered from padding_idx + 1 (RoBERTa and its kin); None = from 0
+    do_lower_case: bool  # lower-case the text before tokenizing, whatever the tokenizer does itself
+    poolings: tuple[str, ...]  # "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last"; joined in order
+    pooling_source: str  # the file or flag that says so
+    steps: tuple[Step, ...]  # what is done with the pooled row
+    normalize: bool  # and in the end a Normalize module
+    prompts: dict[str, str]  # by name, to be put before a text
+    default_prompt_name: str | None  # a key of prompts
+    include_prompt: bool  # False = a prompt's tokens are left out of the pooling
+    notes: tuple[str, ...] = ()  # what was decided and why, a line each
+    task: Task = Task.EMBED
+    task_source: str = "no head"  # the file or flag that says so
+    heads: tuple[Head, ...] = ()  # beside or instead of the pooling
+    activation: Activation = Activation.IDENTITY  # what makes scores of raw ones
+    template: PairTemplate | None = None  # of a generative reranker
+    late: LateInteraction | None = None  # of a model that gives rows for it
+    query_table: TokenTable | None = None  # of a sparse model whose queries are looked up
+    is_static: bool = False  # a row for each token of the vocabulary and no more: for the static engine
+    tokenizer_folder: str = ""  # where tokenizer.json is, within path; "" = in itself
+
+    @property
+    def outputs(self) -> OutputKind:
+        """What the model can give."""
+        found = OutputKind.POOLED | OutputKind.TOKENS if self.task is Task.EMBED else OutputKind(0)
+        for head in self.heads:
+            found |= _OUTPUTS[type(head)]
+        return found
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of what is scored, in the order of the scores."""
+        scored = [head.labels for head in self.heads if isinstance(head, SequenceScores | TokenScores)]
+        return scored[0] if scored else ()
+
+    @property
+    def pooling(self) -> str:
+        """For people: joined ones with a + between them."""
+        return "+".join(self.poolings)
+
+    @property
+    def dimensions(self) -> int:
+        """Of the row that is handed out; of a model that gives none for a text, of its own output's rows."""
+        if OutputKind.POOLED in self.outputs:
+            return output_size(self.steps, self.hidden_size * len(self.poolings))
+        vectors = [head.dimensions for head in self.heads if isinstance(head, TokenVectors)]
+        if vectors:
+            return vectors[0]
+        return _SPARSE_WIDTH if OutputKind.SPARSE in self.outputs else max(len(self.labels), 1)
+
+    @property
+    def hides_tokens(self) -> bool:
+        """Whether batches come with tokens that the others are not to see."""
+        late = self.late
+        return late is not None and late.expansion_id is not None and not late.attends_to_expansion
+
+    @property
+    def weights_folder(self) -> Path:
+        """Where model.safetensors is."""
+        return self.path / self.tokenizer_folder
+
+    @property
+    def default_instruction(self) -> str | None:
+        """Of a generative reranker; None = it takes none."""
+        return self.template.instruction if self.template else None
+
+    @property
+    def default_prompt(self) -> str:
+        """What goes before each text where nobody names a prompt; mostly empty."""
+        return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
+
+
+def read(
+    path: Path | str,
+    *,
+    pooling: str | None = None,
+    task: str | None = None,
+    needs_weights: bool = True,
+    known_classes: frozenset[str] = frozenset(),
+) -> ModelFolder:
+    """Read a folder; `pooling` (cls, mean, last-token, splade) and `task` (of Task, or auto) overrule its files.
+
+    known_classes: of reward models, which bring code for a class that the engine asked for has too; each gives a score.
+
+    Raises ModelError with one line where the model can't be served.
+    """
+    folder = Path(path)
+    wanted = None if task in (None, AUTO) else Task(task)
+    config = _config(folder)
+    sentence = read_modules(folder, config, pooling=None if pooling == SPLADE else pooling)
+    files = Files(
+        folder=folder, config=config, sentence=sentence, needs_weights=needs_weights, known_classes=known_classes
+    )
+    backbone = read_backbone(files)
+    output_size(sentence.steps, backbone.hidden_size * len(sentence.poolings))  # raises where they do not fit
+    return _described(files, backbone, detect(files, wanted=wanted, is_splade=pooling == SPLADE))
+
+
+def _config(folder: Path) -> Json:
+    """config.json, with the text model's part of it on top."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder")
+    check_links(folder)
+    if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
+        raise ModelError(f"{folder} has no config.json, so it is not a model folder")
+    if (folder / "adapter_config.json").is_file():
+        raise ModelError(f"{folder} holds an adapter (adapter_config.json); merge it into its model to serve it")
+    config = read_optional(folder / read_chain(folder).transformer_folder / "config.json")
+    if config.get("is_encoder_decoder"):
+        raise ModelError("config.json describes an encoder-decoder model, which is not supported")
+    config = {**object_in(config, "text_config"), **config}
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError("architectures in config.json is not a list of names")
+    return config
+
+
+def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder:
+    sentence, prompts = files.sentence, read_prompts(files.folder)
+    by_name = prompts.by_name if found.prompts is None else found.prompts
+    # A template has its default in it; a marker of queries or documents is no prompt.
+    has_default = found.template is None and prompts.default_name in by_name
+    return ModelFolder(
+        path=files.folder,
+        architecture=backbone.architecture,
+        architectures=tuple(files.config.get("architectures") or ()),
+        hidden_size=backbone.hidden_size,
+        vocab_size=backbone.vocab_size,
+        max_seqlen=backbone.max_seqlen,
+        max_seqlen_source=backbone.max_seqlen_source,
+        padding_idx=backbone.padding_idx,
+        do_lower_case=sentence.do_lower_case,
+        poolings=sentence.poolings,
+        pooling_source=sentence.pooling_source,
+        steps=sentence.steps,
+        normalize=sentence.normalize,
+        prompts=by_name,
+        default_prompt_name=prompts.default_name if has_default else None,
+        include_prompt=sentence.include_prompt,
+        notes=(
+            *_without(sentence.note, backbone.notes, found),
+            *_steps_note(sentence.steps),
+            *found.notes,
+            *read_notes(files.folder),
+        ),
+        task=found.task,
+        task_source=found.source,
+        heads=found.heads,
+        activation=found.activation,
+        template=found.template,
+        late=found.late,
+        query_table=found.query_table,
+        is_static=files.chain is Chain.STATIC,
+        tokenizer_folder=sentence.tokenizer_folder,
+    )
+
+
+def _without(of_pooling: str, notes: tuple[str, ...], found: Detected) -> tuple[str, ...]:
+    """What was assumed of the pooling is of no interest where there is none."""
+    return notes if found.task is Task.EMBED else tuple(note for note in notes if note != of_pooling)
+
+
+def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:
+    return (f"after the pooling: {', then '.join(map(str, steps))}",) if steps else ()

@@ -1,0 +1,156 @@
+"""What sentence-transformers' own files in a model folder say: length, prompts, and the modules in one.
+
+Read as sentence-transformers 6 reads them. Knows nothing of architectures and weights; which chain of modules it is
+says engine.model.detection.chains, what a module is told engine.model.modules.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from engine.model.detection.chains import Chain, model_kind, read_chain, transformer_refusal
+from engine.model.json_files import Json, number_in, object_in, read_optional
+from engine.model.modules import Module, known_pooling, read_pooling, read_steps
+from engine.model.steps import Normalize, Step
+from engine.types import ModelError
+
+CONFIG = "config_sentence_transformers.json"
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+_FLAG = "--pooling"
+_MODEL2VEC = "model2vec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceFiles:
+    """What is done with the text before the transformer and with the token rows after it."""
+
+    poolings: tuple[str, ...]  # "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last"; joined in order
+    pooling_source: str  # the file or flag that says so
+    chain: Chain | None = None  # None = there is no modules.json
+    modules: tuple[Module, ...] = ()  # of modules.json
+    transformer: Json  # what the Transformer module is told, {} as often as not
+    steps: tuple[Step, ...] = ()  # after the pooling
+    normalize: bool = False  # scaled to length 1 in the end
+    include_prompt: bool = True
+    do_lower_case: bool = False
+    max_seqlen: int | None = None  # tokens; None = not said
+    max_seqlen_source: str = ""  # the file that says so
+    query_table: str = ""  # the folder of the weights of queries, where these go no other way; "" = no such
+    note: str = ""  # what was assumed, if anything was
+
+    @property
+    def tokenizer_folder(self) -> str:
+        """Where tokenizer.json is, within the folder; "" = in itself."""
+        return str(self.modules[0].path) if self.modules and self.modules[0].path.parts else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What may be put before a text."""
+
+    by_name: dict[str, str]
+    default_name: str | None  # a key of them
+
+
+def read_modules(folder: Path, config: Json, *, pooling: str | None) -> SentenceFiles:
+    """modules.json and what it names; `config` is config.json; `pooling` (cls, mean, last-token) overrules the files.
+
+    Raises ModelError where a module is not supported.
+    """
+    chosen = known_pooling(pooling, _FLAG) if pooling else None
+    found = read_chain(folder)
+    chain, modules = found.chain, found.modules
+    if chain is None:
+        return _without_modules(folder, config, chosen)
+    transformer_file, transformer = _transformer_config(folder / found.transformer_folder)
+    if refusal := transformer_refusal(chain, transformer, is_masked_lm=modules[0].kind == "MLMTransformer"):
+        raise ModelError(refusal)
+    poolings, source, include_prompt = _pooling(folder, config, chain, modules)
+    steps = read_steps(folder, modules) if chain in (Chain.EMBED, Chain.STATIC) else ()
+    normalize = bool(steps) and isinstance(steps[-1], Normalize)
+    return SentenceFiles(
+        poolings=(chosen,) if chosen else poolings,
+        pooling_source=_FLAG if chosen else source,
+        chain=chain,
+        modules=modules,
+        transformer=transformer,
+        steps=steps[:-1] if normalize else steps,
+        normalize=normalize,
+        include_prompt=include_prompt,
+        do_lower_case=bool(transformer.get("do_lower_case")),
+        max_seqlen=number_in(_processor(transformer), "model_max_length") or number_in(transformer, "max_seq_length"),
+        max_seqlen_source=transformer_file,
+        query_table=str(found.query_table) if found.query_table else "",
+    )
+
+
+def read_prompts(folder: Path) -> Prompts:
+    """The prompts by name and the name of the default one. Raises ModelError."""
+    config = read_optional(folder / CONFIG)
+    model_kind(folder)
+    prompts = {name: str(prompt) for name, prompt in object_in(config, "prompts").items() if prompt is not None}
+    default = config.get("default_prompt_name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise ModelError(f"default_prompt_name {default!r} is not among the model's prompts")
+    return Prompts(prompts, default)
+
+
+def read_notes(folder: Path) -> tuple[str, ...]:
+    """What CONFIG says of comparing and cutting rows, which is the client's business."""
+    config = read_optional(folder / CONFIG)
+    similarity, cut = config.get("similarity_fn_name"), config.get("truncate_dim")
+    return (
+        *((f"its rows are made to be compared by {similarity} (similarity_fn_name)",) if similarity else ()),
+        *((f"truncate_dim is {cut}: rows are given whole unless a request says dimensions",) if cut else ()),
+    )
+
+
+def _pooling(
+    folder: Path, config: Json, chain: Chain, modules: tuple[Module, ...]
+) -> tuple[tuple[str, ...], str, bool]:
+    """The poolings, who says so, and whether a prompt's tokens count."""
+    if chain is Chain.EMBED:
+        poolings, include_prompt = read_pooling(folder, modules[1])
+        return poolings, str(modules[1].path / "config.json"), include_prompt
+    if chain is Chain.STATIC:
+        return ("mean",), "modules.json", True
+    default, source, _ = _default_pooling(config)
+    return (default,), source, True
+
+
+def _without_modules(folder: Path, config: Json, chosen: str | None) -> SentenceFiles:
+    if config.get("model_type") == _MODEL2VEC:
+        return SentenceFiles(
+            poolings=("mean",),
+            pooling_source="config.json: model2vec",
+            chain=Chain.STATIC,
+            modules=(Module(kind="StaticEmbedding", path=PurePosixPath()),),
+            transformer={},
+            normalize=bool(config.get("normalize")),
+        )
+    _, transformer = _transformer_config(folder)
+    if chosen:
+        return SentenceFiles(poolings=(chosen,), pooling_source=_FLAG, transformer=transformer)
+    pooling, source, note = _default_pooling(config)
+    return SentenceFiles(poolings=(pooling,), pooling_source=source, transformer=transformer, note=note)
+
+
+def _default_pooling(config: Json) -> tuple[str, str, str]:
+    """The pooling, who says so, and a note."""
+    architectures = config.get("architectures") or [""]
+    is_causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+    pooling = "last" if is_causal else "mean"
+    note = f"no modules.json: {pooling} pooling and no Normalize, as sentence-transformers does by default"
+    return pooling, "no file: sentence-transformers' default", note
+
+
+def _transformer_config(folder: Path) -> tuple[str, Json]:
+    """The name of the file, and what it says."""
+    configs = ((name, read_optional(folder / name)) for name in _TRANSFORMER_FILES)
+    return next(((name, config) for name, config in configs if config), ("", {}))
+
+
+def _processor(transformer: Json) -> Json:
+    return object_in(transformer, "processor_kwargs") or object_in(transformer, "tokenizer_args")

@@ -1,0 +1,101 @@
+"""How large a model's weights are, from the headers of its safetensors files. Reads no weight, and needs no library.
+
+A file begins with the length of its header (u64, little-endian) and the header, a JSON object: name of a tensor ->
+{"dtype": …, "shape": [...], "data_offsets": [begin, end]} (https://huggingface.co/docs/safetensors).
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.model.json_files import object_in, read_object
+from engine.types import ModelError
+
+_INDEX = "model.safetensors.index.json"
+_MAX_HEADER = 100_000_000  # bytes; as the safetensors library has it
+_PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
+_INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of all files together."""
+
+    num_bytes: int
+    num_parameters: dict[str, int]  # by dtype, in safetensors' spelling: F32, BF16, …
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Of one file, as it stands there: nothing of it is checked."""
+
+    tensors: dict[str, Any]  # by name; see above
+    end: int  # bytes of the file before the tensors' own; their offsets count from here
+
+
+def weights_of(folder: Path, others: Iterable[Path] = ()) -> Weights:
+    """Of a model folder's own files and those `others`. Raises ModelError where a file is not what it should be."""
+    num_bytes, num_parameters = 0, Counter[str]()
+    for file, tensors in _headers((*weight_files(folder), *others)):
+        try:
+            for tensor in tensors.values():
+                begin, end = tensor["data_offsets"]
+                num_bytes += end - begin
+                num_parameters[str(tensor["dtype"])] += math.prod(tensor["shape"])
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise _no_such_file(file) from error
+    return Weights(num_bytes, dict(num_parameters))
+
+
+def first_that_is_not_plain(folder: Path) -> str | None:
+    """A tensor and how it is stored, where that is in no plain floating-point numbers, or in whole ones for a weight;
+    None where there is no such. Raises ModelError where a file is not what it should be."""
+    for file, tensors in _headers(weight_files(folder)):
+        for name, tensor in tensors.items():
+            dtype = tensor.get("dtype") if isinstance(tensor, dict) else None
+            if not isinstance(dtype, str):
+                raise _no_such_file(file)
+            if dtype not in _PLAIN and (dtype not in _INTEGERS or name.endswith(".weight")):
+                return f"the tensor {name!r} is stored as {dtype}"
+    return None
+
+
+def _headers(files: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Each file and its tensors."""
+    for file in files:
+        try:
+            yield file, header_of(file).tensors
+        except PermissionError as error:
+            raise ModelError(f"{file} can't be read: {error.strerror}") from error
+        except (OSError, ValueError, TypeError) as error:
+            raise _no_such_file(file) from error
+
+
+def _no_such_file(file: Path) -> ModelError:
+    return ModelError(f"{file} is not a safetensors file")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """A model folder's own. Raises ModelError."""
+    if not (folder / _INDEX).is_file() or (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    names = {str(name) for name in object_in(read_object(folder / _INDEX), "weight_map").values()}
+    return [folder / name for name in sorted(names)]
+
+
+def header_of(file: Path) -> Header:
+    """Raises OSError, ValueError, or TypeError where the file is none of safetensors."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        if size > _MAX_HEADER:
+            raise ValueError("no header is so long")
+        try:
+            tensors = dict(json.loads(opened.read(size)))
+        except RecursionError as error:
+            raise ValueError("no header is nested so deeply") from error
+    tensors.pop("__metadata__", None)
+    return Header(tensors, 8 + size)

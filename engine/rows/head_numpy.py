@@ -1,0 +1,91 @@
+"""The modules after the Pooling on the CPU, with numpy alone. engine.rows.head_torch does the same with torch.
+
+Shapes: B rows of D numbers, float32.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.model.arrays import Arrays, read_arrays
+from engine.model.steps import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, LayerNorm, Step
+
+_Rows = NDArray[np.float32]
+
+
+class HostHead:
+    """All steps of a model, none as often as not. May be called by several threads at the same time."""
+
+    def __init__(self, steps: Sequence[Step] = (), arrays: Sequence[Arrays] = ()) -> None:
+        self._parts = list(zip(steps, arrays, strict=True))
+
+    def __call__(self, rows: _Rows) -> _Rows:
+        """Rows of the size that the last step gives."""
+        for step, arrays in self._parts:
+            match step:
+                case Dense():
+                    rows = _dense(rows, step, arrays)
+                case LayerNorm():
+                    rows = _layer_norm(rows) * arrays["norm.weight"] + arrays["norm.bias"]
+                case _:
+                    lengths = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+                    rows = rows / np.maximum(lengths, np.float32(NORMALIZE_FLOOR))
+        return rows
+
+
+def load_head(folder: Path, steps: Sequence[Step]) -> HostHead:
+    """Raises ModelError where a file has not what its config.json says."""
+    return HostHead(steps, read_arrays(folder, steps))
+
+
+def _dense(rows: _Rows, step: Dense, arrays: Arrays) -> _Rows:
+    found: _Rows = rows @ arrays["linear.weight"].T
+    if step.has_bias:
+        found = found + arrays["linear.bias"]
+    found = _activated(found, step.activation)
+    if not step.has_residual:
+        return found
+    residual: _Rows = rows @ arrays["residual.weight"].T if "residual.weight" in arrays else rows
+    return found + residual
+
+
+def _layer_norm(rows: _Rows) -> _Rows:
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    variance = (centred * centred).mean(axis=1, keepdims=True)
+    normed: _Rows = centred / np.sqrt(variance + np.float32(LAYER_NORM_EPSILON))
+    return normed
+
+
+def _activated(rows: _Rows, activation: str) -> _Rows:
+    """Of engine.model.steps.ACTIVATIONS."""
+    match activation:
+        case "Identity":
+            return rows
+        case "Tanh":
+            return np.tanh(rows)
+        case "ReLU":
+            return np.maximum(rows, np.float32(0))
+        case "Sigmoid":
+            return _sigmoid(rows)
+        case "SiLU":
+            return rows * _sigmoid(rows)
+    assert activation == "GELU", activation
+    found: _Rows = (0.5 * rows * (1 + _erf(rows / np.sqrt(2)))).astype(np.float32)
+    return found
+
+
+def _sigmoid(rows: _Rows) -> _Rows:
+    """By tanh, which does not overflow."""
+    found: _Rows = (0.5 * (1 + np.tanh(0.5 * rows))).astype(np.float32)
+    return found
+
+
+def _erf(values: _Rows) -> NDArray[np.float64]:
+    """To 1.5e-7, float32's own precision: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
+    size = np.abs(values, dtype=np.float64)
+    t = 1 / (1 + 0.3275911 * size)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    found: NDArray[np.float64] = np.copysign(1 - series * np.exp(-size * size), values)
+    return found

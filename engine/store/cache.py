@@ -1,0 +1,185 @@
+"""Models on disk: what an engine has made of one, in a folder named by its key. Knows nothing of what is in it.
+
+An entry is written into a folder of its own and renamed when it is whole, so processes may start side by side, and
+one that is killed leaves nothing half done. Files are never written again once they are there: what a library maps
+into memory can't change under it. What others than this user and root could have written is not used.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.failures import one_line
+from engine.store import digests
+from engine.types import ModelError
+
+logger = logging.getLogger("embedline.engine")
+
+Json = dict[str, Any]
+
+_MANIFEST = "manifest.json"
+_MAX_ENTRIES = 32  # where nobody says otherwise
+# Larger files are checked by samples at each start: the 8 GB of a large model's weights take seconds to hash, and are
+# to be read within one. They are forced to the disk before they get their name, so that what can befall them is to be
+# cut short, replaced or gone, as a whole, and samples tell. What is hashed whole need not be waited for.
+_MAX_WHOLE = 64 << 20  # bytes
+_NEW, _OLD = ".new-", ".old-"  # folders that are being written or removed
+_MAX_LEFTOVER_SECONDS = 24 * 3600  # of those that a killed process left
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kept model whose files are as they were written."""
+
+    folder: Path
+    facts: Json
+
+
+class Cache:
+    """Never raises for what is wrong with the disk: the model is then made at each start."""
+
+    def __init__(self, root: Path | None, *, max_entries: int = _MAX_ENTRIES) -> None:
+        self._root = root  # None = nothing is kept
+        self._max_entries = max_entries
+
+    def find(self, key: str) -> Entry | None:
+        """The entry, None where there is none or it is damaged; a damaged one is removed."""
+        if self._root is None or not self._is_ours(self._root) or not os.path.isdir(self._root / key):
+            return None
+        try:
+            check_owner(self._root / key)
+            entry = _read(self._root / key)
+            with contextlib.suppress(OSError):  # somebody else's folder may be read
+                os.utime(entry.folder / _MANIFEST)  # used last
+            return entry
+        except Exception as error:  # whatever a damaged manifest leads to
+            self.discard(key, why=one_line(error))
+            return None
+
+    def discard(self, key: str, *, why: str) -> None:
+        """Remove an entry that is of no use."""
+        assert self._root is not None
+        logger.warning("the kept model in %s is not used: %s", self._root / key, why)
+        with contextlib.suppress(OSError):
+            gone = Path(tempfile.mkdtemp(prefix=_OLD, dir=self._root))
+            (self._root / key).rename(gone / key)
+            shutil.rmtree(gone)
+
+    def can_keep(self) -> bool:
+        """Whether anything can be put into it, as far as that is known beforehand."""
+        return self._writable_root() is not None
+
+    @contextlib.contextmanager
+    def new_folder(self) -> Iterator[Path]:
+        """An empty folder, to be kept with `put` or forgotten. Raises ModelError where there can be none at all."""
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._writable_root()))
+        except OSError as error:
+            raise ModelError(f"there is no folder to make the model in: {one_line(error)}") from error
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def put(self, key: str, folder: Path, facts: Json) -> None:
+        """Keep what is in a new folder, which is gone afterwards. Whoever was first with this key stays."""
+        if self._root is None or folder.parent != self._root:
+            return
+        try:
+            _force_large_files(folder)
+            _write_manifest(folder, facts)
+            folder.rename(self._root / key)
+        except OSError as error:
+            if not os.path.isdir(self._root / key):
+                logger.warning("the model is not kept: %s", one_line(error))
+        self._prune()
+
+    def _writable_root(self) -> Path | None:
+        """None = the temporary folder."""
+        if self._root is None:
+            return None
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._is_ours(self._root):
+                return None
+            with tempfile.TemporaryDirectory(prefix=_NEW, dir=self._root):
+                return self._root
+        except OSError as error:
+            logger.warning("models are not kept: %s", one_line(error))
+            return None
+
+    def _is_ours(self, root: Path) -> bool:
+        """False, after one warning, where others could write into it: the cache is then left alone."""
+        try:
+            check_owner(root)
+        except (FileNotFoundError, NotADirectoryError):
+            return True  # to be made, as far as that goes
+        except OSError as error:
+            logger.warning("models in %s are neither used nor kept: %s", root, one_line(error))
+            self._root = None
+        return self._root is not None
+
+    def _prune(self) -> None:
+        """Keep the newest entries."""
+        assert self._root is not None
+        with contextlib.suppress(OSError):
+            entries = sorted(self._root.glob(f"[!.]*/{_MANIFEST}"), key=lambda file: file.stat().st_mtime)
+            leftovers = [folder for prefix in (_NEW, _OLD) for folder in self._root.glob(f"{prefix}*")]
+            earliest = time.time() - _MAX_LEFTOVER_SECONDS
+            gone = [file.parent for file in entries[: -self._max_entries]]
+            for folder in gone + [folder for folder in leftovers if folder.stat().st_mtime < earliest]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_owner(folder: Path) -> None:
+    """Raises OSError where others than this user and root can write into it, or can have done so."""
+    status = folder.stat()
+    if status.st_uid not in (0, os.geteuid()):
+        raise PermissionError("it belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError("its group or everybody may write into it")
+
+
+def _write_manifest(folder: Path, facts: Json) -> None:
+    content = {"facts": facts, "files": _digests(folder)}
+    manifest = {**content, "digest": _digest_of(content)}
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def _read(folder: Path) -> Entry:
+    manifest = json.loads((folder / _MANIFEST).read_bytes())
+    if manifest.pop("digest") != _digest_of(manifest):
+        raise ValueError("its manifest is not as it was written")
+    if manifest["files"] != _digests(folder):
+        raise ValueError("a file is not as it was written")
+    return Entry(folder, dict(manifest["facts"]))
+
+
+def _digest_of(content: Json) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Of every file but the manifest."""
+    files = [file for file in folder.iterdir() if file.name != _MANIFEST]
+    return {file.name: digests.sampled(file) if _is_large(file) else digests.whole(file) for file in files}
+
+
+def _force_large_files(folder: Path) -> None:
+    for file in filter(_is_large, folder.iterdir()):
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+
+
+def _is_large(file: Path) -> bool:
+    return file.stat().st_size > _MAX_WHOLE

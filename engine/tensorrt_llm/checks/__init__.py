@@ -1,0 +1,1 @@
+"""Whether TensorRT-LLM would compute a model's folder rightly, decided from the files. Never imports the library."""

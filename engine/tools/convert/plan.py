@@ -1,0 +1,147 @@
+"""What of a model's folder is converted, copied and left out, by the files' names. Opens no weight file.
+
+Whoever made the folder may mean harm: a link that leads out of it, or a file that is none, ends the conversion.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from engine.model.json_files import object_in, read_object
+from engine.store.hub_cache import TRAINING_FILES
+from engine.types import ModelError
+
+_COPIED = frozenset((".json", ".txt", ".model", ".safetensors", ".jinja", ".md"))
+_COPIED_NAMES = frozenset(("artifact.metadata", "LICENSE", "LICENCE", "NOTICE"))
+_OTHER_ENGINES = frozenset(("onnx", "openvino"))
+_WEIGHTS, _STEM = "pytorch_model.bin", "model"
+_INDEX = "pytorch_model.bin.index.json"
+_MAX_FILES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Weights that become one file of safetensors, or one set of shards."""
+
+    sources: dict[str, Path]  # as the folder names them (relative, with /) -> where they really lie
+    shards: dict[str, str] | None  # tensor -> key in sources, as their index says; None = one file, all of it
+    stem: str  # of the new file: relative to the folder, without ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All files of a folder."""
+
+    targets: tuple[Target, ...]
+    copied: dict[str, Path]  # relative name, with / -> where it really lies
+    left_out: tuple[str, ...]  # weights that are neither
+
+    @property
+    def num_source_bytes(self) -> int:
+        """Of all that is converted."""
+        return sum(path.stat().st_size for target in self.targets for path in target.sources.values())
+
+
+def plan(folder: Path) -> Plan:
+    """Raises ModelError where there is nothing to convert, or where the folder is not to be trusted."""
+    files = _files(folder)
+    if not {"config.json", "modules.json"} & files.keys():
+        raise ModelError(f"{folder} has no config.json, so it is not a model folder")
+    copied = {name: path for name, path in files.items() if _is_copied(name)}
+    targets = tuple(_targets(folder, files))
+    if not targets:
+        raise ModelError(
+            f"{folder} has nothing to convert: no {_WEIGHTS} and no *.pt without its safetensors beside it"
+        )
+    converted = {name for target in targets for name in target.sources}
+    unread = (name for name in files if name not in converted and PurePosixPath(name).suffix in (".bin", ".pt"))
+    return Plan(targets, copied, tuple(sorted(unread)))
+
+
+def copied_files(folder: Path) -> dict[str, Path]:
+    """Relative name, with / -> where it really lies, of all that is copied as it is. Raises ModelError where the folder
+    is not to be trusted."""
+    return {name: path for name, path in _files(folder).items() if _is_copied(name)}
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Every file but what other engines and tools keep here: its relative name -> where it really lies."""
+    roots = _roots(folder)
+    found: dict[str, Path] = {}
+    for here, folders, names in os.walk(folder, onerror=_unreadable):
+        for name in [*names, *(each for each in folders if Path(here, each).is_symlink())]:
+            path = Path(here, name)
+            found[path.relative_to(folder).as_posix()] = _real(path, roots)
+        folders[:] = sorted(name for name in folders if _is_the_models(name))
+        if len(found) > _MAX_FILES:
+            raise ModelError(f"{folder} has more than {_MAX_FILES:,} files")
+    return {name: path for name, path in found.items() if path.is_file()}
+
+
+def _is_the_models(folder: str) -> bool:
+    """Not another engine's, a tool's, or a trainer's checkpoint."""
+    return folder not in _OTHER_ENGINES and not folder.startswith((".", "checkpoint-"))
+
+
+def _unreadable(error: OSError) -> None:
+    raise ModelError(f"{error.filename} can't be read: {error.strerror}") from error
+
+
+def _roots(folder: Path) -> tuple[Path, ...]:
+    """Where files may really lie: in the folder and, as the hub's cache links to them, among the repository's blobs."""
+    blobs = folder.absolute().parent.parent / "blobs"
+    is_snapshot = folder.absolute().parent.name == "snapshots"
+    return (folder.resolve(), blobs.resolve()) if is_snapshot else (folder.resolve(),)
+
+
+def _real(path: Path, roots: tuple[Path, ...]) -> Path:
+    if not path.name.isprintable():
+        raise ModelError(f"{str(path)!r} has characters in its name that can't be shown")
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # the latter: links in a circle
+        raise ModelError(f"{path} leads nowhere") from error
+    if not any(real.is_relative_to(root) for root in roots):
+        raise ModelError(f"{path} is a link out of the model's folder")
+    if not real.is_file() and not real.is_dir():
+        raise ModelError(f"{path} is not a file")
+    return real
+
+
+def _is_copied(name: str) -> bool:
+    path = PurePosixPath(name)
+    if path.name.startswith(".") or path.name == _INDEX:
+        return False
+    return path.suffix in _COPIED or path.name in _COPIED_NAMES
+
+
+def _targets(folder: Path, files: dict[str, Path]) -> Iterator[Target]:
+    for prefix in sorted({name[: -len(PurePosixPath(name).name)] for name in files}):
+        if prefix + _WEIGHTS in files:
+            target = Target({prefix + _WEIGHTS: files[prefix + _WEIGHTS]}, None, prefix + _STEM)
+        elif prefix + _INDEX in files:
+            target = _sharded(folder, files, prefix)
+        else:
+            continue
+        if not _is_there(target.stem, files):
+            yield target
+    heads = [name for name in sorted(files) if "/" not in name and name.endswith(".pt")]
+    for name in heads:
+        stem = name.removesuffix(".pt")
+        if name not in TRAINING_FILES and not _is_there(stem, files) and stem != _STEM:
+            yield Target({name: files[name]}, None, stem)
+
+
+def _sharded(folder: Path, files: dict[str, Path], prefix: str) -> Target:
+    index = read_object(files[prefix + _INDEX])
+    shards = {name: f"{prefix}{shard}" for name, shard in object_in(index, "weight_map").items()}
+    for shard in shards.values():
+        if shard not in files or "/" in shard[len(prefix) :]:
+            raise ModelError(f"{folder} lacks {shard!r}, which {prefix}{_INDEX} names")
+    return Target({name: files[name] for name in sorted(set(shards.values()))}, shards, prefix + _STEM)
+
+
+def _is_there(stem: str, files: dict[str, Path]) -> bool:
+    """Whether the folder has these weights as safetensors already."""
+    return f"{stem}.safetensors" in files or f"{stem}.safetensors.index.json" in files

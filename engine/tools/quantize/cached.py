@@ -1,0 +1,185 @@
+"""A block-FP8 copy of a model's folder in the cache: made by the first start that wants it, found there by later ones.
+
+Whether a copy is whole is not written down anywhere: the model itself tells what its copy has to be, byte by byte but
+for the numbers, and those reached the disk before the copy got its name.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engine.failures import one_line
+from engine.store import digests, fingerprint
+from engine.store.cache import check_owner
+from engine.store.rights import remedy
+from engine.tools.quantize import job
+from engine.tools.quantize.copies import Copies
+from engine.tools.quantize.plan import Plan, plan
+from engine.tools.quantize.selection import BLOCK
+from engine.types import ModelError
+
+logger = logging.getLogger("embedline.engine")
+
+_FOLDER = "block-fp8"  # in the folder that was given
+_MAX_OTHERS = 3  # copies of other models, of some GB each
+# All that decides what is written: with another version of these, no old copy is taken.
+_SOURCES = tuple(f"tools/quantize/{name}.py" for name in ("blocks", "layout", "plan", "selection", "shard"))
+_RESERVE = 1 << 30  # bytes that stay free on the disk
+_MAX_ERROR = 0.03  # relative RMS of a tensor; what rounding to e4m3 costs arbitrary weights is 0.026
+_LINE_SECONDS = 10.0
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
+    """A folder with the files of `folder`, its linear layers in FP8 with a float32 scale for each 128 by 128 numbers.
+
+    One process makes it while others that want the same wait; one that is killed leaves what it did to the next. The
+    copy is not removed as long as this process lives. Takes minutes for a large model the first time.
+
+    Raises ModelError with one line: the weights are FP8 already or do not divide into blocks, there is no cache, or no
+    room in it.
+    """
+    if cache_dir is None:
+        raise ModelError(
+            "--quantization fp8 keeps an FP8 copy of the model, and there is no folder for it: give one by "
+            "--compiled-cache, or serve what `embedline quantize MODEL OUT` makes"
+        )
+    planned, root = _plan(folder), Path(cache_dir, _FOLDER)
+    key = _key(folder, planned)
+    try:
+        copies = Copies(root)
+        with copies.alone(key) as copy:
+            if _is_there(copy, planned):
+                logger.info("block-FP8 weights taken from %s", copy)
+            else:
+                _make(folder, planned, copies, key)
+            copies.use(key)
+    except OSError as error:
+        raise ModelError(
+            f"--quantization fp8 can't keep an FP8 copy of the model in {root}: {one_line(error)}{remedy(error)}; "
+            "give another folder by --compiled-cache, or serve what `embedline quantize MODEL OUT` makes"
+        ) from error
+    return copy
+
+
+def _plan(folder: Path) -> Plan:
+    planned = plan(folder)
+    if planned.left_plain:
+        raise ModelError(
+            f"--quantization fp8 needs layers whose sizes are multiples of {BLOCK}, and {planned.left_plain[0]!r} "
+            "has others, or belongs to one that has: serve the model with --quantization none"
+        )
+    return planned
+
+
+def _key(folder: Path, planned: Plan) -> str:
+    others = [folder / name for name in planned.copied]
+    try:
+        return fingerprint.key(folder, packages=(), sources=_SOURCES, choices={"plan": planned.key}, others=others)
+    except OSError as error:
+        raise ModelError(f"{folder} can't be read: {one_line(error)}") from error
+
+
+def _is_there(copy: Path, planned: Plan) -> bool:
+    """Whether it can be used; warns of one that can't."""
+    if not copy.exists():
+        return False
+    try:
+        check_owner(copy)
+        wrong = _first_that_differs(copy, planned)
+    except (OSError, UnicodeDecodeError) as error:
+        wrong = one_line(error)
+    if wrong is not None:
+        logger.warning("the FP8 copy in %s is not used: %s", copy, wrong)
+    return wrong is None
+
+
+def _first_that_differs(copy: Path, planned: Plan) -> str | None:
+    """From what it has to be."""
+    for name, layout in planned.layouts.items():
+        with (copy / name).open("rb") as opened:
+            if opened.read(len(layout.head)) != layout.head or opened.seek(0, os.SEEK_END) != layout.num_bytes:
+                return f"{name!r} is not as it was written"
+    for name, text in planned.written.items():
+        if (copy / name).read_text(encoding="utf-8") != text:
+            return f"{name!r} is not as it was written"
+    for name, path in planned.copied.items():
+        if digests.sampled(copy / name) != digests.sampled(path):
+            return f"{name!r} is not what the model has"
+    return None
+
+
+def _make(folder: Path, planned: Plan, copies: Copies, key: str) -> None:
+    """For who holds the key alone."""
+    copy, partial = copies.root / key, copies.partial(key)
+    if copy.exists() or not _is_ours(partial):
+        copies.discard(key)
+    copies.prune(key, max_others=_MAX_OTHERS)
+    _check_room(planned, copies.root, partial)
+    num_mib = sum(source.file.stat().st_size for source in planned.sources.values()) / _MIB
+    logger.info("quantizing %s to block FP8, %.1f MiB, in %s; later starts find it there", folder, num_mib, copy)
+    began = time.monotonic()
+    with _of_this_user_alone():
+        done = job.quantize(folder, copy, report=_lines(folder, time.monotonic))
+    worst = max(done.errors, key=lambda name: done.errors[name])
+    logger.log(
+        logging.INFO if done.errors[worst] <= _MAX_ERROR else logging.WARNING,
+        "quantized %s in %.0f s%s; the largest relative RMS error of a tensor is %.2f %%, of %s",
+        folder,
+        time.monotonic() - began,
+        ", going on with what an earlier start had left" if done.is_resumed else "",
+        100 * done.errors[worst],
+        worst,
+    )
+
+
+def _is_ours(partial: Path) -> bool:
+    """Whether the work may go on there; also where nothing has begun."""
+    try:
+        check_owner(partial)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        logger.warning("the unfinished FP8 copy in %s is not used: %s", partial, one_line(error))
+        return False
+    return True
+
+
+def _check_room(planned: Plan, root: Path, partial: Path) -> None:
+    """Raises ModelError where the disk has too little of it, what an earlier start has written not counted."""
+    needed = sum(layout.num_bytes for layout in planned.layouts.values())
+    needed += sum(path.stat().st_size for path in planned.copied.values())
+    written = sum(512 * path.stat().st_blocks for path in partial.rglob("*"))
+    missing, free = max(needed - written, 0) + _RESERVE, shutil.disk_usage(root).free
+    if missing > free:
+        raise ModelError(
+            f"--quantization fp8 needs {missing / _GIB:.1f} GiB in {root}, where {free / _GIB:.1f} GiB are free: "
+            "make room, or give another folder by --compiled-cache"
+        )
+
+
+@contextlib.contextmanager
+def _of_this_user_alone() -> Iterator[None]:
+    """Whatever the umask is, the copy is one that the next start may take (see engine.store.cache.check_owner)."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _lines(folder: Path, clock: Callable[[], float]) -> job.Report:
+    """A line every ten seconds of `clock`, none of them in the first ten."""
+    last = clock()
+
+    def report(num_done: int, total: int) -> None:
+        nonlocal last
+        if clock() - last >= _LINE_SECONDS:
+            last = clock()
+            logger.info("quantizing %s: %d %%", folder, 100 * num_done // max(total, 1))
+
+    return report

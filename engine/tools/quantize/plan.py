@@ -1,0 +1,122 @@
+"""What a quantized folder will have, and whether a folder can become one, from its JSON files and the weights' headers.
+
+Whoever made the folder may mean harm: see engine.tools.convert.plan, which finds its files.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from engine.model import quantization
+from engine.model.json_files import Json, read_object
+from engine.model.weights import weight_files
+from engine.tools.convert.plan import copied_files
+from engine.tools.quantize.layout import Layout, Source, layout, scale_name, source_of
+from engine.tools.quantize.selection import BLOCK, Selection, select
+from engine.types import ModelError
+
+_CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+# Not copied: TensorRT-LLM asks it how weights are stored before it asks config.json, and it tells of the plain ones.
+_OF_PLAIN = "hf_quant_config.json"
+_FORMAT = 1  # of what is written: a new one begins anew
+# Their layers are stored the other way round, and are no linear ones to whoever reads FP8.
+_TURNED = frozenset(("gpt2", "openai-gpt"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that is decided before the first weight is read."""
+
+    sources: dict[str, Source]  # by the file's name, old and new
+    layouts: dict[str, Layout]
+    copied: dict[str, Path]  # relative name, with / -> where it really lies
+    written: dict[str, str]  # the same -> text
+    left_plain: tuple[str, ...]  # weights of linear layers whose sizes are no multiples of BLOCK
+    key: str  # of all that the new folder depends on
+
+
+def plan(folder: Path) -> Plan:
+    """Raises ModelError with one line where the model can't be quantized."""
+    files = copied_files(folder)
+    sources = _sources(folder, files)
+    config = read_object(folder / _CONFIG)
+    if config.get("model_type") in _TURNED:
+        raise ModelError(f"the layers of {config['model_type']} are not stored as FP8 has linear layers")
+    if quantization.check(folder, reads_fp8=True) is not None:
+        raise ModelError("the weights are stored quantized already: take the model's plain weights")
+    selection = _selection(sources)
+    layouts = {name: layout(source, selection.quantized) for name, source in sources.items()}
+    written = {_CONFIG: _text({**config, "quantization_config": _quantization_config(selection)})}
+    if list(sources) != [_SINGLE]:
+        written[_INDEX] = _text(_index(layouts))
+    left_out = {*written, _OF_PLAIN}
+    copied = {name: path for name, path in files.items() if name not in left_out and not _is_of_weights(name, sources)}
+    return Plan(sources, layouts, copied, written, selection.left_plain, _key(sources, layouts, written))
+
+
+def _sources(folder: Path, files: dict[str, Path]) -> dict[str, Source]:
+    found = {}
+    for file in weight_files(folder):
+        name = file.relative_to(folder).as_posix() if file.is_relative_to(folder) else ""
+        if name not in files or "/" in name:
+            raise ModelError(
+                f"{folder} lacks {file.name!r}: only safetensors beside config.json are quantized "
+                "(embedline convert makes them of pytorch_model.bin)"
+            )
+        try:
+            found[name] = source_of(files[name])
+        except (OSError, ValueError, TypeError) as error:
+            raise ModelError(f"{file} is not a safetensors file") from error
+    return found
+
+
+def _selection(sources: dict[str, Source]) -> Selection:
+    counted = Counter(name for source in sources.values() for name in source.stored)
+    if any(number > 1 for number in counted.values()):
+        raise ModelError("several of the files of weights have tensors of the same name")
+    selection = select({name: stored for source in sources.values() for name, stored in source.stored.items()})
+    if not selection.quantized:
+        raise ModelError(f"nothing to quantize: no linear layer's sizes are multiples of {BLOCK}")
+    if any(scale_name(name) in counted for name in selection.quantized):
+        raise ModelError("the weights have scales already: take the model's plain weights")
+    return selection
+
+
+def _is_of_weights(name: str, sources: dict[str, Source]) -> bool:
+    """What is quantized, and other copies of it that nothing here reads."""
+    path = PurePosixPath(name)
+    is_other = path.name == name and path.suffix == ".safetensors" and path.name.startswith(("model-", "consolidated"))
+    return name in sources or is_other or name in (_SINGLE, _INDEX)
+
+
+def _quantization_config(selection: Selection) -> Json:
+    """As transformers' FineGrainedFP8Config has it."""
+    return {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [BLOCK, BLOCK],
+        "modules_to_not_convert": list(selection.not_converted),
+    }
+
+
+def _index(layouts: dict[str, Layout]) -> Json:
+    size = sum(each.num_bytes - len(each.head) for each in layouts.values())
+    weight_map = {tensor: file for file, each in layouts.items() for tensor in each.tensors}
+    return {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
+
+
+def _text(value: Json) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _key(sources: dict[str, Source], layouts: dict[str, Layout], written: dict[str, str]) -> str:
+    """Changed weights of the same sizes show in when they were written."""
+    stats = {name: source.file.stat() for name, source in sources.items()}
+    digest = hashlib.sha256(json.dumps([_FORMAT, written]).encode())
+    for name, each in layouts.items():
+        digest.update(json.dumps([name, stats[name].st_size, stats[name].st_mtime_ns]).encode())
+        digest.update(each.head)
+    return digest.hexdigest()

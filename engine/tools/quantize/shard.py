@@ -1,0 +1,119 @@
+"""One file of weights, old and new, read and written by offset a strip of rows at a time.
+
+Nothing is mapped or read whole, so that memory is that of a strip, however large a tensor is. Where a tensor is copied,
+its bytes stay what they are.
+
+Shapes: N rows and K columns of a weight.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.store.tensor_file import bytes_of
+from engine.tools.quantize.blocks import quantize
+from engine.tools.quantize.journal import Entry, Journal
+from engine.tools.quantize.layout import Layout, Piece
+from engine.tools.quantize.selection import BLOCK
+from engine.types import ModelError
+
+_STRIP_NUMBERS = 1 << 20
+_COPIED_BYTES = 4 << 20
+_SYNCED_BYTES = 64 << 20  # of the old file: how much of the work is done again at most
+
+
+def write(source: Path, target: Path, layout: Layout, journal: Journal, *, advance: Callable[[int], None]) -> None:
+    """Make the new file, or what is missing of it; `advance` is told of the bytes of the old one that are done.
+
+    Raises OSError, and ModelError where the old file is cut short or a weight is not finite.
+    """
+    with source.open("rb", buffering=0) as old, target.open("r+b" if target.exists() else "xb", buffering=0) as new:
+        _Shard(target.name, old.fileno(), new.fileno(), layout, journal).write(advance)
+
+
+class _Shard:
+    """Both files, open."""
+
+    def __init__(self, name: str, old: int, new: int, layout: Layout, journal: Journal) -> None:
+        self._name, self._old, self._new = name, old, new
+        self._layout, self._journal = layout, journal
+        self._unsynced: list[Entry] = []
+        self._num_unsynced = 0  # bytes of the old file
+
+    def write(self, advance: Callable[[int], None]) -> None:
+        done = self._begin()
+        for piece in self._layout.pieces:
+            if piece.name in done:
+                advance(piece.source.num_bytes)
+                continue
+            self._unsynced.append(Entry(self._name, piece.name, self._made(piece, advance)))
+            self._num_unsynced += piece.source.num_bytes
+            if self._num_unsynced >= _SYNCED_BYTES:
+                self._sync()
+        self._sync()
+
+    def _begin(self) -> set[str]:
+        """The tensors that are there already."""
+        is_begun = os.fstat(self._new).st_size == self._layout.num_bytes
+        os.ftruncate(self._new, self._layout.num_bytes)
+        _write(self._new, self._layout.head, 0)
+        return {entry.tensor for entry in self._journal.entries if entry.file == self._name} if is_begun else set()
+
+    def _made(self, piece: Piece, advance: Callable[[int], None]) -> float | None:
+        if piece.scales_begin is not None:
+            return self._quantize(piece, piece.scales_begin, advance)
+        self._copy(piece, advance)
+        return None
+
+    def _copy(self, piece: Piece, advance: Callable[[int], None]) -> None:
+        for begin in range(0, piece.source.num_bytes, _COPIED_BYTES):
+            content = self._read(piece, begin, min(_COPIED_BYTES, piece.source.num_bytes - begin))
+            _write(self._new, content, piece.begin + begin)
+            advance(len(content))
+
+    def _quantize(self, piece: Piece, scales_begin: int, advance: Callable[[int], None]) -> float:
+        """The relative RMS of what was lost."""
+        num_rows, num_columns = piece.source.shape
+        rows_a_strip = max(_STRIP_NUMBERS // num_columns // BLOCK, 1) * BLOCK
+        row_bytes = num_columns * piece.source.dtype.itemsize
+        scales, squared_error, squared_sum = [], 0.0, 0.0
+        for begin in range(0, num_rows, rows_a_strip):
+            content = self._read(piece, begin * row_bytes, min(rows_a_strip, num_rows - begin) * row_bytes)
+            rows_NK = torch.frombuffer(content, dtype=piece.source.dtype).view(-1, num_columns)
+            quantized = quantize(rows_NK)
+            _write(self._new, bytes_of(quantized.values).numpy(), piece.begin + begin * num_columns)
+            scales.append(quantized.scales)
+            squared_error += quantized.squared_error
+            squared_sum += quantized.squared_sum
+            advance(len(content))
+        if not math.isfinite(squared_sum):
+            raise ModelError(f"the tensor {piece.name!r} has numbers that are not finite")
+        _write(self._new, bytes_of(torch.cat(scales)).numpy(), scales_begin)
+        return math.sqrt(squared_error / squared_sum) if squared_sum else 0.0
+
+    def _read(self, piece: Piece, begin: int, size: int) -> bytearray:
+        content = bytearray(size)
+        rest, offset = memoryview(content), piece.source.begin + begin
+        while rest:
+            num_bytes = os.preadv(self._old, [rest], offset)
+            if not num_bytes:
+                raise ModelError(f"{self._name} has become shorter while it was read")
+            rest, offset = rest[num_bytes:], offset + num_bytes
+        return content
+
+    def _sync(self) -> None:
+        os.fdatasync(self._new)
+        self._journal.add(self._unsynced)
+        self._unsynced, self._num_unsynced = [], 0
+
+
+def _write(fd: int, content: Any, offset: int) -> None:
+    """The system may take less than all of it at a time."""
+    rest = memoryview(content)
+    while rest:
+        num_bytes = os.pwrite(fd, rest, offset)
+        rest, offset = rest[num_bytes:], offset + num_bytes

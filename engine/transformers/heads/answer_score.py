@@ -1,0 +1,42 @@
+"""What a generative model would answer, as one raw score a sequence: yes less no, of its next token.
+
+Only these two rows of the vocabulary are computed with, and kept: the others are dropped with the whole model.
+
+Shapes: T tokens of all sequences, B sequences, D numbers a row.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.model.tasks import AnswerScore
+from engine.rows.transfer import on_device
+from engine.transformers.heads.library_head import LibraryHead
+from engine.transformers.heads.maker import Maker
+from engine.transformers.trial import answer_score, entries_of
+from engine.types import Batch, Rows
+
+
+def next_token_score(whole: PreTrainedModel, head: AnswerScore) -> tuple[Maker, str]:
+    """The maker of LOGITS, and a line about it.
+
+    It does not refer to `whole`, whose layers may be changed afterwards.
+    """
+    entries = entries_of(head)
+    library_head = LibraryHead(whole, entries=entries)
+    asked = " less ".join(map(str, entries))
+    note = f"scores: token {asked} as {library_head.name} would go on after the last token"
+    return _AnswerScore(library_head), note
+
+
+class _AnswerScore:
+    """See Maker."""
+
+    def __init__(self, library_head: LibraryHead) -> None:
+        self._library_head = library_head
+
+    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
+        last = on_device(batch.cu_seqlens[1:] - 1, token_rows.device)
+        token_ids = torch.zeros((batch.num_seqs, 1), dtype=torch.int64, device=token_rows.device)
+        scores = self._library_head(token_rows[last][:, None], token_ids)[:, -1]
+        return Rows(answer_score(scores).cpu().numpy())

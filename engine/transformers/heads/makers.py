@@ -1,0 +1,92 @@
+"""What is made of the token rows of a batch, for each kind of output that a model can give."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import (
+    AnswerScore,
+    Head,
+    SequenceScores,
+    TokenScores,
+    TokenVectors,
+    TokenWeights,
+    VocabularyWeights,
+)
+from engine.rows.head_torch import load_head
+from engine.rows.pooling_torch import Pooling
+from engine.transformers.heads.answer_score import next_token_score
+from engine.transformers.heads.maker import Maker
+from engine.transformers.heads.sequence_scores import sequence_scores
+from engine.transformers.heads.token_scores import token_scores
+from engine.transformers.heads.token_vectors import token_vectors
+from engine.transformers.heads.token_weights import token_weights
+from engine.transformers.heads.vocabulary import vocabulary_weights
+from engine.transformers.trial import Trial
+from engine.types import Batch, ModelError, OutputKind, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Everything that is made of token rows."""
+
+    makers: dict[OutputKind, Maker]  # for each of the folder's outputs
+    notes: tuple[str, ...]  # what was found, a line each
+
+
+def makers_of(folder: ModelFolder, whole: PreTrainedModel, trial: Trial) -> Made:
+    """One for each of folder.outputs. Raises ModelError.
+
+    whole: see `loading.load_model`; its layers must be as they were loaded, and may be changed afterwards.
+    """
+    device = whole.device
+    makers: dict[OutputKind, Maker] = {}
+    notes: list[str] = []
+    if OutputKind.POOLED in folder.outputs:
+        makers |= embeddings(Pooling(folder.poolings, load_head(folder.path, folder.steps, device=device)))
+    for head in folder.heads:
+        kind, maker, note = _of_head(folder, whole, head, trial)
+        makers[kind] = maker
+        notes.append(note)
+    if missing := folder.outputs & ~OutputKind(sum(makers)):
+        raise ModelError(f"the transformers engine gives no {missing.name} rows")
+    return Made(makers, tuple(filter(None, notes)))
+
+
+def embeddings(pooling: Pooling) -> dict[OutputKind, Maker]:
+    """Of a model that gives a row for a text, and one for each of its tokens."""
+    return {OutputKind.POOLED: _Pooled(pooling), OutputKind.TOKENS: _token_rows}
+
+
+def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, trial: Trial) -> tuple[OutputKind, Maker, str]:
+    """With a line about it."""
+    match head:
+        case SequenceScores():
+            return OutputKind.LOGITS, *sequence_scores(whole, head, trial)
+        case AnswerScore():
+            return OutputKind.LOGITS, *next_token_score(whole, head)
+        case TokenScores():
+            return OutputKind.TOKEN_LOGITS, *token_scores(whole, head, trial)
+        case VocabularyWeights():
+            return OutputKind.SPARSE, *vocabulary_weights(whole, head)
+        case TokenVectors():
+            note = f"multi-vector: {head.dimensions} numbers for each token"
+            return OutputKind.MULTI_VECTOR, token_vectors(folder, head, whole.device), note
+        case TokenWeights():
+            return OutputKind.SPARSE, token_weights(folder, head, whole.device), "sparse: a weight for each token"
+
+
+class _Pooled:
+    """One row a sequence, before a final Normalize."""
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pooling = pooling
+
+    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
+        return Rows(self._pooling(token_rows, batch).cpu().numpy())
+
+
+def _token_rows(token_rows: Tensor, batch: Batch) -> Rows:
+    return Rows(token_rows.cpu().float().numpy(), batch.cu_seqlens)

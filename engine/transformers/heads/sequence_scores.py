@@ -1,0 +1,123 @@
+"""Raw scores of whole sequences, by a head of the library's: rerankers, classifiers, reward models.
+
+Such a class is given all rows of a sequence and looks at one of them or at their mean. Which, no configuration tells,
+so it is found out on a few sequences: where one row gives what all rows give, all sequences are scored at once. Knows
+nothing of how token rows are computed.
+
+Shapes: T tokens of all sequences, B sequences, S tokens of one, D numbers a row, L raw scores.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.failures import one_line
+from engine.model.tasks import SequenceScores
+from engine.rows.pooling_torch import pool
+from engine.rows.transfer import on_device
+from engine.transformers.heads.library_head import LibraryHead
+from engine.transformers.heads.maker import Maker
+from engine.transformers.trial import Trial
+from engine.types import Batch, ModelError, OutputKind, Rows
+
+_Way = Callable[[LibraryHead, Tensor, Batch], Tensor]  # token rows [T, D] to raw scores [B, L]
+
+_SAME = 1e-3  # largest difference over how far scores are from their mean; where other rows are meant it is near 1
+# Largest difference over largest score, or over 1 where that is more.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+
+
+def sequence_scores(whole: PreTrainedModel, head: SequenceScores, trial: Trial) -> tuple[Maker, str]:
+    """The maker of LOGITS, and a line about it. Raises ModelError.
+
+    It does not refer to `whole`, whose layers may be changed afterwards.
+    """
+    expected = trial.scores[OutputKind.LOGITS]
+    num_scores = expected.values.shape[1]
+    if num_scores != len(head.labels):
+        raise ModelError(f"config.json names {len(head.labels)} labels, and the head gives {num_scores} scores")
+    library_head = LibraryHead(whole)
+    try:
+        scores = _on_all(library_head, trial.token_rows, trial.batch)
+    except Exception as error:  # whatever a class asks of its bare transformer beside rows
+        raise ModelError(f"the head of {library_head.name} can't be run on its own: {one_line(error)}") from error
+    difference = (scores - expected.values).abs().max().item()
+    if not difference <= _TOLERANCE[trial.token_rows.dtype] * max(1.0, expected.scale):
+        raise ModelError(
+            f"the head of {library_head.name} can't be run on its own: it differs by {difference:.1e} from that of the "
+            f"whole model"
+        )
+    chosen = _choose(library_head, trial, scores)
+    note = f"scores: the head of {library_head.name} on {chosen}; the self-test agrees"
+    return _SequenceScores(library_head, _WAYS.get(chosen, _on_all)), note
+
+
+def _choose(head: LibraryHead, trial: Trial, expected: Tensor) -> str:
+    """A key of _WAYS, or _ALL, which is always right and slower."""
+    differences = {
+        name: (way(head, trial.token_rows, trial.batch) - expected).abs().max().item() for name, way in _WAYS.items()
+    }
+    nearest = min(differences, key=lambda name: differences[name])
+    spread = (expected - expected.mean(dim=0)).abs().max().item()
+    return nearest if differences[nearest] <= _SAME * spread else _ALL
+
+
+class _SequenceScores:
+    """See Maker."""
+
+    def __init__(self, library_head: LibraryHead, way: _Way) -> None:
+        self._library_head = library_head
+        self._way = way
+
+    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
+        return Rows(self._way(self._library_head, token_rows, batch).cpu().numpy())
+
+
+def _on_first(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
+    return _on_rows(head, token_rows[on_device(batch.cu_seqlens[:-1], token_rows.device)])
+
+
+def _on_last(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
+    return _on_rows(head, token_rows[on_device(_last(batch, head.pad_id), token_rows.device)])
+
+
+def _on_mean(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
+    return _on_rows(head, pool(token_rows, on_device(batch.cu_seqlens, token_rows.device), poolings=("mean",)))
+
+
+_WAYS: dict[str, _Way] = {
+    "the first token's row": _on_first,
+    "the last token's row": _on_last,
+    "the mean of the tokens' rows": _on_mean,
+}
+_ALL = "all tokens' rows, one sequence after the other"
+
+
+def _on_all(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
+    """The class as it is, for one that does more than any of _WAYS."""
+    token_ids = on_device(batch.token_ids, token_rows.device)[None]
+    bounds = itertools.pairwise(batch.cu_seqlens.tolist())
+    return torch.cat([head(token_rows[None, start:end], token_ids[:, start:end]) for start, end in bounds])
+
+
+def _on_rows(head: LibraryHead, rows: Tensor) -> Tensor:
+    """One row [B, D] a sequence, as if it were all of it."""
+    return head(rows[:, None], torch.zeros((len(rows), 1), dtype=torch.int64, device=rows.device))
+
+
+def _last(batch: Batch, pad_id: int | None) -> NDArray[np.int64]:
+    """Where in the batch [B] the last token of each sequence is that is not the padding token.
+
+    Some texts end with that token, and the library takes it for padding even then; where there is no other, it takes
+    the first.
+    """
+    starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+    if pad_id is None:
+        return ends.astype(np.int64) - 1
+    place = np.where(batch.token_ids == pad_id, 0, np.arange(batch.num_tokens))
+    return np.maximum(np.maximum.reduceat(place, starts), starts)

@@ -1,0 +1,40 @@
+"""ColBERT: a vector for each token, which a late interaction compares. Which of them count there is not known here.
+
+Shapes: T tokens of a batch, D numbers a row.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.model.model_folder import ModelFolder
+from engine.model.steps import NORMALIZE_FLOOR, output_size
+from engine.model.tasks import TokenVectors
+from engine.rows.head_torch import TorchHead, load_head
+from engine.transformers.heads.maker import Maker
+from engine.types import Batch, Rows
+
+
+def token_vectors(folder: ModelFolder, head: TokenVectors, device: torch.device) -> Maker:
+    """Gives ragged rows [T, head.dimensions], one for each token in the order of the batch.
+
+    Raises ModelError where the steps' files are not what they should be.
+    """
+    size = output_size(head.steps, folder.hidden_size)
+    assert size == head.dimensions, (size, head.dimensions)
+    return _TokenVectors(load_head(folder.path, head.steps, device=device), normalizes=head.normalize)
+
+
+class _TokenVectors:
+    """May be called by several threads at the same time."""
+
+    def __init__(self, steps: TorchHead, *, normalizes: bool) -> None:
+        self._steps = steps
+        self._normalizes = normalizes
+
+    @torch.inference_mode()
+    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
+        vectors = self._steps(token_rows).float()
+        if self._normalizes:
+            vectors = functional.normalize(vectors, dim=-1, eps=NORMALIZE_FLOOR)
+        return Rows(vectors.cpu().numpy(), batch.cu_seqlens)

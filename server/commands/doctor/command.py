@@ -1,0 +1,214 @@
+"""`embedline doctor`: what there is on this machine, which engines can serve a model here, and why others can't.
+
+Starts nothing, loads no weights and fetches nothing.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine import registry
+from engine.model.model_folder import ModelFolder
+from engine.store.model_source import ResolvedModel, find_here
+from engine.tensorrt_llm.contract import contract
+from engine.types import ModelError
+from server.commands.doctor import machine as doctor_machine
+from server.commands.doctor.engines import Place, Verdict, kind_of_auto, taken_by_auto, verdicts
+from server.commands.doctor.machine import Machine
+from server.commands.inspect.task import Finding
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor.model_plan import find_cuda, plan_model, read_folder
+from tokenizer_pool.loading import TokenizerError, load
+
+_NOT_SO = 1  # exit code
+
+_MIB = 1 << 20
+_LABEL_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is known of the model named, without loading it."""
+
+    findings: tuple[Finding, ...]
+    folder: ModelFolder | None = None  # None = it is not on this machine, or can't be served by anything
+    trouble: str = ""  # why nothing serves it as it is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """All that is said in the end."""
+
+    engine: str | None  # what a start would take; None = nothing
+    reason: str
+    can_serve: bool  # whether that, or with --engine auto another that could be named, serves the model
+
+
+def check_library(source: str, *, as_json: bool) -> int:
+    """Print how a tensorrt_llm compares with what its engine relies on; the exit code: 0 where that is all there.
+
+    Raises ModelError where the folder has no such package.
+    """
+    report = contract.check(Path(source))
+    print(json.dumps(report.to_json(), indent=2) if as_json else report.text())
+    return 0 if report.is_kept else _NOT_SO
+
+
+def doctor(settings: Settings, *, as_json: bool) -> int:
+    """Print what there is; the exit code: 0 where the engine asked for, or with auto any, can serve the first model.
+
+    Raises SettingsError where what is asked for makes no sense anywhere.
+    """
+    machine = doctor_machine.examine(settings)
+    asked = settings.models[0]
+    model = _with_others(_model(asked, settings), settings.models[1:])
+    place = Place(model=asked, folder=model.folder, cuda=find_cuda(settings), environment=machine.engines)
+    found = verdicts(place)
+    outcome = _outcome(place, model, found, settings)
+    print(_as_json(machine, model, found, outcome) if as_json else _as_text(machine, model, found, outcome))
+    return 0 if outcome.can_serve else _NOT_SO
+
+
+def _model(asked: ModelSettings, settings: Settings) -> Model:
+    """Of a folder, the hub's cache or a package; never of the hub."""
+    cache = settings.huggingface_hub_cache
+    name = Finding("name", asked.name)
+    try:
+        here = find_here(asked.model_id, asked.revision, cache_dir=Path(cache) if cache else None)
+    except ModelError as error:
+        return Model(findings=(name,), trouble=str(error))
+    if here is None:
+        trouble = f"it is not on this machine; `embedline inspect {asked.model_id}` fetches it"
+        return Model(findings=(name,), trouble=trouble)
+    findings = (name, Finding("folder", str(here.path), here.source))
+    try:
+        return _read(here, asked, findings)
+    except ModelError as error:
+        return Model(findings=findings, trouble=str(error))
+
+
+def _with_others(model: Model, others: Sequence[ModelSettings]) -> Model:
+    """Nobody should take the first one's verdict for theirs."""
+    if not others:
+        return model
+    unseen = Finding("others", [other.name for other in others], "not looked at: ask about each by itself")
+    return dataclasses.replace(model, findings=(*model.findings, unseen))
+
+
+def _read(here: ResolvedModel, asked: ModelSettings, findings: Iterable[Finding]) -> Model:
+    folder = read_folder(here.path, asked, asked.engine)
+    if asked.max_input_length is not None:
+        folder = dataclasses.replace(folder, max_seqlen=min(folder.max_seqlen, asked.max_input_length))
+    trouble = ""
+    try:
+        load(folder.path / folder.tokenizer_folder, do_lower_case=folder.do_lower_case)
+    except TokenizerError as error:
+        trouble = str(error)
+    outputs = ", ".join(kind.name.lower() for kind in folder.outputs if kind.name)
+    return Model(
+        findings=(
+            *findings,
+            Finding("architecture", folder.architecture or "a table of static embeddings"),
+            Finding("task", str(folder.task), f"{folder.task_source}; gives {outputs}"),
+        ),
+        folder=folder,
+        trouble=trouble,
+    )
+
+
+def _outcome(place: Place, model: Model, found: list[Verdict], settings: Settings) -> Outcome:
+    """As a start would find it, but for what shows at load."""
+    asked = place.model
+    if model.folder is None or model.trouble:
+        return Outcome(engine=None, reason=model.trouble, can_serve=False)
+    try:
+        plan = plan_model(asked, settings, cuda=lambda: place.cuda)
+        if plan.engine != registry.AUTO:
+            return _named(plan.engine, plan.reason, found)
+        taken = taken_by_auto(found, kind_of_auto(place))
+    except (ModelError, SettingsError) as error:
+        return Outcome(engine=None, reason=str(error), can_serve=False)
+    if taken is not None:
+        where = ", ".join(taken.devices)
+        return Outcome(engine=taken.engine, reason=f"--engine auto takes {taken.engine}, on {where}", can_serve=True)
+    others = [verdict.engine for verdict in found if verdict.can_serve]
+    hint = f"; --engine {' or '.join(others)} can be named" if others else ""
+    reason = f"--engine auto finds nothing that can serve the model here{hint}"
+    return Outcome(engine=None, reason=reason, can_serve=bool(others))
+
+
+def _named(engine: str, reason: str, found: list[Verdict]) -> Outcome:
+    """By name, or because only one does what is asked for."""
+    verdict = next((verdict for verdict in found if verdict.engine == engine), None)
+    can_serve = verdict is None or verdict.can_serve  # the fake engine serves anything
+    end = "" if can_serve else ", which can't serve the model here"
+    return Outcome(engine=engine if can_serve else None, reason=f"{reason}{end}", can_serve=can_serve)
+
+
+def _as_json(machine: Machine, model: Model, found: list[Verdict], outcome: Outcome) -> str:
+    """Facts by name, and who says so beside them."""
+    value = {
+        "machine": _facts(machine.findings),
+        "model": {**_facts(model.findings), "trouble": model.trouble or None},
+        "engines": {
+            verdict.engine: {
+                "can_serve": verdict.can_serve,
+                "devices": verdict.devices,
+                "why_not": verdict.why_not,
+                "notes": verdict.notes,
+            }
+            for verdict in found
+        },
+        "engine": outcome.engine,
+        "reason": outcome.reason,
+        "can_serve": outcome.can_serve,
+    }
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _facts(findings: Iterable[Finding]) -> dict[str, Any]:
+    found = list(findings)
+    sources = {finding.name: finding.source for finding in found if finding.source}
+    return {**{finding.name: finding.value for finding in found}, "sources": sources}
+
+
+def _as_text(machine: Machine, model: Model, found: list[Verdict], outcome: Outcome) -> str:
+    lines = ["this machine", *_lines(machine.findings), "the model", *_lines(model.findings)]
+    if model.trouble:
+        lines.append(f"  {'trouble':<{_LABEL_WIDTH}} {model.trouble}")
+    lines.append("engines" if model.folder else "engines, by this machine alone")
+    for verdict in found:
+        lines += _said(verdict, knows_model=model.folder is not None)
+    return "\n".join([*lines, "in the end", f"  {outcome.reason}"])
+
+
+def _lines(findings: Iterable[Finding]) -> Iterator[str]:
+    for finding in findings:
+        label = finding.name.removesuffix("_bytes").replace("_", " ")
+        source = f"  ({finding.source})" if finding.source else ""
+        for number, text in enumerate(_shown(finding)):
+            yield f"  {'' if number else label:<{_LABEL_WIDTH}} {text}{'' if number else source}"
+
+
+def _shown(finding: Finding) -> list[str]:
+    """One or more lines of text."""
+    if not finding.value:
+        return ["none"]
+    if finding.name.endswith("_bytes"):
+        return [f"{finding.value / _MIB:,.0f} MiB"]
+    if finding.name == "gpus":
+        return list(finding.value)
+    return [", ".join(finding.value) if isinstance(finding.value, list) else str(finding.value)]
+
+
+def _said(verdict: Verdict, *, knows_model: bool) -> Iterator[str]:
+    """A line for each reason; one where nothing speaks against it."""
+    able = f"{'can serve it' if knows_model else 'can run'}, on {', '.join(verdict.devices)}"
+    said = [f"no: {reason}" for reason in verdict.why_not] or [able]
+    for number, line in enumerate([*said, *verdict.notes]):
+        yield f"  {'' if number else verdict.engine:<{_LABEL_WIDTH}} {line}"

@@ -1,0 +1,193 @@
+"""Which engines can serve a model here, and why the others can't, as far as it shows without loading anything."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine import registry
+from engine.fused.refusal import check_outputs
+from engine.machine import devices
+from engine.machine.cuda_driver import Cuda
+from engine.machine.devices import CPU, CUDA, Devices, Work, kind_of
+from engine.model import quantization
+from engine.model.coverage import ARCHITECTURES, Use
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Task
+from engine.tensorrt_llm.checks import package
+from engine.tensorrt_llm.checks.planning import plan
+from engine.tensorrt_llm.contract import contract
+from engine.tensorrt_llm.library.stock import KNOWN_CLASSES
+from engine.types import ModelError
+from server.commands.doctor.probe import Environment
+from server.settings.model import ModelSettings
+from server.supervisor.model_plan import tensorrt_llm_wishes
+
+_FUSED, _STATIC, _TENSORRT_LLM = "fused", "static", "tensorrt-llm"
+_COMPILED = frozenset(("openvino", "onnxruntime"))
+# engine -> the modules that it computes with, and our extra that brings them
+NEEDS = {
+    "openvino": (("openvino", "torch", "transformers"), "server"),
+    "onnxruntime": (("onnxruntime", "onnx", "torch", "transformers"), "server"),
+    "transformers": (("torch", "transformers"), "server"),
+    _STATIC: (("safetensors",), "server"),
+    _FUSED: (("torch", "triton", "transformers"), "cuda"),
+    _TENSORRT_LLM: (("tensorrt_llm",), ""),
+}
+_USES = {
+    Task.EMBED: Use.EMBED,
+    Task.RERANK: Use.RERANK,
+    Task.CLASSIFY: Use.CLASSIFY,
+    Task.TOKEN_CLASSIFY: Use.TOKEN_CLASSIFY,
+    Task.SPARSE: Use.SPARSE,
+    Task.LATE_INTERACTION: Use.LATE_INTERACTION,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What engines find: a model, perhaps, and what there is to compute it with."""
+
+    model: ModelSettings
+    folder: ModelFolder | None  # None = it is not on this machine, or can't be read
+    cuda: Cuda  # the GPUs that engines can use
+    environment: Environment  # the Python that they run under
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One engine's."""
+
+    engine: str
+    devices: tuple[str, ...]  # where it would run; () = nowhere
+    why_not: tuple[str, ...]  # every reason, a line each; () = nothing speaks against it
+    notes: tuple[str, ...] = ()
+
+    @property
+    def can_serve(self) -> bool:
+        """What is left to go wrong shows when the model is loaded."""
+        return not self.why_not
+
+
+def verdicts(place: Place) -> list[Verdict]:
+    """Of all engines that compute something."""
+    return [_verdict(engine, place) for engine in NEEDS]
+
+
+def taken_by_auto(found: list[Verdict], kind: str) -> Verdict | None:
+    """What `--engine auto` ends up with on devices of this kind; None where nothing that it tries will do."""
+    by_name = {verdict.engine: verdict for verdict in found}
+    if by_name[_STATIC].can_serve:  # which is so of tables alone, and nothing else serves those
+        return by_name[_STATIC]
+    tried = [by_name[name] for name in registry.tried_by_auto(kind)]
+    return next((verdict for verdict in tried if verdict.can_serve), None)
+
+
+def _verdict(engine: str, place: Place) -> Verdict:
+    chosen, why_not = _devices(engine, place)
+    notes: list[str] = []
+    seen = dataclasses.replace(place, cuda=Cuda(chosen.gpus)) if chosen else place
+    for check in (_installed, _of_model):
+        why_not += _said(check, engine, seen, notes)
+    names = chosen.names if chosen else ()
+    return Verdict(engine=engine, devices=names, why_not=tuple(why_not), notes=tuple(notes))
+
+
+def _devices(engine: str, place: Place) -> tuple[Devices | None, list[str]]:
+    """Where it would run, or why nowhere."""
+    model = place.model
+    work = Work(engine, model.dtype, model.quantization)
+    if work.is_for_a_gpu and model.devices == devices.AUTO and not place.cuda.gpus:
+        return None, [f"it needs a GPU: {place.cuda.why_none}"]
+    try:
+        asked = CPU if engine == _STATIC and model.devices == devices.AUTO else model.devices
+        chosen = devices.choose(asked, work, place.cuda)
+        registry.choose(engine, quantization=model.quantization, device=chosen.names[0])
+    except ModelError as error:
+        return None, [str(error)]
+    return chosen, []
+
+
+def _said(
+    check: Callable[[str, Place, list[str]], Iterator[str]], engine: str, place: Place, notes: list[str]
+) -> list[str]:
+    """What a check finds, of which the last thing may be an error."""
+    found: list[str] = []
+    try:
+        for reason in check(engine, place, notes):
+            found.append(reason)  # one by one: an error does not lose those before it
+    except ModelError as error:
+        found.append(str(error))
+    return found
+
+
+def _installed(engine: str, place: Place, notes: list[str]) -> Iterator[str]:
+    if engine == _TENSORRT_LLM:
+        yield from _library(place, notes)
+        return
+    modules, extra = NEEDS[engine]
+    if lacks := place.environment.lacks(modules):
+        yield f"{' and '.join(lacks)} not installed: pip install 'embedline[{extra}]'"
+
+
+def _library(place: Place, notes: list[str]) -> Iterator[str]:
+    """tensorrt_llm, which brings everything else: there, not too old, and with the signatures that are relied on."""
+    environment = place.environment
+    version = environment.versions.get(contract.PACKAGE)
+    if version is None and environment.python == sys.executable:
+        package.find()  # says in its own words that there is none
+    if version is None:
+        yield f"the package {contract.PACKAGE} is not installed for {environment.python}"
+        return
+    if package.is_too_old(version):
+        yield f"{contract.PACKAGE} {version} is too old: it has no LLM.encode"
+        return
+    report = contract.check(Path(environment.folders[contract.PACKAGE]))
+    notes.append(f"its signatures, read and not run: {report.summary}")
+    if not report.is_kept:
+        yield f"{contract.PACKAGE} {version} is not as it has to be; `embedline doctor --tensorrt-llm-source` says more"
+
+
+def _of_model(engine: str, place: Place, notes: list[str]) -> Iterator[str]:
+    """Whether it knows such a model, and can read its weights."""
+    folder = place.folder
+    if folder is None:
+        return
+    if folder.is_static != (engine == _STATIC):
+        yield (
+            "it serves tables of static embeddings alone"
+            if engine == _STATIC
+            else ("the model is a table of static embeddings, which the static engine looks up")
+        )
+        return
+    if engine == _TENSORRT_LLM:
+        plan(folder, place.cuda.gpus, tensorrt_llm_wishes(place.model))
+    elif KNOWN_CLASSES.intersection(folder.architectures[:1]):
+        yield f"the model brings code for {folder.architectures[0]}, which is never run"
+    elif engine != _STATIC:
+        yield from _of_coverage(engine, folder, notes)
+        quantization.check(folder.weights_folder, reads_fp8=engine == _FUSED)
+
+
+def _of_coverage(engine: str, folder: ModelFolder, notes: list[str]) -> Iterator[str]:
+    """By the table in docs/models.md, which tests hold."""
+    rows = [row for row in ARCHITECTURES if row.model_type == folder.architecture]
+    use = Use.GENERATIVE_RERANK if folder.template else _USES[folder.task]
+    if engine == _FUSED:
+        check_outputs(folder)
+        if not any(row.is_fused for row in rows):
+            yield f"it does not know the architecture {folder.architecture!r}"
+    elif not any(use in row.uses for row in rows):
+        notes.append(f"{folder.architecture!r} for {use} is not in the table of docs/models.md: it may serve it")
+    elif engine in _COMPILED and all("openvino" not in row.engines(use) for row in rows):
+        yield f"it does not compute {folder.architecture!r} for {use}"
+
+
+def kind_of_auto(place: Place) -> str:
+    """Where `--devices` as it is given has `--engine auto` compute: "cpu" or "cuda". Raises ModelError."""
+    model = place.model
+    chosen = devices.choose(model.devices, Work(registry.AUTO, model.dtype, model.quantization), place.cuda)
+    kind = kind_of(chosen.names[0])
+    assert kind in (CPU, CUDA)
+    return kind

@@ -1,0 +1,142 @@
+"""From settings to a running house: find the models, choose engines, bind the ports, hand over to the supervisor."""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from server.http.auth import ApiKey, Keys
+from server.http.http_server import HttpServer
+from server.settings.api_keys import api_keys
+from server.settings.flag import SettingsError
+from server.settings.settings import Settings
+from server.settings.tei_flags import warn_of_flags_without_effect
+from server.supervisor.compiled_cache import cache_folder
+from server.supervisor.engine_python import check_engine_python
+from server.supervisor.memory_shares import memory_shares
+from server.supervisor.model_plan import ModelPlan, plan_models
+from server.supervisor.monitor import make_monitor
+from server.supervisor.ports import bind, bind_monitor
+from server.supervisor.socket_folder import RunFolder
+from server.supervisor.supervisor import Supervisor
+from server.supervisor.topology import Door, House
+from server.supervisor.watchdog import Watchdog
+from wire.control import Json
+from wire.process import begin
+
+_AUTO_BATCH_TOKENS = 16_384  # what /info shows where engines choose: TEI's default, as its field must be a number
+
+logger = logging.getLogger("embedline.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that could be wrong with the settings is right."""
+
+    models: list[ModelPlan]
+    keys: list[ApiKey]
+    cache_dir: str | None  # for what engines compile
+    http: socket.socket  # listening
+    monitor: socket.socket | None  # the same, the supervisor's own
+
+
+def prepare(settings: Settings) -> Prepared:
+    """Find the models and bind the ports. Raises SettingsError and ModelError."""
+    check_engine_python(settings.engine_python)
+    keys = api_keys(settings.api_key, settings.api_key_file)
+    models = plan_models(settings)
+    memory_shares(models)  # raises what is wrong with them; the house asks again
+    compiles = any(model.engine != "fake" for model in models)
+    cache_dir = cache_folder(settings.compiled_cache, os.environ) if compiles else None
+    http = bind(settings.hostname, settings.port, "--port")
+    try:
+        monitor = bind_monitor(settings.hostname, settings.prometheus_port)
+    except SettingsError:
+        http.close()
+        raise
+    return Prepared(models, keys, cache_dir, http, monitor)
+
+
+def serve(settings: Settings) -> int:
+    """Run until stopped; the exit code. Raises SettingsError and ModelError before anything is started."""
+    begin("supervisor", settings.log_level, json_output=settings.json_output)
+    _on_a_stop(_stopped_while_preparing)
+    warn_of_flags_without_effect(settings)
+    prepared = prepare(settings)
+    _on_a_stop(_stopped_early)  # until the supervisor takes them
+    _say(prepared)
+    folder = RunFolder()
+    try:
+        return asyncio.run(_supervise(settings, prepared, folder))
+    finally:
+        folder.remove()
+
+
+def _on_a_stop(handler: Callable[[int, object], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)
+
+
+def _stopped_while_preparing(number: int, frame: object) -> NoReturn:
+    """At once: an ordinary exit waits for the threads that fetch from the hub, which goes on with what they got."""
+    os._exit(0)
+
+
+def _stopped_early(number: int, frame: object) -> NoReturn:
+    sys.exit(0)
+
+
+def _say(prepared: Prepared) -> None:
+    """What is about to be served, to whoever reads the log."""
+    host, port = prepared.http.getsockname()[:2]
+    for model in prepared.models:
+        logger.info("serving %s on http://%s:%d", model.name, host, port)
+        logger.info("%s goes to %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
+    if prepared.keys:
+        logger.info("requests need one of %d API key(s)", len(prepared.keys))
+        return
+    if "API_KEY" in os.environ:
+        logger.warning("the variable API_KEY is empty, so no request needs a key")
+    if not ipaddress.ip_address(host).is_loopback:
+        logger.warning(
+            "NO API KEY: anyone who reaches %s:%d may use this server; API_KEY or --api-key-file closes it", host, port
+        )
+
+
+async def _supervise(settings: Settings, prepared: Prepared, folder: RunFolder) -> int:
+    door = Door(http=prepared.http, keys=prepared.keys)
+    house = House(settings, prepared.models, folder=folder, door=door, cache_dir=prepared.cache_dir)
+    watchdog = Watchdog(house.page, heartbeat_timeout=settings.heartbeat_timeout, batch_timeout=settings.batch_timeout)
+    supervisor = Supervisor(house, prepared.models, limits=_limits(settings), watchdog=watchdog)
+    monitoring = None
+    if prepared.monitor is not None:
+        keys = Keys(prepared.keys, metrics_need_a_key=settings.metrics_auth)
+        page = make_monitor(supervisor.metrics.text, supervisor.why_not_ready, keys)
+        monitoring = HttpServer(page, prepared.monitor)
+        await monitoring.start()
+    try:
+        return await supervisor.run(settings.shutdown_timeout)
+    finally:
+        if monitoring is not None:
+            await monitoring.stop(0)
+
+
+def _limits(settings: Settings) -> Json:
+    """The part of the settings that /info shows, under TEI's names; of several models, what holds for the first."""
+    model = settings.models[0]
+    return {
+        "max_concurrent_requests": settings.max_concurrent_requests,
+        "max_batch_tokens": model.max_batch_tokens or _AUTO_BATCH_TOKENS,
+        "max_batch_requests": model.max_batch_requests,
+        "max_client_batch_size": settings.max_client_batch_size,
+        "payload_limit": settings.payload_limit,
+        "auto_truncate": model.auto_truncate,
+        "tokenization_workers": settings.tokenization_workers,
+        "frontends": settings.frontends,
+    }

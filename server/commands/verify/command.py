@@ -1,0 +1,153 @@
+"""`embedline verify`: is what is served here what the model is? Starts no server.
+
+A quantized model is held against the same model with plain weights, as a start would measure it; today that is FP8.
+Any other is held against the library that it was made with (verify_reference).
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from engine import registry
+from engine.types import ModelError
+from server.commands.verify import comparison
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor.compiled_cache import cache_folder
+from server.supervisor.engine_options import engine_options
+from server.supervisor.model_plan import ModelPlan, find_cuda, plan_model
+from tokenizer_pool.loading import TokenizerError, load
+
+if TYPE_CHECKING:
+    from engine.fused.quantization.fidelity import Fidelity
+    from engine.fused.quantization.verify import Verified
+
+_ENGINE, _QUANTIZATION = "fused", "fp8"
+_PLAIN_AGAIN = 1  # exit code: a server would serve the model, without a layer quantized
+_LABEL_WIDTH = 15
+
+
+def verify(settings: Settings, *, as_json: bool) -> int:
+    """Print how near the first model's rows are to what they should be, on the first of its devices; the exit code: 0
+    where they are near enough, with --quantization fp8 where at least a part of the model can be served so.
+
+    Raises SettingsError and ModelError where that can't be measured.
+    """
+    model = settings.models[0]
+    if model.quantization != _QUANTIZATION:
+        plan = plan_model(model, settings, cuda=lambda: find_cuda(settings))
+        return comparison.verify(plan, settings, as_json=as_json)
+    plan = plan_model(_asked(model), settings, cuda=lambda: find_cuda(settings))
+    _check_tokenizer(plan)
+    verified = _verified(plan, settings)
+    print(_as_json(plan, verified) if as_json else _as_text(plan, verified))
+    return 0 if verified.outcome.passed else _PLAIN_AGAIN
+
+
+def _asked(model: ModelSettings) -> ModelSettings:
+    """Raises SettingsError for what does not quantize so."""
+    if model.engine not in (registry.AUTO, _ENGINE):
+        raise SettingsError(f"--engine {model.engine} can't be verified with {_QUANTIZATION}; {_ENGINE} can")
+    return dataclasses.replace(model, engine=_ENGINE)
+
+
+def _check_tokenizer(plan: ModelPlan) -> None:
+    """Without one, figures would be those of arbitrary ids. Raises ModelError."""
+    try:
+        load(plan.folder.path, do_lower_case=plan.folder.do_lower_case)
+    except TokenizerError as error:
+        raise ModelError(str(error)) from None
+
+
+def _verified(plan: ModelPlan, settings: Settings) -> "Verified":
+    options = engine_options(
+        plan,
+        plan.devices.names[0],
+        cache_dir=cache_folder(settings.compiled_cache, os.environ),
+        num_threads=os.cpu_count() or 1,
+    )
+    try:
+        from engine.fused.quantization import verify as fused  # imports torch
+
+        return fused.verify(plan.name, options)
+    except ModuleNotFoundError as error:
+        raise ModelError(
+            f"--quantization {_QUANTIZATION} needs {error.name}, which is not installed: pip install 'embedline[cuda]'"
+        ) from error
+
+
+def _as_json(plan: ModelPlan, verified: "Verified") -> str:
+    outcome = verified.outcome
+    facts = {
+        "model": plan.name,
+        "folder": str(plan.folder.path),
+        "revision": plan.revision or None,
+        "engine": plan.engine,
+        "device": plan.devices.names[0],
+        "gpu": verified.gpu,
+        "quantization": plan.settings.quantization,
+        "scheme": outcome.scheme,
+        "against": f"the same model with plain weights in {verified.dtype}",
+        "measured": "anew",
+        "num_texts": outcome.num_texts,
+        "num_tokens": verified.num_tokens,
+        "limits": {"median": verified.min_median, "p1": verified.min_p1},
+        "all_layers": dataclasses.asdict(outcome.fidelity_of_all),
+        "served": dataclasses.asdict(outcome.fidelity) if outcome.quantized else None,
+        "quantized": list(outcome.quantized),
+        "reverted": list(outcome.reverted),
+        "passed": outcome.passed,
+        "with_auto": verified.with_auto,
+    }
+    return json.dumps(facts, indent=2, ensure_ascii=False)
+
+
+def _as_text(plan: ModelPlan, verified: "Verified") -> str:
+    lines = [plan.name]
+    for label, value in _facts(plan, verified):
+        lines.append(f"  {label:<{_LABEL_WIDTH}} {value}")
+    return "\n".join(lines)
+
+
+def _facts(plan: ModelPlan, verified: "Verified") -> Iterator[tuple[str, str]]:
+    """Labels, "" where the one before goes on, and what is said under them."""
+    outcome = verified.outcome
+    num_quantized, num_layers = len(outcome.quantized), len(outcome.quantized) + len(outcome.reverted)
+    yield "quantization", f"{plan.settings.quantization} ({outcome.scheme})"
+    yield "against", f"the same model with plain weights in {verified.dtype}"
+    yield "device", plan.devices.names[0]
+    yield "gpu", verified.gpu or "none"
+    yield "texts", f"{outcome.num_texts}, {verified.num_tokens:,} tokens; measured anew"
+    yield "limits", f"cosine median {verified.min_median} or more, 1st percentile {verified.min_p1} or more"
+    verdict = "beyond the limits" if outcome.reverted else "within the limits"
+    yield f"all {num_layers} layers", f"{_shown(outcome.fidelity_of_all)}: {verdict}"
+    if outcome.reverted:
+        for number, layer in enumerate(_by_layer(outcome.reverted)):
+            yield "" if number else "plain again", layer
+    if outcome.reverted and outcome.quantized:
+        yield f"the other {num_quantized}", f"{_shown(outcome.fidelity)}: within the limits"
+    yield "served", _served(plan, num_quantized, num_layers)
+    yield "with auto", verified.with_auto
+
+
+def _shown(found: "Fidelity") -> str:
+    return f"{found.text}, rank correlation {found.rank_correlation:.5f}"
+
+
+def _by_layer(names: Sequence[str]) -> Iterator[str]:
+    """ "layers.3: qkv, up" for names such as "layers.3.qkv"."""
+    for layer, own in itertools.groupby(names, lambda name: name.rpartition(".")[0]):
+        yield f"{layer}: {', '.join(name.rpartition('.')[2] for name in own)}"
+
+
+def _served(plan: ModelPlan, num_quantized: int, num_layers: int) -> str:
+    on_cpu = f"--engine {_ENGINE} --devices cpu " if plan.devices.names[0] == "cpu" else ""
+    flags = f"{on_cpu}--quantization {_QUANTIZATION}"
+    if not num_quantized:
+        return f"with plain weights, also with {flags}"
+    part = "all" if num_quantized == num_layers else f"{num_quantized} of"
+    return f"in {_QUANTIZATION}, {part} {num_layers} linear layers, with {flags}"

@@ -1,0 +1,190 @@
+"""`embedline verify` without a quantization: are a model's rows here those of the library that it was made with?
+
+The fixed texts go through our tokenizer and the engine that a start would take, and through the library.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine import registry
+from engine.model.tasks import Task
+from engine.types import Batch, Engine, EngineError, ModelError, ModelInfo, OutputKind, Rows
+from server.commands.verify import library as references
+from server.commands.verify.inputs import Inputs, inputs
+from server.settings.settings import Settings
+from server.supervisor.compiled_cache import cache_folder
+from server.supervisor.engine_options import engine_options
+from server.supervisor.model_plan import ModelPlan
+from tokenizer_pool.token_ids import TokenizedTexts
+
+_Array = NDArray[np.float32]
+
+_OUTPUTS = {
+    Task.EMBED: OutputKind.POOLED,
+    Task.SPARSE: OutputKind.SPARSE,
+    Task.RERANK: OutputKind.LOGITS,
+    Task.CLASSIFY: OutputKind.LOGITS,
+    Task.TOKEN_CLASSIFY: OutputKind.TOKEN_LOGITS,
+    Task.LATE_INTERACTION: OutputKind.MULTI_VECTOR,
+}
+# Compute type -> the least cosine of a row to the library's, and the largest difference over the largest value.
+_BARS = {"float32": (0.999999, 1e-4)}
+_BAR_OF_OTHERS = (0.99, 0.1)
+_BELOW = 1  # exit code
+_LABEL_WIDTH = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How near rows are to the library's."""
+
+    num_texts: int
+    num_tokens: int
+    min_cosine: float  # of a row to the library's; of scores, of all texts' scores
+    median_cosine: float
+    max_difference: float  # of one number
+    max_value: float  # the library's largest
+    passed: bool
+
+
+def verify(plan: ModelPlan, settings: Settings, *, as_json: bool) -> int:
+    """Print how near they are; the exit code: 1 where that is below what the compute type lets one expect.
+
+    Raises ModelError where it can't be found out.
+    """
+    if plan.engine == "fake":
+        raise ModelError(f"there is nothing to verify {plan.name} against")
+    asked = inputs(plan)
+    rows, info = _our_rows(plan, settings, asked)
+    expected, library = references.rows_of(plan, asked)
+    found = _compare(rows, expected, info, asked.tokens)
+    facts = {
+        "model": plan.name,
+        "folder": str(plan.folder.path),
+        "task": plan.folder.task,
+        "engine": info.engine,
+        "device": info.device,
+        "dtype": info.dtype,
+        "against": f"{library}, in float32 on a CPU, one text at a time",
+        "texts": f"{found.num_texts}, {found.num_tokens:,} tokens",
+        "cosine": {"minimum": found.min_cosine, "median": found.median_cosine},
+        "largest_difference": found.max_difference,
+        "largest_value": found.max_value,
+        "limits": dict(zip(("cosine", "difference"), _bar(info), strict=True)),
+        "passed": found.passed,
+    }
+    print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else "\n".join(_lines(plan, info, found, library)))
+    return 0 if found.passed else _BELOW
+
+
+def _lines(plan: ModelPlan, info: ModelInfo, found: Agreement, library: str) -> Iterator[str]:
+    cosine, difference = _bar(info)
+    shown = {
+        "task": plan.folder.task,
+        "engine": f"{info.engine} on {info.device} in {info.dtype}",
+        "against": f"{library}, in float32 on a CPU, one text at a time",
+        "texts": f"{found.num_texts}, {found.num_tokens:,} tokens",
+        "cosine": f"minimum {found.min_cosine:.7f}, median {found.median_cosine:.7f}",
+        "difference": f"at most {found.max_difference:.1e}, where the largest value is {found.max_value:.2g}",
+        "limits": f"cosine {cosine} or more, difference {difference:g} of the largest value or less",
+        "verdict": "the same rows" if found.passed else "BELOW the limits",
+    }
+    yield plan.name
+    for label, value in shown.items():
+        yield f"  {label:<{_LABEL_WIDTH}} {value}"
+
+
+def _bar(info: ModelInfo) -> tuple[float, float]:
+    return _BARS.get(info.dtype, _BAR_OF_OTHERS)
+
+
+def _our_rows(plan: ModelPlan, settings: Settings, asked: Inputs) -> tuple[_Array, ModelInfo]:
+    """One row a text, or a token; sparse ones spread over the vocabulary, embeddings scaled as they go out."""
+    options = engine_options(
+        plan,
+        plan.devices.names[0],
+        cache_dir=cache_folder(settings.compiled_cache, os.environ),
+        num_threads=os.cpu_count() or 1,
+    )
+    engine = registry.load(plan.engine, name=plan.name, reason=plan.reason, options=options)
+    try:
+        output = _OUTPUTS[plan.folder.task]
+        parts = [_computed(engine, batch)[output] for batch in _batches(engine, asked.tokens, output)]
+    finally:
+        engine.close()
+    if output is OutputKind.SPARSE:
+        parts = [Rows(_spread(rows, plan.folder.vocab_size)) for rows in parts]
+    rows = np.concatenate([rows.values for rows in parts])
+    if asked.counts is not None:
+        rows = rows[asked.counts]
+    if output is OutputKind.POOLED and engine.info.normalize:
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
+    return rows, engine.info
+
+
+def _batches(engine: Engine, tokens: TokenizedTexts, output: OutputKind) -> Iterator[Batch]:
+    """As many texts at once as the engine takes."""
+    limits, offsets = engine.limits, tokens.offsets
+    start = 0
+    while start < len(tokens.truncated):
+        stop = start + 1
+        while (
+            stop < len(tokens.truncated)
+            and stop - start < limits.max_num_seqs
+            and offsets[stop + 1] - offsets[start] <= limits.max_num_tokens
+        ):
+            stop += 1
+        own = slice(int(offsets[start]), int(offsets[stop]))
+        types = None if tokens.token_type_ids is None else tokens.token_type_ids[own]
+        bounds = offsets[start : stop + 1] - offsets[start]
+        yield Batch(engine.info.name, output, tokens.token_ids[own], bounds, types)
+        start = stop
+
+
+def _computed(engine: Engine, batch: Batch) -> dict[OutputKind, Rows]:
+    engine.submit(batch)
+    _, results = engine.collect()
+    if isinstance(results, EngineError):
+        raise ModelError(f"the {engine.info.engine} engine fails on a text: {results}")
+    return results
+
+
+def _spread(rows: Rows, vocab_size: int) -> _Array:
+    """Sparse rows as dense ones [N, V]."""
+    assert rows.offsets is not None
+    spread = np.zeros((len(rows.offsets) - 1, vocab_size), np.float32)
+    numbers = np.repeat(np.arange(len(spread)), np.diff(rows.offsets))
+    spread[numbers, rows.values[:, 0].astype(np.int64)] = rows.values[:, 1]
+    return spread
+
+
+def _compare(rows: _Array, expected: _Array, info: ModelInfo, tokens: TokenizedTexts) -> Agreement:
+    if rows.shape != expected.shape:
+        raise ModelError(f"rows here are {rows.shape}, the library's {expected.shape}: other tokens, or another head")
+    difference = float(np.abs(rows - expected).max())
+    largest = float(np.abs(expected).max())
+    cosines = _cosines(rows, expected) if rows.shape[1] > 1 else _cosines(rows.T, expected.T)
+    cosine, relative = _bar(info)
+    return Agreement(
+        num_texts=len(tokens.truncated),
+        num_tokens=len(tokens.token_ids),
+        min_cosine=float(cosines.min()),
+        median_cosine=float(np.median(cosines)),
+        max_difference=difference,
+        max_value=largest,
+        passed=bool(cosines.min() >= cosine and difference <= relative * largest),
+    )
+
+
+def _cosines(rows: _Array, expected: _Array) -> NDArray[np.float64]:
+    """In float64, in which a cosine of 1 is one."""
+    ours, theirs = rows.astype(np.float64), expected.astype(np.float64)
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    found: NDArray[np.float64] = (ours * theirs).sum(axis=1) / np.maximum(lengths, 1e-30)
+    found[lengths == 0] = (ours == theirs).all(axis=1)[lengths == 0]  # rows of nothing but zeros are alike
+    return found

@@ -1,0 +1,1 @@
+"""The rerank routes of four families of clients: one handler, their bodies and answers."""

@@ -1,0 +1,210 @@
+"""What comes in on the rerank routes: the bodies of four families of clients, told apart by their fields.
+
+`texts` is text-embeddings-inference's and Baseten's, `documents` Cohere's, Jina's, vLLM's and Infinity's, `documents`
+with `top_k` or `truncation` Voyage's, `input` Mixedbread's. Fields that are not named here are ignored.
+"""
+
+import enum
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from server.dialects.reading.inputs import check_num_items
+from server.dialects.reading.json_body import parse, parse_body
+from server.dialects.tei.bodies import Truncating, read_truncation
+from server.dialects.writing.rows import Encoding
+from server.http.headers import Wishes
+from server.requests.errors import EmptyInput, InvalidRequest, RequestError
+from server.requests.models import ModelTable, ServedModel
+from server.requests.rerank import RerankRequest
+from tokenizer_pool.messages import Truncation
+
+_STRINGS_AN_ITEM = 32  # keys and values of an object that may stand for a text; more are looked on as more items
+_ENCODINGS = {None: Encoding.FLOAT, "float": Encoding.FLOAT, "bytes": Encoding.BYTES}
+_RANKED_BY_TEXT = re.compile(rb'(null|\[\s*("text"\s*)?\])?')
+_TEXT_LIST = {"type": "array", "items": {"type": "string"}}
+_RANK_FIELDS = {"type": "array", "items": {"const": "text"}}
+_DOCUMENT_LIST = {
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
+        ]
+    },
+}
+
+
+class Family(enum.Enum):
+    """Whose shapes of answers and errors are spoken."""
+
+    TEI = "tei"
+    RESULTS = "results"
+    VOYAGE = "voyage"
+    MIXEDBREAD = "mixedbread"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How the answer is to look."""
+
+    family: Family
+    encoding: Encoding  # FLOAT or BYTES
+    top_n: int | None  # so many of the best; None = all
+    has_texts: bool  # whether each result repeats its document
+
+
+def _raw() -> msgspec.Raw:
+    return msgspec.Raw(b"")
+
+
+class RerankBody(Truncating, kw_only=True):
+    """The body of POST /rerank, of all families. One of `texts`, `documents` and `input` is needed."""
+
+    query: str
+    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = msgspec.field(default_factory=_raw)
+    documents: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_DOCUMENT_LIST)] = msgspec.field(
+        default_factory=_raw
+    )
+    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_DOCUMENT_LIST)] = msgspec.field(default_factory=_raw)
+    model: str | None = None
+    top_n: int | None = None  # 0 = all, as vLLM has it
+    top_k: int | None = None
+    raw_scores: bool | None = None
+    use_activation: bool | None = None  # vLLM's word for the same, the other way round
+    return_text: bool | None = None
+    return_documents: bool | None = None
+    return_input: bool | None = None
+    truncation: bool | None = None
+    instruction: str | None = None
+    instruct: str | None = None  # SGLang's word for it
+    max_tokens_per_doc: int | None = None
+    rank_fields: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_RANK_FIELDS)] = msgspec.field(
+        default_factory=_raw
+    )
+    encoding_format: str | None = None
+
+
+class _Document(msgspec.Struct):
+    text: str
+
+
+class _Marks(msgspec.Struct):
+    """What tells the families apart, whatever it holds."""
+
+    texts: msgspec.Raw = msgspec.field(default_factory=_raw)
+    documents: msgspec.Raw = msgspec.field(default_factory=_raw)
+    input: msgspec.Raw = msgspec.field(default_factory=_raw)
+    top_k: msgspec.Raw = msgspec.field(default_factory=_raw)
+    truncation: msgspec.Raw = msgspec.field(default_factory=_raw)
+
+
+_BODY = msgspec.json.Decoder(RerankBody)
+_MARKS = msgspec.json.Decoder(_Marks)
+_TEXTS = msgspec.json.Decoder(list[str])
+_DOCUMENTS = msgspec.json.Decoder(list[str | _Document])
+
+
+_FIELDS = {Family.TEI: "texts", Family.RESULTS: "documents", Family.VOYAGE: "documents", Family.MIXEDBREAD: "input"}
+
+
+def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> tuple[RerankRequest, Reply]:
+    """Raises RequestError, naming the field or index."""
+    fields = parse_body(_BODY, body)
+    family = _family(fields, is_voyage=fields.top_k is not None or fields.truncation is not None)
+    if family is None:
+        raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
+    model = models.choose(fields.model)
+    if not fields.query:
+        raise EmptyInput("query must not be an empty string", param="query")
+    _check_documents_fit(fields, model)
+    request = RerankRequest(
+        model=model,
+        query=fields.query,
+        documents=_read_documents(fields, family, max_items=max_items),
+        raw_scores=bool(fields.raw_scores) or fields.use_activation is False,
+        instruction=fields.instruct if fields.instruction is None else fields.instruction,
+        truncation=_read_truncation(fields, model),
+        request_class=wishes.request_class,
+        deadline=wishes.deadline,
+        documents_field=_FIELDS[family],
+        instruction_field="instruct" if fields.instruction is None else "instruction",
+    )
+    return request, _read_reply(fields, family, wishes)
+
+
+def family_of(body: bytes) -> Family | None:
+    """Of a body that may be wrong; None where it says nothing of it."""
+    try:
+        marks = parse(_MARKS, body)
+    except RequestError:
+        return None
+    return _family(marks, is_voyage=_is_given(marks.top_k) or _is_given(marks.truncation))
+
+
+def _family(fields: RerankBody | _Marks, *, is_voyage: bool) -> Family | None:
+    if _is_given(fields.texts):
+        return Family.TEI
+    if _is_given(fields.documents):
+        return Family.VOYAGE if is_voyage else Family.RESULTS
+    return Family.MIXEDBREAD if _is_given(fields.input) else None
+
+
+def _is_given(value: msgspec.Raw) -> bool:
+    return len(memoryview(value)) > 0 and bytes(memoryview(value)[:5]) != b"null"
+
+
+def _read_documents(fields: RerankBody, family: Family, *, max_items: int) -> Sequence[str]:
+    """Looked at before it is decoded, as all lists are: see inputs.py."""
+    field = _FIELDS[family]
+    raw = bytes(getattr(fields, field))
+    if not raw.startswith(b"["):
+        raise InvalidRequest(f"{field} must be a list of texts", param=field)
+    num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
+    check_num_items(-(-num_strings // _STRINGS_AN_ITEM), field, max_items=max_items)
+    if family is Family.TEI:
+        documents = parse(_TEXTS, raw, field)
+    else:
+        documents = [item if isinstance(item, str) else item.text for item in parse(_DOCUMENTS, raw, field)]
+    if not documents:
+        raise EmptyInput(f"{field} must not be empty", param=field)
+    check_num_items(len(documents), field, max_items=max_items)
+    if not all(documents):
+        param = f"{field}[{documents.index('')}]"
+        raise EmptyInput(f"{param} must not be an empty string", param=param)
+    return documents
+
+
+def _check_documents_fit(fields: RerankBody, model: ServedModel) -> None:
+    """That nothing is asked of the documents which is not done here."""
+    if not _RANKED_BY_TEXT.fullmatch(bytes(fields.rank_fields)):
+        raise InvalidRequest('rank_fields must be ["text"]: a document is its text here', param="rank_fields")
+    if fields.max_tokens_per_doc is not None and fields.max_tokens_per_doc < model.max_seqlen:
+        raise InvalidRequest(
+            f"max_tokens_per_doc must be at least the {model.max_seqlen} tokens that the model takes, to which "
+            "documents are cut",
+            param="max_tokens_per_doc",
+        )
+
+
+def _read_truncation(fields: RerankBody, model: ServedModel) -> Truncation:
+    """Raises InvalidRequest."""
+    is_wished = fields.truncation if fields.truncate is None else fields.truncate
+    wished = Truncating(truncate=is_wished, truncation_direction=fields.truncation_direction)
+    return read_truncation(wished, model)
+
+
+def _read_reply(fields: RerankBody, family: Family, wishes: Wishes) -> Reply:
+    """Raises InvalidRequest."""
+    if fields.encoding_format not in _ENCODINGS:
+        raise InvalidRequest("encoding_format must be float or bytes", param="encoding_format")
+    top_field = "top_n" if fields.top_k is None else "top_k"
+    top_n = fields.top_n if fields.top_k is None else fields.top_k
+    if top_n is not None and top_n < 0:
+        raise InvalidRequest(f"{top_field} must not be negative", param=top_field)
+    wished = {Family.TEI: fields.return_text, Family.MIXEDBREAD: fields.return_input}
+    encoding = Encoding.BYTES if wishes.raw_bytes else _ENCODINGS[fields.encoding_format]
+    return Reply(family, encoding, top_n or None, bool(wished.get(family, fields.return_documents)))

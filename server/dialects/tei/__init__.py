@@ -1,0 +1,1 @@
+"""text-embeddings-inference's own routes: one file for each group of routes, their bodies and answers."""

@@ -1,0 +1,112 @@
+"""The few ASGI words the hot path uses, and reading a body that may be too large."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+
+from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+
+_WRITE_BUFFER_BYTES = 64 * 1024  # what uvicorn lets wait for a client before it holds back a handler
+_PIECE_SECONDS = 30.0  # for which a body may not come any further
+# A body may also take no longer than this in all, and a second more for each so many bytes that have come.
+_BODY_SECONDS = 30.0
+_BYTES_PER_SECOND = 1024
+
+
+class ClientLeft(Exception):
+    """The connection closed before the request was whole."""
+
+
+class BodyReader:
+    """Reads bodies of at most `max_bytes` each, and `max_total_bytes` over all that are open in this process.
+
+    A body that comes in one piece is small, and is never refused for what others hold.
+    """
+
+    def __init__(self, *, max_bytes: int, max_total_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._room = max(max_bytes, max_total_bytes)  # one body always fits
+
+    async def read(self, receive: Receive, content_length: int | None) -> bytes:
+        """The whole body. Raises PayloadTooLarge and Overloaded as soon as it is known, BodyTooSlow, ClientLeft."""
+        if content_length is not None and content_length > self._max_bytes:
+            raise self._too_large()
+        message = await _receive(receive)
+        if not message.get("more_body"):
+            body: bytes = message["body"]
+            if len(body) > self._max_bytes:
+                raise self._too_large()
+            return body
+        return await self._read_rest(receive, message["body"])
+
+    async def _read_rest(self, receive: Receive, first: bytes) -> bytes:
+        chunks = [first]
+        num_bytes = len(first)
+        latest = asyncio.get_running_loop().time() + _BODY_SECONDS
+        self._room -= num_bytes
+        try:
+            more = True
+            while more:
+                self._check(num_bytes)
+                message = await _receive(receive, by=latest + num_bytes / _BYTES_PER_SECOND)
+                chunks.append(message["body"])
+                num_bytes += len(message["body"])
+                self._room -= len(message["body"])
+                more = message.get("more_body", False)
+            self._check(num_bytes)
+            return b"".join(chunks)
+        finally:
+            self._room += num_bytes
+
+    @contextlib.contextmanager
+    def held(self, num_bytes: int) -> Iterator[None]:
+        """Count a body that was read as open while the block runs: what was made of it is as large."""
+        self._room -= num_bytes
+        try:
+            yield
+        finally:
+            self._room += num_bytes
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise self._too_large()
+        if self._room < 0:
+            raise Overloaded("too many large bodies are open", retry_after=1.0, reason="open_payload")
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"the body is over the {self._max_bytes} bytes of --payload-limit")
+
+
+async def _receive(receive: Receive, *, by: float = math.inf) -> Message:
+    """The next piece of a body; `by` is a time of the loop."""
+    gap_ends = asyncio.get_running_loop().time() + _PIECE_SECONDS
+    try:
+        async with asyncio.timeout_at(min(gap_ends, by)):
+            message = await receive()
+    except TimeoutError:
+        if by < gap_ends:
+            raise BodyTooSlow(f"the body came more slowly than {_BYTES_PER_SECOND} bytes a second") from None
+        raise BodyTooSlow(f"nothing more of the body came for {_PIECE_SECONDS:g} seconds") from None
+    if message["type"] == "http.disconnect":
+        raise ClientLeft
+    return message
+
+
+async def send_answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
+    """A whole answer; returns once all but a buffer's worth of a large one has left."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    if len(body) <= _WRITE_BUFFER_BYTES:
+        await send({"type": "http.response.body", "body": body})
+        return
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})  # waits until the client has read what is ahead

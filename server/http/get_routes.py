@@ -1,0 +1,110 @@
+"""The routes that may take their time, on FastAPI: health, facts, metrics, the OpenAPI page."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+
+from embedline import __version__
+from engine.model.tasks import Task
+from engine.types import OutputKind
+from server.frontend.state import FrontendState
+from server.http.info import info as describe
+from server.http.info import output_names
+from server.http.openapi import with_hot_routes
+from server.http.post_routes import ROUTES
+from server.metrics.registry import MetricsSource
+from server.requests.errors import NoSuchRoute, WrongMethod, openai_answer
+from server.requests.models import ServedModel
+
+_POST_PATHS = frozenset(route.path for route in ROUTES)
+
+
+def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
+    """The FastAPI application of one frontend."""
+    app = FastAPI(
+        title="Embedline",
+        version=__version__,
+        description="An embedding inference server",
+        redirect_slashes=False,  # such an answer would repeat the client's own Host, and forget a proxy's https
+    )
+    app.add_exception_handler(HTTPException, _http_error)
+    app.openapi = with_hot_routes(app)  # type: ignore[method-assign]  # FastAPI's own way of extending it
+
+    @app.get("/livez", summary="Whether this process answers")
+    async def livez() -> Response:
+        return PlainTextResponse("ok")
+
+    @app.get("/readyz", summary="Whether a request sent now would be computed")
+    @app.get("/health", summary="The same as /readyz, as TEI names it")
+    @app.get("/", summary="The same as /readyz, as TEI has it too")
+    @app.get("/ping", summary="The same as /readyz, as SageMaker names it")
+    async def readyz(model: str | None = None) -> Response:
+        """Of the whole server, or of one of its models."""
+        if model is not None and model not in state.names:
+            return PlainTextResponse("no model of that name is served here", status_code=404)
+        reason = state.why_not_ready() if model is None else state.why_model_not_ready(model)
+        if reason is None:
+            return PlainTextResponse("ok")
+        return PlainTextResponse(reason, status_code=503, headers={"retry-after": "2"})
+
+    @app.get("/info", summary="What is served, by which engine, and why")
+    async def info() -> Response:
+        return JSONResponse(describe(state))
+
+    @app.get("/v1/models", summary="The served models, as OpenAI lists them")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": _model_cards(state)})
+
+    @app.get("/metrics", summary="Prometheus metrics of the whole server")
+    async def metrics_page() -> Response:
+        return PlainTextResponse(await metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def _model_cards(state: FrontendState) -> list[dict[str, Any]]:
+    loaded = {model.name: model for model in state.models.models} if state.models else {}
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": loaded[name].facts["loaded_at"] if name in loaded else 0,
+            "owned_by": "embedline",
+            "ready": state.why_model_not_ready(name) is None,
+            **(_facts(loaded[name]) if name in loaded else {}),
+        }
+        for name in state.names
+    ]
+
+
+def _facts(model: ServedModel) -> dict[str, Any]:
+    return {
+        "dimensions": model.dimensions,
+        "max_model_len": model.max_seqlen,  # as vLLM calls it
+        "max_input_length": model.max_seqlen,
+        "tasks": _tasks(model),
+        "outputs": output_names(model.outputs),
+        "prompts": sorted(model.facts["prompts"]),
+        "dtype": model.facts["info"]["dtype"],
+    }
+
+
+def _tasks(model: ServedModel) -> list[str]:
+    """What the model is for, and what it gives beside that."""
+    beside = {OutputKind.SPARSE: Task.SPARSE, OutputKind.MULTI_VECTOR: Task.LATE_INTERACTION}
+    return list(dict.fromkeys((model.task, *(task for kind, task in beside.items() if kind in model.outputs))))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """404 and 405 in the same shape as every other error."""
+    assert isinstance(error, HTTPException)
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    if (request.scope["path"].rstrip("/") or "/") in _POST_PATHS:  # only what is no POST gets as far as here
+        headers["allow"] = ", ".join(filter(None, (headers.get("allow"), "POST")))
+    if "allow" in headers:
+        answer = openai_answer(WrongMethod("this route does not have that method"))
+    else:
+        answer = openai_answer(NoSuchRoute("no such route"))
+    return Response(answer.body, status_code=answer.status, headers=headers, media_type="application/json")

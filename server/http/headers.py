@@ -1,0 +1,89 @@
+"""What a request's headers ask for, in any dialect."""
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from server.requests.errors import InvalidRequest, UnsupportedMedia
+from wire.vocabulary import RequestClass
+
+_CLASSES = {b"interactive": RequestClass.INTERACTIVE, b"bulk": RequestClass.BULK}
+_MAX_TIMEOUT_MS = 24 * 3600 * 1000
+_MAX_TIMEOUT_DIGITS = len(str(_MAX_TIMEOUT_MS))
+_RAW = b"application/octet-stream"
+_TIMEOUTS = (b"request-timeout-ms", b"x-request-timeout-ms")  # milliseconds from now
+_DEADLINE = b"request-deadline-ms"  # milliseconds since 1970, by the client's clock, as Baseten's client sends it
+_MAX_DEADLINE_DIGITS = 15
+_REQUEST_IDS = (b"x-request-id", b"x-baseten-customer-request-id")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Beside what the body says."""
+
+    request_class: RequestClass | None = None  # None = by the request's size
+    deadline: float = math.inf  # time.monotonic() seconds
+    raw_bytes: bool = False  # rows as application/octet-stream
+    content_length: int | None = None
+
+
+def read_headers(headers: Mapping[bytes, bytes]) -> Wishes:
+    """Raises InvalidRequest and UnsupportedMedia, naming the header. Names are in lower case."""
+    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise UnsupportedMedia("content-encoding is not read here; send the body as it is")
+    accept = headers.get(b"accept", b"")
+    content_length = headers.get(b"content-length")
+    return Wishes(
+        request_class=_read_class(headers),
+        deadline=_read_deadline(headers),
+        raw_bytes=_RAW in accept and _prefers_raw(accept),
+        content_length=None if content_length is None else int(content_length),  # the HTTP parser has checked it
+    )
+
+
+def request_id(headers: Mapping[bytes, bytes]) -> str | None:
+    """The client's own name for the request, None where it has none or one that might not be fit for a log."""
+    for name in _REQUEST_IDS:
+        given = headers.get(name)
+        if given is not None and _REQUEST_ID.fullmatch(given):
+            return given.decode()
+    return None
+
+
+def _prefers_raw(accept: bytes) -> bool:
+    """Whether raw bytes are named first, or without JSON. Weights (`q=`) are not read: clients give what they like
+    best first."""
+    return accept.startswith(_RAW) or b"application/json" not in accept
+
+
+def _read_deadline(headers: Mapping[bytes, bytes]) -> float:
+    """The earliest of those that are given: a client may say one thing and a proxy before us another."""
+    deadline = math.inf
+    for name in _TIMEOUTS:
+        if (value := headers.get(name)) is not None:
+            deadline = min(deadline, time.monotonic() + _read_timeout(value, name.decode()) / 1000)
+    if (value := headers.get(_DEADLINE)) is not None:
+        if not value.isdigit() or len(value) > _MAX_DEADLINE_DIGITS:
+            raise InvalidRequest("request-deadline-ms must be milliseconds since 1970", param="request-deadline-ms")
+        deadline = min(deadline, time.monotonic() + int(value) / 1000 - time.time())
+    return deadline
+
+
+def _read_timeout(value: bytes, name: str) -> int:
+    milliseconds = int(value) if value.isdigit() and len(value) <= _MAX_TIMEOUT_DIGITS else 0
+    if not 1 <= milliseconds <= _MAX_TIMEOUT_MS:
+        raise InvalidRequest(f"{name} must be a whole number from 1 to {_MAX_TIMEOUT_MS}", param=name)
+    return milliseconds
+
+
+def _read_class(headers: Mapping[bytes, bytes]) -> RequestClass | None:
+    value = headers.get(b"x-embedline-class")
+    if value is None:
+        return None
+    request_class = _CLASSES.get(value.lower())
+    if request_class is None:
+        raise InvalidRequest("x-embedline-class must be interactive or bulk", param="x-embedline-class")
+    return request_class

@@ -1,0 +1,71 @@
+"""What GET /info says: TEI's fields at the top, and everything that engines say of their models below."""
+
+from typing import Any
+
+from embedline import __version__
+from engine.model.tasks import Task
+from engine.types import OutputKind
+from server.frontend.state import FrontendState
+from tokenizer_pool.messages import Truncation
+
+_SCORING = (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY)
+_TEI_POOLING = {"last": "last_token"}  # its name for it
+
+
+def info(state: FrontendState) -> dict[str, Any]:
+    """As text-embeddings-inference has it (core/src/lib.rs, router/src/lib.rs: Info); ours are `ready`, `models`,
+    `task`, `outputs`, `labels`, `prompts` and further limits."""
+    house = state.house
+    models = house.get("models", [])
+    return {
+        **(_of_model(models[0]) if models else {}),
+        **house.get("limits", {}),
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+        "ready": state.why_not_ready() is None,
+        "models": [_in_words(model) for model in models],
+    }
+
+
+def _in_words(model: dict[str, Any]) -> dict[str, Any]:
+    """With names for what goes between processes as numbers."""
+    outputs = output_names(OutputKind(model["info"]["outputs"]))
+    truncation = Truncation(model["truncation"]).name.lower()
+    return {**model, "info": {**model["info"], "outputs": outputs}, "truncation": truncation}
+
+
+def output_names(outputs: OutputKind) -> list[str]:
+    """Of each kind, in lower case."""
+    return [kind.name.lower() for kind in outputs if kind.name]
+
+
+def _of_model(model: dict[str, Any]) -> dict[str, Any]:
+    """Of the first one where there are several."""
+    known = model["info"]
+    return {
+        "model_id": model["model_id"],
+        "model_sha": model["revision"] or None,
+        "model_dtype": known["dtype"],
+        "served_model_name": known["name"],
+        "model_type": _model_type(model),
+        "max_input_length": known["max_seqlen"],
+        "task": model.get("task", Task.EMBED),
+        "outputs": output_names(OutputKind(known["outputs"])),
+        "labels": list(model.get("labels", ())),
+        "prompts": model["prompts"],
+    }
+
+
+def _model_type(model: dict[str, Any]) -> dict[str, Any]:
+    """In TEI's words. What it does not know is a classifier where it has labels, and an embedding model otherwise."""
+    task, labels = Task(model.get("task", Task.EMBED)), model.get("labels", ())
+    if task not in _SCORING:
+        pooling = "splade" if task is Task.SPARSE else model["info"]["pooling"]
+        return {"embedding": {"pooling": _TEI_POOLING.get(pooling, pooling)}}
+    return {
+        "reranker" if task is Task.RERANK else "classifier": {
+            "id2label": {str(number): label for number, label in enumerate(labels)},
+            "label2id": {label: number for number, label in enumerate(labels)},
+        }
+    }

@@ -1,0 +1,1 @@
+"""What is counted and shown: declarations, the supervisor's registry, gauges read when asked, and TEI's names."""

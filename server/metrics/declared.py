@@ -1,0 +1,122 @@
+"""Every metric that processes count and send: name, labels, help, and when to worry. The others declare their own."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wire.metrics import POWERS, RATIOS, SECONDS, Edges
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+# Below half a millisecond only the stages of a request tell anything; see server/metrics/histograms.py.
+_FROM_HALF_A_MILLISECOND = SECONDS[9:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """One metric. `name` has Prometheus's suffixes: a counter's ends in _total, a unit stands before that."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    alert: str = ""  # when somebody should look, in words
+    cells: Edges = ()  # a histogram's, as it is sent
+    edges: Edges = ()  # those of them that are shown
+
+
+def _counter(name: str, labels: tuple[str, ...], help: str, alert: str = "") -> Declared:
+    return Declared(name=name, kind="counter", labels=labels, help=help, alert=alert)
+
+
+def _histogram(name: str, labels: tuple[str, ...], help: str, cells: Edges, edges: Edges = ()) -> Declared:
+    return Declared(name=name, kind="histogram", labels=labels, help=help, cells=cells, edges=edges or cells)
+
+
+def gauge(name: str, labels: tuple[str, ...], help: str, alert: str = "") -> Declared:
+    """A level, as it is when the page is made."""
+    return Declared(name=name, kind="gauge", labels=labels, help=help, alert=alert)
+
+
+# fmt: off
+REQUESTS = (
+    _counter("embedline_requests_total", ("route", "class", "code"),
+        "Requests that have ended, by route, class of work and status; 499 = the client left. Paths that are no route "
+        "of ours are `other`, and the class is `none` where it was not known yet.",
+        "the share of 5xx rises"),
+    _histogram("embedline_request_duration_seconds", ("route",),
+        "From a request's head to its answer's last byte, all statuses.", SECONDS, _FROM_HALF_A_MILLISECOND),
+    _histogram("embedline_stage_duration_seconds", ("stage",),
+        "What requests spent where, of those that got through the stage: `read` the body, `tokenize` with its wait for "
+        "a tokenizer, `queue` the longest wait of a sequence for its batch, `compute` of the batches it was in, "
+        "`respond` from the rows to the answer's last byte.", SECONDS),
+    _counter("embedline_rejected_total", ("reason",),
+        "Requests that got an error for an answer, by reason.",
+        "`wait` or `concurrency` over 5 % of the requests for 10 minutes: too little is there for the load"),
+    _counter("embedline_cancelled_total", ("stage",),
+        "Requests whose client left before the answer, by the stage they had reached; `queue` is at the engines too.",
+        "it rises in `queue`: clients time out sooner than the server refuses them"),
+    _counter("embedline_inputs_total", ("model",), "Texts, or lists of token ids, of answered requests."),
+    _counter("embedline_input_tokens_total", ("model",), "Tokens of answered requests, after truncation."),
+    _histogram("embedline_input_length_tokens", ("model",),
+        "Tokens of each input of answered requests, after truncation.", POWERS),
+    _counter("embedline_truncated_inputs_total", ("model",),
+        "Inputs of answered requests that lost tokens to the model's limit.",
+        "it is more than you expect: what is cut off is not in the vector"),
+    _counter("embedline_request_bytes_total", (), "Bytes of bodies that were read."),
+    _counter("embedline_response_bytes_total", ("format",),
+        "Bytes of answers' bodies, by the form of the rows: `float`, `base64`, `bytes`; `other` has no rows."),
+    _counter("embedline_log_lines_dropped_total", (),
+        "Lines of the request log that were lost because their reader was too slow.", "it is not 0"),
+)
+TOKENIZING = (
+    _counter("embedline_tokenized_texts_total", ("model",), "Texts tokenized."),
+    _counter("embedline_tokenized_tokens_total", ("model",), "Tokens made of them."),
+    _counter("embedline_tokenize_seconds_total", ("model",),
+        "Time spent on that, over all tokenizers.",
+        "its rate comes near the number of --tokenization-workers: they are the bottleneck"),
+)
+BATCHES = (
+    _counter("embedline_batch_release_total", ("model", "reason"),
+        "Batches sent to an engine, by why they were not larger: `full` the budget was used up, `bucket` cut at an "
+        "edge that the engine computes well, `class` kept short because queries and bulk work share the engine, "
+        "`share` other idle streams got a part, `drained` nothing more waited, `kind` what else waited can't share a "
+        "batch, `retry` a part of a batch that failed, `suspect` alone after its engine had died.",
+        "`drained` is rare while clients wait: the engines are the bottleneck"),
+    _histogram("embedline_batch_tokens", ("model",), "Tokens of finished batches.", POWERS),
+    _histogram("embedline_batch_sequences", ("model",), "Sequences of finished batches.", POWERS, POWERS[:13]),
+    _histogram("embedline_batch_fill_ratio", ("model",),
+        "Tokens of finished batches, as a share of the budget they were packed under; above 1 is a single sequence "
+        "that is longer.", RATIOS),
+    _histogram("embedline_queue_duration_seconds", ("model", "class"),
+        "The longest wait of a request's sequences for a batch.", SECONDS, _FROM_HALF_A_MILLISECOND),
+    _histogram("embedline_engine_duration_seconds", ("model",),
+        "Time a batch computed. The rate of its sum is how many streams are busy.", SECONDS, _FROM_HALF_A_MILLISECOND),
+    _counter("embedline_batch_failures_total", ("model", "kind"),
+        "Batches that gave no rows, by what failed; `lost` with their engine.", "it is not 0"),
+    _counter("embedline_retried_sequences_total", ("model", "reason"),
+        "Sequences computed again: `failed` in smaller batches after their batch had, `suspect` alone after their "
+        "engine had died.", "it is not 0"),
+    _counter("embedline_nonfinite_rows_total", ("model",),
+        "Sequences given up because the model gives numbers for them that are not finite.", "it is not 0"),
+    _counter("embedline_wasted_tokens_total", ("model",),
+        "Tokens computed for requests that had ended before.", "its rate nears that of embedline_input_tokens_total"),
+    _counter("embedline_refused_total", ("reason",), "Requests that a batch manager refused, by reason."),
+)
+PROCESSES = (
+    _counter("embedline_process_restarts_total", ("role",),
+        "Processes started again after they had died.", "more than 3 within 15 minutes"),
+    _histogram("embedline_event_loop_lag_seconds", ("role",),
+        "How late an event loop was for its heartbeat.", SECONDS, _FROM_HALF_A_MILLISECOND),
+    gauge("embedline_queue_sequences", ("process",),
+        "Sequences without rows that a batch manager holds, waiting or in an engine, up to half a second ago."),
+    gauge("embedline_open_requests", ("process",), "HTTP requests that a frontend holds."),
+    gauge("embedline_open_connections", ("process",), "HTTP connections that a frontend holds."),
+)
+# server/metrics/tei.py shows them.
+FOR_TEI = (
+    _counter("te_requests", ("method", "outcome"), "What te_request_count and te_request_success are made of."),
+    _counter("te_inputs", ("task",), "What te_embed_count and te_predict_count are made of."),
+    _histogram("te_duration", ("task",), "What te_request_duration is made of.", SECONDS),
+)
+# fmt: on
+ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *PROCESSES)

@@ -1,0 +1,99 @@
+"""Levels of the whole server, read when asked: off the shared page, so that they are right when a process is stuck."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from embedline import __version__
+from server.metrics.declared import Declared, gauge
+from server.requests.admission import expected_wait
+from wire.control import Json
+from wire.page import Page
+from wire.vocabulary import RequestClass
+
+_BY_CLASS = ("model", "class")
+_MODEL = ("model",)
+# fmt: off
+_READY = gauge("embedline_ready", (), "1 when a request sent now would be computed.", "0 for 5 minutes")
+_BUILD = gauge("embedline_build_info", ("version",), "Always 1.")
+_INFO = gauge("embedline_model_info", ("model", "engine", "dtype", "devices", "revision"),
+    "1 for each model whose engine has been ready.")
+_MODEL_READY = gauge("embedline_model_ready", _MODEL, "1 when a request for the model sent now would be computed.",
+    "0 for 5 minutes")
+_PADDED = gauge("embedline_model_padded", ("model", "engine"),
+    "1 where sequences of like length are padded to the longest of them, 0 where they are packed: openvino and "
+    "onnxruntime pad small groups by design, transformers where packing fails the self-test.",
+    "1 for the engine transformers and speed matters: the log and /info say why")
+_QUEUED = gauge("embedline_queue_tokens", _BY_CLASS, "Tokens waiting or in an engine.", "it grows for 10 minutes")
+_OLDEST = gauge("embedline_queue_oldest_age_seconds", _BY_CLASS, "Since the oldest waiting request came.",
+    "over 30 while embedline_seconds_since_last_batch is too, for a minute: nothing moves")
+_WAIT = gauge("embedline_admission_wait_seconds", _BY_CLASS,
+    "What a request that comes now may expect to wait for its turn; above --interactive-max-wait or --bulk-max-wait "
+    "it is rejected.", "over half of that for 10 minutes: more load than the server was made for")
+_ENGINES = gauge("embedline_engines_ready", _MODEL, "Engines that can take a batch.", "less than there should be")
+_RATE = gauge("embedline_engine_tokens_per_second", _MODEL, "What the engines compute together, as measured.")
+_LAST = gauge("embedline_seconds_since_last_batch", _MODEL, "Since a batch finished; absent before the first.")
+# fmt: on
+LEVELS = (_READY, _MODEL_READY, _BUILD, _INFO, _PADDED, _QUEUED, _OLDEST, _WAIT, _ENGINES, _RATE, _LAST)
+
+
+class Levels(Collector):
+    """Gauges of the house and of each model."""
+
+    def __init__(self, page: Page, model_names: Sequence[str], *, is_ready: Callable[[], bool]) -> None:
+        self._page = page
+        self._model_names = model_names
+        self._is_ready = is_ready
+
+    def collect(self) -> Iterator[Metric]:
+        """Read now."""
+        yield _family(_READY, [((), self._is_ready())])
+        yield _family(_BUILD, [((__version__,), 1)])
+        page, now = self._page, time.monotonic()
+        by_class = [
+            (index, request_class, (model, request_class.name.lower()))
+            for index, model in enumerate(self._model_names)
+            for request_class in RequestClass
+        ]
+        queued = page.queued_tokens.sum(axis=0)
+        yield _family(_QUEUED, [(labels, queued[index, its_class]) for index, its_class, labels in by_class])
+        yield _family(_OLDEST, [(labels, self._age(index, its_class, now)) for index, its_class, labels in by_class])
+        yield _family(_WAIT, [(labels, expected_wait(page, index, its_class)) for index, its_class, labels in by_class])
+        models = [(index, (model,)) for index, model in enumerate(self._model_names)]
+        yield _family(_MODEL_READY, [(labels, int(page.engines_ready[:, index].any())) for index, labels in models])
+        yield _family(_ENGINES, [(labels, page.engines_ready[:, index].sum()) for index, labels in models])
+        yield _family(_RATE, [(labels, page.tokens_per_second[:, index].sum()) for index, labels in models])
+        last_at = page.last_batch_at.max(axis=0)
+        yield _family(_LAST, [(labels, now - last_at[index]) for index, labels in models if last_at[index]])
+
+    def _age(self, model: int, request_class: RequestClass, now: float) -> float:
+        since = self._page.oldest_since[:, model, request_class]
+        return max(0.0, now - float(since[since > 0].min(initial=now)))
+
+
+class ModelInfo(Collector):
+    """What is served and how; `models` gives the entries of a STATE."""
+
+    def __init__(self, models: Callable[[], Sequence[Json]]) -> None:
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        """Read now."""
+        entries = self._models()
+        yield _family(_INFO, [(_labels(entry), 1) for entry in entries])
+        infos = [entry["info"] for entry in entries]
+        yield _family(_PADDED, [((info["name"], info["engine"]), info["is_padded"]) for info in infos])
+
+
+def _labels(entry: Json) -> tuple[str, ...]:
+    info = entry["info"]
+    return info["name"], info["engine"], info["dtype"], ",".join(entry["devices"]), entry["revision"] or ""
+
+
+def _family(declared: Declared, samples: Sequence[tuple[Sequence[str], float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(declared.name, declared.help, labels=declared.labels)
+    for labels, value in samples:
+        family.add_metric(labels, float(value))
+    return family

@@ -1,0 +1,102 @@
+"""The one registry of the whole server, which lives in the supervisor: sums what the processes send with heartbeats.
+
+What is only known when asked (levels, processes) comes from collectors that it is given.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from server.metrics.declared import ALL, FOR_TEI
+from server.metrics.histograms import cumulative
+from server.metrics.tei import Counted, tei_text
+from wire.control import Json
+
+MetricsSource = Callable[[], Awaitable[str]]  # Prometheus's text format
+
+Labels = tuple[str, ...]  # values, in the order of the declaration
+_DECLARED = {declared.name: declared for declared in (*ALL, *FOR_TEI)}
+
+logger = logging.getLogger("embedline.server")
+
+
+class Registry(Collector):
+    """Unknown names and wrong numbers of labels or cells are logged and dropped."""
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self._sums = _by_name("counter")
+        self._levels = _by_name("gauge")
+        self._cells: dict[str, dict[Labels, list[float]]] = {
+            name: {} for name, declared in _DECLARED.items() if declared.kind == "histogram"
+        }
+        self._registry = CollectorRegistry(auto_describe=False)
+        for collector in (self, *collectors):
+            self._registry.register(collector)
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Add to a counter."""
+        sums = self._sums[name]
+        sums[labels] = sums.get(labels, 0) + by
+
+    def absorb(self, deltas: Json) -> None:
+        """Take in what wire.metrics.Recorder.drain gave in some process."""
+        for name, *labels, value in deltas.get("counts", ()):
+            if _is_declared(name, labels, kind="counter"):
+                self.count(name, *labels, by=value)
+        for name, *labels, value in deltas.get("levels", ()):
+            if _is_declared(name, labels, kind="gauge"):
+                self._levels[name][tuple(labels)] = value
+        for name, *labels, cells in deltas.get("histograms", ()):
+            if _is_declared(name, labels, kind="histogram", num_cells=len(cells)):
+                held = self._cells[name].setdefault(tuple(labels), [0] * len(cells))
+                for index, value in enumerate(cells):
+                    held[index] += value
+
+    def forget(self, process: str) -> None:
+        """A process has died: what it said of itself is not so any more."""
+        for levels in self._levels.values():
+            for labels in [labels for labels in levels if process in labels]:
+                del levels[labels]
+
+    def text(self) -> str:
+        """Prometheus's text format."""
+        num_waiting = sum(self._levels["embedline_queue_sequences"].values())
+        return generate_latest(self._registry).decode() + tei_text(Counted(self._sums, self._cells, num_waiting))
+
+    def collect(self) -> Iterator[Metric]:
+        """What was counted and sent."""
+        for declared in ALL:
+            name, labels = declared.name, declared.labels
+            if declared.kind == "counter":
+                counter = CounterMetricFamily(name, declared.help, labels=labels)
+                for values, value in self._sums[name].items():
+                    counter.add_metric(values, value)
+                yield counter
+            elif declared.kind == "gauge":
+                gauge = GaugeMetricFamily(name, declared.help, labels=labels)
+                for values, value in self._levels[name].items():
+                    gauge.add_metric(values, value)
+                yield gauge
+            else:
+                histogram = HistogramMetricFamily(name, declared.help, labels=labels)
+                for values, cells in self._cells[name].items():
+                    buckets = cumulative(cells, declared.cells, shown=declared.edges)
+                    histogram.add_metric(values, buckets, sum_value=cells[-1])
+                yield histogram
+
+
+def _by_name(kind: str) -> dict[str, dict[Labels, float]]:
+    return {name: {} for name, declared in _DECLARED.items() if declared.kind == kind}
+
+
+def _is_declared(name: str, labels: list[str], *, kind: str, num_cells: int = 0) -> bool:
+    declared = _DECLARED.get(name)
+    if declared is not None:
+        its_cells = len(declared.cells) + 2 if kind == "histogram" else 0
+        if (declared.kind, len(declared.labels), its_cells) == (kind, len(labels), num_cells):
+            return True
+    logger.error("%s %s with %d labels is not declared in server/metrics/declared.py", kind, name, len(labels))
+    return False

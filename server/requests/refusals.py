@@ -1,0 +1,70 @@
+"""What the tokenizer pool and the batch managers refuse, in the words of a request's error.
+
+Knows the name of a field or item by a function alone; nothing of the request.
+"""
+
+from collections.abc import Callable
+
+from batch_manager import messages as batching
+from batch_manager.messages import RequestRefused
+from server.requests.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    InvalidRequest,
+    NotReady,
+    NotTokenizable,
+    RequestError,
+)
+from server.requests.models import ServedModel
+from tokenizer_pool import messages as tokenizing
+from tokenizer_pool.messages import TextRefused
+
+TOO_LARGE = "the answer would be too large; send fewer inputs a request"
+
+NameOf = Callable[[int], str]  # what a message calls an item; all of them where the index is -1
+
+_TEXT_ERRORS: dict[tokenizing.Refusal, type[RequestError]] = {
+    tokenizing.Refusal.EMPTY: EmptyInput,
+    tokenizing.Refusal.FAILED: NotTokenizable,
+}
+
+
+def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_pair: bool = False) -> RequestError:
+    """A text, or list of ids, that gave no ids for the model."""
+    param = name_of(refused.index)
+    match refused.reason:
+        case tokenizing.Refusal.TOO_LONG:
+            limit = f"{refused.max_tokens} tokens" if refused.max_tokens else "the model's limit"
+            together = " together with the text it is paired with" if is_pair else ""
+            problem = f"is longer than {limit}{together} and truncation is off"
+        case tokenizing.Refusal.EMPTY:
+            problem = "has no tokens"
+        case tokenizing.Refusal.OUT_OF_VOCABULARY:
+            problem = f"has a token id that is not from 0 to {model.vocab_size - 1}"
+        case tokenizing.Refusal.FAILED:
+            problem = "can't be tokenized"
+        case tokenizing.Refusal.TOO_MUCH:
+            problem = "is too large for one request; send fewer items a request"
+    return _TEXT_ERRORS.get(refused.reason, InvalidRequest)(f"{param} {problem}", param=param)
+
+
+def batch_error(refused: RequestRefused, name_of: NameOf) -> RequestError:
+    """Ids that gave no rows."""
+    param = name_of(refused.index) if refused.index >= 0 else None
+    where = param or "the request"
+    match refused.reason:
+        case batching.Refusal.DEADLINE:
+            return DeadlineExceeded("the request's own deadline passed while it waited")
+        case batching.Refusal.NO_ENGINE:
+            return NotReady("no engine is ready", retry_after=refused.retry_after or 1.0)
+        case batching.Refusal.STOPPING:
+            return NotReady("the server is stopping", retry_after=1.0)
+        case batching.Refusal.TOO_LONG:
+            return InvalidRequest(f"{where} is longer than the engine takes", param=param)
+        case batching.Refusal.ANSWER_TOO_LARGE:
+            return InvalidRequest(TOO_LARGE)
+        case batching.Refusal.NON_FINITE:
+            return EngineFailed(f"the model gives numbers that are not finite for {where}", param=param)
+        case _:
+            return EngineFailed(f"the engine failed on {where}", param=param)

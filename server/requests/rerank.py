@@ -1,0 +1,153 @@
+"""How well documents answer a query, by whatever the model gives: scores of pairs, embeddings or late interaction.
+
+Knows texts and models; nothing of HTTP, JSON or any dialect.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.model.tasks import Activation
+from engine.types import OutputKind
+from server.requests.classify import activated
+from server.requests.errors import InvalidRequest
+from server.requests.late_interaction import max_sim
+from server.requests.late_tokens import counted
+from server.requests.models import ServedModel
+from server.requests.pipeline import Pipeline, Work, unsupported
+from server.requests.trace import Trace
+from tokenizer_pool.messages import Truncation
+from wire.vocabulary import RequestClass
+
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # as sentence-transformers looks for them
+_FLOATS_A_SLICE = 1 << 18  # of the rows that are compared in one go, about a quarter of a millisecond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankRequest:
+    """A query, and documents to be scored; at least one, and no text is empty."""
+
+    model: ServedModel
+    query: str
+    documents: Sequence[str]
+    raw_scores: bool = False  # as the model gives them, where it gives scores
+    instruction: str | None = None  # of a generative reranker; None = the model's own
+    truncation: Truncation = Truncation.RIGHT
+    request_class: RequestClass | None = None  # None = by size
+    deadline: float = math.inf  # time.monotonic() seconds
+    query_field: str = "query"  # what the dialect calls them, for error messages
+    documents_field: str = "documents"
+    instruction_field: str = "instruction"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What every dialect's encoder starts from."""
+
+    scores: NDArray[np.float32]  # [documents], in the request's order; larger is better
+    num_tokens: int  # of all that was computed
+    truncated: NDArray[np.uint8]  # [pairs, or texts with the query first], 1 where tokens were cut off
+
+    @property
+    def num_truncated(self) -> int:
+        """Pairs or texts that lost tokens."""
+        return self.truncated.tobytes().count(1)
+
+    def best_first(self) -> NDArray[np.intp]:
+        """Indices of the documents; equal scores keep the request's order."""
+        return np.argsort(-self.scores, kind="stable")
+
+
+async def rank(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
+    """Scores for a request. Raises RequestError; cancelling it drops the work everywhere."""
+    outputs = request.model.outputs
+    if request.instruction is not None and request.model.instruction is None:
+        field = request.instruction_field
+        raise InvalidRequest(f"{field} can't be given, for this model takes none", param=field)
+    if OutputKind.LOGITS in outputs and len(request.model.labels) <= 1:
+        return await _rank_pairs(pipeline, request, trace)
+    if OutputKind.POOLED in outputs:
+        return await _rank_embeddings(pipeline, request, trace)
+    if OutputKind.MULTI_VECTOR in outputs:
+        return await _rank_token_rows(pipeline, request, trace)
+    several = "a score for each of several labels" if OutputKind.LOGITS in outputs else "no scores of pairs of texts"
+    raise unsupported(request.model, several)
+
+
+async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
+    """By a cross-encoder, or a generative reranker."""
+    model, documents = request.model, request.documents
+    instruction = model.instruction if request.instruction is None else request.instruction
+    work = Work(
+        model=model,
+        texts=[request.query] * len(documents),
+        pair_texts=documents,
+        prompt=model.default_prompt if instruction is None else instruction,
+        truncation=request.truncation,
+        outputs=OutputKind.LOGITS,
+        request_class=request.request_class,
+        deadline=request.deadline,
+        field=request.documents_field,
+    )
+    computed = await pipeline.compute(work, trace)
+    scores = computed.results[OutputKind.LOGITS].values
+    if not (request.raw_scores or model.activation is Activation.IDENTITY):
+        scores = await activated(scores, Activation.SIGMOID)  # also for a softmax, which of one score is no use
+    return Ranked(scores[:, 0], computed.num_tokens, computed.tokens.truncated)
+
+
+async def _rank_embeddings(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
+    """By the cosine of embeddings."""
+    computed = await pipeline.compute(_query_and_documents(request, OutputKind.POOLED), trace)
+    scores = await _cosines(computed.results[OutputKind.POOLED].values)
+    return Ranked(scores, computed.num_tokens, computed.tokens.truncated)
+
+
+async def _rank_token_rows(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
+    """By late interaction."""
+    computed = await pipeline.compute(_query_and_documents(request, OutputKind.MULTI_VECTOR), trace)
+    rows, tokens = computed.results[OutputKind.MULTI_VECTOR], computed.tokens
+    assert rows.offsets is not None, "rows of tokens are ragged"
+    scores = await max_sim(rows.values, rows.offsets, counted(tokens, request.model.late, num_queries=1))
+    return Ranked(scores, computed.num_tokens, tokens.truncated)
+
+
+def _query_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
+    """The query as the first text, each with the prompt that the model has for its kind."""
+    prompts: dict[str, str] = request.model.facts.get("prompts", {})
+    default = request.model.default_prompt
+    return Work(
+        model=request.model,
+        texts=[request.query, *request.documents],
+        prompt=next((prompts[name] for name in _DOCUMENT_PROMPTS if name in prompts), default),
+        num_queries=1,
+        query_prompt=prompts.get("query", default),
+        truncation=request.truncation,
+        outputs=outputs,
+        request_class=request.request_class,
+        deadline=request.deadline,
+        field=request.documents_field,
+        first_field=request.query_field,
+    )
+
+
+async def _cosines(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of the first row with each of the others, float32 [rows - 1]. Long work is done in slices."""
+    query = rows[0] / _lengths(rows[:1])
+    cosines = np.empty(len(rows) - 1, np.float32)
+    step = max(1, _FLOATS_A_SLICE // rows.shape[1])
+    for start in range(0, len(cosines), step):
+        part = rows[1 + start : 1 + start + step]
+        cosines[start : start + step] = (part @ query) / _lengths(part)
+        await asyncio.sleep(0)
+    return cosines
+
+
+def _lengths(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Euclidean, float32 [rows], and never zero: the cosine of a row of zeros is 0."""
+    lengths: NDArray[np.float32] = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))
+    return np.maximum(lengths, np.float32(1e-12))

@@ -1,0 +1,75 @@
+"""API keys as an operator gives them, to keys as the server keeps them: names and digests.
+
+Messages name places, never keys.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from server.http.auth import ApiKey, digest
+from server.settings.flag import SettingsError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_KEY = re.compile(r"[!-~]+")  # what fits into a header
+_HASHED = "sha256="
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_MAX_BYTES = 10_000_000
+
+
+def api_keys(keys: Sequence[str], file: str | None) -> list[ApiKey]:
+    """Of --api-key and of --api-key-file; none means that nobody is asked. Raises SettingsError."""
+    found = [_plain(key, name=f"key-{number}", where="--api-key") for number, key in enumerate(keys, 1)]
+    if file is not None:
+        found += _from_file(file)
+    if len({key.digest for key in found}) < len(found):
+        raise SettingsError(f"{'--api-key-file' if file else '--api-key'}: the same key is given twice")
+    return found
+
+
+def _from_file(path: str) -> list[ApiKey]:
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(_MAX_BYTES).decode()
+    except OSError as error:
+        raise SettingsError(f"--api-key-file can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError("--api-key-file is not UTF-8 text") from None
+    keys = list(_lines(text))
+    if not keys:
+        raise SettingsError("--api-key-file has no key in it")
+    return keys
+
+
+def _lines(text: str) -> Iterator[ApiKey]:
+    names: set[str] = set()
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if not line or line.startswith("#"):
+            continue
+        where = f"--api-key-file, line {number}"
+        key = _line(line, number, where=where)
+        if key.name in names:
+            raise SettingsError(f"{where}: the name is taken by another line")
+        names.add(key.name)
+        yield key
+
+
+def _line(line: str, number: int, *, where: str) -> ApiKey:
+    """`name:sha256=<hex>`, `name:key` or a key alone, which is called by its line."""
+    name, separator, rest = line.partition(":")
+    if not separator:
+        name, rest = f"line-{number}", line
+    if not _NAME.fullmatch(name.strip()):
+        raise SettingsError(f"{where}: before the colon stands a name of letters, digits, dots, dashes")
+    return _plain(rest.strip(), name=name.strip(), where=where)
+
+
+def _plain(key: str, *, name: str, where: str) -> ApiKey:
+    if key.startswith(_HASHED):
+        hexadecimal = key.removeprefix(_HASHED)
+        if not _DIGEST.fullmatch(hexadecimal):
+            raise SettingsError(f"{where}: {_HASHED} is followed by 64 hexadecimal digits")
+        return ApiKey(name, bytes.fromhex(hexadecimal))
+    if not _KEY.fullmatch(key):
+        raise SettingsError(f"{where}: a key is ASCII characters without spaces, and not empty")
+    return ApiKey(name, digest(key.encode()))

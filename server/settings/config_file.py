@@ -1,0 +1,82 @@
+"""The file that `--config` names: TOML whose keys are flags' names, and a [[model]] table for each of several models.
+
+Knows the form of the file and the types of its values, not what outranks it.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from server.settings.flag import Flag, SettingsError, flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+
+VARIABLE = "EMBEDLINE_CONFIG"  # where --config is not given; CONFIG alone is anybody's
+_MODEL = "model"
+_MAX_BYTES = 1_000_000  # somebody has named another file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """What a file says: values by the names of fields."""
+
+    path: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the server, and of every model that does not differ
+    models: tuple[Mapping[str, Any], ...] = ()  # one for each [[model]]
+
+
+def read(path: str) -> ConfigFile:
+    """Raises SettingsError that names the file and, where one is to blame, the key."""
+    server, model = _by_name(Settings), _by_name(ModelSettings)
+    document = _parse(path)
+    tables = document.pop(_MODEL, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise SettingsError(f"{path}: models are given as [[{_MODEL}]] tables")
+    return ConfigFile(
+        path=path,
+        values=_values(document, server | model, where=path),
+        models=tuple(
+            _values(table, model, where=f"{path}: [[{_MODEL}]] {number}") for number, table in enumerate(tables, 1)
+        ),
+    )
+
+
+def _parse(path: str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise SettingsError(f"--config {path}: {error.strerror}") from None
+    if len(data) > _MAX_BYTES:
+        raise SettingsError(f"--config {path}: the file is too large to be one")
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise SettingsError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
+
+
+def _values(table: dict[str, Any], flags: Mapping[str, Flag], *, where: str) -> dict[str, Any]:
+    """Checked values by the names of their fields."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        flag = flags.get(key.replace("-", "_"))
+        if flag is None:
+            raise SettingsError(f"{where}: {key!r} is not a key here")
+        if flag.name in values:
+            raise SettingsError(f"{where}: {key} is given twice")
+        try:
+            values[flag.name] = flag.from_file(value)
+        except ValueError as error:
+            raise SettingsError(f"{where}: {key} {error}") from None
+    return values
+
+
+def _by_name(settings: type) -> dict[str, Flag]:
+    """Each flag by its field's name and by its other long names."""
+    found: dict[str, Flag] = {}
+    for flag in flags_of(settings):
+        names = [name[2:].replace("-", "_") for name in flag.aliases if name.startswith("--")]
+        found |= dict.fromkeys([flag.name, *names], flag)
+    return found

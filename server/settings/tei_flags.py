@@ -1,0 +1,45 @@
+"""What text-embeddings-inference's start commands carry over and this server has no like of.
+
+A flag that changes no answer is taken, and the operator is told what it does not do. One that would change the rows is
+refused where it can't be followed. Knows nothing of how flags are read.
+"""
+
+import logging
+from pathlib import PurePosixPath
+
+from engine.model.model_folder import ModelFolder
+from engine.model.steps import Dense
+from engine.types import ModelError
+from server.settings.flag import flags_of
+from server.settings.settings import Settings
+
+_INSTEAD = {  # of the group Without effect: what is so instead
+    "uds_path": "processes talk over sockets in a folder that the server makes for itself",
+    "disable_spans": "no line of the log has spans",
+    "otlp_endpoint": "no traces are sent; the request log and /metrics have how long each stage took",
+    "otlp_service_name": "no traces are sent",
+}
+
+logger = logging.getLogger("embedline.server")
+
+
+def warn_of_flags_without_effect(settings: Settings) -> None:
+    """A line of the log for each that was given; never its value, which may be an address."""
+    for flag in flags_of(Settings):
+        if flag.name in _INSTEAD and getattr(settings, flag.name) != flag.default:
+            logger.warning("%s has no effect here: %s", flag.long_name, _INSTEAD[flag.name])
+
+
+def check_dense_path(asked: str | None, folder: ModelFolder) -> None:
+    """As there, it counts where modules.json has one Dense module. Raises ModelError where it names another one."""
+    if asked is None:
+        return
+    found = [PurePosixPath(step.folder) for step in folder.steps if isinstance(step, Dense)]
+    if len(found) != 1:
+        why = f"the model has {len(found)} Dense modules, and they are applied as modules.json has them"
+        logger.warning("--dense-path has no effect here: %s", why)
+    elif PurePosixPath(asked) != found[0]:
+        raise ModelError(
+            f"--dense-path names another Dense module than the model's modules.json ({found[0]}): serve a copy of the "
+            f"folder whose modules.json names it, or leave the flag out"
+        )

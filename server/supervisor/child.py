@@ -1,0 +1,197 @@
+"""One supervised process: its start, its control channel, its end. Decides nothing; the supervisor does."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from wire import control
+from wire.connection import Connection
+from wire.control import Json
+
+# What the environment may overrule. numpy computes a product on the thread that asks for it: a team of threads for each
+# waits more than it computes, by a factor of three and a half where two engine threads ask at the same time.
+_DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
+APP_ROOT = Path(__file__).resolve().parents[2]  # the folder that has server/, engine/, …
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a process is to be."""
+
+    role: str  # "engine", "tokenizer", "batch manager", "frontend"
+    index: int
+    module: str
+    python: str  # the interpreter
+    spec: Json  # START, less title and index
+    fds: tuple[int, ...]  # inherited, under the same numbers
+    model: int | None = None  # index of the one model it serves; None = all of them
+
+    @property
+    def title(self) -> str:
+        """As `ps` shows it, after "embedline: "."""
+        return f"{self.role} {self.index}"
+
+
+class SpawnError(Exception):
+    """The system could not start a process; one line that says which and why."""
+
+
+class MemberEvents(Protocol):
+    """What a member tells the supervisor."""
+
+    def member_ready(self, member: "Member", info: Json) -> None:
+        """It serves."""
+
+    def state_seen(self, member: "Member") -> None:
+        """It has taken in the newest state it was sent."""
+
+    def member_exited(self, member: "Member", returncode: int) -> None:
+        """It is gone and reaped."""
+
+    def metrics_arrived(self, deltas: Json) -> None:
+        """It counted something."""
+
+    def answer(self, member: "Member", what: str) -> Json:
+        """It asks something."""
+        ...
+
+
+@dataclass(slots=True)
+class _Run:
+    """One life of the process."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    connection: Connection | None = None
+
+
+class Member:
+    """A process and what is known of it.
+
+    is_ready   it said READY and has not died since
+    failure    what it said in FAILED, None otherwise
+    last_beat  time.monotonic() of its last sign of life
+    busy       what an engine computes: {"batch", "tokens", "since", "streams"}, None while idle
+    seen       the number of the newest STATE that it has taken in; 0 = none
+    """
+
+    def __init__(self, plan: Plan, events: MemberEvents) -> None:
+        self.plan = plan
+        self.is_ready = False
+        self.failure: str | None = None
+        self.last_beat = 0.0
+        self.busy: Json | None = None
+        self.seen = 0
+        self._events = events
+        self._run: _Run | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def pid(self) -> int | None:
+        """None while no process runs."""
+        return self._run.process.pid if self._run else None
+
+    async def start(self) -> None:
+        """Start the process and tell it what to be. Raises SpawnError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = self._spawn(theirs.fileno())
+            except OSError as error:
+                ours.close()
+                raise SpawnError(f"{self.plan.title} can't be started: {self.plan.python}: {error.strerror}") from None
+        run = self._run = _Run(process, os.pidfd_open(process.pid))
+        self.is_ready, self.failure, self.busy, self.seen = False, None, None, 0
+        self.last_beat = time.monotonic()
+        self._loop.add_reader(run.pidfd, self._reap, run)
+        _, run.connection = await self._loop.create_unix_connection(
+            lambda: Connection(self._received, lambda _: None), sock=ours
+        )
+        spec = {"title": self.plan.title, "index": self.plan.index, **self.plan.spec}
+        run.connection.send(control.START, 0, control.encode(spec))
+
+    def send_state(self, number: int, state: Json) -> None:
+        """Tell it what the house looks like; `state_seen` follows."""
+        if self._run and self._run.connection:
+            self._run.connection.send(control.STATE, number, control.encode(state))
+
+    def kill(self) -> None:
+        """SIGKILL; `member_exited` follows."""
+        if self._run:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and is about to be noted
+                signal.pidfd_send_signal(self._run.pidfd, signal.SIGKILL)
+
+    async def stop(self, seconds: float) -> bool:
+        """Ask it to end and wait; kill it after so long, or at once while it is still loading.
+
+        Whether it ended by itself or held nothing.
+        """
+        run = self._run
+        if run is None:
+            return True
+        if not self.is_ready or run.connection is None:
+            self.kill()
+            await run.ended.wait()
+            return True
+        run.connection.send(control.STOP, 0, control.encode({}))
+        try:
+            async with asyncio.timeout(seconds):
+                await run.ended.wait()
+        except TimeoutError:
+            self.kill()
+            await run.ended.wait()
+            return False
+        return True
+
+    def _spawn(self, control_fd: int) -> subprocess.Popen[bytes]:
+        path = [str(APP_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return subprocess.Popen(
+            # -P: never import from the working folder, which may have an `engine/` of its own
+            [self.plan.python, "-P", "-m", self.plan.module, str(control_fd), str(os.getpid())],
+            env={**_DEFAULTS, **os.environ, "PYTHONPATH": os.pathsep.join(path), "TOKENIZERS_PARALLELISM": "false"},
+            pass_fds=(control_fd, *self.plan.fds),
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C is the supervisor's business, also before the child ignores it
+        )
+
+    def _reap(self, run: _Run) -> None:
+        """The pidfd is readable: the process has ended, whatever it did with its sockets."""
+        self._loop.remove_reader(run.pidfd)
+        returncode = run.process.wait()
+        # what it sent before it ended is still to be read: its last words, and its last counts
+        self._loop.call_soon(self._finish, run, returncode)
+
+    def _finish(self, run: _Run, returncode: int) -> None:
+        if run.connection:
+            run.connection.close()
+        os.close(run.pidfd)
+        self._run = None
+        self.is_ready, self.busy = False, None
+        run.ended.set()
+        self._events.member_exited(self, returncode)
+
+    def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        fields = control.decode(payload)
+        self.last_beat = time.monotonic()
+        if kind == control.HEARTBEAT:
+            self.busy = fields.get("busy")
+            if "metrics" in fields:
+                self._events.metrics_arrived(fields["metrics"])
+        elif kind == control.READY:
+            self.is_ready = True
+            self._events.member_ready(self, fields)
+        elif kind == control.SEEN:
+            self.seen = frame_id
+            self._events.state_seen(self)
+        elif kind == control.FAILED:
+            self.failure = fields["message"]
+        elif kind == control.REQUEST:
+            connection.send(control.REPLY, frame_id, control.encode(self._events.answer(self, fields["what"])))

@@ -1,0 +1,45 @@
+"""Where engines keep what they make of models, made and tried before any process is started."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.store.rights import remedy
+from server.settings.flag import SettingsError
+
+_OFF = "off"
+_WRITTEN_TO = "compiled"  # the folder in it that engines make and use
+
+logger = logging.getLogger("embedline.server")
+
+
+def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | None:
+    """An absolute path, None where nothing is to be kept: a folder of our own choice may be one we can't write to.
+
+    Raises SettingsError where the one that was asked for can't be written to.
+    """
+    if asked == _OFF:
+        return None
+    try:
+        folder = Path(asked).expanduser() if asked else _default(environment)
+    except RuntimeError:
+        raise SettingsError("--compiled-cache begins with the home of nobody who is known here: give a path") from None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / _WRITTEN_TO).mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder / _WRITTEN_TO):
+            return str(folder.absolute())
+    except OSError as error:
+        if asked:
+            instead = f"{remedy(error)}; off keeps nothing" if remedy(error) else ""
+            raise SettingsError(f"--compiled-cache can't be written to: {folder}: {error.strerror}{instead}") from None
+        logger.warning("no cache of compiled models: %s: %s%s", folder, error.strerror, remedy(error))
+        return None
+
+
+def _default(environment: Mapping[str, str]) -> Path:
+    """As the XDG Base Directory Specification has it: a relative XDG_CACHE_HOME does not count."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path(environment.get("HOME") or "/", ".cache")) / "embedline"

@@ -1,0 +1,203 @@
+"""A model as it will be served, decided before any process is started: what can be wrong with it is found here."""
+
+import dataclasses
+import functools
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine import registry
+from engine.machine import cuda_driver, devices
+from engine.machine.cuda_driver import Cuda
+from engine.machine.devices import Devices, Work
+from engine.model import model_folder, quantization
+from engine.model.detection.tokens import check_special_tokens
+from engine.model.model_folder import ModelFolder
+from engine.model.quantization import Stored
+from engine.store.model_source import resolve
+from engine.tensorrt_llm.checks.planning import Wishes, plan
+from engine.tensorrt_llm.library.stock import KNOWN_CLASSES, STOCK
+from engine.types import ModelError
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import MAX_PROCESSES, Settings
+from server.settings.tei_flags import check_dense_path
+from server.supervisor.engine_python import has_tensorrt_llm_alone
+from tokenizer_pool.messages import Truncation
+
+_FAKE = "fake"
+_STATIC = "static"
+_READS_FP8 = "fused"
+_READS_ITS_OWN = devices.TENSORRT_LLM  # and says itself, when it loads a model, what it can't
+_NO_CUDA_IN_TORCH = "+cpu"  # how such a build ends its version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """One model. Its place in the list of all is its index on the wire and on the shared page."""
+
+    name: str
+    settings: ModelSettings
+    engine: str
+    reason: str  # why this engine
+    devices: Devices
+    folder: ModelFolder
+    source: str  # "local folder", "hub", …
+    revision: str  # commit, "" where not known
+    default_prompt: str  # put before each text
+    truncation: Truncation  # of texts that are too long
+    stored: Stored | None = None  # how the weights are; None = plain
+
+
+def plan_models(settings: Settings) -> list[ModelPlan]:
+    """All of them, in their order. Raises SettingsError and ModelError with one line."""
+    cuda = functools.cache(functools.partial(find_cuda, settings))
+    plans = [plan_model(model, settings, cuda=cuda) for model in settings.models]
+    num_engines = sum(len(plan.devices.names) for plan in plans)
+    if num_engines > MAX_PROCESSES:
+        raise SettingsError(f"--devices must be at most {MAX_PROCESSES}, those of all models together")
+    if (settings.batch_managers or 1) > num_engines:
+        raise SettingsError("--batch-managers must not be more than there are --devices")
+    return plans
+
+
+def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], Cuda]) -> ModelPlan:
+    """Find its devices, its engine and the model itself, and read its folder. `cuda` is asked only where it matters.
+
+    Raises SettingsError and ModelError with one line.
+    """
+    chosen = _devices(model, cuda)
+    engine, reason = _engine(model, settings, chosen)
+    cache = settings.huggingface_hub_cache
+    resolved = resolve(
+        model.model_id, model.revision, cache_dir=Path(cache) if cache else None, token=settings.hf_token
+    )
+    folder = read_folder(resolved.path, model, engine)
+    check_dense_path(model.dense_path, folder)
+    if engine != _FAKE:
+        check_special_tokens(folder)
+    if folder.is_static and engine != _FAKE:
+        engine, reason = _static_engine(model)
+        chosen = devices.choose(devices.CPU, Work(engine, model.dtype, model.quantization), Cuda())
+    shortened = _shortened(folder, model.max_input_length)
+    if engine == devices.TENSORRT_LLM:
+        _check_for_tensorrt_llm(shortened, model, chosen)
+    return ModelPlan(
+        name=model.name,
+        settings=model,
+        engine=engine,
+        reason=reason,
+        devices=chosen,
+        folder=shortened,
+        source=resolved.source,
+        revision=resolved.revision,
+        default_prompt=_default_prompt(model, folder),
+        truncation=Truncation.RIGHT if model.auto_truncate else Truncation.NONE,
+        stored=None if engine in (_FAKE, _STATIC) else _stored(folder, engine, chosen),
+    )
+
+
+def _engine(model: ModelSettings, settings: Settings, chosen: Devices) -> tuple[str, str]:
+    """Its name, and why. Raises SettingsError and ModelError."""
+    if model.engine == registry.AUTO and has_tensorrt_llm_alone(settings.engine_python):
+        if chosen.kind != devices.CUDA:
+            raise ModelError(
+                "--engine auto: --engine-python has TensorRT-LLM, which needs a GPU, and packages of its own, which "
+                f"no other engine is known to work with; the cpu image serves without one ({chosen.reason})"
+            )
+        return devices.TENSORRT_LLM, (
+            "--engine auto: --engine-python has TensorRT-LLM, and packages of its own, which no other engine is known "
+            "to work with; the cuda image has the others"
+        )
+    return registry.choose(model.engine, quantization=model.quantization, device=chosen.names[0])
+
+
+def find_cuda(settings: Settings) -> Cuda:
+    """The GPUs that engines can use: none where the torch that they would use is built without CUDA."""
+    found = cuda_driver.find()
+    if not found.gpus or settings.engine_python != sys.executable:  # of another interpreter's torch nothing is known
+        return found
+    torch = _torch_version()
+    if not torch.endswith(_NO_CUDA_IN_TORCH):
+        return found
+    return Cuda(why_none=f"there is a GPU, but torch {torch} is built without CUDA")
+
+
+def _torch_version() -> str:
+    """As it is installed here, without importing it; "" where it is not."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
+    work = Work(model.engine, model.dtype, model.quantization)
+    return devices.choose(model.devices, work, cuda() if devices.needs_driver(model.devices, work) else Cuda())
+
+
+def read_folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
+    """As this engine takes it. Raises ModelError."""
+    is_stock = engine == devices.TENSORRT_LLM and model.tensorrt_llm_model_class == STOCK
+    return model_folder.read(
+        path,
+        pooling=model.pooling,
+        task=model.task,
+        needs_weights=engine != _FAKE,
+        known_classes=KNOWN_CLASSES if is_stock else frozenset(),
+    )
+
+
+def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
+    """Raises ModelError where none of the engines that may be taken can read the weights."""
+    engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else {engine: True}
+    if engines.get(_READS_ITS_OWN):
+        return quantization.describe(folder.weights_folder)
+    return quantization.check(folder.weights_folder, reads_fp8=_READS_FP8 in engines)
+
+
+def _check_for_tensorrt_llm(folder: ModelFolder, model: ModelSettings, chosen: Devices) -> None:
+    """What its engine would say, before anything is started. Raises ModelError."""
+    plan(folder, chosen.gpus, tensorrt_llm_wishes(model))
+
+
+def tensorrt_llm_wishes(model: ModelSettings) -> Wishes:
+    """Of its engine."""
+    return Wishes(
+        dtype=model.dtype,
+        quantization=model.quantization,
+        is_stock=model.tensorrt_llm_model_class == STOCK,
+        records_graphs=model.tensorrt_llm_cuda_graphs,
+    )
+
+
+def _static_engine(model: ModelSettings) -> tuple[str, str]:
+    """The only one that looks rows up and no more, and why. Raises ModelError where another is asked for."""
+    if model.engine not in (registry.AUTO, _STATIC):
+        raise ModelError(f"--engine {model.engine} does not serve static embeddings; {_STATIC} does")
+    if model.devices not in (registry.AUTO, devices.CPU):
+        raise ModelError("--devices must be cpu for static embeddings, which are looked up and not computed")
+    return _STATIC, f"--engine {model.engine}: the model is a table of static embeddings"
+
+
+def _shortened(folder: ModelFolder, max_input_length: int | None) -> ModelFolder:
+    if max_input_length is None:
+        return folder
+    if max_input_length > folder.max_seqlen:
+        raise SettingsError(f"--max-input-length is more than the {folder.max_seqlen} tokens that the model takes")
+    return dataclasses.replace(folder, max_seqlen=max_input_length, max_seqlen_source="--max-input-length")
+
+
+def _default_prompt(model: ModelSettings, folder: ModelFolder) -> str:
+    """The flags outrank the model's own default."""
+    if model.default_prompt is not None:
+        return model.default_prompt
+    name = model.default_prompt_name
+    if name is None:
+        return folder.default_prompt
+    if name not in folder.prompts:
+        known = ", ".join(sorted(folder.prompts)) or "none"
+        raise ModelError(f"--default-prompt-name is not one of the model's prompts ({known})")
+    return folder.prompts[name]

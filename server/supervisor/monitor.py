@@ -1,0 +1,33 @@
+"""The supervisor's own small page, which answers when everything else is stuck: metrics, liveness, readiness."""
+
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from server.http.auth import Keys
+from server.requests.errors import Unauthorized, openai_answer
+
+
+def make_monitor(metrics: Callable[[], str], why_not_ready: Callable[[], str | None], keys: Keys) -> Starlette:
+    """/metrics, /livez, /readyz."""
+
+    async def metrics_page(request: Request) -> Response:
+        try:
+            keys.check(request.method, request.url.path, dict(request.headers.raw))
+        except Unauthorized as error:
+            answer = openai_answer(error)
+            headers = {name.decode(): value.decode() for name, value in answer.headers}
+            return Response(answer.body, status_code=answer.status, headers=headers)
+        return PlainTextResponse(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def readyz(_: Request) -> Response:
+        reason = why_not_ready()
+        return PlainTextResponse(reason or "ok", status_code=503 if reason else 200)
+
+    return Starlette(routes=[Route("/metrics", metrics_page), Route("/livez", livez), Route("/readyz", readyz)])

@@ -1,0 +1,56 @@
+"""The TCP ports that the supervisor binds and owns."""
+
+import errno
+import logging
+import socket
+
+from server.settings.flag import SettingsError
+
+_DEFAULT_PROMETHEUS_PORT = 9000
+_BACKLOG = 2048
+_HIGH_PORT = 8080  # any from 1024 on would do
+
+logger = logging.getLogger("embedline.server")
+
+
+def bind(hostname: str, port: int, flag: str) -> socket.socket:
+    """A bound and listening TCP socket. Raises SettingsError that names the flag."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise SettingsError(f"--hostname is no address of this machine: {error.strerror}") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # inherited by what is accepted: a client that vanished without a word is noticed some day
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"{flag} {port}: can't listen there: {error.strerror}{_remedy(error, flag)}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _remedy(error: OSError, flag: str) -> str:
+    """Docker lets an ordinary user have every port of a container's own network; other hosts may not."""
+    if error.errno != errno.EACCES:
+        return ""
+    return (
+        f"; low ports are root's here: take {flag} {_HIGH_PORT}, or lower net.ipv4.ip_unprivileged_port_start "
+        f"(docker run --sysctl net.ipv4.ip_unprivileged_port_start=0)"
+    )
+
+
+def bind_monitor(hostname: str, port: int | None) -> socket.socket | None:
+    """The supervisor's own port. The default one may be taken; one that was asked for may not."""
+    if port == 0:
+        return None
+    if port is not None:
+        return bind(hostname, port, "--prometheus-port")
+    try:
+        return bind(hostname, _DEFAULT_PROMETHEUS_PORT, "--prometheus-port")
+    except SettingsError:
+        logger.warning("port %d is taken; there is no second /metrics", _DEFAULT_PROMETHEUS_PORT)
+        return None

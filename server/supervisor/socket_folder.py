@@ -1,0 +1,76 @@
+"""The folder of one running server: its sockets, readable by nobody else, gone when the server is."""
+
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from server.settings.flag import SettingsError
+
+_PREFIX = "embedline-"
+_MAX_PATH_BYTES = 100  # a Unix socket's path has 108 at most
+
+
+class RunFolder:
+    """Made at start, removed at stop. What a killed server left behind is removed by the next one."""
+
+    def __init__(self) -> None:
+        """Raises SettingsError where there is no place for it."""
+        try:
+            self.path = _made()  # mode 0700
+        except OSError as error:
+            raise SettingsError(
+                f"no folder for sockets can be made: {error.strerror}: TMPDIR must be a folder that can be written to "
+                f"(docker run --tmpfs /tmp, where the root is read-only)"
+            ) from None
+        self._listeners: list[socket.socket] = []
+        unlocked = self.path / "lock.new"
+        self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # held as long as this process lives
+        unlocked.rename(self.path / "lock")  # only now can another server's sweep see it
+
+    def listen(self, name: str) -> tuple[socket.socket, str]:
+        """A listening Unix socket (0600) and its path. It is kept here so that whoever serves it may die."""
+        path = str(self.path / f"{name}.sock")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        previous = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(previous)
+        listener.listen(1024)
+        self._listeners.append(listener)
+        return listener, path
+
+    def remove(self) -> None:
+        """Close the sockets; remove the folder and what is in it."""
+        for listener in self._listeners:
+            listener.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _made() -> Path:
+    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    if len(os.fsencode(parent)) > _MAX_PATH_BYTES - 40 or not os.access(parent, os.W_OK):
+        parent = Path("/tmp")
+    _sweep(parent)
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+
+
+def _sweep(parent: Path) -> None:
+    """Remove folders whose lock nobody holds."""
+    for lock in parent.glob(f"{_PREFIX}*/lock"):
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # somebody else's, or gone by now
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)

@@ -1,0 +1,233 @@
+"""Which processes make up a server with these settings, and how they find each other.
+
+Binds every listening socket once and keeps it, so that whoever serves it can die and come back.
+"""
+
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from batch_manager.client import ManagerAddress
+from batch_manager.policy import Policy
+from batch_manager.start import EngineAddress, ManagerStart
+from engine.machine import devices
+from engine.start import EngineStart
+from server.frontend.start import FrontendStart
+from server.http.auth import ApiKey
+from server.requests.admission import WaitBudgets
+from server.settings.settings import Settings
+from server.supervisor.child import Plan
+from server.supervisor.engine_options import engine_options
+from server.supervisor.memory_shares import memory_shares
+from server.supervisor.model_plan import ModelPlan
+from server.supervisor.socket_folder import RunFolder
+from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
+from wire.page import Page
+
+_OPEN_PAYLOAD_FACTOR = 16  # --payload-limit times this, at least 1 GiB, over all open bodies
+_GIB = 1 << 30
+_ENGINES_PER_MANAGER = 2  # where nobody says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A listening Unix socket."""
+
+    listener: socket.socket
+    path: str
+
+    @property
+    def fd(self) -> int:
+        """As a child inherits it."""
+        return self.listener.fileno()
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """One engine process: a model on a device."""
+
+    endpoint: Endpoint
+    model: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """What the house has towards its clients."""
+
+    http: socket.socket  # listening
+    keys: Sequence[ApiKey] = ()  # none = nobody is asked for one
+
+
+class House:
+    """The plans of all processes, in the order in which they are started."""
+
+    def __init__(
+        self, settings: Settings, models: Sequence[ModelPlan], *, folder: RunFolder, door: Door, cache_dir: str | None
+    ) -> None:
+        """`cache_dir`: where engines keep what they have compiled, None = nowhere."""
+        self._settings = settings
+        self._models = models
+        self._door = door
+        self._cache_dir = cache_dir
+        self._memory_shares = memory_shares(models)
+        pairs = [(index, device) for index, model in enumerate(models) for device in model.devices.names]
+        num_managers = settings.batch_managers or max(1, len(pairs) // _ENGINES_PER_MANAGER)
+        self.page = Page.create(num_frontends=settings.frontends, num_managers=num_managers, num_models=len(models))
+        self._engines = [
+            EnginePlace(endpoint, *pair)
+            for endpoint, pair in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
+        ]
+        self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers)
+        self._managers = _listen(folder, "batch-manager", num_managers)
+
+    def plans(self) -> list[Plan]:
+        """Engines first: they take longest."""
+        plans = [
+            *(self._engine(index, place) for index, place in enumerate(self._engines)),
+            *(self._tokenizer(index, endpoint) for index, endpoint in enumerate(self._tokenizers)),
+            *(self._manager(index, endpoint) for index, endpoint in enumerate(self._managers)),
+            *(self._frontend(index) for index in range(self._settings.frontends)),
+        ]
+        log = {"log_level": self._settings.log_level, "json_output": self._settings.json_output}
+        return [dataclasses.replace(plan, spec={**log, **plan.spec}) for plan in plans]
+
+    def stop_listening(self) -> None:
+        """Let go of the HTTP port; it closes with the last frontend that serves it."""
+        self._door.http.close()
+
+    def _engine(self, index: int, place: EnginePlace) -> Plan:
+        model = self._models[place.model]
+        start = EngineStart(
+            listener_fd=place.endpoint.fd,
+            engine=model.engine,
+            model=model.name,
+            reason=model.reason,
+            options=engine_options(
+                model,
+                place.device,
+                cache_dir=self._cache_dir,
+                num_threads=self._num_threads,
+                memory_share=self._memory_shares[place.model].get(place.device, 1.0),
+            ),
+        )
+        return Plan(
+            role="engine",
+            index=index,
+            module="engine.worker",
+            python=self._settings.engine_python,
+            fds=(place.endpoint.fd,),
+            model=place.model,
+            spec=dataclasses.asdict(start),
+        )
+
+    @property
+    def _num_threads(self) -> int:
+        """Engines on the CPU share its cores; a single one takes them all."""
+        num_on_cpu = sum(place.device == devices.CPU for place in self._engines)
+        return max(1, (os.cpu_count() or 1) // max(1, num_on_cpu))
+
+    def _tokenizer(self, index: int, endpoint: Endpoint) -> Plan:
+        start = TokenizerStart(
+            listener_fd=endpoint.fd,
+            models=[model.name for model in self._models],
+            tokenizers=[tokenizer_spec(model) for model in self._models],
+        )
+        return Plan(
+            role="tokenizer",
+            index=index,
+            module="tokenizer_pool.worker",
+            python=sys.executable,
+            fds=(endpoint.fd,),
+            spec=dataclasses.asdict(start),
+        )
+
+    def _manager(self, index: int, endpoint: Endpoint) -> Plan:
+        start = ManagerStart(
+            listener_fd=endpoint.fd,
+            page_fd=self.page.fd,
+            models=[model.name for model in self._models],
+            engines=[EngineAddress(place.endpoint.path, place.model) for place in self._engines_of(index)],
+            policy=Policy(
+                max_batch_tokens=self._max_batch_tokens, engine_restart_grace=self._settings.engine_restart_grace
+            ),
+        )
+        return Plan(
+            role="batch manager",
+            index=index,
+            module="batch_manager.worker",
+            python=sys.executable,
+            fds=(endpoint.fd, self.page.fd),
+            spec=dataclasses.asdict(start),
+        )
+
+    @property
+    def _max_batch_tokens(self) -> int | None:
+        """What all models have in common. Where they differ, each engine still holds to what it was told."""
+        asked = {model.settings.max_batch_tokens for model in self._models}
+        return asked.pop() if len(asked) == 1 else None
+
+    def _engines_of(self, manager: int) -> list[EnginePlace]:
+        """The managers split the engines between them; each has at least one."""
+        return self._engines[manager :: len(self._managers)]
+
+    def _frontend(self, index: int) -> Plan:
+        return Plan(
+            role="frontend",
+            index=index,
+            module="server.frontend.main",
+            python=sys.executable,
+            fds=(self._door.http.fileno(), self.page.fd),
+            spec=self._frontend_start().to_spec(),
+        )
+
+    def _frontend_start(self) -> FrontendStart:
+        settings = self._settings
+        managers = [
+            ManagerAddress(endpoint.path, tuple(sorted({place.model for place in self._engines_of(manager)})))
+            for manager, endpoint in enumerate(self._managers)
+        ]
+        return FrontendStart(
+            listener_fd=self._door.http.fileno(),
+            page_fd=self.page.fd,
+            tokenizer_paths=[endpoint.path for endpoint in self._tokenizers],
+            max_seqlens=[model.folder.max_seqlen for model in self._models],
+            managers=managers,
+            wait_budgets=WaitBudgets(settings.interactive_max_wait, settings.bulk_max_wait),
+            # the limits of the whole server, shared out among its frontends
+            max_concurrent_requests=-(-settings.max_concurrent_requests // settings.frontends),
+            max_client_batch_size=settings.max_client_batch_size,
+            payload_limit=settings.payload_limit,
+            open_payload_limit=max(settings.payload_limit, self._open_payload_limit // settings.frontends),
+            shutdown_timeout=settings.shutdown_timeout,
+            keys=list(self._door.keys),
+            metrics_auth=settings.metrics_auth,
+            strict_model_name=settings.strict_model_name,
+            cors_allow_origin=list(settings.cors_allow_origin),
+            request_log=settings.request_log,
+        )
+
+    @property
+    def _open_payload_limit(self) -> int:
+        return max(_GIB, _OPEN_PAYLOAD_FACTOR * self._settings.payload_limit)
+
+
+def _listen(folder: RunFolder, role: str, num: int) -> list[Endpoint]:
+    return [Endpoint(*folder.listen(f"{role}-{index}")) for index in range(num)]
+
+
+def tokenizer_spec(model: ModelPlan) -> TokenizerSpec:
+    """What a tokenizer worker needs to know of the model."""
+    folder = model.folder
+    return TokenizerSpec(
+        folder=str(folder.path / folder.tokenizer_folder),
+        max_seqlen=folder.max_seqlen,
+        do_lower_case=folder.do_lower_case,
+        vocab_size=folder.vocab_size,
+        template=folder.template.parts if folder.template else (),
+        as_it_stands=folder.is_static,
+        marks_prompts=not folder.include_prompt,
+    )
