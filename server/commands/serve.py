@@ -1,4 +1,4 @@
-"""From settings to a running house: find the models, choose engines, bind the ports, hand over to the supervisor."""
+"""From settings to a running server: find the models, choose engines, bind the ports, hand over to the supervisor."""
 
 import asyncio
 import ipaddress
@@ -23,9 +23,9 @@ from server.supervisor.memory_shares import memory_shares
 from server.supervisor.model_plan import ModelPlan, plan_models
 from server.supervisor.monitor import make_monitor
 from server.supervisor.ports import bind, bind_monitor
-from server.supervisor.socket_folder import RunFolder
+from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Supervisor
-from server.supervisor.topology import Door, House
+from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json
 from wire.process import begin
@@ -51,7 +51,7 @@ def prepare(settings: Settings) -> Prepared:
     check_engine_python(settings.engine_python)
     keys = api_keys(settings.api_key, settings.api_key_file)
     models = plan_models(settings)
-    memory_shares(models)  # raises what is wrong with them; the house asks again
+    memory_shares(models)  # raises what is wrong with them before a port is bound
     compiles = any(model.engine != "fake" for model in models)
     cache_dir = cache_folder(settings.compiled_cache, os.environ) if compiles else None
     http = bind(settings.hostname, settings.port, "--port")
@@ -71,7 +71,7 @@ def serve(settings: Settings) -> int:
     prepared = prepare(settings)
     _on_a_stop(_stopped_early)  # until the supervisor takes them
     _say(prepared)
-    folder = RunFolder()
+    folder = SocketFolder()
     try:
         return asyncio.run(_supervise(settings, prepared, folder))
     finally:
@@ -109,11 +109,19 @@ def _say(prepared: Prepared) -> None:
         )
 
 
-async def _supervise(settings: Settings, prepared: Prepared, folder: RunFolder) -> int:
-    door = Door(http=prepared.http, keys=prepared.keys)
-    house = House(settings, prepared.models, folder=folder, door=door, cache_dir=prepared.cache_dir)
-    watchdog = Watchdog(house.page, heartbeat_timeout=settings.heartbeat_timeout, batch_timeout=settings.batch_timeout)
-    supervisor = Supervisor(house, prepared.models, limits=_limits(settings), watchdog=watchdog)
+async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolder) -> int:
+    topology = Topology(
+        settings,
+        prepared.models,
+        folder=folder,
+        http=prepared.http,
+        keys=prepared.keys,
+        cache_dir=prepared.cache_dir,
+    )
+    watchdog = Watchdog(
+        topology.page, heartbeat_timeout=settings.heartbeat_timeout, batch_timeout=settings.batch_timeout
+    )
+    supervisor = Supervisor(topology, prepared.models, limits=_limits(settings), watchdog=watchdog)
     monitoring = None
     if prepared.monitor is not None:
         keys = Keys(prepared.keys, metrics_need_a_key=settings.metrics_auth)

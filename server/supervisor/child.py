@@ -43,22 +43,22 @@ class SpawnError(Exception):
     """The system could not start a process; one line that says which and why."""
 
 
-class MemberEvents(Protocol):
-    """What a member tells the supervisor."""
+class ChildEvents(Protocol):
+    """What a child process reports."""
 
-    def member_ready(self, member: "Member", info: Json) -> None:
+    def child_ready(self, child: "ChildProcess", info: Json) -> None:
         """It serves."""
 
-    def state_seen(self, member: "Member") -> None:
+    def state_seen(self, child: "ChildProcess") -> None:
         """It has taken in the newest state it was sent."""
 
-    def member_exited(self, member: "Member", returncode: int) -> None:
+    def child_exited(self, child: "ChildProcess", returncode: int) -> None:
         """It is gone and reaped."""
 
     def metrics_arrived(self, deltas: Json) -> None:
         """It counted something."""
 
-    def answer(self, member: "Member", what: str) -> Json:
+    def answer(self, child: "ChildProcess", what: str) -> Json:
         """It asks something."""
         ...
 
@@ -73,7 +73,7 @@ class _Run:
     connection: Connection | None = None
 
 
-class Member:
+class ChildProcess:
     """A process and what is known of it.
 
     is_ready   it said READY and has not died since
@@ -83,7 +83,7 @@ class Member:
     seen       the number of the newest STATE that it has taken in; 0 = none
     """
 
-    def __init__(self, plan: Plan, events: MemberEvents) -> None:
+    def __init__(self, plan: Plan, events: ChildEvents) -> None:
         self.plan = plan
         self.is_ready = False
         self.failure: str | None = None
@@ -119,12 +119,12 @@ class Member:
         run.connection.send(control.START, 0, control.encode(spec))
 
     def send_state(self, number: int, state: Json) -> None:
-        """Tell it what the house looks like; `state_seen` follows."""
+        """Send it the state of the server; `state_seen` follows."""
         if self._run and self._run.connection:
             self._run.connection.send(control.STATE, number, control.encode(state))
 
     def kill(self) -> None:
-        """SIGKILL; `member_exited` follows."""
+        """SIGKILL; `child_exited` follows."""
         if self._run:
             with contextlib.suppress(ProcessLookupError):  # it has ended, and is about to be noted
                 signal.pidfd_send_signal(self._run.pidfd, signal.SIGKILL)
@@ -176,7 +176,7 @@ class Member:
         self._run = None
         self.is_ready, self.busy = False, None
         run.ended.set()
-        self._events.member_exited(self, returncode)
+        self._events.child_exited(self, returncode)
 
     def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
         fields = control.decode(payload)
@@ -187,7 +187,7 @@ class Member:
                 self._events.metrics_arrived(fields["metrics"])
         elif kind == control.READY:
             self.is_ready = True
-            self._events.member_ready(self, fields)
+            self._events.child_ready(self, fields)
         elif kind == control.SEEN:
             self.seen = frame_id
             self._events.state_seen(self)

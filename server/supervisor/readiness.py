@@ -1,6 +1,6 @@
-"""What the house looks like, told to the frontends: which models there are and whether they can compute.
+"""Whether the server is ready, and the state that every frontend gets: models, limits, readiness.
 
-The server counts as ready only once its frontends know it: whoever asks after that is not turned away.
+The server counts as ready only once its frontends know it: no request after that is refused.
 """
 
 import dataclasses
@@ -11,34 +11,36 @@ from collections.abc import Iterable, Sequence
 from engine.model.detection.generative import template_name
 from engine.model.model_folder import ModelFolder
 from server.commands.inspect.task import head_in_words
-from server.supervisor.child import Member
+from server.supervisor.child import ChildProcess
 from server.supervisor.model_plan import ModelPlan
 from wire.control import Json
 from wire.page import Page
 
 ROLES = ("engine", "tokenizer", "batch manager", "frontend")  # in the order of starting
 
-_UNTOLD = "a frontend is yet to be told"  # for a moment, so no line of the log
+_NOT_INFORMED = "a frontend does not have the newest state yet"  # for a moment, so it is not logged
 
 logger = logging.getLogger("embedline.supervisor")
 
 
-class Broadcast:
-    """Numbers each STATE, and knows which frontends have taken in which."""
+class Readiness:
+    """Numbers each STATE and tracks which frontends have applied which."""
 
-    def __init__(self, members: Sequence[Member], models: Sequence[ModelPlan], *, page: Page, limits: Json) -> None:
-        self._members = members
+    def __init__(
+        self, children: Sequence[ChildProcess], models: Sequence[ModelPlan], *, page: Page, limits: Json
+    ) -> None:
+        self._children = children
         self._page = page
         self._models = models
         self._limits = limits
-        self._infos: dict[Member, Json] = {}  # what each engine said when it became ready, and when
-        self._number = 1  # of the newest STATE; a member that has seen none is at 0
-        self._up_since = 0  # the number of the STATE that first said ready; 0 while it does not
+        self._infos: dict[ChildProcess, Json] = {}  # what each engine said when it became ready, and when
+        self._number = 1  # of the newest STATE; a child that has seen none is at 0
+        self._ready_since = 0  # number of the STATE that first said ready; 0 while not ready
         self._is_stopping = False
-        self._said: str | None = "starting"  # what the log knows of our readiness
+        self._logged: str | None = "starting"  # the reason that was logged last
 
-    def engine_loaded(self, engine: Member, info: Json) -> None:
-        """Take note of what an engine says of its model."""
+    def engine_loaded(self, engine: ChildProcess, info: Json) -> None:
+        """Keep what an engine says of its model."""
         model = info["info"]
         logger.info("%s is computed by %s on %s (%s)", model["name"], model["engine"], model["device"], model["reason"])
         if model["is_padded"]:
@@ -51,8 +53,8 @@ class Broadcast:
         self.send()
 
     def state(self) -> Json:
-        """The house as it is now."""
-        reason = self._why_not_up()
+        """What frontends need to know, as it is now."""
+        reason = self._why_processes_not_ready()
         return {
             "ready": reason is None,
             "reason": reason,
@@ -61,48 +63,48 @@ class Broadcast:
             "limits": self._limits,
         }
 
-    def tell(self, member: Member) -> Json:
-        """The house as it is now, for a frontend that asks before it accepts; it will not be ready without this one."""
-        member.seen = self._number
+    def state_for(self, child: ChildProcess) -> Json:
+        """The state for a frontend that asks before it accepts requests; `why_not_ready` counts it from now on."""
+        child.seen = self._number
         return self.state()
 
     def send(self) -> None:
-        """Tell the frontends what has changed."""
+        """Send the frontends the state as it is now."""
         self._number += 1
-        if self._why_not_up() is not None:
-            self._up_since = 0
-        elif not self._up_since:
-            self._up_since = self._number
+        if self._why_processes_not_ready() is not None:
+            self._ready_since = 0
+        elif not self._ready_since:
+            self._ready_since = self._number
         state = self.state()
-        for member in self._of("frontend"):
-            member.send_state(self._number, state)
+        for child in self._of("frontend"):
+            child.send_state(self._number, state)
         self.log()
 
     def why_not_ready(self) -> str | None:
         """None when a request sent now would be computed."""
-        reason = self._why_not_told()
+        reason = self._why_not_announced()
         if reason is None and (self._page.engines_ready.sum(axis=0) < 1).any():
             return "no engine is ready"  # the batch manager knows before a dead one is reaped
         return reason
 
     def log(self) -> None:
         """One line whenever readiness changes."""
-        reason = self._why_not_told()
-        if reason != self._said and reason != _UNTOLD:
-            self._said = reason
+        reason = self._why_not_announced()
+        if reason != self._logged and reason != _NOT_INFORMED:
+            self._logged = reason
             logger.info("not ready: %s", reason) if reason else logger.info("ready")
 
-    def _why_not_told(self) -> str | None:
-        reason = self._why_not_up()
-        if reason is None and any(m.seen < self._up_since for m in self._of("frontend") if m.is_ready or m.seen):
-            return _UNTOLD
+    def _why_not_announced(self) -> str | None:
+        reason = self._why_processes_not_ready()
+        if reason is None and any(m.seen < self._ready_since for m in self._of("frontend") if m.is_ready or m.seen):
+            return _NOT_INFORMED
         return reason
 
-    def _why_not_up(self) -> str | None:
+    def _why_processes_not_ready(self) -> str | None:
         if self._is_stopping:
             return "the server is stopping"
         for role in ROLES:
-            if not any(member.is_ready for member in self._of(role)):
+            if not any(child.is_ready for child in self._of(role)):
                 return f"no {role} is ready"
         for index, model in enumerate(self._models):
             if not any(engine.is_ready for engine in self._engines(index)):
@@ -134,11 +136,11 @@ class Broadcast:
                 )
         return entries
 
-    def _of(self, role: str) -> Iterable[Member]:
-        return (member for member in self._members if member.plan.role == role)
+    def _of(self, role: str) -> Iterable[ChildProcess]:
+        return (child for child in self._children if child.plan.role == role)
 
-    def _engines(self, model: int) -> Iterable[Member]:
-        return (member for member in self._of("engine") if member.plan.model == model)
+    def _engines(self, model: int) -> Iterable[ChildProcess]:
+        return (child for child in self._of("engine") if child.plan.model == model)
 
 
 def _task(folder: ModelFolder) -> Json:

@@ -13,7 +13,7 @@ _PREFIX = "embedline-"
 _MAX_PATH_BYTES = 100  # a Unix socket's path has 108 at most
 
 
-class RunFolder:
+class SocketFolder:
     """Made at start, removed at stop. What a killed server left behind is removed by the next one."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Starts all processes, watches them, starts again what dies, stops them in reverse order.
 
-The first process of the house and the only one that acts on signals. It computes nothing and holds
+The first process of the server and the only one that acts on signals. It computes nothing and holds
 no request, so that it answers when anything else is stuck.
 """
 
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from server.metrics.gauges import Levels, ModelInfo
 from server.metrics.processes import ProcessLevels, Seen
 from server.metrics.registry import Registry
-from server.supervisor.child import Member, SpawnError
+from server.supervisor.child import ChildProcess, SpawnError
 from server.supervisor.model_plan import ModelPlan
-from server.supervisor.readiness import ROLES, Broadcast
-from server.supervisor.restarts import CrashLoop
-from server.supervisor.topology import House
+from server.supervisor.readiness import ROLES, Readiness
+from server.supervisor.restarts import Restarts
+from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json, Request
 
@@ -38,21 +38,23 @@ class _Ending:
 
 
 class Supervisor:
-    """The running house. `run` returns the exit code of the whole server."""
+    """The running server. `run` returns the exit code of the whole server."""
 
-    def __init__(self, house: House, models: Sequence[ModelPlan], *, limits: Json, watchdog: Watchdog) -> None:
-        self._house = house
+    def __init__(self, topology: Topology, models: Sequence[ModelPlan], *, limits: Json, watchdog: Watchdog) -> None:
+        self._topology = topology
         self._watchdog = watchdog
-        self._members = [Member(plan, self) for plan in house.plans()]
-        self._broadcast = Broadcast(self._members, models, page=house.page, limits=limits)
-        self._crashes = CrashLoop()
+        self._children = [ChildProcess(plan, self) for plan in topology.plans()]
+        self._readiness = Readiness(self._children, models, page=topology.page, limits=limits)
+        self._restarts = Restarts()
         self._exit: asyncio.Future[_Ending] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics = Registry(
             [
-                Levels(house.page, [m.name for m in models], is_ready=lambda: self._broadcast.why_not_ready() is None),
-                ModelInfo(lambda: self._broadcast.state()["models"]),
-                ProcessLevels(lambda: [_seen(member) for member in self._members]),
+                Levels(
+                    topology.page, [m.name for m in models], is_ready=lambda: self._readiness.why_not_ready() is None
+                ),
+                ModelInfo(lambda: self._readiness.state()["models"]),
+                ProcessLevels(lambda: [_seen(child) for child in self._children]),
             ]
         )
 
@@ -64,11 +66,11 @@ class Supervisor:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         try:
-            for member in self._members:
-                await member.start()
+            for child in self._children:
+                await child.start()
         except SpawnError as error:
             self._end(_EXIT_SETTINGS, str(error))
-        watching = loop.create_task(self._watchdog.run(self._members))
+        watching = loop.create_task(self._watchdog.run(self._children))
         ending = await self._exit
         watching.cancel()
         await self._stop(shutdown_seconds)
@@ -78,76 +80,80 @@ class Supervisor:
 
     def why_not_ready(self) -> str | None:
         """None when a request sent now would be computed."""
-        return self._broadcast.why_not_ready()
+        return self._readiness.why_not_ready()
 
-    # MemberEvents
+    # ChildEvents
 
-    def member_ready(self, member: Member, info: Json) -> None:
+    def child_ready(self, child: ChildProcess, info: Json) -> None:
         """It serves."""
-        logger.info("%s is ready", member.plan.title)
-        self._crashes.succeeded(member, time.monotonic())
-        if member.plan.role == "engine":
-            self._broadcast.engine_loaded(member, info)
-        self._broadcast.send()
+        logger.info("%s is ready", child.plan.title)
+        self._restarts.succeeded(child, time.monotonic())
+        if child.plan.role == "engine":
+            self._readiness.engine_loaded(child, info)
+        self._readiness.send()
 
-    def state_seen(self, member: Member) -> None:
+    def state_seen(self, child: ChildProcess) -> None:
         """It has taken in the newest state it was sent."""
-        self._broadcast.log()
+        self._readiness.log()
 
-    def member_exited(self, member: Member, returncode: int) -> None:
-        """It is gone; start it again unless the house is going down or it can't be helped."""
-        if member.failure is not None and not self._crashes.has_served(member):
-            self._end(_EXIT_SETTINGS, member.failure)
-        self._forget(member)
-        self._lost(member, member.failure or _reason(returncode))
+    def child_exited(self, child: ChildProcess, returncode: int) -> None:
+        """It is gone; start it again unless the server is stopping or it never starts."""
+        if child.failure is not None and not self._restarts.has_served(child):
+            self._end(_EXIT_SETTINGS, child.failure)
+        self._forget(child)
+        self._lost(child, child.failure or _reason(returncode))
 
     def metrics_arrived(self, deltas: Json) -> None:
         """It counted something."""
         self.metrics.absorb(deltas)
 
-    def answer(self, member: Member, what: str) -> Json:
+    def answer(self, child: ChildProcess, what: str) -> Json:
         """It asks something."""
         if what == Request.STATE:
-            return self._broadcast.tell(member)
+            return self._readiness.state_for(child)
         assert what == Request.METRICS
         return {"text": self.metrics.text()}
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, child: ChildProcess) -> None:
         """Clear what a dead process had written on the shared page, and what it said of itself."""
-        self.metrics.forget(member.plan.title)
-        if member.plan.role == "frontend":
-            self._house.page.clear_frontend(member.plan.index)
-        elif member.plan.role == "batch manager":
-            self._house.page.clear_manager(member.plan.index)
+        self.metrics.forget(child.plan.title)
+        if child.plan.role == "frontend":
+            self._topology.page.clear_frontend(child.plan.index)
+        elif child.plan.role == "batch manager":
+            self._topology.page.clear_manager(child.plan.index)
 
-    def _lost(self, member: Member, reason: str) -> None:
+    def _lost(self, child: ChildProcess, reason: str) -> None:
         """A process has died or could not be started."""
         if self._exit.done():
             return
-        title, role = member.plan.title, member.plan.role
+        title, role = child.plan.title, child.plan.role
         logger.error("%s has ended: %s", title, reason)
-        delay = self._crashes.failed(member, time.monotonic())
-        if self._crashes.is_beyond_help(member) and not self._has_stand_in(member):
+        delay = self._restarts.failed(child, time.monotonic())
+        if self._restarts.has_given_up(child) and not self._has_stand_in(child):
             self._end(_EXIT_FAILED, f"{title} can't be started: {reason}")
             return
         self.metrics.count("embedline_process_restarts_total", role)
-        self._broadcast.send()
-        self._spawn(self._start_again(member, delay))
+        self._readiness.send()
+        self._spawn(self._start_again(child, delay))
 
-    def _has_stand_in(self, member: Member) -> bool:
+    def _has_stand_in(self, child: ChildProcess) -> bool:
         """Whether another process does the same work, or may yet."""
-        same = [m for m in self._members if (m.plan.role, m.plan.model) == (member.plan.role, member.plan.model)]
-        return any(m is not member and not self._crashes.is_beyond_help(m) for m in same)
+        same = [
+            other
+            for other in self._children
+            if (other.plan.role, other.plan.model) == (child.plan.role, child.plan.model)
+        ]
+        return any(other is not child and not self._restarts.has_given_up(other) for other in same)
 
-    async def _start_again(self, member: Member, delay: float) -> None:
+    async def _start_again(self, child: ChildProcess, delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
         if self._exit.done():
             return
         try:
-            await member.start()
+            await child.start()
         except SpawnError as error:
-            self._lost(member, str(error))
+            self._lost(child, str(error))
 
     def _end(self, code: int, message: str = "") -> None:
         if not self._exit.done():
@@ -156,12 +162,12 @@ class Supervisor:
     def _signalled(self) -> None:
         """The first signal stops in order, the second at once."""
         if self._exit.done():
-            for member in self._members:
-                member.kill()
+            for child in self._children:
+                child.kill()
             return
         logger.info("stopping")
         self._end(0)
-        self._broadcast.stopping()
+        self._readiness.stopping()
 
     def _hung_up(self) -> None:
         """The terminal closed; it may say so twice, which is not impatience."""
@@ -170,11 +176,11 @@ class Supervisor:
 
     async def _stop(self, seconds: float) -> None:
         """Frontends first, with time to finish what they hold; the others hold nothing then. Engines last."""
-        self._house.stop_listening()
+        self._topology.stop_listening()
         for role in reversed(ROLES):
             patience = seconds + _LAST_WORDS_SECONDS if role == "frontend" else _LAST_WORDS_SECONDS
-            members = [member for member in self._members if member.plan.role == role]
-            ended = await asyncio.gather(*(member.stop(patience) for member in members))
+            children = [child for child in self._children if child.plan.role == role]
+            ended = await asyncio.gather(*(child.stop(patience) for child in children))
             if not all(ended):
                 logger.error("%d %s process(es) had to be killed after %g s", ended.count(False), role, patience)
 
@@ -184,14 +190,14 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
 
-def _seen(member: Member) -> Seen:
+def _seen(child: ChildProcess) -> Seen:
     return Seen(
-        title=member.plan.title,
-        pid=member.pid,
-        is_ready=member.is_ready,
-        last_beat=member.last_beat,
-        busy_since=member.busy["since"] if member.busy else None,
-        is_engine=member.plan.role == "engine",
+        title=child.plan.title,
+        pid=child.pid,
+        is_ready=child.is_ready,
+        last_beat=child.last_beat,
+        busy_since=child.busy["since"] if child.busy else None,
+        is_engine=child.plan.role == "engine",
     )
 
 

@@ -23,7 +23,7 @@ from server.supervisor.child import Plan
 from server.supervisor.engine_options import engine_options
 from server.supervisor.memory_shares import memory_shares
 from server.supervisor.model_plan import ModelPlan
-from server.supervisor.socket_folder import RunFolder
+from server.supervisor.socket_folder import SocketFolder
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.page import Page
 
@@ -33,8 +33,8 @@ _ENGINES_PER_MANAGER = 2  # where nobody says otherwise
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A listening Unix socket."""
+class ListeningSocket:
+    """A Unix socket and its path."""
 
     listener: socket.socket
     path: str
@@ -46,40 +46,41 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePlace:
+class EngineProcess:
     """One engine process: a model on a device."""
 
-    endpoint: Endpoint
+    socket: ListeningSocket
     model: int
     device: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """What the house has towards its clients."""
-
-    http: socket.socket  # listening
-    keys: Sequence[ApiKey] = ()  # none = nobody is asked for one
-
-
-class House:
+class Topology:
     """The plans of all processes, in the order in which they are started."""
 
     def __init__(
-        self, settings: Settings, models: Sequence[ModelPlan], *, folder: RunFolder, door: Door, cache_dir: str | None
+        self,
+        settings: Settings,
+        models: Sequence[ModelPlan],
+        *,
+        folder: SocketFolder,
+        http: socket.socket,
+        keys: Sequence[ApiKey] = (),
+        cache_dir: str | None = None,
     ) -> None:
-        """`cache_dir`: where engines keep what they have compiled, None = nowhere."""
+        """`http` listens already. Without `keys` no request needs one. `cache_dir` is where engines keep what they
+        have compiled; None keeps nothing. Raises SettingsError where the memory shares of a GPU exceed it."""
         self._settings = settings
         self._models = models
-        self._door = door
+        self._http = http
+        self._keys = keys
         self._cache_dir = cache_dir
         self._memory_shares = memory_shares(models)
         pairs = [(index, device) for index, model in enumerate(models) for device in model.devices.names]
         num_managers = settings.batch_managers or max(1, len(pairs) // _ENGINES_PER_MANAGER)
         self.page = Page.create(num_frontends=settings.frontends, num_managers=num_managers, num_models=len(models))
         self._engines = [
-            EnginePlace(endpoint, *pair)
-            for endpoint, pair in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
+            EngineProcess(listening, *pair)
+            for listening, pair in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
         ]
         self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers)
         self._managers = _listen(folder, "batch-manager", num_managers)
@@ -87,31 +88,31 @@ class House:
     def plans(self) -> list[Plan]:
         """Engines first: they take longest."""
         plans = [
-            *(self._engine(index, place) for index, place in enumerate(self._engines)),
-            *(self._tokenizer(index, endpoint) for index, endpoint in enumerate(self._tokenizers)),
-            *(self._manager(index, endpoint) for index, endpoint in enumerate(self._managers)),
+            *(self._engine(index, engine) for index, engine in enumerate(self._engines)),
+            *(self._tokenizer(index, listening) for index, listening in enumerate(self._tokenizers)),
+            *(self._manager(index, listening) for index, listening in enumerate(self._managers)),
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
         log = {"log_level": self._settings.log_level, "json_output": self._settings.json_output}
         return [dataclasses.replace(plan, spec={**log, **plan.spec}) for plan in plans]
 
     def stop_listening(self) -> None:
-        """Let go of the HTTP port; it closes with the last frontend that serves it."""
-        self._door.http.close()
+        """Close our copy of the HTTP port; it closes with the last frontend that serves it."""
+        self._http.close()
 
-    def _engine(self, index: int, place: EnginePlace) -> Plan:
-        model = self._models[place.model]
+    def _engine(self, index: int, engine: EngineProcess) -> Plan:
+        model = self._models[engine.model]
         start = EngineStart(
-            listener_fd=place.endpoint.fd,
+            listener_fd=engine.socket.fd,
             engine=model.engine,
             model=model.name,
             reason=model.reason,
             options=engine_options(
                 model,
-                place.device,
+                engine.device,
                 cache_dir=self._cache_dir,
                 num_threads=self._num_threads,
-                memory_share=self._memory_shares[place.model].get(place.device, 1.0),
+                memory_share=self._memory_shares[engine.model].get(engine.device, 1.0),
             ),
         )
         return Plan(
@@ -119,20 +120,20 @@ class House:
             index=index,
             module="engine.worker",
             python=self._settings.engine_python,
-            fds=(place.endpoint.fd,),
-            model=place.model,
+            fds=(engine.socket.fd,),
+            model=engine.model,
             spec=dataclasses.asdict(start),
         )
 
     @property
     def _num_threads(self) -> int:
         """Engines on the CPU share its cores; a single one takes them all."""
-        num_on_cpu = sum(place.device == devices.CPU for place in self._engines)
+        num_on_cpu = sum(engine.device == devices.CPU for engine in self._engines)
         return max(1, (os.cpu_count() or 1) // max(1, num_on_cpu))
 
-    def _tokenizer(self, index: int, endpoint: Endpoint) -> Plan:
+    def _tokenizer(self, index: int, listening: ListeningSocket) -> Plan:
         start = TokenizerStart(
-            listener_fd=endpoint.fd,
+            listener_fd=listening.fd,
             models=[model.name for model in self._models],
             tokenizers=[tokenizer_spec(model) for model in self._models],
         )
@@ -141,16 +142,16 @@ class House:
             index=index,
             module="tokenizer_pool.worker",
             python=sys.executable,
-            fds=(endpoint.fd,),
+            fds=(listening.fd,),
             spec=dataclasses.asdict(start),
         )
 
-    def _manager(self, index: int, endpoint: Endpoint) -> Plan:
+    def _manager(self, index: int, listening: ListeningSocket) -> Plan:
         start = ManagerStart(
-            listener_fd=endpoint.fd,
+            listener_fd=listening.fd,
             page_fd=self.page.fd,
             models=[model.name for model in self._models],
-            engines=[EngineAddress(place.endpoint.path, place.model) for place in self._engines_of(index)],
+            engines=[EngineAddress(engine.socket.path, engine.model) for engine in self._engines_of(index)],
             policy=Policy(
                 max_batch_tokens=self._max_batch_tokens, engine_restart_grace=self._settings.engine_restart_grace
             ),
@@ -160,17 +161,17 @@ class House:
             index=index,
             module="batch_manager.worker",
             python=sys.executable,
-            fds=(endpoint.fd, self.page.fd),
+            fds=(listening.fd, self.page.fd),
             spec=dataclasses.asdict(start),
         )
 
     @property
     def _max_batch_tokens(self) -> int | None:
-        """What all models have in common. Where they differ, each engine still holds to what it was told."""
+        """The limit that all models share. Where they differ it is None, and each engine keeps its own."""
         asked = {model.settings.max_batch_tokens for model in self._models}
         return asked.pop() if len(asked) == 1 else None
 
-    def _engines_of(self, manager: int) -> list[EnginePlace]:
+    def _engines_of(self, manager: int) -> list[EngineProcess]:
         """The managers split the engines between them; each has at least one."""
         return self._engines[manager :: len(self._managers)]
 
@@ -180,20 +181,20 @@ class House:
             index=index,
             module="server.frontend.main",
             python=sys.executable,
-            fds=(self._door.http.fileno(), self.page.fd),
+            fds=(self._http.fileno(), self.page.fd),
             spec=self._frontend_start().to_spec(),
         )
 
     def _frontend_start(self) -> FrontendStart:
         settings = self._settings
         managers = [
-            ManagerAddress(endpoint.path, tuple(sorted({place.model for place in self._engines_of(manager)})))
-            for manager, endpoint in enumerate(self._managers)
+            ManagerAddress(listening.path, tuple(sorted({engine.model for engine in self._engines_of(manager)})))
+            for manager, listening in enumerate(self._managers)
         ]
         return FrontendStart(
-            listener_fd=self._door.http.fileno(),
+            listener_fd=self._http.fileno(),
             page_fd=self.page.fd,
-            tokenizer_paths=[endpoint.path for endpoint in self._tokenizers],
+            tokenizer_paths=[listening.path for listening in self._tokenizers],
             max_seqlens=[model.folder.max_seqlen for model in self._models],
             managers=managers,
             wait_budgets=WaitBudgets(settings.interactive_max_wait, settings.bulk_max_wait),
@@ -203,7 +204,7 @@ class House:
             payload_limit=settings.payload_limit,
             open_payload_limit=max(settings.payload_limit, self._open_payload_limit // settings.frontends),
             shutdown_timeout=settings.shutdown_timeout,
-            keys=list(self._door.keys),
+            keys=list(self._keys),
             metrics_auth=settings.metrics_auth,
             strict_model_name=settings.strict_model_name,
             cors_allow_origin=list(settings.cors_allow_origin),
@@ -215,8 +216,8 @@ class House:
         return max(_GIB, _OPEN_PAYLOAD_FACTOR * self._settings.payload_limit)
 
 
-def _listen(folder: RunFolder, role: str, num: int) -> list[Endpoint]:
-    return [Endpoint(*folder.listen(f"{role}-{index}")) for index in range(num)]
+def _listen(folder: SocketFolder, role: str, num: int) -> list[ListeningSocket]:
+    return [ListeningSocket(*folder.listen(f"{role}-{index}")) for index in range(num)]
 
 
 def tokenizer_spec(model: ModelPlan) -> TokenizerSpec:

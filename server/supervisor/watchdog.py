@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from server.supervisor.child import Member
+from server.supervisor.child import ChildProcess
 from wire import control
 from wire.page import Page
 
@@ -25,40 +25,40 @@ class Watchdog:
         self._heartbeat_timeout = heartbeat_timeout
         self._batch_timeout = batch_timeout
 
-    async def run(self, members: Sequence[Member]) -> None:
-        """Look at all members twice a second, for ever."""
+    async def run(self, children: Sequence[ChildProcess]) -> None:
+        """Look at all children twice a second, for ever."""
         looked_at = time.monotonic()
         while True:
             await asyncio.sleep(control.HEARTBEAT_SECONDS)
             now = time.monotonic()
             was_asleep = now - looked_at > 2 * control.HEARTBEAT_SECONDS  # itself stopped: nobody's silence counts
             looked_at = now
-            for member in members:
+            for child in children:
                 if was_asleep:
-                    member.last_beat = max(member.last_beat, now)
-                elif member.pid is not None and (why := self.why_stuck(member, now)):
-                    logger.error("%s is stuck and will be killed: %s", member.plan.title, why)
-                    member.kill()
+                    child.last_beat = max(child.last_beat, now)
+                elif child.pid is not None and (why := self.why_stuck(child, now)):
+                    logger.error("%s is stuck and will be killed: %s", child.plan.title, why)
+                    child.kill()
 
-    def why_stuck(self, member: Member, now: float) -> str | None:
+    def why_stuck(self, child: ChildProcess, now: float) -> str | None:
         """None while it is well."""
-        patience = self._heartbeat_timeout * (1 if member.is_ready else _LOADING_FACTOR)
-        if now - member.last_beat > patience:
-            return f"no sign of life for {now - member.last_beat:.1f} s"
-        if member.busy is not None:
-            seconds = now - member.busy["since"]
-            if seconds > self._longest_batch(member):
+        patience = self._heartbeat_timeout * (1 if child.is_ready else _LOADING_FACTOR)
+        if now - child.last_beat > patience:
+            return f"no sign of life for {now - child.last_beat:.1f} s"
+        if child.busy is not None:
+            seconds = now - child.busy["since"]
+            if seconds > self._longest_batch(child):
                 return f"one batch for {seconds:.1f} s"
         return None
 
-    def _longest_batch(self, member: Member) -> float:
+    def _longest_batch(self, child: ChildProcess) -> float:
         """Seconds. The page has the rate of a batch manager's engines together; the slowest manager's counts.
 
         A batch has one stream of its engine's.
         """
-        assert member.busy is not None
-        model = slice(None) if member.plan.model is None else member.plan.model
+        assert child.busy is not None
+        model = slice(None) if child.plan.model is None else child.plan.model
         rates = self._page.tokens_per_second[:, model] / np.maximum(self._page.engines_ready[:, model], 1)
         slowest = float(rates[rates > 0].min(initial=float("inf")))
-        num_tokens, streams = int(member.busy["tokens"]), int(member.busy["streams"])
+        num_tokens, streams = int(child.busy["tokens"]), int(child.busy["streams"])
         return max(self._batch_timeout, _SLOWER_THAN_PREDICTED * num_tokens * streams / slowest)

@@ -7,20 +7,20 @@ import pytest
 
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.child import Member, Plan
+from server.supervisor.child import ChildProcess, Plan
 from server.supervisor.model_plan import plan_models
 from server.supervisor.ports import bind
-from server.supervisor.socket_folder import RunFolder
+from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Supervisor
-from server.supervisor.topology import Door, House
+from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketFolder]:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    made = RunFolder()
+    made = SocketFolder()
     yield made
     made.remove()
 
@@ -28,23 +28,23 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
 class Fallen:
     """A supervisor whose processes fall; what it is asked to start again is noted and not started."""
 
-    def __init__(self, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
+    def __init__(self, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
         self.started: list[str] = []
-        monkeypatch.setattr(Member, "start", lambda member: self._start(member))
+        monkeypatch.setattr(ChildProcess, "start", lambda child: self._start(child))
         settings = Settings(models=(ModelSettings(engine="fake", devices=",".join(devices)),))
         models = plan_models(settings)
         with bind("127.0.0.1", 0, "--port") as http:
-            house = House(settings, models, folder=folder, door=Door(http=http), cache_dir=None)
-        watchdog = Watchdog(house.page, heartbeat_timeout=10, batch_timeout=60)
-        self.supervisor = Supervisor(house, models, limits={}, watchdog=watchdog)
-        self.members = {member.plan.title: member for member in self.supervisor._members}
+            topology = Topology(settings, models, folder=folder, http=http)
+        watchdog = Watchdog(topology.page, heartbeat_timeout=10, batch_timeout=60)
+        self.supervisor = Supervisor(topology, models, limits={}, watchdog=watchdog)
+        self.children = {child.plan.title: child for child in self.supervisor._children}
 
-    async def _start(self, member: Member) -> None:
-        self.started.append(member.plan.title)
+    async def _start(self, child: ChildProcess) -> None:
+        self.started.append(child.plan.title)
 
     def fall(self, title: str, times: int) -> None:
         for _ in range(times):
-            self.supervisor.member_exited(self.members[title], 70)
+            self.supervisor.child_exited(self.children[title], 70)
 
     @property
     def end(self) -> tuple[int, str] | None:
@@ -53,38 +53,38 @@ class Fallen:
 
 
 def test_five_failed_starts_end_the_server_unless_another_does_the_same_work(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        house = Fallen(folder, monkeypatch, "a", "b")
-        house.fall("engine 0", 5)
-        assert house.end is None  # engine 1 may yet serve
-        house.fall("engine 1", 4)
-        assert house.end is None
-        house.fall("engine 1", 1)
-        assert house.end == (1, "engine 1 can't be started: exit status 70")
+        server = Fallen(folder, monkeypatch, "a", "b")
+        server.fall("engine 0", 5)
+        assert server.end is None  # engine 1 may yet serve
+        server.fall("engine 1", 4)
+        assert server.end is None
+        server.fall("engine 1", 1)
+        assert server.end == (1, "engine 1 can't be started: exit status 70")
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("title", ["engine 0", "batch manager 0", "tokenizer 0", "frontend 0"])
-def test_the_only_one_of_its_kind_ends_it(title: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_only_one_of_its_kind_ends_it(title: str, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        house = Fallen(folder, monkeypatch, "cpu")
-        others = [name for name in house.members if name.rpartition(" ")[0] == title.rpartition(" ")[0]]
+        server = Fallen(folder, monkeypatch, "cpu")
+        others = [name for name in server.children if name.rpartition(" ")[0] == title.rpartition(" ")[0]]
         for other in others:
-            house.fall(other, 4)
-        assert house.end is None
+            server.fall(other, 4)
+        assert server.end is None
         for other in others:
-            house.fall(other, 1)
-        assert house.end is not None
-        assert house.end[0] == 1
+            server.fall(other, 1)
+        assert server.end is not None
+        assert server.end[0] == 1
 
     asyncio.run(run())
 
 
 class Dying:
-    """A member that ends when it is told to."""
+    """A child that ends when it is told to."""
 
     def __init__(self, plan: Plan, told: list[tuple[str, float]]) -> None:
         self.plan = plan
@@ -100,15 +100,17 @@ class Dying:
         return True
 
 
-def test_processes_end_in_the_reverse_order_of_their_start(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_end_in_the_reverse_order_of_their_start(
+    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Frontends have --shutdown-timeout and five seconds for what they hold, the others five."""
     told: list[tuple[str, float]] = []
 
     async def run() -> None:
-        house = Fallen(folder, monkeypatch, "a")
-        members = house.supervisor._members
-        members[:] = [Dying(member.plan, told) for member in members]  # type: ignore[misc]
-        await house.supervisor._stop(30)
+        server = Fallen(folder, monkeypatch, "a")
+        children = server.supervisor._children
+        children[:] = [Dying(child.plan, told) for child in children]  # type: ignore[misc]
+        await server.supervisor._stop(30)
 
     asyncio.run(run())
     assert list(dict.fromkeys(told)) == [

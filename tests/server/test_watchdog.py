@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from server.supervisor import watchdog
-from server.supervisor.child import Member
+from server.supervisor.child import ChildProcess
 from server.supervisor.watchdog import Watchdog
 from wire import control
 from wire.page import Page
@@ -17,7 +17,7 @@ NOW = 1000.0
 
 
 @dataclass
-class FakeMember:
+class FakeChild:
     """What the watchdog reads of a process, and whether it was killed."""
 
     last_beat: float = NOW
@@ -38,18 +38,18 @@ def a_watchdog(rate: float = 0.0) -> Watchdog:
     return Watchdog(page, heartbeat_timeout=10, batch_timeout=60)
 
 
-def why(member: FakeMember, rate: float = 0.0) -> str | None:
-    return a_watchdog(rate).why_stuck(cast(Member, member), NOW)
+def why(child: FakeChild, rate: float = 0.0) -> str | None:
+    return a_watchdog(rate).why_stuck(cast(ChildProcess, child), NOW)
 
 
 def test_silence() -> None:
-    assert why(FakeMember(last_beat=NOW - 9.9)) is None
-    assert "no sign of life for 10.5 s" in str(why(FakeMember(last_beat=NOW - 10.5)))
+    assert why(FakeChild(last_beat=NOW - 9.9)) is None
+    assert "no sign of life for 10.5 s" in str(why(FakeChild(last_beat=NOW - 10.5)))
 
 
 def test_loading_may_hold_the_interpreter_for_long() -> None:
-    assert why(FakeMember(last_beat=NOW - 100, is_ready=False)) is None
-    assert why(FakeMember(last_beat=NOW - 121, is_ready=False)) is not None
+    assert why(FakeChild(last_beat=NOW - 100, is_ready=False)) is None
+    assert why(FakeChild(last_beat=NOW - 121, is_ready=False)) is not None
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_loading_may_hold_the_interpreter_for_long() -> None:
 )
 def test_one_batch(seconds: float, num_tokens: int, streams: int, rate: float, is_stuck: bool) -> None:
     busy = {"batch": 3, "tokens": num_tokens, "since": NOW - seconds, "streams": streams}
-    assert (why(FakeMember(busy=busy), rate) is not None) is is_stuck
+    assert (why(FakeChild(busy=busy), rate) is not None) is is_stuck
 
 
 class Clock:
     """Time that passes only when the watchdog sleeps: as long as it asked for, or as long as it was stopped."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, naps: list[float], members: list[FakeMember]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, naps: list[float], children: list[FakeChild]) -> None:
         self.now = NOW
         self._naps = naps
-        self._members = members
+        self._children = children
         monkeypatch.setattr(watchdog, "time", types.SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(watchdog, "asyncio", types.SimpleNamespace(sleep=self._sleep))
 
@@ -85,19 +85,19 @@ class Clock:
         if not self._naps:
             raise asyncio.CancelledError
         self.now += self._naps.pop(0)
-        self._members[0].last_beat = self.now  # the first is well
+        self._children[0].last_beat = self.now  # the first is well
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, naps: list[float], *others: FakeMember) -> FakeMember:
-    well = FakeMember()
+def watch(monkeypatch: pytest.MonkeyPatch, naps: list[float], *others: FakeChild) -> FakeChild:
+    well = FakeChild()
     Clock(monkeypatch, naps, [well])
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(a_watchdog().run(cast(list[Member], [well, *others])))
+        asyncio.run(a_watchdog().run(cast(list[ChildProcess], [well, *others])))
     return well
 
 
 def test_a_silent_process_is_killed_once_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = FakeMember()
+    silent = FakeChild()
 
     well = watch(monkeypatch, [0.5] * 40, silent)
 
@@ -105,7 +105,7 @@ def test_a_silent_process_is_killed_once_and_others_go_on(monkeypatch: pytest.Mo
 
 
 def test_nobody_is_blamed_for_the_time_the_watchdog_itself_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = FakeMember()
+    silent = FakeChild()
 
     watch(monkeypatch, [0.5, 3600.0, *[0.5] * 18], silent)
     assert silent.num_kills == 0
@@ -115,7 +115,7 @@ def test_nobody_is_blamed_for_the_time_the_watchdog_itself_was_stopped(monkeypat
 
 
 def test_what_does_not_run_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = FakeMember(pid=None)
+    dead = FakeChild(pid=None)
 
     watch(monkeypatch, [0.5] * 40, dead)
 

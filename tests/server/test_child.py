@@ -7,7 +7,7 @@ from typing import NoReturn, cast
 
 import pytest
 
-from server.supervisor.child import Member, MemberEvents, Plan, SpawnError
+from server.supervisor.child import ChildEvents, ChildProcess, Plan, SpawnError
 
 PLAN = Plan(role="engine", index=0, module="engine", python="python3", spec={}, fds=())
 
@@ -24,7 +24,7 @@ def test_numpy_has_one_thread_for_a_product_unless_it_is_told(
 
     async def start() -> None:
         with pytest.raises(SpawnError, match="engine 0 can't be started: python3: No such file or directory"):
-            await Member(PLAN, cast(MemberEvents, None)).start()
+            await ChildProcess(PLAN, cast(ChildEvents, None)).start()
 
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     if given is not None:

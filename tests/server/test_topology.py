@@ -15,12 +15,12 @@ from engine.store.model_source import resolve
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.child import Member, Plan
+from server.supervisor.child import ChildProcess, Plan
 from server.supervisor.model_plan import plan_models
 from server.supervisor.ports import bind
-from server.supervisor.readiness import ROLES, Broadcast
-from server.supervisor.socket_folder import RunFolder
-from server.supervisor.topology import Door, House
+from server.supervisor.readiness import ROLES, Readiness
+from server.supervisor.socket_folder import SocketFolder
+from server.supervisor.topology import Topology
 
 
 def settings(*models: ModelSettings, **others: Any) -> Settings:
@@ -31,14 +31,16 @@ def model(name: str, **others: Any) -> ModelSettings:
     return ModelSettings(served_model_name=name, **{"engine": "fake", **others})
 
 
-def house_of(chosen: Settings, folder: RunFolder, http: socket.socket, *, cache_dir: str | None = None) -> House:
-    return House(chosen, plan_models(chosen), folder=folder, door=Door(http=http), cache_dir=cache_dir)
+def topology_of(
+    chosen: Settings, folder: SocketFolder, http: socket.socket, *, cache_dir: str | None = None
+) -> Topology:
+    return Topology(chosen, plan_models(chosen), folder=folder, http=http, cache_dir=cache_dir)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolder]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketFolder]:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    made = RunFolder()
+    made = SocketFolder()
     yield made
     made.remove()
 
@@ -48,11 +50,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunFolde
     [(64_000_000, 1 << 30), (100_000_000, 1_600_000_000), (1_000_000, 1 << 30), (1_000, 1 << 30)],
 )
 def test_limits_of_the_whole_server_are_shared_out_among_its_frontends(
-    folder: RunFolder, payload_limit: int, open_payload: int
+    folder: SocketFolder, payload_limit: int, open_payload: int
 ) -> None:
     with bind("127.0.0.1", 0, "--port") as http:
         chosen = settings(frontends=4, max_concurrent_requests=4096, payload_limit=payload_limit)
-        frontends = by_role(house_of(chosen, folder, http).plans(), "frontend")
+        frontends = by_role(topology_of(chosen, folder, http).plans(), "frontend")
 
     assert len(frontends) == 4
     for frontend in frontends:
@@ -70,11 +72,11 @@ def by_role(plans: list[Plan], role: str) -> list[Plan]:
     return [plan for plan in plans if plan.role == role]
 
 
-def test_every_model_has_an_engine_on_every_device(folder: RunFolder) -> None:
+def test_every_model_has_an_engine_on_every_device(folder: SocketFolder) -> None:
     with bind("127.0.0.1", 0, "--port") as http:
         chosen = settings(model("one", devices="a, b"), model("two", devices="c"), batch_managers=2, frontends=2)
-        house = house_of(chosen, folder, http)
-        plans = house.plans()
+        topology = topology_of(chosen, folder, http)
+        plans = topology.plans()
 
     engines = by_role(plans, "engine")
     assert [(e.model, e.spec["model"], e.spec["options"]["device"]) for e in engines] == [
@@ -92,17 +94,17 @@ def test_every_model_has_an_engine_on_every_device(folder: RunFolder) -> None:
         assert frontend.spec["max_seqlens"] == [256, 256]
     (tokenizer,) = by_role(plans, "tokenizer")[:1]
     assert [spec["max_seqlen"] for spec in tokenizer.spec["tokenizers"]] == [256, 256]
-    assert house.page.num_models == 2
+    assert topology.page.num_models == 2
     assert {plan.spec["log_level"] for plan in plans} == {"info"}
 
 
-def test_each_model_has_settings_of_its_own(folder: RunFolder, minilm_folder: Path) -> None:
+def test_each_model_has_settings_of_its_own(folder: SocketFolder, minilm_folder: Path) -> None:
     chosen = settings(
         model("one", fake_dim=8, max_batch_tokens=100, max_input_length=16),
         model("two", engine="transformers", model_id=str(minilm_folder), dtype="bfloat16", quantization="none"),
     )
     with bind("127.0.0.1", 0, "--port") as http:
-        plans = house_of(chosen, folder, http, cache_dir="/cache").plans()
+        plans = topology_of(chosen, folder, http, cache_dir="/cache").plans()
 
     one, two = (plan.spec["options"] for plan in by_role(plans, "engine"))
     assert (one["dimensions"], one["max_num_tokens"], one["max_seqlen"]) == (8, 100, 16)
@@ -126,17 +128,19 @@ def test_what_a_model_cannot_be(changes: dict[str, Any], flag: str) -> None:
 @pytest.mark.parametrize(
     ("devices", "asked", "number"), [("a", None, 1), ("a,b,c", None, 1), ("a,b,c,d", None, 2), ("a,b,c,d", 4, 4)]
 )
-def test_batch_managers_share_the_engines_out(devices: str, asked: int | None, number: int, folder: RunFolder) -> None:
+def test_batch_managers_share_the_engines_out(
+    devices: str, asked: int | None, number: int, folder: SocketFolder
+) -> None:
     chosen = settings(model("one", devices=devices), batch_managers=asked)
     with bind("127.0.0.1", 0, "--port") as http:
-        house = house_of(chosen, folder, http)
-        managers = by_role(house.plans(), "batch manager")
-    assert len(managers) == house.page.num_managers == number
+        topology = topology_of(chosen, folder, http)
+        managers = by_role(topology.plans(), "batch manager")
+    assert len(managers) == topology.page.num_managers == number
     assert sum(len(manager.spec["engines"]) for manager in managers) == len(devices.split(","))
 
 
 def test_engines_on_the_cpu_share_its_cores(
-    folder: RunFolder, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: SocketFolder, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     monkeypatch.setattr(cuda_driver, "find", lambda: Cuda((Gpu(0, "NVIDIA H200", (9, 0), 1 << 37),)))
@@ -146,25 +150,25 @@ def test_engines_on_the_cpu_share_its_cores(
         for name, devices in {"one": "cpu,cpu", "two": "cpu", "three": "cuda:0"}.items()
     ]
     with bind("127.0.0.1", 0, "--port") as http:
-        engines = by_role(house_of(settings(*models), folder, http).plans(), "engine")
+        engines = by_role(topology_of(settings(*models), folder, http).plans(), "engine")
     options = [engine.spec["options"] for engine in engines]
     assert [one["num_threads"] for one in options if one["device"] == "cpu"] == [4, 4, 4]
     assert [one["device"] for one in options] == ["cpu", "cpu", "cpu", "cuda:0"]
     assert [one["memory_share"] for one in options] == [1.0] * 4
 
 
-def test_a_padded_model_gets_a_line_in_the_log(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_padded_model_gets_a_line_in_the_log(folder: SocketFolder, caplog: pytest.LogCaptureFixture) -> None:
     chosen = settings(model("one"))
     with bind("127.0.0.1", 0, "--port") as http:
-        house = house_of(chosen, folder, http)
-        members: Any = [FakeMember(plan) for plan in house.plans()]
-    broadcast = Broadcast(members, plan_models(chosen), page=house.page, limits={})
+        topology = topology_of(chosen, folder, http)
+        children: Any = [FakeChild(plan) for plan in topology.plans()]
+    readiness = Readiness(children, plan_models(chosen), page=topology.page, limits={})
 
     with caplog.at_level("INFO", logger="embedline.supervisor"):
-        broadcast.engine_loaded(members[0], {"info": {"name": "one", **LOADED}})
+        readiness.engine_loaded(children[0], {"info": {"name": "one", **LOADED}})
         assert "padded" not in caplog.text
         info = {"name": "one", **LOADED, "is_padded": True, "notes": ["padded: for a reason", "another"]}
-        broadcast.engine_loaded(members[0], {"info": info})
+        readiness.engine_loaded(children[0], {"info": info})
 
     assert caplog.messages[-1] == "one is computed padded (padded: for a reason)"
 
@@ -172,8 +176,8 @@ def test_a_padded_model_gets_a_line_in_the_log(folder: RunFolder, caplog: pytest
 LOADED = {"engine": "fake", "device": "cpu", "reason": "--engine fake", "max_seqlen": 256, "is_padded": False}
 
 
-class FakeMember:
-    """A member as far as the broadcast looks at one."""
+class FakeChild:
+    """A child as Readiness sees one."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -185,20 +189,20 @@ class FakeMember:
         self.states.append((number, state))
 
 
-def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: RunFolder) -> None:
+def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: SocketFolder) -> None:
     chosen = settings(model("one", max_input_length=16), model("two"))
     plans = plan_models(chosen)
     with bind("127.0.0.1", 0, "--port") as http:
-        house = house_of(chosen, folder, http)
-        members = [FakeMember(plan) for plan in house.plans()]
-    first, second = members[:2]
-    frontend = members[-1]
+        topology = topology_of(chosen, folder, http)
+        children = [FakeChild(plan) for plan in topology.plans()]
+    first, second = children[:2]
+    frontend = children[-1]
     first.is_ready = False
-    listed: list[Member] = members  # type: ignore[assignment]
-    broadcast = Broadcast(listed, plans, page=house.page, limits={})
+    listed: list[ChildProcess] = children  # type: ignore[assignment]
+    readiness = Readiness(listed, plans, page=topology.page, limits={})
 
-    broadcast.engine_loaded(listed[1], {"info": {"name": "two", **LOADED}})
-    broadcast.send()
+    readiness.engine_loaded(listed[1], {"info": {"name": "two", **LOADED}})
+    readiness.send()
 
     number, state = frontend.states[-1]
     assert state["ready"] is False
@@ -207,64 +211,64 @@ def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: RunFold
     assert state["names"] == ["one", "two"]
 
     first.is_ready = True
-    broadcast.engine_loaded(listed[0], {"info": {"name": "one", **LOADED}})
-    broadcast.send()
+    readiness.engine_loaded(listed[0], {"info": {"name": "one", **LOADED}})
+    readiness.send()
 
     number, state = frontend.states[-1]
     assert state["ready"] is True
     assert [entry["index"] for entry in state["models"]] == [0, 1]
     # an engine need not know of --max-input-length
     assert [entry["info"]["max_seqlen"] for entry in state["models"]] == [16, 256]
-    house.page.engines_ready[:] = 1
-    assert broadcast.why_not_ready() == "a frontend is yet to be told"
+    topology.page.engines_ready[:] = 1
+    assert readiness.why_not_ready() == "a frontend does not have the newest state yet"
     frontend.seen = number
-    assert broadcast.why_not_ready() is None
-    house.page.engines_ready[0, 1] = 0
-    assert broadcast.why_not_ready() == "no engine is ready"
+    assert readiness.why_not_ready() is None
+    topology.page.engines_ready[0, 1] = 0
+    assert readiness.why_not_ready() == "no engine is ready"
     assert second.states == []  # only frontends are told
 
 
-def test_a_frontend_that_is_about_to_accept_is_told_first(folder: RunFolder) -> None:
-    """It asks what the house is like, then accepts, then is ready: meanwhile it turns nobody away either."""
+def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) -> None:
+    """It asks for the state, then accepts, then is ready. Meanwhile it refuses nobody either."""
     chosen = settings(model("one"), frontends=2)
     plans = plan_models(chosen)
     with bind("127.0.0.1", 0, "--port") as http:
-        house = house_of(chosen, folder, http)
-        members: Any = [FakeMember(plan) for plan in house.plans()]
-    told, late = members[-2:]
+        topology = topology_of(chosen, folder, http)
+        children: Any = [FakeChild(plan) for plan in topology.plans()]
+    told, late = children[-2:]
     late.is_ready = False
-    house.page.engines_ready[:] = 1
-    broadcast = Broadcast(members, plans, page=house.page, limits={})
-    answer = broadcast.tell(late)
+    topology.page.engines_ready[:] = 1
+    readiness = Readiness(children, plans, page=topology.page, limits={})
+    answer = readiness.state_for(late)
     assert answer["models"] == []
 
-    broadcast.engine_loaded(members[0], {"info": {"name": "one", **LOADED}})
-    broadcast.send()
+    readiness.engine_loaded(children[0], {"info": {"name": "one", **LOADED}})
+    readiness.send()
 
     told.seen = told.states[-1][0]
-    assert broadcast.why_not_ready() == "a frontend is yet to be told"
+    assert readiness.why_not_ready() == "a frontend does not have the newest state yet"
     late.seen = late.states[-1][0]
-    assert broadcast.why_not_ready() is None
+    assert readiness.why_not_ready() is None
     late.seen = 0  # started again: whatever it asks from now on, it is told that all is ready
-    assert broadcast.why_not_ready() is None
-    assert broadcast.tell(late)["ready"]
-    assert broadcast.why_not_ready() is None
+    assert readiness.why_not_ready() is None
+    assert readiness.state_for(late)["ready"]
+    assert readiness.why_not_ready() is None
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_each_kind_of_process_is_needed(role: str, folder: RunFolder) -> None:
+def test_each_kind_of_process_is_needed(role: str, folder: SocketFolder) -> None:
     """One of a kind is enough."""
     chosen = settings(model("one", devices="a,b"), tokenization_workers=2, batch_managers=2, frontends=2)
     with bind("127.0.0.1", 0, "--port") as http:
-        house = house_of(chosen, folder, http)
-        members = [FakeMember(plan) for plan in house.plans()]
-    house.page.engines_ready[:] = 1
-    broadcast = Broadcast(members, plan_models(chosen), page=house.page, limits={})  # type: ignore[arg-type]
-    first, second = [member for member in members if member.plan.role == role]
+        topology = topology_of(chosen, folder, http)
+        children = [FakeChild(plan) for plan in topology.plans()]
+    topology.page.engines_ready[:] = 1
+    readiness = Readiness(children, plan_models(chosen), page=topology.page, limits={})  # type: ignore[arg-type]
+    first, second = [child for child in children if child.plan.role == role]
 
     reasons = []
-    for member in (first, second):
-        member.is_ready = False
-        reasons.append(broadcast.why_not_ready())
+    for child in (first, second):
+        child.is_ready = False
+        reasons.append(readiness.why_not_ready())
 
     assert reasons == [None, f"no {role} is ready"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.socket_folder import RunFolder
+from server.supervisor.socket_folder import SocketFolder
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def mode(path: Path | str) -> int:
 def test_only_this_user_can_reach_the_sockets(runtime: Path) -> None:
     previous = os.umask(0)
     try:
-        folder = RunFolder()
+        folder = SocketFolder()
         listener, path = folder.listen("engine-0")
     finally:
         assert os.umask(previous) == 0  # put back as it was
@@ -45,7 +45,7 @@ def test_only_this_user_can_reach_the_sockets(runtime: Path) -> None:
 
 
 def test_remove_leaves_nothing(runtime: Path) -> None:
-    folder = RunFolder()
+    folder = SocketFolder()
     folder.listen("a")[0].close()
 
     folder.remove()
@@ -54,7 +54,7 @@ def test_remove_leaves_nothing(runtime: Path) -> None:
 
 
 def test_what_a_killed_server_left_is_swept_and_a_running_ones_is_not(runtime: Path) -> None:
-    running = RunFolder()
+    running = SocketFolder()
     dead = runtime / "embedline-dead"
     dead.mkdir()
     (dead / "lock").touch()
@@ -66,7 +66,7 @@ def test_what_a_killed_server_left_is_swept_and_a_running_ones_is_not(runtime: P
     foreign.mkdir()
     (foreign / "lock").touch()
 
-    following = RunFolder()
+    following = SocketFolder()
 
     assert set(runtime.iterdir()) == {running.path, following.path, starting, foreign}
     running.remove()
@@ -74,7 +74,7 @@ def test_what_a_killed_server_left_is_swept_and_a_running_ones_is_not(runtime: P
 
 
 def test_the_lock_is_held_as_long_as_the_server_lives(runtime: Path) -> None:
-    folder = RunFolder()
+    folder = SocketFolder()
     lock = os.open(folder.path / "lock", os.O_RDWR)
 
     with pytest.raises(BlockingIOError):
@@ -88,7 +88,7 @@ def test_the_lock_is_held_as_long_as_the_server_lives(runtime: Path) -> None:
 def test_where_the_runtime_folder_can_not_be_used_there_is_tmp(unusable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
 
-    folder = RunFolder()
+    folder = SocketFolder()
     listener, path = folder.listen("batch-manager-99")
     listener.close()
     folder.remove()
@@ -102,4 +102,4 @@ def test_where_no_folder_can_be_written_to_one_line_says_what_helps(monkeypatch:
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
     with pytest.raises(SettingsError, match=r"Read-only file system: TMPDIR .*--tmpfs /tmp"):
-        RunFolder()
+        SocketFolder()
