@@ -3,7 +3,8 @@
 # PYTHON=python3.12                which Python to make the environment with (3.11 or later)
 # TORCH_INDEX=https://...          where to take torch from, for example an index of CPU builds
 # PEERS=.peers/infinity             where `make bench` keeps the environment of a server to compare with
-# PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test`
+# PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test` and its kin
+# JOBS=2                           how many processes run tests side by side
 # ENGINE_PYTHON=python3            for `make test-tensorrt-llm`: a Python with tensorrt_llm, torch and transformers
 # GPU_PYTHON=python3 PART=kernels  for `make bench-gpu`: any Python with torch and Triton; ARGS="--fresh --out DIR"
 
@@ -11,11 +12,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PORT ?= 8080
+JOBS ?= 2
 ARGS ?=
 TORCH_INDEX ?=
 QUICK ?=
 PEERS ?= .peers/infinity
 MODEL ?= sentence-transformers/all-MiniLM-L6-v2
+
+# Several processes with one OpenMP thread each: with more, they take the cores from each other.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 # A name on the path may be a launcher without a Python behind it, or one without venv, so each is tried.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -30,7 +35,7 @@ GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
 ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'import importlib.util as found, torch; \
 	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: help serve test nightly bench bench-gpu test-tensorrt-llm verify check fix clean
+.PHONY: help serve test test-all test-rest test-faults test-clients nightly bench bench-gpu test-tensorrt-llm verify check fix clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,11 +43,23 @@ help: ## list the commands
 serve: $(VENV)/.server ## set up and serve all-MiniLM-L6-v2 on port 8080 (PORT=)
 	$(BIN)/embedline serve --port $(PORT) $(ARGS)
 
-test: check ## set up, check and test
-	$(BIN)/pytest -m "not nightly" $(ARGS)
+test: $(VENV)/.test ## the tests for every change: 5 minutes on two cores (ARGS="-m 'not slow' tests/wire")
+	$(PYTEST) --tier=default $(ARGS)
+
+test-all: $(VENV)/.test ## all tests but the nightly ones
+	$(PYTEST) --tier=all $(ARGS)
+
+test-rest: $(VENV)/.test ## what `make test-all` runs beside `make test`
+	$(PYTEST) --tier=rest $(ARGS)
+
+test-faults: $(VENV)/.test ## processes that die, hang or answer nonsense
+	$(PYTEST) $(wildcard tests/*/test_*faults.py) $(ARGS)
+
+test-clients: $(VENV)/.test ## the server with the clients that people use
+	$(PYTEST) -m clients $(ARGS)
 
 nightly: $(VENV)/.test ## the tests that take long or need root and Debian tools
-	$(BIN)/pytest -m nightly $(ARGS)
+	$(BIN)/pytest --tier=nightly $(ARGS)
 
 bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb ## engines alone, servers side by side: 20 minutes (QUICK=1: 5)
 	$(BIN)/python -m benchmarks.engines $(if $(QUICK),--quick) --write
