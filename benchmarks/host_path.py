@@ -17,8 +17,8 @@ from embedline.bench.bodies import Request, post
 from embedline.bench.load import Load
 from embedline.bench.options import Target
 from embedline.bench.summary import Summary, summarize
-from tests.house.expected import ids_of
-from tests.house.running import Server, serving
+from tests.server_e2e.expected import ids_of
+from tests.server_e2e.running import Server, serving
 
 TEXT = "the quick brown fox jumps over the lazy dog and then runs far away from us again today"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents import ROOT, Example, examples, flags_in, known_flags
-from tests.house.running import PATIENCE, Server, serving
+from tests.server_e2e.running import PATIENCE, Server, serving
 
 README = (ROOT / "README.md").read_text()
 ADDRESS = "localhost:8080"

@@ -15,7 +15,7 @@ from benchmarks.peer_figures import Figures, median, write_summary
 from benchmarks.servers import Recipe, ServerFailed, running
 from benchmarks.texts import Corpus, Prose
 from embedline.bench.summary import Summary
-from tests.house.expected import minilm
+from tests.server_e2e.expected import minilm
 
 TOKENIZER = minilm() / "tokenizer.json"
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.house.expected import FAKE
-from tests.house.running import Server, serving
+from tests.server_e2e.expected import FAKE
+from tests.server_e2e.running import Server, serving
 
 
 @pytest.fixture(scope="session")

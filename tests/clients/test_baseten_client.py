@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from baseten_performance_client import OpenAIEmbeddingsResponse, PerformanceClient, RequestProcessingPreference
 
-from tests.house.expected import DIMENSIONS, ids_of, rows_of
-from tests.house.running import Server
+from tests.server_e2e.expected import DIMENSIONS, ids_of, rows_of
+from tests.server_e2e.running import Server
 
 pytestmark = pytest.mark.clients
 

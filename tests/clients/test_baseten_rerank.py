@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from baseten_performance_client import PerformanceClient, RequestProcessingPreference
 
-from tests.house.expected import rows_of
-from tests.house.running import Server
+from tests.server_e2e.expected import rows_of
+from tests.server_e2e.running import Server
 
 pytestmark = pytest.mark.clients
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from openai.types import CreateEmbeddingResponse
 
-from tests.house.expected import DIMENSIONS, ids_of, row_of_ids, rows_of
-from tests.house.running import Server
+from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids, rows_of
+from tests.server_e2e.running import Server
 
 pytestmark = pytest.mark.clients
 

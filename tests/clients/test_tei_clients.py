@@ -11,8 +11,8 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import NDArray
 
-from tests.house.expected import DIMENSIONS, MAX_SEQLEN, ids_of, minilm, rows_of
-from tests.house.running import Reply, Server, serving
+from tests.server_e2e.expected import DIMENSIONS, MAX_SEQLEN, ids_of, minilm, rows_of
+from tests.server_e2e.running import Reply, Server, serving
 
 pytestmark = pytest.mark.clients
 

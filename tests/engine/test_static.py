@@ -25,8 +25,8 @@ from engine.static.engine import StaticEngine
 from engine.static.table import read_table
 from engine.transformers.engine import load as load_transformers
 from engine.types import Batch, EngineClosed, EngineError, ModelError, OutputKind, Results
-from tests.engine.compiled_engines import difference, options
-from tests.engine.head.sentence_models import text_of, words
+from tests.engine.cpu.engines import difference, options
+from tests.engine.rows.sentence_models import text_of, words
 from tests.engine.tiny_models import VOCAB_SIZE, arbitrary, batch, save
 
 ROOT = Path(__file__).parents[2]

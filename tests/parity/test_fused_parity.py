@@ -13,7 +13,7 @@ from engine.fused.adapters.registry import find
 from engine.model.coverage import ARCHITECTURES, Architecture, Use
 from engine.model.model_folder import read
 from engine.types import OutputKind
-from tests.engine.fused_models.models import load_fused
+from tests.engine.fused.model.models import load_fused
 from tests.parity.folders import BGE_M3, num_types, save
 from tests.parity.references import Reference
 from tests.parity.test_parity import TOLERANCE, difference

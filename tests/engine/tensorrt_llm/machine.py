@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.engine.machine.test_cuda_driver import driver
 from tests.engine.tensorrt_llm.stand_in import FAULTS, place
-from tests.engine.test_cuda_driver import driver
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModel
 
-from tests.engine.detection.shapes import QWEN3_CHAT, modules
 from tests.engine.folder_files import write
-from tests.engine.head.sentence_models import save_words
+from tests.engine.model.detection.shapes import QWEN3_CHAT, modules
+from tests.engine.rows.sentence_models import save_words
 from tests.engine.tiny_models import GENERATING, SCORING_SEQUENCES, Reference, WholeReference, save_whole
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

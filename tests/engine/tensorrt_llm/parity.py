@@ -3,10 +3,10 @@
 import numpy as np
 
 from engine.tensorrt_llm.engine import TensorrtLlmEngine
-from tests.engine.scored_models import difference
 from tests.engine.tensorrt_llm.models import Model
 from tests.engine.tensorrt_llm.stand_in import load, rows
 from tests.engine.tiny_models import arbitrary
+from tests.engine.transformers.scored_models import difference
 
 SEQLENS = (5, 17, 1, 30, 9, 9, 13, 1)
 TOLERANCE = 1e-5  # relative to the largest number, in float32

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.scored_models import difference
 from tests.engine.tensorrt_llm.models import (
     FAMILIES,
     answering,
@@ -16,6 +15,7 @@ from tests.engine.tensorrt_llm.models import (
 )
 from tests.engine.tensorrt_llm.parity import TOLERANCE, distance
 from tests.engine.tensorrt_llm.stand_in import library, load, rows
+from tests.engine.transformers.scored_models import difference
 
 
 @pytest.fixture(scope="module", autouse=True)

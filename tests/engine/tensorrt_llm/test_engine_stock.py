@@ -10,11 +10,11 @@ from safetensors.numpy import load_file, save_file
 
 from engine.types import EngineError, ModelError, OutputKind
 from tests.engine.folder_files import change, write
-from tests.engine.scored_models import difference
 from tests.engine.tensorrt_llm.models import classifying_bert, embedding
 from tests.engine.tensorrt_llm.parity import TOLERANCE
 from tests.engine.tensorrt_llm.stand_in import library, load, rows
 from tests.engine.tiny_models import HIDDEN_SIZE, SCORING_SEQUENCES, Reference, WholeReference, arbitrary, batch
+from tests.engine.transformers.scored_models import difference
 
 SEQLENS = (5, 17, 1, 30)
 HALF = 5e-3  # upstream's BERT computes in float16, whatever it is told

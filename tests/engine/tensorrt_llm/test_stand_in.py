@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.tensorrt_llm.library import private
-from tests.engine.head.sentence_models import save_words
+from tests.engine.rows.sentence_models import save_words
 from tests.engine.tensorrt_llm.models import FAMILIES, embedding
 from tests.engine.tensorrt_llm.stand_in import library, load
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary

@@ -1,0 +1,295 @@
+"""Compiled models on disk: found again, rebuilt when damaged or out of date, bounded, and never in the way."""
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cpu import loading
+from engine.cpu.facts import Facts
+from engine.store import cache as cache_module
+from engine.store import fingerprint
+from engine.store.cache import Cache
+from tests.engine.cpu.engines import ENGINES, difference, load, options, pooled
+from tests.engine.tiny_models import arbitrary, save
+
+START = """
+import json, sys
+from importlib import import_module
+name, given = sys.argv[1], json.loads(sys.argv[2])
+engine = import_module("engine.cpu.executors." + name).load(name="m", reason="", options=given)
+heavy = ("torch", "transformers", "openvino_telemetry", "openvino.tools.ovc.convert", "onnx")
+print(json.dumps([[module for module in heavy if module in sys.modules], engine.info.notes[0]]))
+"""
+UNSET = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")  # set by whatever runs these tests
+
+
+def start(name: str, folder: Path, **others: object) -> tuple[list[str], str]:
+    """In a new process: which heavy modules the start imported, and what is noted."""
+    given = json.dumps(options(folder, **others))
+    with tempfile.TemporaryDirectory() as home:
+        answer = subprocess.run(
+            [sys.executable, "-c", START, name, given],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={key: value for key, value in os.environ.items() if key not in UNSET} | {"HOME": home},
+        )
+        assert not list(Path(home).rglob("Microsoft")), "telemetry"
+    assert answer.returncode == 0, answer.stderr
+    assert not answer.stderr.strip(), answer.stderr
+    modules, note = json.loads(answer.stdout)
+    return modules, note
+
+
+def entries(cache_dir: Path) -> list[Path]:
+    return sorted(path for path in (cache_dir / "compiled").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_warm_start_imports_neither_torch_nor_transformers(name: str, quantization: str, tmp_path: Path) -> None:
+    if (name, quantization) == ("openvino", "int8"):
+        return
+    given = {"cache_dir": str(tmp_path / "cache"), "quantization": quantization}
+    folder = save("bert", tmp_path / "model")
+    cold_modules, cold_note = start(name, folder, **given)
+    warm_modules, warm_note = start(name, folder, **given)
+    assert {"torch", "transformers"} <= set(cold_modules)
+    assert not {"openvino_telemetry", "openvino.tools.ovc.convert"} & set(cold_modules)
+    assert warm_modules == []
+    assert warm_note == cold_note
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_warm_engine_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    sequences = arbitrary([5, 9, 9, 1])
+    rows = []
+    for _ in range(2):
+        loaded = load(name, folder, cache_dir=str(tmp_path / "cache"))
+        rows.append(pooled(loaded, sequences))
+        loaded.close()
+    assert len(entries(tmp_path / "cache")) == 1
+    assert difference(rows[1], rows[0]) == 0
+
+
+@pytest.fixture
+def warm(tmp_path: Path) -> tuple[Path, Path]:
+    """A model's folder, and a cache that holds it compiled."""
+    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    load("onnxruntime", folder, cache_dir=str(cache_dir)).close()
+    return folder, cache_dir
+
+
+@pytest.mark.parametrize("what", ["weights", "config", "pooling"])
+def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path]) -> None:
+    folder, cache_dir = warm
+    if what == "weights":  # the same size and time, one byte in the middle differs
+        file = folder / "model.safetensors"
+        status = file.stat()
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    elif what == "config":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+    load("onnxruntime", folder, cache_dir=str(cache_dir), pooling="cls" if what == "pooling" else None).close()
+    assert len(entries(cache_dir)) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest", "no manifest", "deep", "facts", "dimensions"])
+def test_a_damaged_entry_is_built_anew(damage: str, warm: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    folder, cache_dir = warm
+    (entry,) = entries(cache_dir)
+    graph, manifest = entry / "model.onnx", entry / "manifest.json"
+    content = graph.read_bytes()
+    if damage == "cut":
+        graph.write_bytes(content[:-100])
+    elif damage == "flipped":
+        graph.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+    elif damage == "gone":
+        graph.unlink()
+    elif damage in ("manifest", "deep"):
+        manifest.write_text("{" if damage == "manifest" else "[" * 100_000)
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        written = json.loads(manifest.read_text())
+        facts = {"unknown": 1} if damage == "facts" else {**written["facts"], "dimensions": 31}
+        manifest.write_text(json.dumps(written | {"facts": facts}))
+    with caplog.at_level(logging.WARNING):
+        load("onnxruntime", folder, cache_dir=str(cache_dir)).close()
+    assert "is not used" in caplog.text
+    assert entries(cache_dir) == [entry]
+    assert graph.read_bytes() == content
+    assert Cache(cache_dir / "compiled").find(entry.name) is not None
+
+
+def test_a_cache_that_cannot_be_written_is_only_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("in the way")
+    folder = save("bert", tmp_path / "model")
+    with caplog.at_level(logging.WARNING):
+        loaded = load("onnxruntime", folder, cache_dir=str(tmp_path / "file"))
+    assert pooled(loaded, [[5, 6]]).shape == (1, 32)
+    loaded.close()
+    assert "models are not kept" in caplog.text
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    cache = Cache(None)
+    with cache.new_folder() as folder:
+        cache.put("key", folder, {})
+    assert not folder.exists()
+    assert cache.find("key") is None
+
+
+def put(cache: Cache, key: str, content: str = "x") -> None:
+    with cache.new_folder() as folder:
+        (folder / "model").write_text(content)
+        cache.put(key, folder, {"from": content})
+
+
+def test_the_first_of_two_that_start_side_by_side_stays(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    with cache.new_folder() as folder:
+        (folder / "model").write_text("second")
+        put(cache, "key", "first")
+        cache.put("key", folder, {"from": "second"})
+    found = cache.find("key")
+    assert found is not None
+    assert found.facts == {"from": "first"}
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_the_newest_entries_are_kept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for number in range(cache_module._MAX_ENTRIES):
+        put(cache, f"key{number}")
+        os.utime(tmp_path / f"key{number}" / "manifest.json", (number, number))
+    leftover = tmp_path / ".new-leftover"
+    leftover.mkdir()
+    os.utime(leftover, (0, 0))
+    assert cache.find("key0") is not None  # which makes it the newest
+    put(cache, "another")
+    expected = {"another", "key0", *(f"key{number}" for number in range(2, cache_module._MAX_ENTRIES))}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+
+
+def test_what_is_being_written_is_not_found(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    with cache.new_folder() as folder:
+        (folder / "model").write_text("half")
+        assert list(tmp_path.iterdir()) == [folder]
+        assert cache.find("key") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"difference": "x"},
+        {"difference": None},
+        {"difference": float("nan")},
+        {"dimensions": 0},
+        {"dimensions": True},
+        {"pad_id": -2},
+        {"pad_id": "0"},
+        {"num_texts": 1.5},
+        {"min_cosine": 0.99},
+        {"unknown": 1},
+    ],
+)
+def test_facts_of_another_kind(wrong: dict[str, object]) -> None:
+    facts = Facts(
+        dimensions=3,
+        pad_id=-1,
+        difference=1e-6,
+        min_cosine=None,
+        median_cosine=None,
+        num_texts=8,
+        num_products=0,
+    )
+    right = json.loads(json.dumps(dataclasses.asdict(facts)))
+    assert Facts.decode(right) == facts
+    with pytest.raises((ValueError, TypeError)):
+        Facts.decode(right | wrong)
+
+
+@pytest.mark.parametrize("which", [".", "key"])
+@pytest.mark.parametrize("how", ["group", "everybody", "owner"])
+def test_what_others_could_have_written_is_not_used(
+    which: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "compiled"
+    put(Cache(root), "key")
+    if how == "owner":
+        owners = {(root / which).resolve()}
+        monkeypatch.setattr(Path, "stat", _owned_by_another(Path.stat, owners))
+    else:
+        (root / which).chmod(0o770 if how == "group" else 0o707)
+    cache = Cache(root)
+    with caplog.at_level(logging.WARNING):
+        assert cache.find("key") is None
+        put(cache, "other")
+    assert len(caplog.records) == 1
+    assert (root / "other").is_dir() == (which == "key")
+
+
+def _owned_by_another(stat: Callable[..., os.stat_result], owned: set[Path]) -> Callable[..., os.stat_result]:
+    def changed(path: Path, **others: bool) -> os.stat_result:
+        status = stat(path, **others)
+        return os.stat_result((*status[:4], 4711, *status[5:])) if Path(os.path.abspath(path)) in owned else status
+
+    return changed
+
+
+@pytest.mark.parametrize("kind", ["file in the way", "not to be read", "not to be entered"])
+def test_a_disk_that_fails_is_only_warned_of(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "compiled"
+    put(Cache(root), "key")
+    blocked = root if kind == "not to be entered" else root / "key"
+    if kind == "file in the way":
+        shutil.rmtree(root)
+        root.touch()
+
+    def refuse(path: Path, call: Callable[..., Any], *rest: Any, **others: Any) -> Any:
+        if kind != "file in the way" and path.is_relative_to(blocked) and (path != blocked or call is iterdir):
+            raise PermissionError(13, "Permission denied", str(path))
+        return call(path, *rest, **others)
+
+    iterdir = Path.iterdir
+    for name in ("stat", "read_bytes", "iterdir", "mkdir", "rename"):
+        call = getattr(Path, name)
+        monkeypatch.setattr(Path, name, lambda path, *rest, call=call, **others: refuse(path, call, *rest, **others))
+    cache = Cache(root)
+    with caplog.at_level(logging.WARNING):
+        assert cache.find("key") is None
+        put(cache, "key")
+    assert caplog.records
+
+
+@pytest.mark.parametrize(
+    "file", ["cpu/conversion/graph.py", "model/model_folder.py", "selftest/sample_ids.py", "transformers/loading.py"]
+)
+def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")
+    before = fingerprint.source(loading._SOURCES)
+    monkeypatch.setattr(fingerprint, "_ENGINE", tmp_path / "engine")
+    assert fingerprint.source(loading._SOURCES) == before
+    with (tmp_path / "engine" / file).open("a") as stream:
+        stream.write("# changed")
+    assert fingerprint.source(loading._SOURCES) != before

@@ -1,0 +1,234 @@
+"""Which engine serves a model, what auto does where the first can't, and what is refused at load."""
+
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine import registry
+from engine.cpu.conversion import selftest
+from engine.cpu.executor import Executor
+from engine.cpu.executors.onnxruntime import OnnxRuntime
+from engine.machine import host
+from engine.types import ModelError
+from tests.engine.cpu.engines import ENGINES, load, options
+from tests.engine.tiny_models import save
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return save("bert", tmp_path / "model")
+
+
+def test_auto_is_openvino_where_it_can_serve_the_model(tiny: Path) -> None:
+    engine, reason = registry.choose("auto")
+    loaded = registry.load(engine, name="m", reason=reason, options=options(tiny))
+    loaded.close()
+    assert loaded.info.engine == "openvino"
+    assert (
+        loaded.info.reason == "--engine auto: the first of openvino, transformers that can serve this model on the CPU"
+    )
+
+
+def test_auto_is_transformers_where_the_self_test_fails(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(selftest._TOLERANCE, "float32", 1e-12)
+    engine, reason = registry.choose("auto")
+    with caplog.at_level(logging.WARNING):
+        loaded = registry.load(engine, name="m", reason=reason, options=options(tiny))
+    loaded.close()
+    assert loaded.info.engine == "transformers"
+    assert "; not openvino: the compiled model differs from transformers' by" in loaded.info.reason
+    assert "the openvino engine can't serve m" in caplog.text
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_named_engine_does_not_fall_back(name: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(selftest._TOLERANCE, "float32", 1e-12)
+    engine, reason = registry.choose(name)
+    with pytest.raises(ModelError, match="differs from transformers'"):
+        registry.load(engine, name="m", reason=reason, options=options(tiny))
+
+
+@pytest.mark.parametrize(
+    ("asked", "quantization", "chosen"),
+    [
+        ("auto", "none", "auto"),
+        ("auto", "auto", "auto"),
+        ("auto", "int8", "onnxruntime"),
+        ("onnxruntime", "int8", "onnxruntime"),
+        ("transformers", "auto", "transformers"),
+        ("fake", "fp8", "fake"),
+    ],
+)
+def test_which_engine_is_chosen(asked: str, quantization: str, chosen: str) -> None:
+    engine, reason = registry.choose(asked, quantization=quantization)
+    assert engine == chosen
+    assert f"--engine {asked}" in reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "quantization", "message"),
+    [
+        (
+            "cuda",
+            "none",
+            "--engine cuda is not one of auto, fake, openvino, onnxruntime, tensorrt-llm, fused, transformers, static",
+        ),
+        (
+            "auto",
+            "fp8",
+            "--quantization fp8 is not for the CPU; int8 is, by onnxruntime; "
+            "--engine fused does it there, slowly, for checks",
+        ),
+        ("openvino", "int8", "--quantization int8 is not for --engine openvino; onnxruntime does it"),
+        ("transformers", "int8", "--quantization int8 is not for --engine transformers; onnxruntime does it"),
+    ],
+)
+def test_what_no_engine_does(asked: str, quantization: str, message: str) -> None:
+    with pytest.raises(ModelError) as refused:
+        registry.choose(asked, quantization=quantization)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("openvino", {"device": "cuda:0"}, "the openvino engine runs on the CPU, not on 'cuda:0'"),
+        ("openvino", {"dtype": "float16"}, "--dtype float16 is not one of auto, float32, bfloat16"),
+        ("openvino", {"quantization": "int8"}, "--quantization int8 is not for the openvino engine"),
+        ("onnxruntime", {"dtype": "bfloat16"}, "--dtype bfloat16 is not one of auto, float32"),
+        ("onnxruntime", {"quantization": "fp8"}, "--quantization fp8 is not for the onnxruntime engine"),
+    ],
+)
+def test_what_an_executor_does_not_do(name: str, given: dict[str, Any], message: str, tiny: Path) -> None:
+    with pytest.raises(ModelError) as refused:
+        load(name, tiny, **given)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_executor_that_is_not_installed(name: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+
+    def find_spec(package: str, *others: Any) -> ModuleSpec | None:
+        return None if package == name else found(package, *others)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    with pytest.raises(ModelError, match=rf"the {name} engine needs {name}, .* pip install 'embedline\[server\]'"):
+        load(name, tiny)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(name: str, value: float, tiny: Path) -> None:
+    weights = load_file(tiny / "model.safetensors")
+    weights["embeddings.LayerNorm.bias"] = torch.full_like(weights["embeddings.LayerNorm.bias"], value)
+    save_file(weights, tiny / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="not finite"):
+        load(name, tiny)
+
+
+def test_nothing_is_kept_of_what_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(selftest._TOLERANCE, "float32", 1e-12)
+    with pytest.raises(ModelError):
+        load("onnxruntime", tiny, cache_dir=str(tmp_path / "cache"))
+    assert list((tmp_path / "cache" / "compiled").iterdir()) == []
+
+
+def test_a_folder_without_its_weights(tiny: Path) -> None:
+    weights = load_file(tiny / "model.safetensors")
+    save_file({name: weights[name] for name in sorted(weights)[:3]}, tiny / "model.safetensors")
+    with pytest.raises(ModelError, match="are missing"):
+        load("onnxruntime", tiny)
+
+
+def test_a_tokenizer_that_is_not_one(tiny: Path) -> None:
+    (tiny / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(ModelError, match=r"tokenizer.json can't be used"):
+        load("onnxruntime", tiny, quantization="int8")
+
+
+def test_sequences_too_long_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 heads * 4.5 * 4 bytes * S * S * 2 streams in half of the memory, at 62 tokens 553,536 bytes."""
+    folder = save("roberta", tmp_path / "model")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(host, "memory", lambda: 2 * 553_536)
+    load("onnxruntime", folder).close()
+    monkeypatch.setattr(host, "memory", lambda: 2 * 553_535)
+    with pytest.raises(ModelError, match=r"^sequences of 62 tokens could take .*; --max-input-length 61 fits$"):
+        load("onnxruntime", folder)
+    loaded = load("onnxruntime", folder, max_seqlen=61)
+    loaded.close()
+    assert (loaded.info.max_seqlen, loaded.limits.max_seqlen) == (61, 61)
+    load("openvino", folder).close()  # holds no scores
+
+
+def test_a_long_sequence_is_counted_as_often_as_the_engine_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches of 62 tokens at most: two sequences at a time, however many streams there are."""
+    folder = save("roberta", tmp_path / "model")
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(host, "memory", lambda: 2 * 553_536)
+    load("onnxruntime", folder, num_threads=4, max_num_tokens=62).close()
+    with pytest.raises(ModelError, match="--max-input-length 43 fits"):
+        load("onnxruntime", folder, num_threads=4, max_num_tokens=4096)
+
+
+def test_the_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_CGROUPS", tmp_path)
+    assert host.memory() > 1 << 28
+    for limit, expected in (("max\n", host.memory()), ("4096\n", 4096)):
+        (tmp_path / "memory.max").write_text(limit)
+        assert host.memory() == expected
+
+
+def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match=r"^onnxruntime can't convert 'gpt_oss'"):
+        load("onnxruntime", save("gpt_oss", tmp_path / "model"))
+    print("kept")
+    assert capfd.readouterr().out == "kept\n"
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("damaged", ["streams", "wide"])
+def test_rows_that_are_wrong_in_one_way_of_computing(
+    damaged: str, quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shuffled(self: OnnxRuntime, folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        right = opened(self, folder, dtype=dtype, num_threads=num_threads)
+        assert right.wide is not None
+        wide = right.wide
+        if damaged == "wide":
+            return dataclasses.replace(right, wide=lambda inputs: wide(inputs)[..., ::-1])
+        return dataclasses.replace(right, streams=(lambda inputs: right.streams[0](inputs)[..., ::-1],))
+
+    opened = OnnxRuntime.open
+    monkeypatch.setattr(OnnxRuntime, "open", shuffled)
+    with pytest.raises(ModelError, match=r"differs from transformers'|costs this model too much"):
+        load("onnxruntime", tiny, quantization=quantization)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_rows_that_are_not_finite(quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: OnnxRuntime, folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        right = opened(self, folder, dtype=dtype, num_threads=num_threads)
+        assert right.wide is not None
+        wide = right.wide
+        return dataclasses.replace(right, wide=lambda inputs: wide(inputs) * np.float32("nan"))
+
+    opened = OnnxRuntime.open
+    monkeypatch.setattr(OnnxRuntime, "open", broken)
+    with pytest.raises(ModelError, match=r"^the compiled model gives rows that are not finite$"):
+        load("onnxruntime", tiny, quantization=quantization)

@@ -1,0 +1,130 @@
+"""Which attention is chosen, by times made up."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.fused.attention.choice import TILES, Candidate, ChosenAttend, candidates_for, choose
+from engine.fused.attention.ops import CudnnAttend, FlashAttend
+from engine.fused.model.ops import AttentionRule
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.model.spec import LayerSpec
+from engine.fused.runner.inputs import Inputs
+from tests.engine.fused.attention.cases import Case, inputs_of, rule_of, spec_of
+
+HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
+
+
+def marked(query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
+    return torch.full_like(query, 7)
+
+
+FLASH = Candidate("flash", marked)
+CUDNN = Candidate("cudnn", marked)
+ALL = (TILES, FLASH, CUDNN)
+
+
+class Times:
+    """Seconds by name and length; what is not there takes one."""
+
+    def __init__(self, times: Mapping[tuple[str, int], float]) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self._times = times
+
+    def __call__(self, candidate: Candidate, seqlen: int) -> float:
+        self.asked.append((candidate.name, seqlen))
+        return self._times.get((candidate.name, seqlen), 1.0)
+
+
+def test_the_fastest_is_chosen_by_length() -> None:
+    times = Times({("flash", 512): 0.5, ("cudnn", 2048): 0.5, ("cudnn", 8192): 0.4, ("flash", 8192): 0.6})
+    choice = choose(ALL, times, max_seqlen=32768)
+    assert [choice.attend_for(length) is marked for length in (1, 256, 257, 1024, 1025, 32768)] == [False] * 2 + [
+        True
+    ] * 4
+    assert choice.candidates == (TILES, FLASH, CUDNN)
+    assert choice.bounds == (256, 1024)
+    assert [choice.told_seqlen(length) for length in (1, 256, 512, 2048)] == [256, 256, 512, 2048]
+    assert choice.note == "attention by tiles up to 256 tokens, flash up to 1024 tokens, cudnn above, measured at load"
+
+
+def test_tiles_win_ties() -> None:
+    choice = choose(ALL, Times({("flash", 128): 0.96, ("cudnn", 512): 0.96}), max_seqlen=512)
+    assert choice.candidates == (TILES,)
+    assert choice.told_seqlen(1) == choice.told_seqlen(512) > 512
+    assert choice.attend_for(500) is None
+    assert choice.note == "attention by tiles, measured at load"
+
+
+def test_what_cannot_or_is_wrong_is_never_chosen() -> None:
+    never = {(name, length): math.inf for name in ("flash", "cudnn") for length in (128, 300)}
+    times = Times({**never, ("tiles", 128): 9.0})
+    assert choose(ALL, times, max_seqlen=300).candidates == (TILES,)
+
+
+def test_lengths_that_the_model_cannot_have_are_not_measured() -> None:
+    times = Times({})
+    choose(ALL, times, max_seqlen=514)
+    assert sorted({length for _, length in times.asked}) == [128, 512, 514]
+    times = Times({})
+    choose(ALL, times, max_seqlen=64)
+    assert {length for _, length in times.asked} == {64}
+
+
+def test_nothing_is_measured_where_there_is_no_choice() -> None:
+    times = Times({})
+    choice = choose((TILES,), times, max_seqlen=512)
+    assert times.asked == []
+    assert choice.attend_for(512) is None
+    assert choice.told_seqlen(1) == choice.told_seqlen(512)
+
+
+def test_what_attention_is_told_leads_to_the_same_choice() -> None:
+    choice = choose(ALL, Times({("flash", 512): 0.5, ("cudnn", 8192): 0.4}), max_seqlen=32768)
+    assert choice.candidates == (TILES, FLASH, TILES, CUDNN)
+    for length in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768):
+        told = choice.told_seqlen(length)
+        assert told >= length
+        assert choice.attend_for(told) is choice.attend_for(length)
+
+
+@pytest.mark.parametrize(("max_seqlen", "is_other"), [(100, False), (400, True)])
+def test_batches_go_to_what_was_chosen_for_their_length(max_seqlen: int, is_other: bool) -> None:
+    case = Case(lengths=(40, 3))
+    choice = choose(ALL, Times({("flash", 512): 0.1}), max_seqlen=512)
+    attend = ChosenAttend(choice, ReferenceOps())
+    rows = attend(*case.views(), inputs_of(case, max_seqlen=max_seqlen), rule_of(case))
+    assert bool((rows == 7).all()) == is_other
+
+
+@pytest.mark.parametrize(
+    ("changed", "dtype", "capability", "has_bias", "names"),
+    [
+        ({}, torch.bfloat16, HOPPER, False, ["tiles", "FlashAttention-2", "cuDNN"]),
+        ({}, torch.bfloat16, AMPERE, False, ["tiles", "FlashAttention-2"]),
+        ({}, torch.float16, TURING, False, ["tiles"]),
+        ({}, torch.float32, HOPPER, False, ["tiles"]),
+        ({}, torch.bfloat16, HOPPER, True, ["tiles"]),
+        ({"softcap": 50.0}, torch.bfloat16, HOPPER, False, ["tiles"]),
+        ({"layers": (LayerSpec(), LayerSpec(window=9))}, torch.bfloat16, HOPPER, False, ["tiles", "FlashAttention-2"]),
+        ({"head_dim": 256}, torch.bfloat16, HOPPER, False, ["tiles", "FlashAttention-2"]),
+    ],
+)
+def test_candidates_are_those_that_can(
+    changed: dict[str, object], dtype: torch.dtype, capability: tuple[int, int], has_bias: bool, names: list[str]
+) -> None:
+    found = candidates_for(spec_of(**changed), dtype, capability, has_bias=has_bias)
+    assert [candidate.name for candidate in found] == names
+
+
+def test_operators_take_what_they_are_given() -> None:
+    """On tensors without numbers: arguments are checked before it is seen that one operator can't do without."""
+    case = Case(lengths=(40, 3), num_heads=4, dtype=torch.bfloat16)
+    query, key, value = (part.to("meta") for part in case.views())
+    inputs, rule = inputs_of(case, max_seqlen=64), rule_of(case, is_causal=True)
+    assert FlashAttend()(query, key, value, inputs, rule).shape == query.shape
+    with pytest.raises(NotImplementedError, match="Meta tensors"):
+        CudnnAttend()(query, key, value, inputs, rule)

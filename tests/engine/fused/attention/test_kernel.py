@@ -1,0 +1,114 @@
+"""The kernel, run by Triton's interpreter where there is no GPU, against its meaning in plain torch."""
+
+import itertools
+
+import pytest
+import torch
+
+from engine.fused.kernels.attention import Sizes, attend, sizes_for
+from engine.fused.model.reference import ReferenceOps
+from tests.engine.fused.attention.cases import Case, rule_of
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = (5, 1, 0, 70, 33, 16)
+
+
+def deviation(case: Case, *, block_n: int | None = None, **rule: object) -> float:
+    """The largest difference from the reference, of rows of tokens."""
+    asked = rule_of(case, **rule)  # type: ignore[arg-type]
+    tiles = case.tiles()
+    sizes = None if block_n is None else Sizes(block_n, 4, 1)
+    rows = attend(*case.views(), tiles, asked, sizes=sizes)[: case.num_tokens].float()
+    expected = ReferenceOps().attend(*case.views(), tiles, asked)[: case.num_tokens].float()
+    assert expected.isfinite().all()
+    return float((rows - expected).abs().nan_to_num(torch.inf).max())
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 2, 16, 17, 30, 1000])
+@pytest.mark.parametrize("block", [16, 64])
+def test_windows(is_causal: bool, window: int | None, block: int) -> None:
+    case = Case(lengths=LENGTHS, block=block, device=DEVICE)
+    assert deviation(case, block_n=16, is_causal=is_causal, window=window) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "window", "softcap", "reach"),
+    [
+        (is_causal, window, softcap, reach)
+        for is_causal, window, softcap, reach in itertools.product((False, True), (None, 20), (None, 2.0), (None, 7))
+        if softcap or reach
+    ],
+)
+def test_softcaps_and_biases(is_causal: bool, window: int | None, softcap: float | None, reach: int | None) -> None:
+    case = Case(lengths=LENGTHS, device=DEVICE)
+    assert deviation(case, is_causal=is_causal, window=window, softcap=softcap, reach=reach) < 1e-5
+
+
+@pytest.mark.parametrize("head_dim", [16, 32, 48, 64, 80, 96, 128, 256])
+def test_head_sizes_whether_powers_of_two_or_not(head_dim: int) -> None:
+    assert deviation(Case(lengths=(33, 4), head_dim=head_dim, device=DEVICE), is_causal=True) < 1e-5
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128])
+def test_blocks_of_each_size(block: int) -> None:
+    assert deviation(Case(lengths=(150, 3), block=block, device=DEVICE)) < 1e-5
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (4, 2), (3, 3)])
+def test_key_heads_are_shared(num_heads: int, num_kv_heads: int) -> None:
+    case = Case(lengths=(40,), num_heads=num_heads, num_kv_heads=num_kv_heads, device=DEVICE)
+    assert deviation(case, is_causal=True) < 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
+def test_numbers_of_16_bits(dtype: torch.dtype, tolerance: float) -> None:
+    assert deviation(Case(lengths=(40, 7), dtype=dtype, device=DEVICE), is_causal=True) < tolerance
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("window", [None, 9])
+def test_one_query_a_sequence(is_causal: bool, window: int | None) -> None:
+    case = Case(lengths=(40, 0, 1, 65), block=16, device=DEVICE)
+    query, key, value = case.views()
+    query = query[[39, 0, 40, 105]]
+    rule, tiles = rule_of(case, is_causal=is_causal, window=window), case.pooled_tiles()
+    rows = attend(query, key, value, tiles, rule)[[0, 2, 3]]
+    assert torch.allclose(rows, ReferenceOps().attend(query, key, value, tiles, rule)[[0, 2, 3]], atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # the interpreter's numpy
+def test_nan_in_a_neighbour_stays_there() -> None:
+    case = Case(lengths=(20, 30, 20), device=DEVICE)
+    query, key, value = case.views()
+    expected = ReferenceOps().attend(query, key, value, case.tiles(), rule_of(case))
+    for part in (query, key, value):
+        part[20:50] = torch.nan
+    rows = attend(query, key, value, case.tiles(), rule_of(case))
+    assert torch.allclose(rows[:20], expected[:20], atol=1e-5)
+    assert torch.allclose(rows[50:70], expected[50:70], atol=1e-5)
+    assert rows[20:50].isnan().all()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    case = Case(lengths=(40,), device=DEVICE)
+    query, key, value = case.views()
+    query, tiles, rule = query * 1000, case.tiles(), rule_of(case, window=3)
+    rows, expected = (ops(query, key, value, tiles, rule)[:40] for ops in (attend, ReferenceOps().attend))
+    assert torch.allclose(rows, expected, atol=1e-4)
+
+
+def test_no_tiles_are_no_work() -> None:
+    case = Case(lengths=(4,), device=DEVICE)
+    query, key, value = case.views()
+    tiles = case.tiles()
+    none = type(tiles)(tiles.table[:0], tiles.block)
+    assert attend(query, key, value, none, rule_of(case)).shape == query.shape
+
+
+def test_sizes_fit_smaller_gpus() -> None:
+    assert (
+        sizes_for(256, 128, (8, 9), has_bias=False).num_stages < sizes_for(256, 128, (8, 0), has_bias=False).num_stages
+    )
+    assert sizes_for(64, 128, (9, 0), has_bias=False).max_registers == 128
+    assert sizes_for(64, 128, (9, 0), has_bias=True).max_registers is None

@@ -1,0 +1,136 @@
+"""Every kernel but attention at sizes of real models, to be compiled (see compile_kernels)."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.fused.kernels.activation import activate, quantize
+from engine.fused.kernels.embedding import embed
+from engine.fused.kernels.norm import add_norm
+from engine.fused.kernels.pooling import pool
+from engine.fused.kernels.rotary import rotate
+from engine.fused.model.ops import EmbeddingTables, Heads, Norm, Wanted
+from engine.fused.runner.inputs import Inputs, Tiles
+from tests.engine.fused.kernels.compile_kernels import Case
+
+NUM_ROWS = 32
+FP8 = 89  # the first compute capability with float8
+
+
+def rows(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty((NUM_ROWS, width), dtype=dtype)
+
+
+# as the families ask: norms behind a sum need no total, those before one no plain rows beside quantized ones
+PLAIN = {"layer": Wanted.ROWS, "rms": Wanted.TOTAL | Wanted.ROWS}
+QUANTIZED = {"layer": Wanted.ROWS | Wanted.QUANTIZED, "rms": Wanted.TOTAL | Wanted.QUANTIZED}
+
+
+def ints(number: int) -> Tensor:
+    return torch.zeros(number, dtype=torch.int32)
+
+
+def norm(width: int, *, kind: str = "rms") -> Norm:
+    weight = torch.empty(width)
+    return Norm(kind, weight, weight if kind == "layer" else None, 1e-6)
+
+
+def launch_add_norm(width: int, kind: str, *, wanted: Wanted, is_sandwich: bool = False) -> None:
+    delta_norm = norm(width) if is_sandwich else None
+    one = rows(width)
+    add_norm(one, one, norm(width, kind=kind), delta_norm=delta_norm, wanted=wanted)
+
+
+def launch_activate(width: int, activation: str, *, is_gated: bool, is_quantized: bool) -> None:
+    activate(rows(2 * width if is_gated else width), activation, is_gated=is_gated, is_quantized=is_quantized)
+
+
+def launch_rotate(num_query: int, num_key: int, dim: int, *, rotated: int, has_norms: bool) -> None:
+    heads = Heads(num_query, num_key, dim, *((norm(dim),) * 2 if has_norms else (None, None)))
+    rotate(rows((num_query + 2 * num_key) * dim), ints(NUM_ROWS), torch.empty(8192, rotated), heads)
+
+
+def launch_quantize(width: int) -> None:
+    quantize(rows(width))
+
+
+def launch_embed(width: int, *, is_bert: bool) -> None:
+    tiles = Tiles(ints(5).view(1, 5), 64)
+    inputs = Inputs(*(ints(NUM_ROWS),) * 3, ints(3), ints(2), tiles, tiles, NUM_ROWS)
+    table = rows(width)
+    embed(inputs, EmbeddingTables(table, table, table, 1.0) if is_bert else EmbeddingTables(table, None, None, 2.0))
+
+
+def launch_pool(width: int) -> None:
+    pool(rows(width), ints(65))
+
+
+def launch_batches(width: int) -> None:
+    """Batches of several shapes, whose ints lie anywhere in a block."""
+    for num_rows, offset in ((1, 0), (16, 1), (33, 6)):
+        batch, numbers, one = ints(64)[offset:], ints(num_rows), torch.empty(num_rows, width, dtype=torch.bfloat16)
+        tiles = Tiles(ints(5).view(1, 5), 64)
+        inputs = Inputs(*(batch[:num_rows],) * 3, numbers, numbers, tiles, tiles, num_rows)
+        embed(inputs, EmbeddingTables(one, one, one, 1.0))
+        add_norm(one, one, norm(width), delta_norm=None, wanted=Wanted.ROWS)
+        activate(one, "silu", is_gated=False, is_quantized=False)
+        rotate(one, batch[:num_rows], torch.empty(64, 64), Heads(8, 2, 64, None, None))
+        pool(one, batch[: num_rows + 1])
+
+
+CASES = [
+    *(
+        Case(f"add_norm {width} {kind}", partial(launch_add_norm, width, kind, wanted=PLAIN[kind]))
+        for width, kind in ((384, "layer"), (768, "layer"), (1024, "layer"), (1024, "rms"), (12288, "rms"))
+    ),
+    *(
+        Case(
+            f"add_norm {width} {kind} fp8",
+            partial(launch_add_norm, width, kind, wanted=QUANTIZED[kind]),
+            FP8,
+        )
+        for width, kind in ((1024, "layer"), (1024, "rms"), (2560, "rms"), (4096, "rms"), (12288, "rms"))
+    ),
+    Case(
+        "add_norm 768 sandwich",
+        partial(launch_add_norm, 768, "rms", wanted=PLAIN["rms"], is_sandwich=True),
+    ),
+    *(
+        Case(
+            f"activate {width} {activation}",
+            partial(launch_activate, width, activation, is_gated=is_gated, is_quantized=False),
+        )
+        for width, activation, is_gated in (
+            (1536, "gelu", False),
+            (3072, "relu", False),
+            (3072, "silu", True),
+            (1152, "gelu_tanh", True),
+        )
+    ),
+    *(
+        Case(
+            f"activate {width} {activation} fp8",
+            partial(launch_activate, width, activation, is_gated=is_gated, is_quantized=True),
+            FP8,
+        )
+        for width, activation, is_gated in (
+            (4096, "gelu", False),
+            (3072, "silu", True),
+            (9728, "silu", True),
+            (14336, "silu", True),
+            (16384, "gelu_tanh", True),
+            (18944, "silu", True),
+        )
+    ),
+    *(Case(f"quantize {width}", partial(launch_quantize, width), FP8) for width in (1024, 4096)),
+    Case("rotate 16 + 8 x 128 normed", partial(launch_rotate, 16, 8, 128, rotated=128, has_norms=True)),
+    Case("rotate 12 + 12 x 64", partial(launch_rotate, 12, 12, 64, rotated=64, has_norms=False)),
+    Case("rotate 3 + 1 x 256 normed", partial(launch_rotate, 3, 1, 256, rotated=256, has_norms=True)),
+    Case("rotate 32 + 8 x 96 in part", partial(launch_rotate, 32, 8, 96, rotated=48, has_norms=True)),
+    Case("embed 384", partial(launch_embed, 384, is_bert=True)),
+    Case("embed 4096", partial(launch_embed, 4096, is_bert=False)),
+    Case("pool 1024", partial(launch_pool, 1024)),
+    Case("once for all batches", partial(launch_batches, 896)),
+]
+ONE_OF_EACH = ("activate 3072 silu fp8", "activate 18944 silu fp8", "once for all batches")

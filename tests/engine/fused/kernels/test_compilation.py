@@ -1,0 +1,52 @@
+"""Every kernel compiles for GPUs that are not here, with room for its numbers in registers."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.machine.devices import GENERATIONS
+from tests.engine.fused.kernels.compile_kernels import SHARED_MEMORY, WHOLLY_COMPILED
+from tests.engine.fused.kernels.op_cases import ONE_OF_EACH
+
+ROOT = Path(__file__).parents[4]
+MODELS = ROOT / "docs/models.md"
+
+MAX_SPILLED = 8  # bytes a thread: ptxas spends as much by itself to fit more warps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", SHARED_MEMORY)
+def test_kernels_compile_and_spill_nothing(arch: int, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    module = "tests.engine.fused.kernels"
+    names = () if arch in WHOLLY_COMPILED else ONE_OF_EACH
+    answer = subprocess.run(
+        [sys.executable, "-m", f"{module}.compile_kernels", f"{module}.op_cases", str(arch), *names],
+        cwd=ROOT,
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    for_all = {"_add_norm", "_activate", "_rotate", "_embed", "_sum_chunks", "_mean_of_sums"}
+    with_float8 = {"_activate_whole", "_activate_in_chunks"} if arch >= 89 else set()
+    assert {one["kernel"] for one in found} == for_all | with_float8
+    assert [one for one in found if one["spilled"] > MAX_SPILLED] == []
+    # A kernel that had to be compiled again for a batch of another shape would stop the server for that long.
+    assert sorted(one["kernel"] for one in found if one["case"] == "once for all batches") == sorted(for_all)
+
+
+def test_the_table_of_gpus_says_what_is_compiled() -> None:
+    """And has a line for each generation that the engine knows."""
+    lines = re.findall(r"^\| ([\d., ]+) \|.*\| ([\w ]+) \| never \|$", MODELS.read_text(), re.MULTILINE)
+    told = {int(one.replace(".", "")): built for numbers, built in lines for one in numbers.split(", ")}
+    whole, parts = dict.fromkeys(WHOLLY_COMPILED, "yes"), dict.fromkeys(SHARED_MEMORY, "one size each")
+    assert told == {70: "no", 75: "no"} | parts | whole
+    assert list(told) == [10 * major + minor for major, minor in (one.capability for one in GENERATIONS)]

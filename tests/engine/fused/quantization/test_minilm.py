@@ -1,0 +1,99 @@
+"""Real all-MiniLM-L6-v2 in FP8, by torch's product of scaled matrices on the CPU, and the gate on it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.fused.model.linear import PlainLinear
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.quantization import gate, gate_texts, precision
+from engine.fused.quantization.fidelity import Rows, fidelity
+from engine.fused.quantization.schemes import scheme_of
+from engine.fused.quantization.switch import LinearSwitch
+from engine.model import model_folder
+from engine.selftest.sample_ids import Sequences
+from tests.engine.fused.model.models import inputs_of, load_fused
+from tests.engine.tiny_models import batch
+
+SCHEME = scheme_of("fp8_row")
+DOWN = [f"layers.{layer}.down" for layer in range(6)]
+
+
+class MiniLM:
+    """The fused model with its mean pooling."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fused = load_fused(folder)
+        self.plain = {
+            name: linear for name, linear in self.fused.weights.linears.items() if isinstance(linear, PlainLinear)
+        }
+        self.switch = LinearSwitch(self.fused.weights.linears, SCHEME, plain=self.plain.__getitem__)
+        self.sequences = gate_texts.sequences(model_folder.read(folder))
+
+    def rows(self, sequences: Sequences, quantized: frozenset[str]) -> Rows:
+        self.switch.set(quantized)
+        inputs = inputs_of(batch([sequence.tolist() for sequence in sequences]))
+        with torch.inference_mode():
+            rows = ReferenceOps().pool(self.fused.forward(inputs, is_pruned=False), inputs.cu_seqlens)
+        return np.asarray(rows[: len(sequences)].numpy(), np.float32)
+
+    def plant(self, name: str) -> None:
+        """A neuron that never fires any more, and whose outgoing weights are huge: plain numbers do not mind, but it
+        takes the range of FP8 from all the other weights of `down`."""
+        up, down = (self.plain[f"{name}.{kind}"] for kind in ("up", "down"))
+        assert up.bias is not None
+        up.weight[0], up.bias[0], down.weight[:, 0] = 0, 0, 1e6
+
+
+@pytest.fixture
+def minilm(minilm_folder: Path) -> MiniLM:
+    return MiniLM(minilm_folder)
+
+
+def test_what_is_eligible(minilm: MiniLM) -> None:
+    names = precision.eligible(minilm.fused.spec, multiple=SCHEME.multiple)
+    assert names == tuple(f"layers.{layer}.{kind}" for layer in range(6) for kind in ("qkv", "up", "down"))
+    assert set(names) < set(minilm.plain)
+
+
+def test_a_planted_bad_layer_goes_back_and_nothing_else(minilm: MiniLM) -> None:
+    short = [sequence for sequence in minilm.sequences if len(sequence) < 40]
+    assert not gate.check(minilm.rows, DOWN, short, scheme=SCHEME.name).reverted
+    before = minilm.rows(short, frozenset())
+    minilm.plant("layers.3")
+    assert fidelity(minilm.rows(short, frozenset()), before).minimum > 0.999
+    outcome = gate.check(minilm.rows, DOWN, short, scheme=SCHEME.name)
+    assert outcome.passed
+    assert outcome.reverted == ("layers.3.down",)
+    assert outcome.fidelity_of_all.p1 < 0.98
+    assert outcome.num_evaluations <= 4
+
+
+@pytest.mark.slow
+def test_all_layers_in_fp8_are_near_and_the_gate_makes_them_near_enough(minilm: MiniLM) -> None:
+    """Six layers that small do not meet the limits in FP8 alone: each product costs about 0.0001 to 0.0003."""
+    names = precision.eligible(minilm.fused.spec, multiple=SCHEME.multiple)
+    sequences = minilm.sequences[::2]
+    outcome = gate.check(minilm.rows, names, sequences, scheme=SCHEME.name)
+    assert 0.996 < outcome.fidelity_of_all.median < 0.998
+    assert 0.990 < outcome.fidelity_of_all.p1 < 0.995
+    assert outcome.passed
+    assert outcome.quantized
+    minilm.switch.set(outcome.quantized)
+    again = minilm.rows(sequences, minilm.switch.quantized)
+    found = fidelity(again, minilm.rows(sequences, frozenset()))
+    assert found.median == pytest.approx(outcome.fidelity.median, abs=1e-5)
+    assert found.median >= gate.MIN_MEDIAN
+    assert found.p1 >= gate.MIN_P1
+
+
+def test_a_planted_layer_is_the_first_to_go_back_of_all(minilm: MiniLM) -> None:
+    short = [sequence for sequence in minilm.sequences if len(sequence) < 40][::3]
+    minilm.plant("layers.3")
+    names = precision.eligible(minilm.fused.spec, multiple=SCHEME.multiple)
+    outcome = gate.check(minilm.rows, names, short, scheme=SCHEME.name)
+    assert outcome.passed
+    assert "layers.3.down" in outcome.reverted
+    assert any(name.endswith("qkv") for name in outcome.quantized)

@@ -1,0 +1,277 @@
+"""The CUDA device: its bookkeeping with a pretended torch.cuda, and on a GPU, where there is one, the real thing."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from engine.fused import engine as fused
+from engine.fused.engine import FusedEngine
+from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
+from engine.fused.runner.host_device import HostDevice
+from engine.fused.runner.packing import layout
+from engine.fused.runner.runner import Runner
+from engine.fused.runner.shape import Shape
+from engine.selftest import selfcheck
+from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
+from tests.engine.fused.runner.pretended_cuda import PretendedCuda
+from tests.engine.fused.runner.recording import DEPTH, PACKER, SHAPES, RecordingDevice, engine_around, of_lengths
+from tests.engine.fused.runner.recording import rows_of_block as compute_rows
+from tests.engine.tiny_models import arbitrary, save
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = layout(SHAPES.largest).size
+SIZES = DeviceSizes(
+    block_size=BLOCK_SIZE, num_slots=DEPTH, max_num_seqs=SHAPES.max_num_seqs, row_size=2, max_graph_tokens=32
+)
+SMALL, LARGE = (3, 1, 5), (20, 20)  # lengths: 9 tokens are recorded, 40 are not
+
+
+class Counting:
+    """An engine.fused.runner.device.Compute."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, block: torch.Tensor, shape: Shape) -> dict[OutputKind, torch.Tensor]:
+        self.num_calls += 1
+        return {kind: torch.from_numpy(compute_rows(block.numpy(), shape, kind)) for kind in shape.outputs}
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> PretendedCuda:
+    return PretendedCuda(monkeypatch)
+
+
+@pytest.fixture
+def compute() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def engine(cuda: PretendedCuda, compute: Counting) -> FusedEngine:
+    shell = engine_around(RecordingDevice())
+    device = CudaDevice(compute, CPU, SIZES)
+    return FusedEngine(Runner(device, PACKER, SHAPES), info=shell.info, limits=shell.limits)
+
+
+def asking(made: Batch, outputs: OutputKind) -> Batch:
+    return Batch("m", outputs, made.token_ids, made.cu_seqlens)
+
+
+def answer(engine: FusedEngine, made: Batch) -> dict[OutputKind, NDArray[np.float32]]:
+    engine.submit(made)
+    return collected(engine)
+
+
+def collected(engine: FusedEngine) -> dict[OutputKind, NDArray[np.float32]]:
+    _, results = engine.collect()
+    assert isinstance(results, dict), results
+    return {kind: rows.values for kind, rows in results.items()}
+
+
+def expected(made: Batch) -> NDArray[np.float32]:
+    return np.stack((made.token_ids[made.cu_seqlens[:-1]], np.diff(made.cu_seqlens)), axis=1).astype(np.float32)
+
+
+def test_rows_are_right_called_and_replayed_in_both_slots(engine: FusedEngine) -> None:
+    kept = []
+    for first, lengths in zip(range(10, 130, 10), itertools.cycle([SMALL, LARGE, (1,), (2, 9)]), strict=False):
+        pair = [of_lengths(first, lengths), of_lengths(first + 5, lengths)]
+        for made in pair:
+            engine.submit(made)
+        kept += [(made, collected(engine)[OutputKind.POOLED]) for made in pair]
+    for made, rows in kept:  # later batches have not written over them
+        assert rows.dtype == np.float32
+        assert np.array_equal(rows, expected(made))
+
+
+def test_a_shape_is_called_twice_recorded_and_then_replayed(
+    engine: FusedEngine, cuda: PretendedCuda, compute: Counting
+) -> None:
+    for _ in range(4):
+        answer(engine, of_lengths(1, SMALL))
+    assert cuda.events.count("record") == 1
+    assert cuda.events.count("replay") == 2
+    assert compute.num_calls == 2 + 2
+
+
+def test_the_host_waits_for_finished_rows_and_nothing_else(engine: FusedEngine, cuda: PretendedCuda) -> None:
+    for lengths in (SMALL, LARGE, SMALL):
+        answer(engine, of_lengths(1, lengths))
+    del cuda.events[:]
+    answer(engine, of_lengths(1, SMALL))
+    assert cuda.events == [
+        "on computing",
+        "replay",
+        "on copying",
+        "copying waits for computing",
+        "host waits for event of copying",
+    ]
+
+
+@pytest.mark.parametrize(
+    "made", [of_lengths(1, LARGE), asking(of_lengths(1), OutputKind.TOKENS)], ids=["large", "token rows"]
+)
+def test_what_gains_nothing_by_it_is_not_recorded(made: Batch, engine: FusedEngine, cuda: PretendedCuda) -> None:
+    for _ in range(3):
+        answer(engine, made)
+    assert "record" not in cuda.events
+
+
+def test_token_rows_and_pooled_rows_of_one_batch(engine: FusedEngine) -> None:
+    made = asking(of_lengths(3), OutputKind.POOLED | OutputKind.TOKENS)
+    found = answer(engine, made)
+    assert np.array_equal(found[OutputKind.POOLED], expected(made))
+    assert found[OutputKind.TOKENS][:, 0].tolist() == made.token_ids.tolist()
+
+
+def test_where_recording_runs_out_of_memory_batches_are_called(engine: FusedEngine, cuda: PretendedCuda) -> None:
+    cuda.recording_fails = torch.OutOfMemoryError("CUDA out of memory")
+    for first in range(3):
+        made = of_lengths(first, SMALL)
+        assert np.array_equal(answer(engine, made)[OutputKind.POOLED], expected(made))
+    assert cuda.events.count("record") == 1
+    assert "replay" not in cuda.events
+
+
+def test_after_a_failure_blocks_are_free_before_they_are_used_again(
+    engine: FusedEngine, cuda: PretendedCuda, compute: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Counting, "__call__", failing)
+        engine.submit(of_lengths(1))
+    _, error = engine.collect()
+    assert isinstance(error, EngineError)
+    assert error.kind is EngineErrorKind.OUT_OF_MEMORY
+    assert cuda.events[-2:] == ["host waits for computing", "empty cache"]
+    made = of_lengths(2)
+    assert np.array_equal(answer(engine, made)[OutputKind.POOLED], expected(made))
+
+
+def test_rows_of_another_dtype_become_float32(cuda: PretendedCuda) -> None:
+    def compute(block: torch.Tensor, shape: Shape) -> dict[OutputKind, torch.Tensor]:
+        return {kind: torch.full((shape.num_tokens, 2), 1.5, dtype=torch.bfloat16) for kind in shape.outputs}
+
+    shell = engine_around(RecordingDevice())
+    for device in (
+        CudaDevice(compute, CPU, SIZES),
+        HostDevice(compute, block_size=BLOCK_SIZE, num_slots=DEPTH, num_threads=1),
+    ):
+        made = FusedEngine(Runner(device, PACKER, SHAPES), info=shell.info, limits=shell.limits)
+        rows = answer(made, asking(of_lengths(1), OutputKind.TOKENS))[OutputKind.TOKENS]
+        assert rows.dtype == np.float32
+        assert rows.tolist() == [[1.5, 1.5]] * 9
+
+
+# --- on a GPU
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
+SEQLENS = (5, 17, 1, 30, 9, 40)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return save("bert", tmp_path / "model")
+
+
+def load(folder: Path, **others: Any) -> FusedEngine:
+    fixed = {"path": str(folder), "device": "cuda:0", "dtype": "auto", "pooling": None, "num_threads": 1}
+    return fused.load(name="m", reason="asked", options={**fixed, "max_num_tokens": 1024, "max_num_seqs": 64, **others})
+
+
+def sequences() -> list[NDArray[np.int32]]:
+    return [np.array(ids, np.int32) for ids in arbitrary(SEQLENS)]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
+@pytest.mark.parametrize("family", ["bert", "qwen3", "gemma3_text, bidirectional"])
+def test_graphs_give_what_calls_give(
+    family: str, pooling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(family, tmp_path / "model")
+    recording = load(folder, pooling=pooling)
+    monkeypatch.setattr(CudaDevice, "_is_worth_a_graph", lambda *_: False)
+    calling = load(folder, pooling=pooling)
+    monkeypatch.undo()
+    for some in (sequences(), sequences()[:1], sequences()[3:]):
+        expected_rows = selfcheck.rows_of(calling, some)
+        for _ in range(3):
+            assert np.array_equal(selfcheck.rows_of(recording, some), expected_rows)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_batches_in_flight_keep_apart(tiny: Path) -> None:
+    engine = load(tiny)
+    alone = selfcheck.rows_of(engine, sequences())
+    for _ in range(50):
+        for some in (sequences(), sequences()[::-1]):
+            engine.submit(_batch(some))
+        for own in (alone, alone[::-1]):
+            assert np.abs(collected(engine)[OutputKind.POOLED] - own).max() <= 5e-2
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
+def test_nan_in_padding_changes_nothing_on_a_gpu(pooling: str, tiny: Path) -> None:
+    before = selfcheck.rows_of(load(tiny, pooling=pooling), sequences())
+    poison(tiny)
+    engine = load(tiny, pooling=pooling)
+    for _ in range(2):
+        assert np.array_equal(selfcheck.rows_of(engine, sequences()), before)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_memory_that_runs_out_fails_one_batch(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(tiny)
+    before = selfcheck.rows_of(engine, sequences())
+
+    def greedy(*_: object) -> None:
+        torch.empty(1 << 50, device="cuda:0")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CudaDevice, "_run", greedy)
+        engine.submit(_batch(sequences()))
+    _, error = engine.collect()
+    assert isinstance(error, EngineError)
+    assert error.kind is EngineErrorKind.OUT_OF_MEMORY
+    assert np.array_equal(selfcheck.rows_of(engine, sequences()), before)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_rows_are_near_those_of_the_cpu(tiny: Path) -> None:
+    rows, expected_rows = (selfcheck.rows_of(load(tiny, device=device), sequences()) for device in ("cuda:0", "cpu"))
+    assert np.abs(rows - expected_rows).max() <= 5e-2 * np.abs(expected_rows).max()
+
+
+def _batch(some: list[NDArray[np.int32]]) -> Batch:
+    cu_seqlens = np.cumsum([0, *map(len, some)], dtype=np.int32)
+    return Batch("m", OutputKind.POOLED, np.concatenate(some), cu_seqlens)
+
+
+def poison(folder: Path) -> None:
+    """Word 0, which is what padding looks up and no sequence holds, is NaN from now on."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors["embeddings.word_embeddings.weight"][0] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
+def test_nan_in_padding_changes_nothing_on_a_cpu(pooling: str, tiny: Path) -> None:
+    before = selfcheck.rows_of(load(tiny, pooling=pooling, device="cpu"), sequences())
+    poison(tiny)
+    assert np.array_equal(selfcheck.rows_of(load(tiny, pooling=pooling, device="cpu"), sequences()), before)

@@ -1,0 +1,261 @@
+"""Tickets, slots, two threads and errors of the fused engine, around a device that watches how it is used."""
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from engine.failures import engine_error
+from engine.fused.engine import FusedEngine, Phases
+from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, OutputKind
+from tests.engine.fused.runner.recording import DEPTH, RecordingDevice, engine_around, expected_rows, of_lengths
+from tests.engine.tiny_models import batch
+
+NUM_BATCHES = 200
+
+
+@pytest.fixture
+def device() -> RecordingDevice:
+    return RecordingDevice()
+
+
+@pytest.fixture
+def engine(device: RecordingDevice) -> FusedEngine:
+    return engine_around(device)
+
+
+def pooled(engine: FusedEngine, ticket: int) -> list[list[float]]:
+    collected, results = engine.collect()
+    assert collected == ticket
+    assert isinstance(results, dict), results
+    values: list[list[float]] = results[OutputKind.POOLED].values.tolist()
+    return values
+
+
+def failed(engine: FusedEngine, ticket: int) -> EngineError:
+    collected, error = engine.collect()
+    assert collected == ticket
+    assert isinstance(error, EngineError)
+    return error
+
+
+def test_batches_come_back_in_order_through_both_slots(engine: FusedEngine, device: RecordingDevice) -> None:
+    for first in range(10, 50, 10):
+        tickets = [engine.submit(of_lengths(first + more)) for more in range(DEPTH)]
+        assert [pooled(engine, ticket) for ticket in tickets] == [expected_rows(first + more) for more in range(DEPTH)]
+    assert set(device.order) == set(range(DEPTH))
+
+
+def test_two_threads_and_many_batches(engine: FusedEngine) -> None:
+    """The device watches that no block is written before its batch was collected."""
+    seqlens = [tuple(1 + (number * step) % 9 for step in range(1, 2 + number % 6)) for number in range(NUM_BATCHES)]
+    submitted: list[int] = []
+
+    def submit() -> None:
+        for number in range(NUM_BATCHES):
+            submitted.append(engine.submit(of_lengths(number, seqlens[number])))
+        engine.close()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    found = [pooled(engine, ticket) for ticket in range(1, NUM_BATCHES + 1)]
+    thread.join()
+    assert found == [expected_rows(number, seqlens[number]) for number in range(NUM_BATCHES)]
+    assert submitted == list(range(1, NUM_BATCHES + 1))
+    with pytest.raises(EngineClosed):
+        engine.collect()
+
+
+def test_submit_blocks_while_depth_batches_are_inside(engine: FusedEngine) -> None:
+    for first in range(DEPTH):
+        engine.submit(of_lengths(first))
+    third = threading.Thread(target=engine.submit, args=(of_lengths(7),))
+    third.start()
+    third.join(0.05)
+    assert third.is_alive()
+    pooled(engine, 1)
+    third.join()
+    assert pooled(engine, 2) == expected_rows(1)
+    assert pooled(engine, 3) == expected_rows(7)
+
+
+def test_a_batch_is_staged_while_another_computes(engine: FusedEngine, device: RecordingDevice) -> None:
+    device.gate = threading.Semaphore(0)
+    engine.submit(of_lengths(1))
+    collected: list[list[list[float]]] = []
+    collector = threading.Thread(target=lambda: collected.append(pooled(engine, 1)))
+    collector.start()
+    engine.submit(of_lengths(2))  # would block for ever if only one fitted
+    assert len(device.order) == DEPTH
+    third = threading.Thread(target=engine.submit, args=(of_lengths(3),))
+    third.start()
+    third.join(0.05)
+    assert third.is_alive()  # a slot is not free while it is being waited for
+    device.gate.release(3)
+    for thread in (collector, third):
+        thread.join()
+    assert collected == [expected_rows(1)]
+    assert [pooled(engine, ticket) for ticket in (2, 3)] == [expected_rows(2), expected_rows(3)]
+
+
+def test_collect_waits_for_a_batch_or_the_end(engine: FusedEngine) -> None:
+    raised = threading.Event()
+
+    def collect() -> None:
+        with pytest.raises(EngineClosed):
+            engine.collect()
+        raised.set()
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    collector.join(0.05)
+    assert not raised.is_set()
+    engine.close()
+    collector.join()
+    assert raised.is_set()
+
+
+def test_closing_finishes_what_is_inside_and_what_comes_late(engine: FusedEngine) -> None:
+    engine.submit(of_lengths(1))
+    engine.close()
+    assert pooled(engine, 1) == expected_rows(1)
+    for _ in range(2):
+        with pytest.raises(EngineClosed):
+            engine.collect()
+    late = engine.submit(of_lengths(2))
+    assert pooled(engine, late) == expected_rows(2)
+
+
+def test_token_rows_come_with_their_offsets(engine: FusedEngine) -> None:
+    made = of_lengths(5)
+    both = OutputKind.POOLED | OutputKind.TOKENS
+    engine.submit(Batch("m", both, made.token_ids, made.cu_seqlens))
+    _, results = engine.collect()
+    assert isinstance(results, dict)
+    assert results[OutputKind.POOLED].values.tolist() == expected_rows(5)
+    assert results[OutputKind.POOLED].offsets is None
+    rows = results[OutputKind.TOKENS]
+    assert rows.values[:, 0].tolist() == made.token_ids.tolist()
+    assert rows.offsets is not None
+    assert rows.offsets.tolist() == made.cu_seqlens.tolist()
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "num_settled"),
+    [
+        (ValueError("some\nlong story"), EngineErrorKind.FAILED, 1),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), EngineErrorKind.OUT_OF_MEMORY, 1),
+        (MemoryError(), EngineErrorKind.OUT_OF_MEMORY, 1),
+        (RuntimeError("CUDA error: out of memory"), EngineErrorKind.OUT_OF_MEMORY, 1),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), EngineErrorKind.OUT_OF_MEMORY, 1),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), EngineErrorKind.FATAL, 0),
+        (torch.AcceleratorError("device-side assert triggered"), EngineErrorKind.FATAL, 0),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), EngineErrorKind.FATAL, 0),
+    ],
+)
+def test_an_error_at_the_start_is_that_batchs_answer(
+    error: Exception, kind: EngineErrorKind, num_settled: int, engine: FusedEngine, device: RecordingDevice
+) -> None:
+    """A device that failed is brought into order before its slot is used again, unless it is lost."""
+    engine.submit(of_lengths(1))
+    device.failure_at_start = lambda _: error
+    engine.submit(of_lengths(2))
+    device.failure_at_start = lambda _: None
+    assert pooled(engine, 1) == expected_rows(1)
+    found = failed(engine, 2)
+    assert found.kind is kind
+    assert type(error).__name__ in str(found)
+    assert "\n" not in str(found)
+    assert device.num_settled == num_settled
+    for ticket, first in ((3, 4), (4, 5)):
+        engine.submit(of_lengths(first))
+        assert pooled(engine, ticket) == expected_rows(first)
+
+
+def test_an_error_at_the_end_is_that_batchs_answer(engine: FusedEngine, device: RecordingDevice) -> None:
+    engine.submit(of_lengths(1))
+    device.failure_at_finish = RuntimeError("CUDA error: unspecified launch failure")
+    assert failed(engine, 1).kind is EngineErrorKind.FATAL
+    device.failure_at_finish = None
+    engine.submit(of_lengths(2))
+    assert pooled(engine, 2) == expected_rows(2)
+
+
+def test_a_device_that_can_not_be_brought_into_order_is_lost(
+    engine: FusedEngine, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def settle() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(device, "settle", settle)
+    device.failure_at_start = lambda _: ValueError("harmless")
+    engine.submit(of_lengths(1))
+    assert failed(engine, 1).kind is EngineErrorKind.FATAL
+
+
+def test_what_a_failed_batch_held_is_let_go_before_the_device_is_brought_into_order(
+    engine: FusedEngine, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or memory that ran out would still be taken when unused memory is given back."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    was_held: list[bool] = []
+
+    def start(*_: object) -> None:
+        rows = torch.empty(3)
+        held.append(weakref.ref(rows))
+        raise torch.OutOfMemoryError(f"out of memory for {len(rows)} more")
+
+    monkeypatch.setattr(device, "start", start)
+    monkeypatch.setattr(device, "settle", lambda: was_held.append(held[0]() is not None))
+    engine.submit(of_lengths(1))
+    assert failed(engine, 1).kind is EngineErrorKind.OUT_OF_MEMORY
+    assert was_held == [False]
+
+
+def test_a_batch_that_fails_from_both_threads_holds_up_nobody(engine: FusedEngine, device: RecordingDevice) -> None:
+    device.failure_at_start = lambda _: ValueError("always")
+    threading.Thread(target=lambda: [engine.submit(of_lengths(1)) for _ in range(20)]).start()
+    assert [failed(engine, ticket).kind for ticket in range(1, 21)] == [EngineErrorKind.FAILED] * 20
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: of_lengths(999),  # the second id is 1000
+        lambda: batch([[-1]]),
+        lambda: Batch("m", OutputKind.POOLED, np.array([1, 2], np.int32), np.array([0, 0, 2], np.int32)),
+        lambda: Batch("m", OutputKind.POOLED, np.zeros(0, np.int32), np.zeros(1, np.int32)),
+        lambda: of_lengths(1, [33]),
+        lambda: of_lengths(1, [20, 20, 20, 20]),
+        lambda: of_lengths(1, [1] * 9),
+        lambda: Batch("m", OutputKind.LOGITS, np.ones(1, np.int32), np.array([0, 1], np.int32)),
+    ],
+    ids=["id", "negative id", "empty sequence", "nothing", "long", "many tokens", "many sequences", "other output"],
+)
+def test_a_batch_that_is_not_what_it_should_be_never_reaches_the_device(
+    wrong: Callable[[], Batch], engine: FusedEngine, device: RecordingDevice
+) -> None:
+    engine.submit(wrong())
+    assert failed(engine, 1).kind is EngineErrorKind.FAILED
+    assert device.order == []
+
+
+def test_messages_of_libraries_are_cut() -> None:
+    assert len(str(engine_error(RuntimeError("x" * 10_000)))) <= 300
+
+
+def test_phases_add_up_and_are_named_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(10.0)
+    monkeypatch.setattr("engine.fused.engine.time.perf_counter", lambda: next(clock))
+    phases = Phases()
+    for name in ("weights", "check", "weights"):
+        with phases(name):
+            pass
+    assert str(phases) == "loaded in 7.0 s: weights 2.0, check 1.0"

@@ -1,0 +1,73 @@
+"""Model folders whose files nobody writes by accident: each is refused with one line, and none is followed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model import json_files, model_folder
+from engine.model.detection.tokens import check_special_tokens
+from engine.types import ModelError
+from tests.engine.folder_files import change
+from tests.engine.model.detection import shapes
+
+Build = Callable[[Path], None]
+
+
+def refusal(folder: Path) -> str:
+    """The message of the refusal, which must be one line."""
+    with pytest.raises(ModelError) as refused:
+        model_folder.read(folder)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_modules_so_deep_that_links_are_not_looked_at(tmp_path: Path) -> None:
+    shapes.embedding(tmp_path)
+    shapes.modules(tmp_path, root=shapes.MODULE + "Transformer", **{"a/b/c": shapes.MODULE + "Pooling"})
+    assert "more than 2 folders deep" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "fields"),
+    [
+        (shapes.embedding, "config.json", {"architectures": 5}),
+        (shapes.splade, "config.json", {"architectures": {"a": 5}}),
+        (shapes.classifier, "config.json", {"problem_type": []}),
+        (shapes.embedding, shapes.CONFIG, {"default_prompt_name": []}),
+        (shapes.qwen3_reranker, "tokenizer.json", {"model": {"vocab": {"yes": [], "no": 1}}}),
+        (shapes.pylate, "tokenizer.json", {"added_tokens": [{"content": "[Q] ", "id": float("inf")}]}),
+    ],
+)
+def test_values_of_a_kind_that_nothing_is_made_for(
+    tmp_path: Path, build: Build, name: str, fields: dict[str, Any]
+) -> None:
+    build(tmp_path)
+    change(tmp_path / name, **fields)
+    assert refusal(tmp_path)
+
+
+def test_files_that_only_attackers_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes.model2vec(tmp_path)
+    weights, deep = tmp_path / "model.safetensors", b"[" * 100_000
+    shapes.weights(weights, embeddings=(32, 8), mapping=())
+    assert "has no table of embeddings" in refusal(tmp_path)
+    weights.write_bytes(len(deep).to_bytes(8, "little") + deep)
+    assert "is not a safetensors file" in refusal(tmp_path)
+    (tmp_path / "config.json").write_bytes(deep)
+    assert "config.json is nested too deeply" in refusal(tmp_path)
+    monkeypatch.setattr(json_files, "_MAX_BYTES", 10)
+    assert "config.json is larger than any model's" in refusal(tmp_path)
+
+
+def test_markers_beyond_the_embedding_table(tmp_path: Path) -> None:
+    shapes.pylate(tmp_path)
+    late = model_folder.read(tmp_path).late
+    assert late is not None
+    largest = max(late.query_marker_id or 0, late.document_marker_id or 0, late.expansion_id or 0)
+    change(tmp_path / "config.json", vocab_size=largest + 1)
+    check_special_tokens(model_folder.read(tmp_path))
+    change(tmp_path / "config.json", vocab_size=largest)
+    with pytest.raises(ModelError, match=f"the token {largest} "):
+        check_special_tokens(model_folder.read(tmp_path))

@@ -1,0 +1,274 @@
+"""Heads, labels and vocabularies that can't be, tasks that a model has no head for, files that lie elsewhere."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model import model_folder
+from engine.model.detection.tokens import check_special_tokens
+from engine.model.tasks import Activation, SequenceScores, Task, TokenVectors
+from engine.types import ModelError, OutputKind
+from tests.engine.folder_files import change, write
+from tests.engine.model.detection import shapes
+
+Build = Callable[[Path], None]
+
+
+def refusal(folder: Path, **flags: str) -> str:
+    """The message of the refusal, which must be one line."""
+    with pytest.raises(ModelError) as refused:
+        model_folder.read(folder, **flags)  # type: ignore[arg-type]
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"id2label": {"0": "a", "2": "b"}}, "does not number its 2 labels"),
+        ({"id2label": {"0": "a"}, "num_labels": 7}, "1 labels, and num_labels is 7"),
+        ({"id2label": {"0": "a", "1": "b"}}, "'classifier.out_proj.weight' in model.safetensors gives 7 scores"),
+        ({"id2label": None}, "config.json names 2 labels"),
+        ({"id2label": ["a"]}, "'id2label'"),
+        ({"problem_type": "guessing"}, "problem_type"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "Tanh"),
+    ],
+)
+def test_labels_and_activations_that_cannot_be(tmp_path: Path, fields: dict[str, Any], part: str) -> None:
+    shapes.classifier(tmp_path)
+    change(tmp_path / "config.json", **fields)
+    assert part in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "activation"),
+    [
+        ({}, Activation.SIGMOID),
+        ({"problem_type": "single_label_classification"}, Activation.SOFTMAX),
+        ({"problem_type": "regression"}, Activation.IDENTITY),
+        ({"problem_type": None}, Activation.SOFTMAX),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, Activation.IDENTITY),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Softmax"}, Activation.SOFTMAX),
+        ({"sentence_transformers": {"activation_fn": "theirs.Activation"}}, Activation.SIGMOID),
+    ],
+)
+def test_the_activation_is_the_models_own(tmp_path: Path, fields: dict[str, Any], activation: Activation) -> None:
+    shapes.classifier(tmp_path)
+    change(tmp_path / "config.json", **fields)
+    found = model_folder.read(tmp_path)
+    assert found.activation is activation
+    assert any("never run" in note for note in found.notes) == ("theirs" in str(fields))
+
+
+@pytest.mark.parametrize(
+    ("build", "task", "part"),
+    [
+        (shapes.embedding, "rerank", "--task rerank is not what this model is for: embed (modules.json)"),
+        (shapes.embedding, "sparse", "--task sparse needs a …ForMaskedLM"),
+        (shapes.classifier, "rerank", "classify (config.json: RobertaForSequenceClassification with 7 labels)"),
+        (shapes.classifier, "token-classify", "--task token-classify"),
+        (shapes.cross_encoder, "late-interaction", "--task late-interaction"),
+        (shapes.pylate, "classify", "late-interaction"),
+        (shapes.static, "rerank", "embed (modules.json)"),
+    ],
+)
+def test_a_task_that_the_model_has_no_head_for(tmp_path: Path, build: Build, task: str, part: str) -> None:
+    build(tmp_path)
+    assert part in refusal(tmp_path, task=task)
+
+
+def test_how_to_ask_another_generative_model_is_not_known(tmp_path: Path) -> None:
+    shapes.gemma_reranker(tmp_path)
+    assert model_folder.read(tmp_path).task is Task.EMBED
+    change(tmp_path / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
+    assert "how LlamaForCausalLM is to be asked is not known" in refusal(tmp_path, task="rerank")
+
+
+@pytest.mark.parametrize(
+    ("build", "task", "outputs"),
+    [
+        (shapes.cross_encoder, "classify", OutputKind.LOGITS),
+        (shapes.cross_encoder, "embed", OutputKind.POOLED | OutputKind.TOKENS),
+        (shapes.masked_lm, "sparse", OutputKind.SPARSE),
+        (shapes.bge_m3, "sparse", OutputKind.SPARSE | OutputKind.MULTI_VECTOR),
+        (shapes.bge_m3, "late-interaction", OutputKind.SPARSE | OutputKind.MULTI_VECTOR),
+        (
+            shapes.bge_m3,
+            "embed",
+            OutputKind.POOLED | OutputKind.TOKENS | OutputKind.SPARSE | OutputKind.MULTI_VECTOR,
+        ),
+    ],
+)
+def test_the_flag_outranks_the_files(tmp_path: Path, build: Build, task: str, outputs: OutputKind) -> None:
+    build(tmp_path)
+    found = model_folder.read(tmp_path, task=task)
+    assert (found.task, found.outputs) == (task, outputs)
+    assert found.task_source.startswith(f"--task {task}")
+
+
+def test_a_cross_encoder_with_a_chat_template_has_an_activation_too(tmp_path: Path) -> None:
+    shapes.logit_score(tmp_path)
+    assert model_folder.read(tmp_path).activation is Activation.SIGMOID
+    change(tmp_path / shapes.CONFIG, activation_fn="torch.nn.modules.linear.Identity")
+    assert model_folder.read(tmp_path).activation is Activation.IDENTITY
+
+
+def test_splade_is_for_sparse_alone(tmp_path: Path) -> None:
+    shapes.masked_lm(tmp_path)
+    assert "--pooling splade is for --task sparse" in refusal(tmp_path, pooling="splade", task="embed")
+    shapes.cross_encoder(tmp_path)
+    assert "--pooling splade needs a …ForMaskedLM" in refusal(tmp_path, pooling="splade")
+
+
+def test_a_reranker_converted_to_a_classifier_is_still_asked_by_its_template(tmp_path: Path) -> None:
+    shapes.qwen3_reranker(tmp_path)
+    change(tmp_path / "config.json", architectures=["Qwen3ForSequenceClassification"], num_labels=1)
+    found = model_folder.read(tmp_path)
+    assert found.heads == (SequenceScores(labels=("LABEL_0",)),)
+    assert found.template is not None
+    assert any("{document}" in part for part in found.template.parts)
+
+
+@pytest.mark.parametrize("name", ["sparse_linear.safetensors", "colbert_linear.safetensors"])
+def test_broken_heads_beside_the_model(tmp_path: Path, name: str) -> None:
+    shapes.bge_m3(tmp_path)
+    shapes.weights(tmp_path / name, weight=(3, 5))
+    assert name in refusal(tmp_path)
+    (tmp_path / name).write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
+    assert f"{name} is not a safetensors file" in refusal(tmp_path)
+    (tmp_path / name).unlink()
+    assert len(model_folder.read(tmp_path).heads) == 1
+
+
+def test_heads_that_can_run_code_are_not_read(tmp_path: Path) -> None:
+    shapes.bge_m3(tmp_path)
+    for name in ("sparse_linear", "colbert_linear"):
+        (tmp_path / f"{name}.safetensors").unlink()
+        (tmp_path / f"{name}.pt").write_bytes(b"\x80\x04canary")
+    found = model_folder.read(tmp_path)
+    assert found.heads == ()
+    assert any("embedline convert" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("build", [shapes.cross_encoder, shapes.stanford_colbert, shapes.static])
+def test_oversized_headers(tmp_path: Path, build: Build) -> None:
+    build(tmp_path)
+    (file,) = tmp_path.rglob("model.safetensors")
+    file.write_bytes((1 << 40).to_bytes(8, "little") + b"{}")
+    assert f"{file} is not a safetensors file" in refusal(tmp_path)
+
+
+def test_colbert_without_its_layer_or_its_markers(tmp_path: Path) -> None:
+    shapes.stanford_colbert(tmp_path)
+    change(tmp_path / "artifact.metadata", query_token_id="[unused7]")
+    assert "'[unused7]'" in refusal(tmp_path)
+    shapes.stanford_colbert(tmp_path)
+    shapes.weights(tmp_path / "model.safetensors", bert__x=(1,))
+    assert "'linear.weight'" in refusal(tmp_path)
+
+
+def test_a_prefix_that_is_no_token_is_words(tmp_path: Path) -> None:
+    shapes.pylate(tmp_path)
+    change(tmp_path / shapes.CONFIG, query_prefix="search: ", document_prefix="", do_query_expansion=False)
+    found = model_folder.read(tmp_path)
+    assert found.late is not None
+    assert (found.late.query_marker_id, found.late.document_marker_id, found.late.expansion_id) == (None, None, None)
+    assert found.prompts == {"query": "search: "}
+    assert isinstance(found.heads[0], TokenVectors)
+
+
+def test_late_modules_whose_weights_are_missing(tmp_path: Path) -> None:
+    shapes.pylate(tmp_path)
+    (tmp_path / "d1" / "model.safetensors").unlink()
+    assert "d1 has no model.safetensors" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "part"),
+    [
+        ("m2/config.json", {"skiplist_tasks": ["query", "document"]}, "MultiVectorMask"),
+        ("m2/config.json", {"skiplist_words": 3}, "skiplist_words"),
+        ("sentence_bert_config.json", {"query_expansion": {"strategy": "min", "length": 4}}, "query_expansion"),
+        ("d1/config.json", {"module_input_name": "sentence_embedding"}, "only token_embeddings is supported"),
+    ],
+)
+def test_late_modules_that_are_not_supported(tmp_path: Path, name: str, fields: dict[str, Any], part: str) -> None:
+    shapes.multi_vector(tmp_path)
+    change(tmp_path / name, **fields)
+    assert part in refusal(tmp_path)
+
+
+def test_a_chat_template_is_a_program(tmp_path: Path) -> None:
+    shapes.logit_score(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ cycler.__init__.__globals__.os }}")
+    assert "is a program, which is never run" in refusal(tmp_path)
+    change(tmp_path / "s1" / "config.json", true_token_id="yes")
+    assert "true_token_id" in refusal(tmp_path)
+    change(tmp_path / "s1" / "config.json", true_token_id=5, false_token_id=-1)
+    assert "true_token_id" in refusal(tmp_path)
+
+
+def test_an_answer_that_is_no_token(tmp_path: Path) -> None:
+    shapes.qwen3_reranker(tmp_path)
+    write(tmp_path / "tokenizer.json", {"model": {"vocab": {"hello": 0}}})
+    assert "no token 'yes'" in refusal(tmp_path)
+    write(tmp_path / "tokenizer.json", {"model": {"vocab": [["hello"]]}})
+    assert "vocabulary" in refusal(tmp_path)
+
+
+def test_links_out_of_the_folder(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    shapes.embedding(folder)
+    elsewhere.mkdir()
+    (folder / "README.md").symlink_to(elsewhere / "README.md")
+    (folder / "vocab.json").symlink_to("tokenizer.json")
+    assert model_folder.read(folder).pooling == "cls"
+    (folder / "p1").rename(elsewhere / "p1")
+    (folder / "p1").symlink_to(elsewhere / "p1")
+    assert f"{folder}/p1 is a link that leads out" in refusal(folder)
+    (folder / "p1").unlink()
+    (folder / "config.json").rename(elsewhere / "config.json")
+    (folder / "config.json").symlink_to("../elsewhere/config.json")
+    assert f"{folder}/config.json is a link that leads out" in refusal(folder)
+
+
+def test_the_hubs_own_links_are_followed(tmp_path: Path) -> None:
+    repository = tmp_path / "models--a--mxbai-rerank-base-v2"
+    snapshot = repository / "snapshots" / "0123"
+    shapes.mxbai_reranker(snapshot)
+    change(snapshot / "config.json", _name_or_path=None)
+    (repository / "blobs").mkdir()
+    for number, file in enumerate(sorted(snapshot.iterdir())):
+        file.rename(repository / "blobs" / str(number))
+        file.symlink_to(f"../../blobs/{number}")
+    assert model_folder.read(snapshot).task_source == "its name is that of mxbai-rerank-v2"
+
+
+def test_a_class_that_only_the_folders_code_has(tmp_path: Path) -> None:
+    shapes.config(tmp_path, "qwen3", "JinaForRanking", auto_map={"AutoModel": "modeling.JinaForRanking"})
+    shapes.weights(tmp_path / "model.safetensors")
+    assert "needs the code of JinaForRanking" in refusal(tmp_path)
+    change(tmp_path / "config.json", architectures=["Qwen3ForCausalLM"])
+    assert model_folder.read(tmp_path).task is Task.EMBED
+
+
+def test_a_shard_elsewhere(tmp_path: Path) -> None:
+    shapes.embedding(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    write(tmp_path / "model.safetensors.index.json", {"weight_map": {"a": "../model.safetensors"}})
+    assert "names a file that is not in its folder" in refusal(tmp_path)
+
+
+def test_special_tokens_beyond_the_embedding_table(tmp_path: Path) -> None:
+    shapes.embedding(tmp_path)
+    shapes.tokenizer(tmp_path, last_id=31)
+    check_special_tokens(model_folder.read(tmp_path))
+    shapes.tokenizer(tmp_path, last_id=32)
+    with pytest.raises(ModelError, match=r"the token 32 .* 32 rows"):
+        check_special_tokens(model_folder.read(tmp_path))
+    pair = {"type": "Sequence", "processors": [{"type": "BertProcessing", "sep": ["[SEP]", 40], "cls": ["[CLS]", 2]}]}
+    change(tmp_path / "tokenizer.json", post_processor=pair)
+    with pytest.raises(ModelError, match="the token 40"):
+        check_special_tokens(model_folder.read(tmp_path))

@@ -1,0 +1,364 @@
+"""What a model folder says, and each way in which one can be wrong. Needs no torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Task
+from engine.types import ModelError
+from tests.engine.folder_files import change, write
+
+BERT = {
+    "model_type": "bert",
+    "architectures": ["BertModel"],
+    "hidden_size": 32,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+NORMALIZE = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good sentence-transformers folder: BERT, mean pooling, no Normalize."""
+    (tmp_path / "model.safetensors").touch()
+    write(tmp_path / "config.json", BERT)
+    write(tmp_path / "modules.json", [TRANSFORMER, POOLING])
+    write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
+    return tmp_path
+
+
+def refusal(folder: Path, pooling: str | None = None) -> str:
+    """The message of the refusal, which must be one line."""
+    with pytest.raises(ModelError) as caught:
+        model_folder.read(folder, pooling=pooling)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+def test_the_packaged_minilm(minilm_folder: Path) -> None:
+    assert model_folder.read(minilm_folder) == ModelFolder(
+        path=minilm_folder,
+        architecture="bert",
+        architectures=("BertModel",),
+        hidden_size=384,
+        vocab_size=30522,
+        max_seqlen=256,
+        max_seqlen_source="sentence_bert_config.json",
+        padding_idx=None,
+        do_lower_case=False,
+        poolings=("mean",),
+        pooling_source="1_Pooling/config.json",
+        steps=(),
+        normalize=True,
+        prompts={},
+        default_prompt_name=None,
+        include_prompt=True,
+        notes=(),
+        task=Task.EMBED,
+        task_source="modules.json",
+    )
+
+
+def test_reading_imports_neither_torch_nor_transformers(folder: Path) -> None:
+    """Importing them takes seconds, and the supervisor reads folders too."""
+    code = (
+        "import sys; from engine.model import model_folder; from engine.store import model_source; "
+        "model_folder.read(sys.argv[1]); "
+        "print(sorted({'torch', 'transformers', 'huggingface_hub', 'safetensors'} & set(sys.modules)))"
+    )
+    root = str(Path(__file__).resolve().parents[3])
+    printed = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(folder)], env={"PYTHONPATH": root}, capture_output=True, check=True
+    )
+    assert printed.stdout == b"[]\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": ["lasttoken"]}, "last"),
+        ({"pooling_mode": "mean", "pooling_mode_cls_token": True}, "mean"),
+        ({"pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len_tokens"),
+        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_tokens": False}, "weightedmean"),
+        ({"pooling_mode": ["mean", "cls"]}, "mean+cls"),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}, "mean+last"),
+        ({}, "mean"),
+    ],
+)
+def test_pooling_is_what_the_pooling_module_says(folder: Path, config: dict[str, Any], pooling: str) -> None:
+    write(folder / "1_Pooling" / "config.json", config)
+    read = model_folder.read(folder)
+    assert read.pooling == pooling
+    assert read.dimensions == 32 * len(pooling.split("+"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "pooling"), [("cls", "cls"), ("mean", "mean"), ("last-token", "last"), ("last", "last")]
+)
+def test_pooling_can_be_overruled(folder: Path, asked: str, pooling: str) -> None:
+    write(folder / "1_Pooling" / "config.json", {"pooling_mode_max_tokens": True})
+    assert model_folder.read(folder, pooling=asked).pooling == pooling
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"pooling_mode_attention": True}, "'pooling_mode_attention'"),
+        ({"pooling_mode": "attention"}, "'attention'"),
+        ({"pooling_mode": ["cls", "attention"]}, "'attention'"),
+        ({"pooling_mode": 3}, "'3'"),
+    ],
+)
+def test_a_pooling_that_is_not_supported_is_named(folder: Path, config: dict[str, Any], part: str) -> None:
+    write(folder / "1_Pooling" / "config.json", config)
+    assert part in refusal(folder)
+
+
+def test_an_unknown_override_names_the_flag(folder: Path) -> None:
+    assert "--pooling asks for pooling 'attention'" in refusal(folder, "attention")
+
+
+def test_normalize_is_a_third_module(folder: Path) -> None:
+    assert not model_folder.read(folder).normalize
+    write(folder / "modules.json", [TRANSFORMER, POOLING, NORMALIZE])
+    assert model_folder.read(folder).normalize
+
+
+def test_newer_names_of_the_modules_are_known(folder: Path) -> None:
+    write(
+        folder / "modules.json",
+        [
+            {**TRANSFORMER, "type": "sentence_transformers.base.modules.transformer.Transformer"},
+            {**POOLING, "type": "sentence_transformers.sentence_transformer.modules.pooling.Pooling"},
+            {**NORMALIZE, "type": "sentence_transformers.base.modules.normalize.Normalize"},
+        ],
+    )
+    assert model_folder.read(folder).normalize
+
+
+@pytest.mark.parametrize(
+    ("modules", "part"),
+    [
+        ([TRANSFORMER, POOLING, {**NORMALIZE, "type": "sentence_transformers.models.LSTM"}], "LSTM"),
+        ([TRANSFORMER, POOLING, {**NORMALIZE, "type": "custom_st.Normalize"}], "'custom_st.Normalize'"),
+        ([TRANSFORMER, NORMALIZE, POOLING], "Transformer, Normalize, Pooling"),
+        ([TRANSFORMER], "Transformer"),
+        ([], "nothing"),
+        ([{**TRANSFORMER, "path": "0_Transformer"}, POOLING], "'0_Transformer'"),
+        ([TRANSFORMER, {**POOLING, "path": "../elsewhere"}], "out of the folder"),
+        ([TRANSFORMER, {**POOLING, "path": "/etc"}], "out of the folder"),
+        ([TRANSFORMER, {**POOLING, "path": "2_Pooling"}], "2_Pooling/config.json"),
+        ({"0": TRANSFORMER}, "not a list"),
+        ([TRANSFORMER, "Pooling"], "not a list"),
+        ([{}, POOLING], "'None'"),
+    ],
+)
+def test_modules_that_are_not_supported_are_named(folder: Path, modules: Any, part: str) -> None:
+    write(folder / "modules.json", modules)
+    assert part in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({}, "mean"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "last"),
+        ({"architectures": ["LlamaForCausalLM"], "is_causal": False}, "mean"),
+        ({"architectures": []}, "mean"),
+    ],
+)
+def test_without_modules_it_is_done_as_sentence_transformers_does(
+    folder: Path, config: dict[str, Any], pooling: str
+) -> None:
+    (folder / "modules.json").unlink()
+    change(folder / "config.json", **config)
+    read = model_folder.read(folder)
+    assert (read.pooling, read.normalize) == (pooling, False)
+    assert any("no modules.json" in note for note in read.notes)
+
+
+def test_the_shortest_of_what_is_said_and_what_is_possible_is_the_length(folder: Path) -> None:
+    assert model_folder.read(folder).max_seqlen == 64
+    write(folder / "tokenizer_config.json", {"model_max_length": 1e30})
+    assert model_folder.read(folder).max_seqlen == 64
+    write(folder / "tokenizer_config.json", {"model_max_length": 60})
+    assert model_folder.read(folder).max_seqlen == 60
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 62})
+    assert model_folder.read(folder).max_seqlen == 62
+    change(folder / "sentence_bert_config.json", tokenizer_args={"model_max_length": 50})
+    assert model_folder.read(folder).max_seqlen == 50
+
+
+def test_a_length_beyond_the_positions_is_cut_and_noted(folder: Path) -> None:
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 512})
+    read = model_folder.read(folder)
+    assert read.max_seqlen == 64
+    assert any("64 tokens" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "pad_token_id", "padding_idx", "max_seqlen"),
+    [
+        ("roberta", 1, 1, 62),
+        ("xlm-roberta", None, 1, 62),
+        ("mpnet", 1, 1, 62),
+        ("roberta", 0, 0, 63),
+        ("bert", 0, None, 64),
+    ],
+)
+def test_roberta_and_its_kin_lose_positions_to_padding(
+    folder: Path, model_type: str, pad_token_id: int | None, padding_idx: int | None, max_seqlen: int
+) -> None:
+    change(folder / "config.json", model_type=model_type, pad_token_id=pad_token_id)
+    read = model_folder.read(folder)
+    assert (read.padding_idx, read.max_seqlen) == (padding_idx, max_seqlen)
+
+
+def test_longrope_ends_where_one_sequence_would_change_the_others(folder: Path) -> None:
+    rope = {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
+    change(folder / "config.json", rope_scaling=rope, original_max_position_embeddings=32)
+    read = model_folder.read(folder)
+    assert read.max_seqlen == 32
+    assert any("longrope" in note for note in read.notes)
+
+
+def test_a_length_that_nobody_says_is_512(folder: Path) -> None:
+    change(folder / "config.json", max_position_embeddings=None)
+    read = model_folder.read(folder)
+    assert read.max_seqlen == 512
+    assert any("512" in note for note in read.notes)
+
+
+def test_other_names_for_the_sizes_and_a_text_part_are_understood(folder: Path) -> None:
+    change(folder / "config.json", hidden_size=None, dim=48, max_position_embeddings=None, n_positions=40)
+    assert (model_folder.read(folder).hidden_size, model_folder.read(folder).max_seqlen) == (48, 40)
+    write(
+        folder / "config.json", {"model_type": "bert", "text_config": {**BERT, "model_type": "other", "vocab_size": 7}}
+    )
+    assert (model_folder.read(folder).vocab_size, model_folder.read(folder).architecture) == (7, "bert")
+
+
+def test_prompts_and_lower_case(folder: Path) -> None:
+    write(folder / "sentence_bert_config.json", {"max_seq_length": None, "do_lower_case": True})
+    prompts = {"query": "query: ", "document": "", "unset": None}
+    write(folder / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "query"})
+    read = model_folder.read(folder)
+    assert read.do_lower_case
+    assert read.prompts == {"query": "query: ", "document": ""}
+    assert (read.default_prompt_name, read.default_prompt) == ("query", "query: ")
+
+
+def test_prompts_may_be_left_out_of_the_pooling(folder: Path) -> None:
+    assert model_folder.read(folder).include_prompt
+    change(folder / "1_Pooling" / "config.json", include_prompt=False)
+    write(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
+    assert not model_folder.read(folder).include_prompt
+
+
+def test_how_rows_are_compared_and_cut_is_noted(folder: Path) -> None:
+    write(folder / "config_sentence_transformers.json", {"similarity_fn_name": "dot", "truncate_dim": 16})
+    assert model_folder.read(folder).notes == (
+        "its rows are made to be compared by dot (similarity_fn_name)",
+        "truncate_dim is 16: rows are given whole unless a request says dimensions",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "part"),
+    [
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "'query'"),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "Transformer, Pooling"),
+        ("config_sentence_transformers.json", {"model_type": "Oracle"}, "Oracle"),
+        ("config_sentence_transformers.json", {"prompts": ["a"]}, "'prompts'"),
+        ("sentence_bert_config.json", {"max_seq_length": "long"}, "'max_seq_length'"),
+        ("sentence_bert_config.json", {"max_seq_length": -5}, "'max_seq_length'"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "Transformer module"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {"method": "forward"}}}, "Transformer module"),
+        ("config.json", {"model_type": None}, "model_type"),
+        ("config.json", {"model_type": "no-such-thing"}, "'no-such-thing'"),
+        ("config.json", {"vocab_size": None}, "vocab_size"),
+        ("config.json", {"hidden_size": "384"}, "'hidden_size'"),
+        ("config.json", {"hidden_size": True}, "'hidden_size'"),
+        ("config.json", {"is_encoder_decoder": True}, "encoder-decoder"),
+        ("config.json", {"model_type": "roberta", "max_position_embeddings": 2}, "max_position_embeddings"),
+        ("config.json", {"model_type": "nomic_bert", "num_experts": 8}, "num_experts"),
+        ("config.json", {"model_type": "new"}, "'gte'"),
+        ("config.json", {"auto_map": {"AutoModel": "jinaai/xlm-roberta-flash-implementation--x.X"}}, "v3-hf"),
+        ("adapter_config.json", {"peft_type": "LORA"}, "adapter"),
+    ],
+)
+def test_a_wrong_field_is_named(folder: Path, name: str, fields: dict[str, Any], part: str) -> None:
+    change(folder / name, **fields)
+    assert part in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "1_Pooling/config.json", "tokenizer_config.json"])
+def test_a_file_that_is_not_json_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_text("{'no': json}")
+    assert name in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "1_Pooling/config.json", "sentence_bert_config.json"])
+def test_a_file_that_holds_no_object_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_text("[1]")
+    assert name in refusal(folder)
+
+
+def test_a_folder_without_config_or_no_folder_at_all(tmp_path: Path) -> None:
+    assert "config.json" in refusal(tmp_path)
+    assert "is not a folder" in refusal(tmp_path / "nowhere")
+
+
+def test_weights_that_can_run_code_are_named_and_not_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = refusal(folder)
+    assert "no model.safetensors" in message
+    assert "pytorch_model.bin" in message
+    assert message.endswith(f": embedline convert {folder} OUT")
+    (folder / "pytorch_model.bin").unlink()
+    assert "no model.safetensors" in refusal(folder)
+    assert not model_folder.read(folder, needs_weights=False).normalize
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    write(folder / "model.safetensors.index.json", {"weight_map": shards})
+    assert "model-00002-of-00002.safetensors" in refusal(folder)
+    (folder / "model-00002-of-00002.safetensors").touch()
+    assert model_folder.read(folder).pooling == "mean"
+
+
+def test_code_in_the_folder_is_noted_where_transformers_has_its_own(folder: Path) -> None:
+    change(folder / "config.json", auto_map={"AutoModel": "modeling.Model"})
+    write(folder / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tokenizing.Tokenizer", None]}})
+    notes = model_folder.read(folder).notes
+    assert notes == ("auto_map in config.json and tokenizer_config.json is not followed",)
+
+
+def test_code_in_the_folder_is_refused_where_transformers_has_none(folder: Path) -> None:
+    change(folder / "config.json", model_type="new", auto_map={"AutoModel": "modeling.NewModel"})
+    message = refusal(folder)
+    assert "'new'" in message
+    assert "auto_map" in message
+
+
+def test_without_transformers_no_architecture_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(folder / "config.json", model_type="no-such-thing")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert model_folder.read(folder).architecture == "no-such-thing"

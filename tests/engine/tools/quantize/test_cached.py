@@ -1,0 +1,283 @@
+"""The copy in the cache is what the command makes, made once, by one process, or by who comes after a killed one."""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.model import model_folder
+from engine.model.arrays import read_arrays
+from engine.tools.quantize import blocks, cached, shard
+from engine.tools.quantize.cached import block_fp8
+from tests.engine.folder_files import change, write
+from tests.engine.tools.quantize.fuse import Fuse, Killed
+from tests.engine.tools.quantize.models import contents, copies, end_of_processes
+from tests.structure.sources import ROOT
+
+# What a server's engine does, killed when some of the tensors have been written.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from engine.tools.quantize import shard
+from engine.tools.quantize.cached import block_fp8
+shard._SYNCED_BYTES = 1
+real, num_calls = os.pwrite, 0
+def pwrite(*arguments):
+    global num_calls
+    num_calls += 1
+    if num_calls == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+os.pwrite = pwrite
+block_fp8(Path(sys.argv[1]), cache_dir=sys.argv[2])
+"""
+
+
+def test_it_is_what_the_command_makes_and_is_made_once(
+    embedder: Path, whole: dict[str, bytes], cache: str, strips: list[int], log: pytest.LogCaptureFixture
+) -> None:
+    first = block_fp8(embedder, cache_dir=cache)
+
+    assert len(strips) == 7
+    assert contents(first) == whole
+    assert {"modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors", "chat_template.jinja"} < whole.keys()
+    begun, ended = log.messages
+    assert begun == f"quantizing {embedder} to block FP8, 0.7 MiB, in {first}; later starts find it there"
+    assert ended.startswith(f"quantized {embedder} in ")
+    assert "the largest relative RMS error of a tensor is 2." in ended
+
+    assert block_fp8(embedder, cache_dir=cache) == first
+    assert len(strips) == 7
+    assert log.messages[2:] == [f"block-FP8 weights taken from {first}"]
+    assert copies(cache) == [first.name]
+
+
+def test_engines_read_it_as_they_read_the_model(embedder: Path, cache: str) -> None:
+    plain, fp8 = (model_folder.read(folder) for folder in (embedder, block_fp8(embedder, cache_dir=cache)))
+    assert len(plain.steps) == 1
+    assert dataclasses.replace(fp8, path=embedder) == plain
+    arrays = [read_arrays(folder.path, folder.steps)[0]["linear.weight"] for folder in (plain, fp8)]
+    assert (arrays[0] == arrays[1]).all()
+
+
+@pytest.mark.parametrize("change_of", ["weights", "config", "pooling", "source"])
+def test_another_model_is_quantized_anew(
+    change_of: str, folder: Path, cache: str, strips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = block_fp8(folder, cache_dir=cache)
+    before = contents(first)
+    match change_of:
+        case "weights":  # under the old time, as some tools unpack files
+            stats = (folder / "model.safetensors").stat()
+            tensors = load_file(folder / "model.safetensors")
+            tensors["layers.0.mlp.up_proj.weight"] *= 2
+            save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+            os.utime(folder / "model.safetensors", ns=(stats.st_atime_ns, stats.st_mtime_ns))
+        case "config":
+            change(folder / "config.json", rms_norm_eps=1e-4)
+        case "pooling":
+            write(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
+        case "source":
+            monkeypatch.setattr(cached, "_SOURCES", cached._SOURCES[1:])
+
+    second = block_fp8(folder, cache_dir=cache)
+
+    assert second != first
+    assert len(strips) == 14
+    assert contents(first) == before
+    assert (contents(second) == before) == (change_of == "source")
+
+
+def test_one_makes_it_while_the_others_wait(
+    embedder: Path, whole: dict[str, bytes], cache: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """Threads stand for processes: a lock is the open file's, not the process's."""
+    begun, go_on = threading.Event(), threading.Event()
+    num_waiting = threading.Semaphore(0)
+    strips: list[int] = []
+
+    def held(rows: torch.Tensor) -> blocks.Quantized:
+        begun.set()
+        assert go_on.wait(60)
+        strips.append(len(rows))
+        return blocks.quantize(rows)
+
+    class Waiting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "waiting for it" in record.getMessage():
+                num_waiting.release()
+
+    monkeypatch.setattr(shard, "quantize", held)
+    waiting = Waiting()
+    logging.getLogger("embedline.engine").addHandler(waiting)
+    try:
+        with ThreadPoolExecutor(3) as starts:
+            first = starts.submit(block_fp8, embedder, cache_dir=cache)
+            assert begun.wait(60)
+            others = [starts.submit(block_fp8, embedder, cache_dir=cache) for _ in range(2)]
+            assert all(num_waiting.acquire(timeout=60) for _ in others)
+            assert not any(other.done() for other in others)
+            go_on.set()
+    finally:
+        go_on.set()
+        logging.getLogger("embedline.engine").removeHandler(waiting)
+
+    assert {start.result() for start in (first, *others)} == {first.result()}
+    assert len(strips) == 7
+    assert contents(first.result()) == whole
+
+
+def test_after_a_kill_the_next_start_goes_on(
+    embedder: Path, whole: dict[str, bytes], cache: str, strips: list[int], log: pytest.LogCaptureFixture
+) -> None:
+    command = [sys.executable, "-P", "-c", KILLED, str(embedder), cache]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (partial,) = copies(cache)
+    assert partial.endswith(".partial")
+
+    copy = block_fp8(embedder, cache_dir=cache)
+
+    assert contents(copy) == whole
+    assert 0 < len(strips) < 7
+    assert "going on with what an earlier start had left" in log.messages[-1]
+    assert copies(cache) == [copy.name] == [partial.removesuffix(".partial")]
+
+
+def test_after_a_kill_at_the_very_end_nothing_is_done_again(
+    embedder: Path, cache: str, strips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has its name already, and what was unfinished is still there."""
+    with monkeypatch.context() as patched:
+        patched.setattr("engine.tools.quantize.journal.shutil.rmtree", lambda *_, **__: None)
+        copy = block_fp8(embedder, cache_dir=cache)
+    assert copies(cache) == [copy.name, f"{copy.name}.partial"]
+    end_of_processes(Path(cache))
+
+    assert block_fp8(embedder, cache_dir=cache) == copy
+
+    assert copies(cache) == [copy.name]
+    assert len(strips) == 7
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "config", "lacking", "other"])
+def test_a_damaged_copy_is_made_anew(
+    damage: str, embedder: Path, whole: dict[str, bytes], cache: str, log: pytest.LogCaptureFixture
+) -> None:
+    copy = block_fp8(embedder, cache_dir=cache)
+    weights = copy / "model.safetensors"
+    match damage:
+        case "cut":
+            os.truncate(weights, weights.stat().st_size - 1)
+        case "header":
+            with weights.open("r+b") as opened:
+                opened.write(bytes(20))
+        case "config":
+            (copy / "config.json").write_bytes(b"\xff")
+        case "lacking":
+            (copy / "1_Pooling" / "config.json").unlink()
+        case "other":
+            (copy / "chat_template.jinja").write_text("")
+    log.clear()
+
+    assert contents(block_fp8(embedder, cache_dir=cache)) == whole
+    assert log.messages[0].startswith(f"the FP8 copy in {copy} is not used: ")
+
+
+@pytest.mark.parametrize("where", ["copy", "partial"])
+def test_what_others_could_have_written_is_not_used(
+    where: str, embedder: Path, whole: dict[str, bytes], cache: str, strips: list[int], log: pytest.LogCaptureFixture
+) -> None:
+    copy = block_fp8(embedder, cache_dir=cache)
+    if where == "copy":
+        copy.chmod(0o770)
+    else:
+        partial = copy.with_name(f"{copy.name}.partial")
+        partial.mkdir()
+        copy.rename(partial / "model")
+        (partial / "journal").touch()
+        partial.chmod(0o702)
+
+    assert contents(block_fp8(embedder, cache_dir=cache)) == whole
+    assert len(strips) == 14
+    assert any("may write into it" in message for message in log.messages)
+
+
+def test_it_is_this_users_alone_whatever_the_umask(embedder: Path, cache: str, strips: list[int]) -> None:
+    before = os.umask(0)
+    try:
+        copy = block_fp8(embedder, cache_dir=cache)
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(copy.stat().st_mode) == stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
+    assert block_fp8(embedder, cache_dir=cache) == copy
+    assert len(strips) == 7
+
+
+def test_the_newest_copies_stay_and_those_in_use(
+    embedder: Path, tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached, "_MAX_OTHERS", 1)
+    keys = []
+    for number in range(4):
+        folder = shutil.copytree(embedder, tmp_path / f"model {number}")
+        change(folder / "config.json", rms_norm_eps=1e-5 * (number + 2))
+        keys.append(block_fp8(folder, cache_dir=cache).name)
+        if number == 2:  # all three are in use
+            assert copies(cache) == sorted(keys)
+            for seconds, key in enumerate(keys):
+                os.utime(Path(cache, "block-fp8", f"{key}.lock"), (seconds, seconds))
+            assert block_fp8(tmp_path / "model 0", cache_dir=cache).name == keys[0]  # used again, and last
+            end_of_processes(Path(cache))
+    assert copies(cache) == sorted([keys[0], keys[3]])
+
+
+def test_lines_come_now_and_then(log: pytest.LogCaptureFixture) -> None:
+    times: Any = iter([0.0, 5.0, 12.0, 12.0, 20.0, 22.0, 22.0])
+    report = cached._lines(Path("m"), lambda: next(times))
+    for num_done in (10, 20, 30, 40):
+        report(num_done, 40)
+    assert log.messages == ["quantizing m: 50 %", "quantizing m: 100 %"]
+
+
+def test_an_error_that_is_unusual_is_warned_of(
+    embedder: Path, cache: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cached, "_MAX_ERROR", 0.01)
+    block_fp8(embedder, cache_dir=cache)
+    assert [record.levelname for record in log.records] == ["INFO", "WARNING"]
+
+
+def test_cut_off_anywhere_the_next_start_makes_the_same(
+    embedder: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard, "_SYNCED_BYTES", 100_000)
+    for num_calls in range(1000):
+        cache = tmp_path / str(num_calls)
+        with monkeypatch.context() as patched:
+            fuse = Fuse(patched, num_calls)
+            with contextlib.suppress(Killed):
+                block_fp8(embedder, cache_dir=str(cache))
+        copy = block_fp8(embedder, cache_dir=str(cache))
+        assert contents(copy) == whole
+        assert copies(str(cache)) == [copy.name]
+        end_of_processes(cache)
+        if fuse.rest >= 0:
+            break
+    else:
+        pytest.fail("it never came to its end")
+    assert num_calls > 30

@@ -1,0 +1,81 @@
+"""Where there can be no copy in the cache: one line, and nothing begun."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.tools.quantize import cached
+from engine.tools.quantize.cached import block_fp8
+from engine.types import ModelError
+from tests.engine.tools.quantize.models import copies, quantized, wide
+
+
+def refusal(folder: Path, cache: str | None) -> str:
+    with pytest.raises(ModelError) as caught:
+        block_fp8(folder, cache_dir=cache)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_that_others_may_write_into_is_refused(embedder: Path, tmp_path: Path) -> None:
+    (tmp_path / "block-fp8").mkdir()
+    (tmp_path / "block-fp8").chmod(0o777)
+    said = refusal(embedder, str(tmp_path))
+    assert "may write into it" in said
+    assert "--compiled-cache" in said
+
+
+def test_without_a_cache_the_command_is_named(embedder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for cache in (None, str(tmp_path / "file")):
+        said = refusal(embedder, cache)
+        assert "--compiled-cache" in said
+        assert "embedline quantize MODEL OUT" in said
+
+
+def test_too_little_room_is_said_before_it_begins(
+    embedder: Path, cache: str, strips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "free")
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "disk_usage", lambda path: usage(free=1 << 30))
+        said = refusal(embedder, cache)
+    assert said.startswith(f"--quantization fp8 needs 1.0 GiB in {cache}/block-fp8, where 1.0 GiB are free")
+    assert not strips
+    assert copies(cache) == []
+
+
+def test_what_an_earlier_start_has_written_needs_no_room(
+    embedder: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = block_fp8(embedder, cache_dir=cache)
+    needed = sum(path.stat().st_size for path in copy.rglob("*") if path.is_file())
+    (copy.parent / "partial").mkdir()
+    copy.rename(copy.parent / "partial" / "model")
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(free=(1 << 30) + needed // 10))
+    planned = cached._plan(embedder)
+    with pytest.raises(ModelError):
+        cached._check_room(planned, copy.parent, copy.parent / "nothing")
+    cached._check_room(planned, copy.parent, copy.parent / "partial")
+
+
+def test_layers_that_do_not_divide_into_blocks_are_named(tmp_path: Path, cache: str) -> None:
+    narrow = wide(tmp_path / "narrow", num_hidden_layers=1, num_key_value_heads=2)
+    assert "'layers.0.self_attn.k_proj.weight'" in refusal(narrow, cache)
+    assert not Path(cache).exists()
+
+
+def test_what_is_fp8_already_is_refused(embedder: Path, tmp_path: Path, cache: str) -> None:
+    assert "stored quantized already" in refusal(quantized(embedder, tmp_path / "out").folder, cache)
+
+
+def test_weights_that_are_not_finite_are_named(folder: Path, cache: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["layers.0.mlp.up_proj.weight"][3, 3] = torch.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert "not finite" in refusal(folder, cache)

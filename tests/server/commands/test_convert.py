@@ -1,0 +1,150 @@
+"""`embedline convert` as it is called: what it prints, one line for what is wrong, exit codes, and that SIGTERM ends it
+in order."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.model import model_folder
+from engine.tools.convert.conversion import Conversion
+from engine.tools.convert.job import Converted
+from server import cli
+from server.commands import convert as convert_command
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from tests.engine.tools.convert.pickles import Touch, pickled, small
+from tests.engine.tools.convert.test_classifier import NO, YES, reranker
+from tests.structure.sources import ROOT
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "embedline", "convert", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_folder_that_a_server_refuses_becomes_one_that_it_takes(tmp_path: Path) -> None:
+    tensors = pickled("bert", tmp_path / "a model")
+    out = tmp_path / "out"
+
+    ended = run(str(tmp_path / "a model"), str(out))
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[:2] == [str(out), f"  model.safetensors: {len(tensors)} tensors, 0.1 MiB"]
+    assert "Traceback" not in ended.stderr
+    assert model_folder.read(out).architecture == "bert"
+    assert load_file(out / "model.safetensors").keys() == tensors.keys()
+
+
+def test_a_reranker_becomes_a_classifier(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    ended = run(str(reranker(tmp_path / "model")), str(out), "--as-classifier")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        str(out),
+        f"  score.weight: token {YES} less token {NO}",
+        "  embedline puts pairs into the template of Qwen3-Reranker; with another server, whoever sends them must",
+    ]
+    assert model_folder.read(out).task == "rerank"
+
+    again = run(str(out), str(tmp_path / "another"), "--as-classifier")
+
+    assert (again.returncode, again.stdout) == (2, "")
+    assert re.fullmatch(r"embedline: --as-classifier is for generative rerankers[^\n]+\n", again.stderr)
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
+    folder, canary = small(tmp_path / "model"), tmp_path / "canary"
+    torch.save({"a": Touch(canary)}, folder / "pytorch_model.bin")
+
+    ended = run(str(folder), str(tmp_path / "out"))
+
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert re.fullmatch(r"embedline: pytorch_model\.bin is refused: [^\n]+\n", ended.stderr)
+    assert sorted(tmp_path.iterdir()) == [folder]
+
+
+def test_its_arguments_and_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[tuple[Settings, str]] = []
+    kinds: list[bool] = []
+
+    def convert(settings: Settings, out: str, *, as_classifier: bool) -> int:
+        asked.append((settings, out))
+        kinds.append(as_classifier)
+        return 0
+
+    monkeypatch.setattr(cli, "run_conversion", convert)
+    for name in ("MODEL_ID", "REVISION", "HF_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_HUB_CACHE", "EMBEDLINE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    assert exit_code(monkeypatch, "a/model", "out", "--revision", "v1", "--hf-token", "hf") == 0
+    assert asked == [(Settings(models=(ModelSettings(model_id="a/model", revision="v1"),), hf_token="hf"), "out")]
+    assert exit_code(monkeypatch, "a/model", "out", "--as-classifier") == 0
+    assert kinds == [False, True]
+    assert exit_code(monkeypatch, "a/model") == 2
+    assert exit_code(monkeypatch, "a/model", "out", "--port", "1") == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["embedline", "convert", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+def test_out_is_looked_at_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(convert_command, "resolve", lambda *_, **__: pytest.fail("fetched"))
+    (tmp_path / "mine").touch()
+    assert exit_code(monkeypatch, "a/model", str(tmp_path)) == 2
+    assert "nothing is written over" in capsys.readouterr().err
+
+
+def test_a_process_that_could_reach_the_network_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converted = Converted("model", ("model.safetensors",), 3, 3 << 20)
+    done = Conversion(tmp_path / "out", (converted,), 2, ("training_args.bin",), without_network=False)
+    monkeypatch.setattr("engine.tools.convert.conversion.convert", lambda *_: done)
+    settings = Settings(models=(ModelSettings(model_id=str(tmp_path)),))
+
+    assert convert_command.convert(settings, str(tmp_path / "out")) == 0
+
+    captured = capsys.readouterr()
+    assert re.fullmatch(r"embedline: [^\n]+could reach the network[^\n]+\n", captured.err)
+    assert captured.out.splitlines() == [
+        str(tmp_path / "out"),
+        "  model.safetensors: 3 tensors, 3.0 MiB",
+        "  2 more files as they were",
+        "  left out: training_args.bin",
+    ]
+
+
+SENT_TO_ITSELF = """
+import os, signal
+from server.commands import convert as convert_command
+before = signal.getsignal(signal.SIGTERM)
+try:
+    with convert_command.ending_in_order():
+        os.kill(os.getpid(), signal.SIGTERM)
+except SystemExit as ended:
+    print(ended.code, signal.getsignal(signal.SIGTERM) is before)
+"""
+
+
+def test_sigterm_ends_it_as_an_exception_does() -> None:
+    """In a process of its own: OpenVINO leaves the thread that loads it with a stack for signals that can't be used."""
+    command = [sys.executable, "-P", "-c", SENT_TO_ITSELF]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("143 True\n", "")

@@ -1,0 +1,449 @@
+"""`embedline doctor`: what it says of this machine and others, of models that engines know and do not; exit codes."""
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import registry
+from engine.machine import cuda_driver
+from engine.machine.cuda_driver import Cuda, Gpu
+from engine.store import hub
+from engine.tensorrt_llm.checks.algorithm import BLOCKS
+from server import cli
+from server.commands.doctor import machine as doctor_machine
+from server.commands.doctor import probe as doctor_probe
+from server.commands.doctor.command import doctor
+from server.commands.doctor.engines import NEEDS
+from server.commands.doctor.probe import Environment
+from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor import model_plan
+from tests.engine.folder_files import change
+from tests.engine.model.detection import shapes
+from tests.engine.tensorrt_llm import quantized_models
+from tests.engine.tensorrt_llm.header_models import write_model
+from tests.engine.tensorrt_llm.library_source import write_library
+
+GIB = 1 << 30
+H100 = Gpu(0, "NVIDIA H100", (9, 0), 80 * GIB)
+T4 = Gpu(0, "Tesla T4", (7, 5), 15 * GIB)
+NUMPY_ALONE = '#!/bin/sh\nPYTHONPATH={} exec {} -S "$@"\n'
+
+
+class Computer:
+    """What this machine is taken for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.installed: dict[str, str] = {}  # beside what really is
+        self.folders: dict[str, str] = {}
+        self._cuda = Cuda(why_none="there is no CUDA driver here")
+        monkeypatch.setattr(cuda_driver, "find", lambda: self._cuda)
+        monkeypatch.setattr(model_plan, "_torch_version", lambda: "2.13.0")
+        self._probe = doctor_probe.probe
+        monkeypatch.setattr(doctor_probe, "probe", self._probed)
+
+    def has(self, *gpus: Gpu) -> None:
+        self._cuda = Cuda(gpus, "", (13, 0))
+
+    def has_library(self, folder: Path, version: str = "1.4.0rc1") -> None:
+        self.installed["tensorrt_llm"] = version
+        self.folders["tensorrt_llm"] = str(folder / "tensorrt_llm")
+
+    def _probed(self, modules: Any) -> Environment:
+        found = self._probe(modules)
+        kept = {name: version for name, version in found.versions.items() if name != "tensorrt_llm"}
+        return dataclasses.replace(found, versions=kept | self.installed, folders=found.folders | self.folders)
+
+
+@pytest.fixture(autouse=True)
+def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Computer:
+    """Without a GPU, and with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub, "fetch", lambda *arguments, **more: pytest.fail("the hub was asked"))
+    for name in ("MODEL_ID", "ENGINE", "DEVICES", "QUANTIZATION", "DTYPE", "POOLING", "ENGINE_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    return Computer(monkeypatch)
+
+
+@pytest.fixture
+def qwen3(tmp_path: Path) -> Path:
+    """An embedding model that pools by the last token."""
+    folder = tmp_path / "qwen3"
+    write_model(folder)
+    shapes.tokenizer(folder)
+    return folder
+
+
+def told(capsys: pytest.CaptureFixture[str], *, python: str = sys.executable, **model: Any) -> Any:
+    """Exit code and JSON."""
+    words: dict[str, Any] = {name: str(value) for name, value in model.items()}
+    code = doctor(Settings(models=(ModelSettings(**words),), engine_python=python), as_json=True)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def reasons(found: Any, engine: str) -> str:
+    return " | ".join(found["engines"][engine]["why_not"])
+
+
+def able(found: Any) -> set[str]:
+    return {name for name, engine in found["engines"].items() if engine["can_serve"]}
+
+
+def test_the_default_model_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = told(capsys)
+
+    assert (code, found["engine"], found["can_serve"]) == (0, "openvino", True)
+    assert found["reason"] == "--engine auto takes openvino, on cpu"
+    assert able(found) == {"openvino", "onnxruntime", "transformers"}
+    assert reasons(found, "fused") == "it needs a GPU: there is no CUDA driver here"
+    assert "static embeddings alone" in reasons(found, "static")
+    for why in ("it needs a GPU", "tensorrt_llm is not installed", "no class for the architecture 'bert'"):
+        assert why in reasons(found, "tensorrt-llm")
+    assert found["model"]["architecture"] == "bert"
+    assert found["machine"]["cuda_driver"] == "none: there is no CUDA driver here"
+    assert any(package.startswith("torch ") for package in found["machine"]["python_packages"])
+
+
+def test_text_has_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert doctor(Settings(), as_json=False) == 0
+
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line in ("this machine", "the model", "engines", "in the end")] == [
+        "this machine",
+        "the model",
+        "engines",
+        "in the end",
+    ]
+    assert f"compiled cache {tmp_path / 'cache' / 'embedline'} (can be written to)" in lines
+    assert "cuda driver none: there is no CUDA driver here" in lines
+    assert "gpus none" in lines
+    assert "openvino can serve it, on cpu" in lines
+    assert "fused no: it needs a GPU: there is no CUDA driver here" in lines
+    assert lines[-1] == "--engine auto takes openvino, on cpu"
+    assert any(re.fullmatch(r"memory [\d,]+ MiB \(what this process may use\)", line) for line in lines)
+
+
+def test_on_an_h100(capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path) -> None:
+    computer.has(H100)
+
+    code, found = told(capsys, model_id=qwen3, pooling="last-token")
+
+    assert (code, found["reason"]) == (0, "--engine auto takes fused, on cuda:0")
+    assert found["machine"]["gpus"] == [
+        "cuda:0 (NVIDIA H100, compute capability 9.0), 81,920 MiB: bfloat16 and FP8",
+    ]
+    assert found["engines"]["transformers"]["devices"] == ["cuda:0"]
+    assert found["engines"]["openvino"]["devices"] == ["cpu"]
+
+
+def test_with_the_library(capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, tmp_path: Path) -> None:
+    computer.has(H100)
+    computer.has_library(write_library(tmp_path))
+
+    code, found = told(capsys, model_id=qwen3, pooling="last-token")
+
+    assert (code, found["reason"]) == (0, "--engine auto takes tensorrt-llm, on cuda:0")
+    assert re.search(r"38 of 38 clauses kept", found["engines"]["tensorrt-llm"]["notes"][0])
+
+
+def test_the_gpus_that_were_asked_for_count(
+    capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path
+) -> None:
+    computer.has(H100, dataclasses.replace(T4, index=1))
+
+    _, of_all = told(capsys, model_id=qwen3, pooling="last-token", devices="cuda")
+    _, of_one = told(capsys, model_id=qwen3, pooling="last-token", devices="cuda:0")
+
+    assert "Tesla T4" in reasons(of_all, "tensorrt-llm")
+    assert "Tesla T4" not in reasons(of_one, "tensorrt-llm")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"dtype": "float32"}, "--dtype float32 is not for --engine tensorrt-llm"),
+        ({"dtype": "float16"}, "--dtype float16 is not for qwen3"),
+        ({"quantization": "none"}, "--quantization none asks for them as they were before"),
+    ],
+)
+def test_flags_that_the_library_can_not_follow(
+    capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, asked: dict[str, str], words: str
+) -> None:
+    computer.has(H100)
+    if "quantization" in asked:
+        quantized_models.write(qwen3, quantized_models.quantized(BLOCKS), quantized_models.BLOCKWISE)
+
+    _, found = told(capsys, model_id=qwen3, pooling="last-token", **asked)
+
+    assert words in reasons(found, "tensorrt-llm")
+
+
+def test_a_reward_model_is_for_the_librarys_own_class(
+    capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path
+) -> None:
+    name = "Qwen2ForRewardModel"
+    computer.has(H100)
+    change(qwen3 / "config.json", model_type="qwen2", architectures=[name], auto_map={"AutoModel": f"own.{name}"})
+    stock = {"engine": "tensorrt-llm", "tensorrt_llm_model_class": "stock"}
+
+    _, found = told(capsys, model_id=qwen3)
+    assert f"needs the code of {name}" in found["reason"]
+    _, found = told(capsys, model_id=qwen3, **stock)
+    assert "score.0" in reasons(found, "tensorrt-llm")
+    assert f"brings code for {name}, which is never run" in reasons(found, "transformers")
+
+
+def test_a_library_that_changed(
+    capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, tmp_path: Path
+) -> None:
+    computer.has(H100)
+    computer.has_library(write_library(tmp_path))
+    (tmp_path / "tensorrt_llm" / "llmapi" / "llm.py").write_text("class LLM: ...\n")
+
+    _, found = told(capsys, model_id=qwen3, pooling="last-token")
+
+    assert "tensorrt_llm 1.4.0rc1 is not as it has to be" in reasons(found, "tensorrt-llm")
+    assert found["engine"] == "fused"
+
+
+def test_a_library_that_is_too_old(
+    capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, tmp_path: Path
+) -> None:
+    computer.has_library(tmp_path, "1.2.1")
+
+    _, found = told(capsys, model_id=qwen3, pooling="last-token")
+
+    assert "tensorrt_llm 1.2.1 is too old" in reasons(found, "tensorrt-llm")
+
+
+def test_a_gpu_without_bfloat16(capsys: pytest.CaptureFixture[str], computer: Computer) -> None:
+    computer.has(T4)
+
+    code, found = told(capsys)
+
+    assert (code, found["engine"]) == (0, "openvino")
+    assert "Tesla T4, compute capability 7.5) has no bfloat16" in reasons(found, "fused")
+    assert "neither bfloat16 nor FP8" in found["machine"]["gpus"][0]
+
+
+def test_a_torch_without_cuda(
+    capsys: pytest.CaptureFixture[str], computer: Computer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computer.has(H100)
+    monkeypatch.setattr(model_plan, "_torch_version", lambda: "2.13.0+cpu")
+
+    _, found = told(capsys)
+
+    assert found["machine"]["gpus"]  # the driver sees it all the same
+    assert reasons(found, "fused") == "it needs a GPU: there is a GPU, but torch 2.13.0+cpu is built without CUDA"
+
+
+def test_a_model_that_is_not_here_is_not_fetched(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUGGINGFACE_HUB_CACHE", str(tmp_path))
+    settings = Settings(models=(ModelSettings(model_id="an/unknown-model"),), huggingface_hub_cache=str(tmp_path))
+
+    assert doctor(settings, as_json=False) == 1
+
+    shown = capsys.readouterr().out
+    assert "it is not on this machine; `embedline inspect an/unknown-model` fetches it" in shown
+    assert "engines, by this machine alone" in shown
+    assert re.search(r"openvino +can run, on cpu", shown)
+
+
+def test_a_folder_that_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, found = told(capsys, model_id=tmp_path)
+
+    assert (code, found["engine"]) == (1, None)
+    assert found["model"]["trouble"] == found["reason"] != ""
+
+
+def test_weights_that_few_can_read(capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path) -> None:
+    computer.has(H100)
+    change(qwen3 / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+
+    _, found = told(capsys, model_id=qwen3, pooling="last-token")
+
+    assert "only the fused engine reads" in reasons(found, "transformers")
+    assert reasons(found, "fused") == ""
+
+
+def test_a_reranker_is_for_others_than_fused(
+    capsys: pytest.CaptureFixture[str], computer: Computer, tmp_path: Path
+) -> None:
+    computer.has(H100)
+    shapes.cross_encoder(tmp_path / "model")
+
+    _, found = told(capsys, model_id=tmp_path / "model")
+
+    assert "the fused engine gives embeddings alone" in reasons(found, "fused")
+    assert found["engine"] == "transformers"
+
+
+def test_a_table_of_static_embeddings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shapes.static(tmp_path / "model")
+
+    code, found = told(capsys, model_id=tmp_path / "model")
+
+    assert (code, found["engine"], able(found)) == (0, "static", {"static"})
+    assert "table of static embeddings" in reasons(found, "openvino")
+
+
+def test_an_architecture_that_no_table_has(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shapes.embedding(tmp_path / "model")
+    change(tmp_path / "model" / "config.json", model_type="blenderbot")
+
+    _, found = told(capsys, model_id=tmp_path / "model")
+
+    assert "it may serve it" in found["engines"]["transformers"]["notes"][0]
+    assert "does not know the architecture 'blenderbot'" in reasons(found, "fused")
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"engine": "fused"}, "--engine fused"),
+        ({"engine": "openvino", "quantization": "int8"}, "onnxruntime does it"),
+        ({"devices": "cuda"}, "there is no CUDA driver here"),
+        ({"default_prompt_name": "nobody"}, "--default-prompt-name"),
+        ({"engine": "nobody"}, "--engine nobody is not one of"),
+    ],
+    ids=str,
+)
+def test_what_was_asked_for_can_not_be(capsys: pytest.CaptureFixture[str], asked: dict[str, str], why: str) -> None:
+    code, found = told(capsys, **asked)
+
+    assert (code, found["engine"]) == (1, None)
+    assert why in found["reason"]
+
+
+def test_auto_finds_none_and_another_can_be_named(
+    capsys: pytest.CaptureFixture[str], computer: Computer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "tried_by_auto", lambda kind: {"fused": True})
+
+    code, found = told(capsys)
+
+    assert (code, found["engine"], found["can_serve"]) == (0, None, True)
+    assert found["reason"].endswith("; --engine openvino or onnxruntime or transformers can be named")
+
+
+def test_the_fake_engine_serves_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = told(capsys, engine="fake")
+
+    assert (code, found["engine"]) == (0, "fake")
+
+
+def test_another_python_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    python, packages = tmp_path / "python", tmp_path / "packages"
+    packages.mkdir()
+    for folder in Path(np.__file__).parents[1].glob("numpy*"):
+        (packages / folder.name).symlink_to(folder)
+    python.write_text(NUMPY_ALONE.format(packages, sys.executable))
+    python.chmod(0o755)
+
+    code, found = told(capsys, python=str(python))
+
+    assert code == 1
+    assert found["machine"]["engine_python_packages"] == [f"numpy {np.__version__}"]
+    assert reasons(found, "transformers") == "torch and transformers not installed: pip install 'embedline[server]'"
+    assert "tensorrt_llm is not installed for" in reasons(found, "tensorrt-llm")
+    assert any(package.startswith("torch ") for package in found["machine"]["python_packages"])
+
+
+def test_the_librarys_own_python(
+    capsys: pytest.CaptureFixture[str],
+    computer: Computer,
+    monkeypatch: pytest.MonkeyPatch,
+    qwen3: Path,
+    tmp_path: Path,
+) -> None:
+    """As in the tensorrt-llm image: auto means that engine there, and the others lack what they need."""
+    computer.has(H100)
+    folder = str(write_library(tmp_path) / "tensorrt_llm")
+    there = Environment("/bin/true", "3.12.3", {"tensorrt_llm": "1.4.0rc1"}, {"tensorrt_llm": folder})
+    monkeypatch.setattr(doctor_machine, "_asked", lambda python: there)
+    monkeypatch.setattr(model_plan, "has_tensorrt_llm_alone", lambda python: True)
+
+    code, found = told(capsys, python="/bin/true", model_id=qwen3, pooling="last-token")
+
+    assert (code, found["engine"], able(found)) == (0, "tensorrt-llm", {"tensorrt-llm"})
+    assert "--engine-python has TensorRT-LLM" in found["reason"]
+    assert found["machine"]["engine_python"] == "3.12.3"
+
+
+def test_a_python_that_is_none() -> None:
+    with pytest.raises(SettingsError, match="--engine-python is no Python"):
+        doctor(Settings(engine_python="/bin/true"), as_json=False)
+
+
+def test_a_cache_that_can_not_be_written_to(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    settings = Settings(compiled_cache=str(tmp_path / "file" / "cache"))
+
+    assert doctor(settings, as_json=True) == 0
+
+    machine = json.loads(capsys.readouterr().out)["machine"]
+    assert machine["compiled_cache"] is None
+    assert "--compiled-cache can't be written to" in machine["sources"]["compiled_cache"]
+
+
+def test_every_engine_that_computes_is_judged() -> None:
+    assert set(NEEDS) == set(registry._ENGINES) - {"fake"}
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """The exit code of the command."""
+    monkeypatch.setattr(sys, "argv", ["embedline", "doctor", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+def test_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path
+) -> None:
+    assert called(monkeypatch, "--model-id", str(qwen3), "--pooling", "last-token", "--engine", "fused", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["engine"] is None
+    assert called(monkeypatch, "--port", "1") == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def test_of_several_models_it_says_which_it_looked_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "models.toml"
+    config.write_text(f'[[model]]\nmodel-id = "{qwen3}"\npooling = "last-token"\n[[model]]\nmodel-id = "org/b"\n')
+
+    assert called(monkeypatch, "--config", str(config), "--json") == 0
+    found = json.loads(capsys.readouterr().out)["model"]
+    assert (found["name"], found["others"]) == (str(qwen3), ["org/b"])
+    assert "not looked at" in found["sources"]["others"]
+
+
+def test_a_librarys_source_is_held_against_the_contract(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source = write_library(tmp_path)
+
+    assert called(monkeypatch, "--tensorrt-llm-source", str(source)) == 0
+    assert "38 of 38 clauses kept" in capsys.readouterr().out
+    (source / "tensorrt_llm" / "llmapi" / "llm.py").write_text("class LLM: ...\n")
+    assert called(monkeypatch, "--tensorrt-llm-source", str(source), "--json") == 1
+    assert json.loads(capsys.readouterr().out)["is_kept"] is False
+
+
+def test_a_source_that_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert called(monkeypatch, "--tensorrt-llm-source", str(tmp_path)) == 2
+    assert re.fullmatch(r"embedline: \S+ has no tensorrt_llm package: [^\n]+\n", capsys.readouterr().err)

@@ -1,0 +1,169 @@
+"""`embedline inspect`: facts with their sources, as text and as JSON, and one line where a model can't be served."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import registry
+from engine.machine.cuda_driver import Cuda, Gpu
+from engine.types import ModelError
+from server.commands.inspect import command
+from server.commands.inspect.command import inspect
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from tests.server_e2e.expected import minilm
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where compiled models would be kept. And no GPU, whatever this machine has."""
+    monkeypatch.setattr(command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "embedline"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the real model, to be changed."""
+    copied = tmp_path / "model"
+    shutil.copytree(minilm(), copied)
+    return copied
+
+
+def settings(folder: Path, **model: Any) -> Settings:
+    return Settings(models=(ModelSettings(model_id=str(folder), **model),))
+
+
+def facts(capsys: pytest.CaptureFixture[str], folder: Path, **model: Any) -> Any:
+    assert inspect(settings(folder, **model), as_json=True) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def set_fields(file: Path, **fields: object) -> None:
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps({**known, **fields}))
+
+
+def test_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
+    found = facts(capsys, minilm(), engine="transformers")
+
+    expected = {
+        "folder": str(minilm()),
+        "architecture": "bert",
+        "pooling": "mean",
+        "normalize": True,
+        "max_seqlen": 256,
+        "dimensions": 384,
+        "vocab_size": 30522,
+        "tokenizer": "WordPiece",
+        "prompts": {},
+        "default_prompt": None,
+        "engine": "transformers",
+        "warnings": [],
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert found["memory_bytes"] == 4 * sum(found["num_parameters"].values())
+    assert found["sources"]["folder"] == "local folder"
+    assert found["sources"]["pooling"] == "1_Pooling/config.json"
+    assert found["sources"]["max_seqlen"] == "sentence_bert_config.json"
+    assert found["sources"]["engine"] == "--engine transformers"
+
+
+def test_flags_outrank_files_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = facts(
+        capsys, minilm(), pooling="cls", max_input_length=32, default_prompt="query: ", dtype="bfloat16", engine="fake"
+    )
+
+    assert (found["pooling"], found["sources"]["pooling"]) == ("cls", "--pooling")
+    assert (found["max_seqlen"], found["sources"]["max_seqlen"]) == (32, "--max-input-length")
+    assert (found["default_prompt"], found["sources"]["default_prompt"]) == ("query: ", "--default-prompt")
+    assert found["memory_bytes"] == 2 * sum(found["num_parameters"].values())
+    assert any("--engine fake" in warning for warning in found["warnings"])
+
+
+def test_a_length_that_the_architecture_does_not_have(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    set_fields(folder / "sentence_bert_config.json", max_seq_length=1000)
+
+    found = facts(capsys, folder)
+
+    assert (found["max_seqlen"], found["sources"]["max_seqlen"]) == (512, "config.json")
+    assert any("512" in note for note in found["notes"])
+
+
+def test_prompts(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    set_fields(folder / "config_sentence_transformers.json", prompts={"query": "query: ", "passage": "passage: "})
+
+    assert any("--default-prompt-name" in warning for warning in facts(capsys, folder)["warnings"])
+    chosen = facts(capsys, folder, default_prompt_name="query")
+    assert (chosen["default_prompt"], chosen["warnings"]) == ("query: ", [])
+
+
+def test_how_weights_are_stored(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    assert facts(capsys, folder)["stored"] == "plain"
+    set_fields(folder / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+
+    assert facts(capsys, folder, engine="fused", devices="cpu")["stored"] == "FP8 (fp8, scales per block)"
+    with pytest.raises(ModelError, match="only the fused engine reads"):
+        inspect(settings(folder), as_json=False)
+
+
+def test_text_has_the_same_facts(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    set_fields(folder / "config_sentence_transformers.json", prompts={"query": "query: ", "passage": "passage: "})
+
+    assert inspect(settings(folder), as_json=False) == 0
+
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "pooling mean (1_Pooling/config.json)" in lines
+    assert "max seqlen 256 (sentence_bert_config.json)" in lines
+    assert "prompts query: 'query: ' (config_sentence_transformers.json)" in lines
+    assert "passage: 'passage: '" in lines
+    assert lines[-1].startswith("warning: ")
+
+
+def test_what_a_start_would_find_on_this_machine(
+    capsys: pytest.CaptureFixture[str], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "tried_by_auto", lambda _: {"a": False, "b": True, "c": True})
+
+    found = facts(capsys, minilm())
+    assert found["engines"] == [
+        "a: not installed",
+        "b: installed, tried first",
+        "c: installed, tried if none before it can serve the model",
+    ]
+    assert found["compiled_cache"] == str(cache)
+    assert "engines" not in facts(capsys, minilm(), engine="transformers")
+    assert "compiled_cache" not in facts(capsys, minilm(), engine="fake")
+
+
+def test_the_engines_of_auto_are_looked_for() -> None:
+    assert registry.tried_by_auto("cpu")["transformers"] is True
+    assert list(registry.tried_by_auto("cuda:0")) == ["tensorrt-llm", "fused", "transformers"]
+
+
+def test_devices_and_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Gpu(0, "NVIDIA A2", (8, 6), 1 << 20)
+    monkeypatch.setattr(command, "find_cuda", lambda _: Cuda((small,)))
+
+    found = facts(capsys, minilm(), engine="transformers")
+    assert found["devices"] == ["cuda:0"]
+    assert found["sources"]["devices"] == "--devices auto: cuda:0 (NVIDIA A2, compute capability 8.6)"
+    assert found["memory_bytes"] == 2 * sum(found["num_parameters"].values())  # in bfloat16
+    assert found["warnings"] == ["the weights are larger than the memory of cuda:0"]
+
+    found = facts(capsys, minilm(), engine="transformers", devices="cpu")
+    assert (found["devices"], found["sources"]["devices"], found["warnings"]) == (["cpu"], "--devices cpu", [])
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_what_cannot_be_served_is_said_in_one_line(file: str, folder: Path) -> None:
+    (folder / file).unlink()
+
+    with pytest.raises(ModelError) as refused:
+        inspect(settings(folder), as_json=False)
+
+    assert file in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,147 @@
+"""`embedline quantize` as it is called: what it prints, one line for what is wrong, exit codes, and a SIGKILL."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.tools.quantize.job import Done
+from server import cli
+from server.commands import quantize as quantize_command
+from server.commands.progress import lines, shown
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from tests.engine.tools.quantize.models import contents, quantized, wide
+from tests.structure.sources import ROOT
+
+# The command, killed when some of the tensors have been written.
+KILLED = """
+import os, signal, sys
+from engine.tools.quantize import shard
+from server import cli
+shard._SYNCED_BYTES = 1
+real, num_calls = os.pwrite, 0
+def pwrite(*arguments):
+    global num_calls
+    num_calls += 1
+    if num_calls == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+os.pwrite = pwrite
+cli.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wide(tmp_path_factory.mktemp("model") / "a model")
+
+
+def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    program = ["-m", "embedline"] if code is None else ["-c", code]
+    command = [sys.executable, "-P", *program, "quantize", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_killed_and_called_again_it_prints_what_each_tensor_lost(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    killed = run(str(model), str(out), code=KILLED)
+    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.partial"]
+    ended = run(str(model), str(out))
+
+    assert (ended.returncode, ended.stderr) == (
+        0,
+        "embedline: went on with what an earlier run had left in out.partial\n",
+    )
+    folder, *tensors, in_fp8, plain, sizes, others = ended.stdout.splitlines()
+    assert folder == str(out)
+    assert len(tensors) == 14
+    assert all(re.fullmatch(r"  layers\.[01]\.\w+\.\w+_proj\.weight: 2\.[5-7]\d %", line) for line in tensors)
+    assert re.fullmatch(r"  14 tensors in FP8, relative RMS error 2\.\d\d % to 2\.\d\d %", in_fp8)
+    assert plain == "  10 tensors as they were"
+    assert re.fullmatch(r"  \d\.\d MiB of weights have become \d\.\d MiB", sizes)
+    assert others == "  0 more files as they were"
+    assert contents(out) == contents(quantized(model, tmp_path / "whole").folder)
+
+
+def test_what_is_wrong_is_one_line(model: Path, tmp_path: Path) -> None:
+    done = quantized(model, tmp_path / "out").folder
+
+    ended = run(str(done), str(tmp_path / "again"))
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.fullmatch(r"embedline: the weights are stored quantized already[^\n]+\n", ended.stderr)
+    assert sorted(tmp_path.iterdir()) == [done]
+
+
+def test_its_arguments_and_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[tuple[Settings, str]] = []
+
+    def quantize(settings: Settings, out: str) -> int:
+        asked.append((settings, out))
+        return 0
+
+    monkeypatch.setattr(cli, "run_quantization", quantize)
+    for name in ("MODEL_ID", "REVISION", "HF_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_HUB_CACHE", "EMBEDLINE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    assert exit_code(monkeypatch, "a/model", "out", "--revision", "v1", "--hf-token", "hf") == 0
+    assert asked == [(Settings(models=(ModelSettings(model_id="a/model", revision="v1"),), hf_token="hf"), "out")]
+    assert exit_code(monkeypatch, "a/model") == 2
+    assert exit_code(monkeypatch, "a/model", "out", "--port", "1") == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["embedline", "quantize", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+def test_out_is_looked_at_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quantize_command, "resolve", lambda *_, **__: pytest.fail("fetched"))
+    (tmp_path / "mine").touch()
+    assert exit_code(monkeypatch, "a/model", str(tmp_path)) == 2
+    assert "nothing is written over" in capsys.readouterr().err
+
+
+def test_tensors_that_lost_more_are_told_of(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = Done(tmp_path / "out", {"a": 0.0312, "b": 0.02}, 1, 3 << 20, 2 << 20, 4, is_resumed=False)
+    monkeypatch.setattr("engine.tools.quantize.job.quantize", lambda *_, **__: done)
+
+    assert quantize_command.quantize(Settings(models=(ModelSettings(model_id=str(model)),)), str(tmp_path / "out")) == 0
+
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1:3] == ["  a: 3.12 %", "  b: 2.00 %"]
+    assert captured.err.startswith("embedline: 1 of them lost more than 3 %")
+    assert captured.err.count("\n") == 1
+
+
+def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 5.0, 12.0, 12.0, 20.0, 22.0, 22.0])
+    report = lines("quantizing", lambda: next(times))
+    for num_done in (10, 20, 30, 40):
+        report(num_done, 40)
+    assert capsys.readouterr().err == "embedline: quantizing: 50 %\nembedline: quantizing: 100 %\n"
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with shown("quantizing") as report:
+        report(3 << 20, 6 << 20)
+        report(6 << 20, 6 << 20)
+    assert re.search(r"quantizing.+6\.3/6\.3 MB", capsys.readouterr().err)

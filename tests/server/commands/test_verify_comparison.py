@@ -1,0 +1,132 @@
+"""`embedline verify` against the library: the same rows, rows that are not, and what can't be compared."""
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sentence_transformer.modules import Normalize, Transformer
+from transformers import BertTokenizer
+
+from engine.machine.cuda_driver import Cuda
+from engine.model.coverage import Use
+from engine.model.tasks import Task
+from engine.types import ModelError
+from server.commands.verify import command, comparison
+from server.commands.verify import library as references
+from server.commands.verify.command import verify
+from server.commands.verify.inputs import Inputs
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor.model_plan import ModelPlan
+from tests.engine.tiny_models import VOCAB_SIZE, save
+from tests.parity import folders
+from tests.server_e2e.expected import minilm
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_and_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return with_letters(save("bert", tmp_path / "model"))
+
+
+def with_letters(folder: Path) -> Path:
+    """A tokenizer that has something to say of real texts."""
+    pieces = [prefix + letter for letter in string.ascii_lowercase + string.digits for prefix in ("", "##")]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces]
+    assert len(words) <= VOCAB_SIZE
+    BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
+    return folder
+
+
+def settings(model: Path, **others: Any) -> Settings:
+    fields = {"devices": "cpu", "engine": "transformers", **others}
+    return Settings(models=(ModelSettings(model_id=str(model), **fields),))
+
+
+def facts(capsys: pytest.CaptureFixture[str], model: Path, *, code: int = 0, **others: Any) -> Any:
+    assert verify(settings(model, **others), as_json=True) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("pooling", [None, "cls", "last-token"])
+def test_a_good_model(pooling: str | None, capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    found = facts(capsys, tiny, pooling=pooling)
+    assert found["passed"]
+    assert found["cosine"]["minimum"] >= 0.999999
+    assert found["largest_difference"] < 1e-4 * found["largest_value"]
+    assert (found["engine"], found["dtype"], found["task"]) == ("transformers", "float32", "embed")
+
+
+@pytest.mark.parametrize("use", [Use.RERANK, Use.CLASSIFY, Use.TOKEN_CLASSIFY, Use.SPARSE, Use.GENERATIVE_RERANK])
+def test_every_task_has_its_reference(use: Use, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    if use is Use.GENERATIVE_RERANK:
+        folder = folders.save("Qwen3", use, tmp_path)
+    else:
+        folder = with_letters(folders.save("BERT", use, tmp_path))
+    found = facts(capsys, folder)
+    assert found["passed"], found
+    assert found["task"] == (Task.RERANK if use is Use.GENERATIVE_RERANK else Task(use))
+
+
+def test_late_interaction_has_its_reference(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Markers, expansion of queries and tokens that do not count, as the library saves them."""
+    bare = with_letters(save("bert", tmp_path / "bare"))
+    expansion = {"strategy": "fixed", "attend": False, "token": "[MASK]", "length": 20}
+    modules = [
+        Transformer(str(bare), query_expansion=expansion, document_length=30),
+        MultiVectorMask(skiplist_words=["a", "7"]),
+        Normalize(module_input_name="token_embeddings"),
+    ]
+    markers = {"query": "q ", "document": "d "}
+    MultiVectorEncoder(modules=modules, prompts=markers, device="cpu").save_pretrained(str(tmp_path / "late"))
+    found = facts(capsys, tmp_path / "late")
+    assert found["passed"], found
+    assert found["task"] == "late-interaction"
+
+
+def test_other_rows_are_noticed(
+    capsys: pytest.CaptureFixture[str], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_rows = references.rows_of
+
+    def shifted(plan: ModelPlan, asked: Inputs) -> tuple[NDArray[np.float32], str]:
+        rows, library = true_rows(plan, asked)
+        rows[7, 3] += 0.01 * np.abs(rows).max()
+        return rows, library
+
+    monkeypatch.setattr(references, "rows_of", shifted)
+    found = facts(capsys, tiny, code=1)
+    assert not found["passed"]
+    assert found["cosine"]["median"] > 0.999999 > found["cosine"]["minimum"]
+    assert verify(settings(tiny), as_json=False) == 1
+    assert "BELOW the limits" in capsys.readouterr().out
+
+
+def test_scores_are_compared_over_all_texts() -> None:
+    """One score a text has no direction of its own, so all of a label's are one row."""
+    scores = np.array([[1.0], [2.0], [3.0]], np.float32)
+    assert comparison._cosines(scores.T, 2 * scores.T) == pytest.approx(1)
+    assert comparison._cosines(scores.T, scores[::-1].T) < 0.9
+
+
+def test_what_has_no_reference(tiny: Path) -> None:
+    with pytest.raises(ModelError, match="nothing to verify"):
+        verify(settings(tiny, engine="fake"), as_json=False)
+
+
+def test_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(settings(minilm()), as_json=False) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "verdict the same rows" in shown
+    assert "cosine minimum 1.0000000" in shown

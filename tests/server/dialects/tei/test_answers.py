@@ -1,0 +1,122 @@
+"""TEI's encoders: the very numbers in each form, in order, and other requests get their turn meanwhile."""
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from server.dialects.tei.answers import all_headers, encode
+from server.dialects.tei.bodies import Form
+from server.dialects.tei.tokens import encode_tokens
+from server.requests.pipeline import Embedded
+from server.requests.trace import Trace
+from tests.server.loop_share import turns_during
+from tokenizer_pool.details import Token
+
+
+def some_rows(num_rows: int, width: int) -> NDArray[np.float32]:
+    rows: NDArray[np.float32] = np.random.default_rng(1).standard_normal((num_rows, width), np.float32)
+    return rows
+
+
+def embedded(rows: NDArray[np.float32], offsets: list[int] | None = None) -> Embedded:
+    num_items = len(rows) if offsets is None else len(offsets) - 1
+    where = None if offsets is None else np.array(offsets, np.int32)
+    return Embedded(rows, 7, np.ones(num_items, np.uint8), where)
+
+
+def answer_of(given: Embedded, form: Form) -> Any:
+    return json.loads(bytes(asyncio.run(encode(given, form))))
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 50])
+def test_rows_are_a_list_of_lists_however_many_there_are(num_rows: int) -> None:
+    rows = some_rows(num_rows, 33)
+    assert np.array_equal(np.array(answer_of(embedded(rows), Form.ROWS), np.float32), rows)
+
+
+def test_rows_cut_to_fewer_dimensions() -> None:
+    rows = some_rows(20, 32)[:, :5]  # not contiguous
+
+    assert np.array_equal(np.array(answer_of(embedded(rows), Form.ROWS), np.float32), rows)
+    raw = asyncio.run(encode(embedded(rows), Form.RAW_ROWS))
+    assert np.array_equal(np.frombuffer(raw, "<f4").reshape(20, 5), rows)
+
+
+def test_token_rows_are_a_list_for_each_input() -> None:
+    rows = some_rows(40, 3)
+    answer = answer_of(embedded(rows, [0, 1, 20, 40]), Form.TOKEN_ROWS)
+
+    assert [len(item) for item in answer] == [1, 19, 20]
+    assert np.array_equal(np.concatenate([np.array(item, np.float32) for item in answer]), rows)
+
+
+def test_similarities_are_cosines_with_the_first() -> None:
+    rows = some_rows(5, 33)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+
+    assert np.allclose(answer_of(embedded(rows), Form.SIMILARITIES), rows[1:] @ rows[0], atol=1e-6)
+
+
+def test_headers_are_whole_milliseconds() -> None:
+    trace = Trace(num_characters=30, num_tokens=7, tokenize_seconds=0.0019, queue_seconds=1.5, compute_seconds=0.0204)
+    trace.began -= 2.0
+
+    found = dict(all_headers(embedded(some_rows(2, 3)), Form.ROWS, trace))
+
+    total = found[b"x-total-time"]
+    assert 2000 <= int(total) < 62_000
+    assert found == {
+        b"content-type": b"application/json",
+        b"x-embedline-truncated-inputs": b"2",
+        b"x-compute-type": b"gpu+optimized",
+        b"x-compute-time": total,
+        b"x-compute-characters": b"30",
+        b"x-compute-tokens": b"7",
+        b"x-total-time": total,
+        b"x-tokenization-time": b"1",
+        b"x-queue-time": b"1500",
+        b"x-inference-time": b"20",
+    }
+
+
+def test_headers_of_raw_rows() -> None:
+    found = dict(all_headers(embedded(some_rows(2, 3)), Form.RAW_ROWS, Trace()))
+
+    assert found[b"content-type"] == b"application/octet-stream"
+    assert found[b"x-embedline-shape"] == b"2,3"
+    assert found[b"x-compute-type"] == b"gpu+optimized"
+
+
+def test_tokens_have_teis_names() -> None:
+    tokens = [
+        [Token(101, "[CLS]", True, None, None), Token(7592, "hello", False, 0, 5)],
+        [],
+        [Token(index, "日", False, index, index + 1) for index in range(2500)],
+    ]
+
+    answer = json.loads(asyncio.run(encode_tokens(tokens)))
+
+    assert answer[:2] == [
+        [
+            {"id": 101, "text": "[CLS]", "special": True, "start": None, "stop": None},
+            {"id": 7592, "text": "hello", "special": False, "start": 0, "stop": 5},
+        ],
+        [],
+    ]
+    assert [token["id"] for token in answer[2]] == list(range(2500))
+    assert answer[2][-1] == {"id": 2499, "text": "日", "special": False, "start": 2499, "stop": 2500}
+
+
+def test_others_get_their_turn_during_a_long_answer() -> None:
+    rows = some_rows(2048, 4)
+    token = Token(5, "five", False, 0, 4)
+
+    assert turns_during(encode(embedded(rows[:1]), Form.ROWS)) == 0
+    assert turns_during(encode(embedded(rows), Form.ROWS)) >= 100
+    assert turns_during(encode(embedded(rows, [0, 2048]), Form.TOKEN_ROWS)) >= 100
+    assert turns_during(encode(embedded(rows, list(range(0, 2049, 2))), Form.TOKEN_ROWS)) >= 100
+    assert turns_during(encode_tokens([[token] * 50_000])) >= 50

@@ -1,0 +1,102 @@
+"""OpenAI's encoder: the very numbers in each form, in order, and other requests get their turn meanwhile."""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from server.dialects.openai import encode
+from server.dialects.writing.rows import Encoding, headers
+from server.requests.pipeline import Embedded
+from tests.server.loop_share import turns_during
+
+EDGES = [0.0, -0.0, 1.0, -1.5, 0.1, 1e-45, 1.1754942e-38, 3.4028235e38, -3.4028235e38, 1 / 3, 16777217.0, 65535.0]
+
+
+def embedded(rows: NDArray[np.float32], num_tokens: int = 7) -> Embedded:
+    return Embedded(rows, num_tokens, np.zeros(len(rows), np.uint8))
+
+
+def some_rows(num_rows: int, width: int) -> NDArray[np.float32]:
+    """Numbers of every size and sign, none of them infinite."""
+    bits = np.random.default_rng(1).integers(0, 2**32, (num_rows, width), dtype=np.uint32)
+    rows = bits.view(np.float32)
+    return np.where(np.isfinite(rows), rows, np.float32(1.25))
+
+
+def answer_of(rows: NDArray[np.float32], encoding: Encoding, model: str = "the-model") -> Any:
+    return json.loads(bytes(asyncio.run(encode(embedded(rows), encoding, model))))
+
+
+def decoded(item: Any) -> NDArray[np.float32]:
+    embedding = item["embedding"]
+    if isinstance(embedding, str):
+        return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4")
+    return np.array(embedding, np.float32)
+
+
+@pytest.mark.parametrize("encoding", [Encoding.FLOAT, Encoding.BASE64])
+@pytest.mark.parametrize("rows", [np.array([EDGES], np.float32), some_rows(1, 1), some_rows(50, 33)])
+def test_each_number_is_the_very_same(encoding: Encoding, rows: NDArray[np.float32]) -> None:
+    answer = answer_of(rows, encoding)
+
+    items = answer["data"]
+    assert [item["index"] for item in items] == list(range(len(rows)))
+    assert {item["object"] for item in items} == {"embedding"}
+    # as bits, so that 0 and -0 differ
+    assert np.array_equal(np.stack([decoded(item) for item in items]).view(np.uint32), rows.view(np.uint32))
+    assert answer["object"] == "list"
+    assert answer["model"] == "the-model"
+    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "truncated_inputs": 0}
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+def test_rows_cut_to_fewer_dimensions(encoding: Encoding) -> None:
+    rows = some_rows(20, 32)[:, :5]  # not contiguous
+
+    if encoding is Encoding.BYTES:
+        body = asyncio.run(encode(embedded(rows), encoding, "m"))
+        answered = np.frombuffer(body, "<f4").reshape(20, 5)
+    else:
+        answered = np.stack([decoded(item) for item in answer_of(rows, encoding)["data"]])
+
+    assert np.array_equal(answered, rows)
+
+
+def test_raw_bytes_are_the_rows_and_nothing_else() -> None:
+    rows = some_rows(50, 33)
+
+    body = asyncio.run(encode(embedded(rows), Encoding.BYTES, "m"))
+
+    assert bytes(body) == rows.astype("<f4").tobytes()
+    assert len(body) == 4 * 50 * 33  # what content-length is made of
+
+
+def test_a_models_name_may_have_any_character() -> None:
+    name = 'a "quoted"\\ naïve\n模型'
+    assert answer_of(some_rows(1, 4), Encoding.FLOAT, name)["model"] == name
+
+
+def test_headers() -> None:
+    many = embedded(some_rows(50, 33), num_tokens=5120)
+
+    truncated = (b"x-embedline-truncated-inputs", b"0")
+    assert headers(many, Encoding.FLOAT) == [(b"content-type", b"application/json"), truncated]
+    assert headers(many, Encoding.BASE64) == [(b"content-type", b"application/json"), truncated]
+    assert dict(headers(many, Encoding.BYTES)) == {
+        b"content-type": b"application/octet-stream",
+        b"x-embedline-shape": b"50,33",
+        b"x-embedline-dtype": b"float32",
+        b"x-embedline-prompt-tokens": b"5120",
+        b"x-embedline-truncated-inputs": b"0",
+    }
+
+
+@pytest.mark.parametrize("encoding", [Encoding.FLOAT, Encoding.BASE64])
+def test_others_get_their_turn_during_a_long_answer(encoding: Encoding) -> None:
+    assert turns_during(encode(embedded(some_rows(1, 4)), encoding, "m")) == 0
+    assert turns_during(encode(embedded(some_rows(2048, 4)), encoding, "m")) >= 100

@@ -1,0 +1,139 @@
+"""What holds for answers of every route: JSON unless rows are asked for raw, never compressed, one shape of error."""
+
+import asyncio
+import json
+
+import pytest
+
+from server.http import body as asgi
+from server.http.body import Message
+from server.http.post_routes import ROUTES
+from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError, openai_answer
+from tests.server.edge import Called, Edge, call, everything, good_body
+
+PATHS = [route.path for route in ROUTES]
+RAW = {route.path for route in ROUTES if "application/octet-stream" in route.responses}
+OPENAI = {route.path for route in ROUTES if route.error_shape is openai_answer}
+
+
+def ask(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
+    async def run() -> Called:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await call(Edge(loaded=everything()).app, method, path, body, named)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_answers_are_never_compressed(path: str) -> None:
+    for body in (good_body(path), b"{}"):
+        assert "content-encoding" not in ask("POST", path, body, accept_encoding="gzip, br, zstd").headers
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_rows_go_out_raw_where_that_is_asked_for_and_all_else_is_json(path: str) -> None:
+    called = ask("POST", path, good_body(path), accept="application/octet-stream")
+
+    assert called.status == 200
+    assert called.headers["content-type"] == f"application/{'octet-stream' if path in RAW else 'json'}"
+    if path in RAW:
+        assert "x-embedline-shape" in called.headers
+        assert len(called.body) % 4 == 0
+    else:
+        json.loads(called.body)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("body", [b"{}", b"{", b"[]"])
+def test_errors_are_json_in_the_routes_own_shape_also_where_raw_rows_are_asked_for(path: str, body: bytes) -> None:
+    called = ask("POST", path, body, accept="application/octet-stream")
+
+    assert called.headers["content-type"] == "application/json"
+    error = json.loads(called.body)
+    assert set(error) == ({"error"} if path in OPENAI else {"error", "error_type"})
+    assert called.status == (400 if path in OPENAI or body == b"{" else 422)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_body_that_stops_coming_is_told_in_the_routes_own_shape(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "_PIECE_SECONDS", 0.005)
+    sent: list[Message] = []
+
+    async def run() -> None:
+        pieces: list[Message] = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+        async def receive() -> Message:
+            if not pieces:
+                await asyncio.Event().wait()
+            return pieces.pop()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await Edge().app({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+
+    asyncio.run(run())
+    error = json.loads(bytes(sent[1]["body"]))
+    assert sent[0]["status"] == 408
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert set(error) == ({"error"} if path in OPENAI else {"error", "error_type"})
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/tokenize", "/livez", "/nowhere"])
+def test_unknown_paths_and_methods_are_refused_in_openais_shape_wherever(path: str) -> None:
+    called = ask("DELETE", path)
+
+    assert called.status == (404 if path == "/nowhere" else 405)
+    assert called.error()["code"] == ("unknown_url" if path == "/nowhere" else "method_not_supported")
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/health", "/ping", "/info", "/v1/models", "/metrics"])
+def test_head_is_answered_as_get(path: str) -> None:
+    """As balancers ask; tests/server_e2e/test_bad_input.py shows that no body goes out."""
+    assert ask("HEAD", path).status == ask("GET", path).status == 200
+
+
+@pytest.mark.parametrize("path", ["/livez/", "/info/", "/docs/", "/v1/models/"])
+def test_no_answer_leads_to_where_a_client_says(path: str) -> None:
+    called = ask("GET", path, host="elsewhere.example")
+    assert (called.status, "location" in called.headers) == (404, False)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_was_cut_is_said_where_rows_are_made(path: str) -> None:
+    header = ask("POST", path, good_body(path)).headers.get("x-embedline-truncated-inputs")
+    assert header == (None if path in ("/tokenize", "/decode") else "0")
+
+
+def test_usage_says_how_many_texts_were_cut() -> None:
+    called = ask("POST", "/v1/embeddings", json.dumps({"input": ["a", "b" * 17, "c" * 16, "d" * 99]}).encode())
+
+    assert json.loads(called.body)["usage"]["truncated_inputs"] == 2
+    assert called.headers["x-embedline-truncated-inputs"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (HeadTooLarge("too large"), "431", "head"),
+        (BodyTooSlow("too slow"), "408", "slow_body"),
+        (MalformedBody("no HTTP"), "400", "malformed"),
+    ],
+)
+def test_what_never_became_a_request_is_counted_too(error: RequestError, status: str, reason: str) -> None:
+    """And so has a line in the log, which hears of all that is counted."""
+
+    async def run() -> list[list[object]]:
+        edge = Edge()
+        edge.app.refused(error)
+        counts: list[list[object]] = edge.metrics.drain()["counts"]
+        return counts
+
+    counts = asyncio.run(run())
+    assert ["embedline_requests_total", "other", "none", status, 1] in counts
+    assert ["embedline_rejected_total", reason, 1] in counts
+
+
+def test_the_viewer_comes_from_a_public_network_and_the_description_does_not() -> None:
+    assert b"https://cdn." in ask("GET", "/docs").body
+    assert b"://" not in ask("GET", "/openapi.json").body.replace(b"://huggingface.github.io", b"")

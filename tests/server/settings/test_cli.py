@@ -1,0 +1,390 @@
+"""The command line: the list of flags, where each is read from, and one line for what is wrong."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from embedline import __version__
+from server import cli
+from server.settings.flag import GROUPS, SettingsError, flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from tests.server_e2e.running import ROOT
+
+# A new flag needs a reason: whoever adds one adds it here, and says in its help how to choose it.
+# One model's:
+MODEL_FLAGS = {
+    "--model-id": "MODEL_ID",
+    "--revision": "REVISION",
+    "--served-model-name": "SERVED_MODEL_NAME",
+    "--task": "TASK",
+    "--pooling --pooling-method": "POOLING POOLING_METHOD",
+    "--dense-path": "DENSE_PATH",
+    "--max-input-length --max-model-len": "MAX_INPUT_LENGTH MAX_MODEL_LEN",
+    "--auto-truncate --no-auto-truncate": "AUTO_TRUNCATE",
+    "--default-prompt-name": "DEFAULT_PROMPT_NAME",
+    "--default-prompt": "DEFAULT_PROMPT",
+    "--engine": "ENGINE",
+    "--devices": "DEVICES",
+    "--dtype": "DTYPE",
+    "--quantization": "QUANTIZATION",
+    "--attention": "ATTENTION",
+    "--tensorrt-llm-model-class": "TENSORRT_LLM_MODEL_CLASS",
+    "--tensorrt-llm-cuda-graphs --no-tensorrt-llm-cuda-graphs": "TENSORRT_LLM_CUDA_GRAPHS",
+    "--gpu-memory-share": "GPU_MEMORY_SHARE",
+    "--max-batch-tokens": "MAX_BATCH_TOKENS",
+    "--max-batch-requests": "MAX_BATCH_REQUESTS",
+    "--fake-dim": "FAKE_DIM",
+    "--fake-cost-ms": "FAKE_COST_MS",
+    "--fake-tokens-per-second": "FAKE_TOKENS_PER_SECOND",
+    "--fake-fault": "",
+}
+SERVER_FLAGS = {
+    "--huggingface-hub-cache": "HUGGINGFACE_HUB_CACHE",
+    "--hf-token --hf-api-token": "HF_TOKEN HF_API_TOKEN",
+    "--compiled-cache": "COMPILED_CACHE",
+    "--engine-python": "ENGINE_PYTHON",
+    "--hostname --host": "",
+    "--port -p": "PORT",
+    "--strict-model-name --no-strict-model-name": "STRICT_MODEL_NAME",
+    "--cors-allow-origin": "CORS_ALLOW_ORIGIN",
+    "--max-concurrent-requests": "MAX_CONCURRENT_REQUESTS",
+    "--max-client-batch-size": "MAX_CLIENT_BATCH_SIZE",
+    "--payload-limit": "PAYLOAD_LIMIT",
+    "--interactive-max-wait": "INTERACTIVE_MAX_WAIT",
+    "--bulk-max-wait": "BULK_MAX_WAIT",
+    "--engine-restart-grace": "ENGINE_RESTART_GRACE",
+    "--api-key": "API_KEY",
+    "--api-key-file": "API_KEY_FILE",
+    "--metrics-auth --no-metrics-auth": "METRICS_AUTH",
+    "--log-level": "LOG_LEVEL",
+    "--request-log": "REQUEST_LOG",
+    "--json-output --no-json-output": "JSON_OUTPUT",
+    "--prometheus-port": "PROMETHEUS_PORT",
+    "--frontends": "FRONTENDS",
+    "--tokenization-workers": "TOKENIZATION_WORKERS",
+    "--batch-managers": "BATCH_MANAGERS",
+    "--heartbeat-timeout": "HEARTBEAT_TIMEOUT",
+    "--batch-timeout": "BATCH_TIMEOUT",
+    "--shutdown-timeout": "SHUTDOWN_TIMEOUT",
+    "--uds-path": "UDS_PATH",
+    "--otlp-endpoint": "OTLP_ENDPOINT",
+    "--otlp-service-name": "OTLP_SERVICE_NAME",
+    "--disable-spans --no-disable-spans": "DISABLE_SPANS",
+}
+FLAGS = {**MODEL_FLAGS, **SERVER_FLAGS}
+COMMANDS = {"serve", "inspect", "verify", "doctor", "convert", "quantize", "health", "bench", "version"}
+
+
+class Ran(Exception):
+    """In place of a running server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+
+@pytest.fixture(autouse=True)
+def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_server(settings: Settings) -> int:
+        raise Ran(settings)
+
+    monkeypatch.setattr(cli, "run_server", run_server)
+    for variable in ("EMBEDLINE_CONFIG", *" ".join(FLAGS.values()).split()):
+        monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> "Run":
+    return Run(monkeypatch)
+
+
+class Run:
+    """`embedline …` in this process, up to where the server would start."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+
+    def settings(self, *arguments: str) -> Settings:
+        with pytest.raises(Ran) as ran:
+            self("serve", *arguments)
+        return ran.value.settings
+
+    def exit_code(self, *arguments: str) -> object:
+        with pytest.raises(SystemExit) as ended:
+            self(*arguments)
+        return ended.value.code
+
+    def __call__(self, *arguments: str) -> None:
+        self._monkeypatch.setattr(sys, "argv", ["embedline", *arguments])
+        cli.main()
+
+
+def test_the_list_of_flags() -> None:
+    serve = get_command(cli.make_app()).commands["serve"]  # type: ignore[attr-defined]
+    options = [parameter for parameter in serve.params if parameter.name != "help"]
+
+    assert {" ".join([*it.opts, *it.secondary_opts]) for it in options} == {*FLAGS, "--config"}
+    for settings, flags in ((Settings, SERVER_FLAGS), (ModelSettings, MODEL_FLAGS)):
+        assert {" ".join(flag.spellings): " ".join(flag.variables) for flag in flags_of(settings)} == flags
+
+
+def test_without_arguments_everything_has_its_default(run: Run) -> None:
+    assert run.settings() == Settings()
+
+
+def test_flags_and_variables(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "1234")
+    monkeypatch.setenv("AUTO_TRUNCATE", "false")
+    monkeypatch.setenv("MODEL_ID", "from/the-environment")
+    monkeypatch.setenv("INTERACTIVE_MAX_WAIT", "2.5")
+
+    settings = run.settings("--model-id", "from/a-flag", "--fake-fault", "exit@load", "--fake-fault", "nan@token:9")
+
+    (model,) = settings.models
+    assert model.model_id == "from/a-flag"  # a flag outranks a variable
+    assert (settings.port, model.auto_truncate, settings.interactive_max_wait) == (1234, False, 2.5)
+    assert model.fake_fault == ("exit@load", "nan@token:9")
+    assert run.settings("-p", "0", "--host", "::1", "--auto-truncate") == Settings(
+        port=0, hostname="::1", models=(ModelSettings(model_id="from/the-environment"),), interactive_max_wait=2.5
+    )
+
+
+def test_other_names_for_the_same(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_API_TOKEN", "hf_other")
+    monkeypatch.setenv("MAX_MODEL_LEN", "64")
+
+    settings = run.settings("--pooling-method", "CLS")
+
+    assert settings.hf_token == "hf_other"
+    assert (settings.models[0].max_input_length, settings.models[0].pooling) == (64, "cls")
+
+
+def test_lists_and_switches(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("API_KEY", "one, two")
+    monkeypatch.setenv("METRICS_AUTH", "1")
+    monkeypatch.setenv("MAX_BATCH_TOKENS", "")  # as compose files leave it
+
+    settings = run.settings("--cors-allow-origin", "https://a.example", "--cors-allow-origin", "*", "--json-output")
+
+    assert settings.api_key == ("one", "two")
+    assert settings.cors_allow_origin == ("https://a.example", "*")
+    assert (settings.metrics_auth, settings.json_output, settings.strict_model_name) == (True, True, False)
+    assert settings.models[0].max_batch_tokens is None
+    assert run.settings("--max-batch-tokens", "99").models[0].max_batch_tokens == 99
+    assert run.settings("--max-batch-tokens", "auto", "--no-metrics-auth").metrics_auth is False
+
+
+def test_several_models(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is each one's own goes by its place; the rest holds for all, and MODEL_ID is one model."""
+    models = ["--model-id", "a", "--served-model-name", "one", "--model-id", "b", "--served-model-name", "two"]
+    monkeypatch.setenv("MODEL_ID", "c,d")
+
+    served = run.settings(*models, "--dtype", "float32").models
+    with_revisions = run.settings("--model-id", "a", "--model-id", "b", "--revision", "v1", "--revision", "v2").models
+
+    assert served == (
+        ModelSettings(model_id="a", served_model_name="one", dtype="float32"),
+        ModelSettings(model_id="b", served_model_name="two", dtype="float32"),
+    )
+    assert [(model.model_id, model.revision) for model in with_revisions] == [("a", "v1"), ("b", "v2")]
+    assert [model.name for model in run.settings().models] == ["c,d"]
+
+
+@pytest.mark.parametrize("variable", ["REVISION", "SERVED_MODEL_NAME"])
+def test_a_variable_is_for_one_model(
+    run: Run, variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "v1")
+
+    assert run.exit_code("serve", "--model-id", "a", "--model-id", "b") == 2
+    flag = variable.lower().replace("_", "-")
+    assert capsys.readouterr().err == f"embedline: --{flag} is for one model; give it once for each --model-id\n"
+
+
+def test_a_file_is_named_by_flag_or_variable(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one.toml").write_text("port = 1\nfrontends = 7")
+    (tmp_path / "two.toml").write_text("port = 2")
+
+    assert run.settings("--config", str(tmp_path / "one.toml"), "--port", "9") == Settings(port=9, frontends=7)
+    monkeypatch.setenv("EMBEDLINE_CONFIG", str(tmp_path / "two.toml"))
+    assert run.settings().port == 2
+    assert run.settings("--config", str(tmp_path / "one.toml")).port == 1
+
+
+def test_inspect_takes_the_flags_of_a_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[Settings, bool]] = []
+
+    def inspect(settings: Settings, *, as_json: bool) -> int:
+        asked.append((settings, as_json))
+        return 0
+
+    monkeypatch.setattr(cli, "run_inspection", inspect)
+    monkeypatch.setenv("EMBEDLINE_CONFIG", "/not/for/this")
+
+    assert run.exit_code("inspect", "a-model", "--pooling", "cls", "--json", "--hf-token", "hf") == 0
+    assert asked == [(Settings(models=(ModelSettings(model_id="a-model", pooling="cls"),), hf_token="hf"), True)]
+    assert run.exit_code("inspect", "a-model", "--port", "1") == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def test_verify_takes_the_flags_that_change_rows(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[Settings, bool]] = []
+
+    def verify(settings: Settings, *, as_json: bool) -> int:
+        asked.append((settings, as_json))
+        return 1
+
+    monkeypatch.setattr(cli, "run_verification", verify)
+    monkeypatch.setenv("EMBEDLINE_CONFIG", "/not/for/this")
+    monkeypatch.setenv("DEVICES", "cuda:1")
+
+    assert run.exit_code("verify", "a-model", "--quantization", "fp8", "--pooling", "cls", "--json") == 1
+    model = ModelSettings(model_id="a-model", quantization="fp8", pooling="cls", devices="cuda:1")
+    assert asked == [(Settings(models=(model,)), True)]
+    assert run.exit_code("verify", "a-model", "--max-batch-tokens", "1") == 2
+    assert "--max-batch-tokens" in capsys.readouterr().err
+
+
+def test_secrets_are_not_shown(run: Run) -> None:
+    settings = run.settings("--api-key", "sesame", "--hf-token", "hf_sesame")
+
+    assert "sesame" not in repr(settings)
+
+
+def test_hostname_is_never_read_from_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOSTNAME", "HOST", "FAKE_FAULT", "EMBEDLINE_HOSTNAME"):
+        monkeypatch.setenv(name, "a-container")
+
+    assert run.settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serve", "--port", "many"], "--port"),
+        (["serve", "--port", "99999"], "--port"),
+        (["serve", "--port"], "--port"),
+        (["serve", "--port", "1.5"], "--port"),
+        (["serve", "--frontends", "0"], "--frontends"),
+        (["serve", "--interactive-max-wait", "nan"], "--interactive-max-wait"),
+        (["serve", "--interactive-max-wait", "soon"], "--interactive-max-wait"),
+        (["serve", "--auto-truncate=maybe"], "--auto-truncate"),
+        (["serve", "--dtype", "float8"], "--dtype"),
+        (["serve", "--default-prompt", "a", "--default-prompt-name", "b"], "--default-prompt-name"),
+        (["serve", "--otlp-endpoint"], "--otlp-endpoint"),
+        (["serve", "--devices", ","], "--devices"),
+        (["serve", "--gpu-memory-share", "0"], "--gpu-memory-share must be at least 0.01"),
+        (["serve", "--gpu-memory-share", "1.1"], "--gpu-memory-share must be at most 1"),
+        (["serve", "--model-id", "a", "--revision", "1", "--revision", "2"], "--revision is given 2 times for 1"),
+        (
+            ["serve", "--model-id", "a", "--model-id", "b", "--model-id", "c", "--served-model-name", "n"],
+            "--served-model-name is given 1 times for 3",
+        ),
+        (["serve", "--model-id", "a", "--model-id", "a"], "--served-model-name must be another for each"),
+        (["serve", "--model-id", "a", "--model-id", ""], "--model-id must not be empty"),
+        (["serve", "--max-batch-token", "5"], "--max-batch-token"),
+        (["serve", "extra"], "extra"),
+        (["sevre"], "sevre"),
+        (["--serve"], "--serve"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_one_line_that_names_the_flag(
+    run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    assert run.exit_code(*arguments) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(r"embedline: [^\n]+\n", captured.err)
+    assert named in captured.err
+
+
+def test_a_wrong_variable_names_its_flag(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_BATCH_TOKENS", "lots")
+
+    assert run.exit_code("serve") == 2
+    assert capsys.readouterr().err == (
+        "embedline: --max-batch-tokens (the variable MAX_BATCH_TOKENS) must be a whole number or auto\n"
+    )
+
+
+def test_what_the_server_finds_wrong_is_one_line_too(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(settings: Settings) -> int:
+        raise SettingsError("--port 80: can't listen there")
+
+    monkeypatch.setattr(cli, "run_server", refuse)
+
+    assert run.exit_code("serve") == 2
+    assert capsys.readouterr().err == "embedline: --port 80: can't listen there\n"
+
+
+def test_a_command_that_needs_what_engines_compute_with_says_so(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lack(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(cli, "run_quantization", lambda settings, out: lack("torch"))
+    assert run.exit_code("quantize", "a-model", "out") == 2
+    assert "needs torch, which is not installed here" in capsys.readouterr().err
+
+    monkeypatch.setattr(cli, "run_quantization", lambda settings, out: lack("server.of_ours"))
+    with pytest.raises(ModuleNotFoundError):
+        run("quantize", "a-model", "out")
+
+
+def test_the_servers_exit_code_is_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "run_server", lambda settings: 7)
+    assert run.exit_code("serve") == 7
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_an_images_version(run: Run, capsys: pytest.CaptureFixture[str], word: str) -> None:
+    """Its entry point has said `serve` already."""
+    run("serve", "--hostname", "0.0.0.0", word)
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["-V"], ["version"]])
+def test_version(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    if arguments == ["version"]:
+        assert not run.exit_code(*arguments)
+    else:
+        run(*arguments)
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_the_commands(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert not run.exit_code(*arguments)
+
+    shown = capsys.readouterr().out
+    assert {name for name in COMMANDS if not re.search(rf"^ +{name} ", shown, re.MULTILINE)} == set()
+
+
+def test_help_of_the_real_command_names_every_flag_in_full() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-P", "-m", "embedline", "serve", "--help"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert re.findall(r"^(\S[\w ]+):$", shown, re.MULTILINE) == ["Options", *GROUPS]
+    names = {name for names in FLAGS for name in names.split()}
+    assert {name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown)} == set()

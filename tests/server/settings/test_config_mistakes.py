@@ -1,0 +1,224 @@
+"""Fifty ways to start a server wrongly: each is exit code 2 and one line that names what to change.
+
+In this process, up to where processes would be started; tests/server_e2e/test_refusals_at_start.py does some of them by
+the real command.
+"""
+
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from server import cli
+from server.commands.serve import prepare
+from server.settings.flag import flags_of
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor import engine_python
+from tests.server_e2e.expected import minilm
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stop_before_the_start(settings: Settings) -> int:
+        prepare(settings)
+        raise AssertionError("nothing was found wrong")
+
+    monkeypatch.setattr(cli, "run_server", stop_before_the_start)
+    for flag in [*flags_of(Settings), *flags_of(ModelSettings)]:
+        for variable in flag.variables:
+            monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+
+
+Refuse = Callable[..., str]
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refuse:
+    """Run the command and return what is wrong with it."""
+
+    def run(*arguments: str) -> str:
+        # the last of what is given twice counts, so these stand in nobody's way
+        monkeypatch.setattr(sys, "argv", ["embedline", "serve", "--port", "0", "--prometheus-port", "0", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        assert ended.value.code == 2
+        assert captured.out == ""
+        assert re.fullmatch(r"embedline: [^\n]+\n", captured.err)
+        return captured.err
+
+    return run
+
+
+FAKE = ("--engine", "fake")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--model-id", "./no-such-folder"), "--model-id"),
+        (("--model-id", "/no/such/folder"), "--model-id"),
+        (("--model-id", ""), "--model-id"),
+        (("--model-id", "somebody/unknown-model"), "--model-id"),
+        (("--revision", "main"), "--model-id"),  # the package that has the model has no revisions
+        (("--served-model-name", " "), "--served-model-name"),
+        (("--engine", "steam"), "--engine"),
+        (("--devices", "cuda:99"), "--devices"),
+        (("--devices", "cpu,"), "--devices"),
+        (("--dtype", "float8"), "--dtype"),
+        (("--devices", "cpu", "--quantization", "fp8"), "--quantization"),
+        (("--quantization", "int3"), "--quantization"),
+        (("--devices", "cpu", "--engine", "transformers", "--quantization", "int8"), "--quantization"),
+        (("--pooling", "median"), "--pooling"),
+        (("--max-input-length", "1000000"), "--max-input-length"),
+        (("--max-input-length", "1"), "--max-input-length"),
+        (("--default-prompt-name", "query"), "--default-prompt-name"),
+        (("--default-prompt", "a", "--default-prompt-name", "b"), "--default-prompt-name"),
+        (("--max-batch-tokens", "0"), "--max-batch-tokens"),
+        (("--max-batch-tokens", "all"), "--max-batch-tokens"),
+        (("--max-batch-requests", "-1"), "--max-batch-requests"),
+        (("--max-client-batch-size", "0"), "--max-client-batch-size"),
+        (("--max-concurrent-requests", "1e3"), "--max-concurrent-requests"),
+        (("--payload-limit", "2MB"), "--payload-limit"),
+        (("--interactive-max-wait", "nan"), "--interactive-max-wait"),
+        (("--bulk-max-wait", "inf"), "--bulk-max-wait"),
+        (("--engine-restart-grace", "-0.5"), "--engine-restart-grace"),
+        (("--frontends", "0"), "--frontends"),
+        (("--frontends", "100000"), "--frontends"),
+        (("--tokenization-workers", "257"), "--tokenization-workers"),
+        (("--batch-managers", "257"), "--batch-managers"),
+        (("--engine", "fake", "--devices", ",".join(["cpu"] * 257)), "--devices"),
+        (("--tokenization-workers", "-2"), "--tokenization-workers"),
+        (("--batch-managers", "2"), "--batch-managers"),
+        (("--heartbeat-timeout", "0"), "--heartbeat-timeout"),
+        (("--port", "65536"), "--port"),
+        (("--port", "-1"), "--port"),
+        (("--prometheus-port", "99999"), "--prometheus-port"),
+        (("--hostname", "256.256.256.256"), "--hostname"),
+        (("--log-level", "loud"), "--log-level"),
+        (("--request-log", "some"), "--request-log"),
+        (("--engine-python", "/nope"), "--engine-python"),
+        (("--engine-python", "/bin/true"), "--engine-python"),
+        (("--engine-python", "/bin/false"), "--engine-python"),
+        (("--engine-python", "/bin/echo"), "--engine-python"),
+        (("--cors-allow-origin", "example.org"), "--cors-allow-origin"),
+        (("--api-key", ""), "--api-key"),
+        (("--api-key", "one", "--api-key", "one"), "--api-key"),
+        (("--api-key-file", "/no/such/file"), "--api-key-file"),
+        (("--compiled-cache", "/dev/null"), "--compiled-cache"),
+        (("--config", "/no/such/file.toml"), "--config"),
+        (("--max-batch-token", "5"), "--max-batch-token"),
+        (("--auto-truncate=maybe",), "--auto-truncate"),
+        (("--port",), "--port"),
+        (("a-model",), "a-model"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_flag(refuse: Refuse, arguments: tuple[str, ...], named: str) -> None:
+    assert re.search(rf"(?<![\w-]){re.escape(named)}(?![\w-])", refuse(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("port = ", "not TOML"),
+        ("prot = 8080", "'prot'"),
+        ('port = "8080"', "port"),
+        ("max-batch-tokens = 0", "max-batch-tokens"),
+        ("[[model]]\nmodel-id = 'a'\n[[model]]\nmodel-id = 'a'", "--served-model-name"),
+        ("model-id = 'a'\n[[model]]\nmodel-id = 'b'", "--model-id"),
+    ],
+)
+def test_a_file(refuse: Refuse, tmp_path: Path, content: str, named: str) -> None:
+    file = tmp_path / "embedline.toml"
+    file.write_text(content)
+
+    line = refuse(*FAKE, "--config", str(file))
+
+    assert named in line
+    assert str(file) in line
+
+
+def test_one_models_flag_beside_a_file_of_several(refuse: Refuse, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[[model]]\nmodel-id = 'a'\n[[model]]\nmodel-id = 'b'")
+
+    assert "--model-id" in refuse("--config", "c.toml", "--model-id", "c")
+
+
+@pytest.mark.parametrize("content", ["", "bad name:key", "name:", "name:sha256=12"])
+def test_a_file_of_keys(refuse: Refuse, tmp_path: Path, content: str) -> None:
+    (tmp_path / "keys").write_text(content)
+
+    assert "--api-key-file" in refuse(*FAKE, "--api-key-file", "keys")
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_interpreter_that_says_nothing(refuse: Refuse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(engine_python, "_SECONDS", 0.01)
+    silent = program(tmp_path / "silent", "#!/bin/sh\nexec sleep 60\n")
+
+    assert "--engine-python did not answer" in refuse(*FAKE, "--engine-python", silent)
+
+
+def test_a_program_that_cannot_be_run(refuse: Refuse, tmp_path: Path) -> None:
+    assert "--engine-python" in refuse(*FAKE, "--engine-python", program(tmp_path / "broken", "#!/no/such/shell\n"))
+
+
+def test_another_interpreter_is_taken(tmp_path: Path) -> None:
+    same = program(tmp_path / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+
+    engine_python.check_engine_python(same)
+    assert not engine_python.has_tensorrt_llm_alone(same)
+
+
+@pytest.mark.parametrize("variable", ["FRONTENDS", "AUTO_TRUNCATE", "MAX_BATCH_TOKENS", "BULK_MAX_WAIT", "REQUEST_LOG"])
+def test_a_variable(refuse: Refuse, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "-?")
+
+    assert f"--{variable.lower().replace('_', '-')} (the variable {variable})" in refuse()
+
+
+@pytest.fixture
+def taken_port() -> Iterator[str]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield str(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("flag", ["--port", "--prometheus-port"])
+def test_a_port_in_use(refuse: Refuse, taken_port: str, flag: str) -> None:
+    assert f"{flag} {taken_port}" in refuse(*FAKE, flag, taken_port)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", None),
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("modules.json", "{}"),
+        ("model.safetensors", None),
+    ],
+)
+def test_a_folder_that_is_no_model(refuse: Refuse, tmp_path: Path, file: str, content: str | None) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(minilm(), folder)
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_text(content)
+
+    assert file in refuse("--model-id", str(folder))

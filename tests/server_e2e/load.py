@@ -1,0 +1,80 @@
+"""Clients that ask without pause and check every row they get."""
+
+import http.client
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.server_e2e.expected import DIMENSIONS, rows_of
+from tests.server_e2e.running import Server, send
+
+# varied in length and number, small enough to be many
+REQUESTS = [
+    ["a query of a few words"],
+    ["one", "two", "three"],
+    [f"passage {number} " + "and more " * number for number in range(20)],
+    ["word " * 200],
+]
+EXPECTED = [rows_of(texts) for texts in REQUESTS]
+
+
+@dataclass
+class Load:
+    """Threads that send until told to stop. `outcomes` counts statuses and connection errors."""
+
+    server: Server
+    num_clients: int = 8
+    outcomes: Counter[int | str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._progress = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._ask_forever, args=(number,), daemon=True)
+            for number in range(self.num_clients)
+        ]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in self._threads), "a request hangs"
+
+    def wait_for(self, num_more: int) -> None:
+        """Until so many more requests were answered with 200."""
+        with self._progress:
+            goal = self.outcomes[200] + num_more
+            assert self._progress.wait_for(lambda: self.outcomes[200] >= goal, 60), self.outcomes
+
+    def _ask_forever(self, number: int) -> None:
+        connection = self.server.connect()
+        while not self._stop.is_set():
+            number += 1
+            outcome: int | str
+            try:
+                outcome = self._ask(connection, number % len(REQUESTS))
+            except (ConnectionError, http.client.HTTPException) as error:
+                outcome = type(error).__name__
+                connection.close()
+                connection = self.server.connect()
+            with self._progress:
+                self.outcomes[outcome] += 1
+                self._progress.notify_all()
+        connection.close()
+
+    def _ask(self, connection: http.client.HTTPConnection, which: int) -> int:
+        body = {"input": REQUESTS[which], "encoding_format": "bytes"}
+        reply = send(connection, "POST", "/v1/embeddings", body)
+        if reply.status == 200:
+            rows = np.frombuffer(reply.body, "<f4").reshape(-1, DIMENSIONS)
+            if not np.array_equal(rows, EXPECTED[which]):
+                self.wrong.append(f"request {which}")
+        return reply.status

