@@ -35,7 +35,7 @@ GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
 ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'import importlib.util as found, torch; \
 	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: help serve test test-all test-rest test-faults test-clients nightly bench bench-gpu test-tensorrt-llm verify check fix clean
+.PHONY: help serve test test-all test-rest test-faults test-clients nightly bench bench-gpu test-tensorrt-llm verify docs check fix clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ test-tensorrt-llm: ## the tensorrt-llm engine on a GPU against transformers (ENG
 
 verify: $(VENV)/.test ## hold a model's rows against its own library's (MODEL=)
 	$(BIN)/embedline verify $(MODEL) $(ARGS)
+
+docs: $(VENV)/.test ## write the pages of docs/ that are made from the source
+	$(BIN)/python -m tests.generated_pages
 
 check: $(VENV)/.test ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check

@@ -26,7 +26,8 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor import restarts, supervisor, topology, watchdog
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
-from tests.structure.sources import PACKAGES, sources
+from tests.generated_pages import COMMAND, held_by, invariants, promises
+from tests.generated_pages import PAGES as PAGES_MADE
 from tokenizer_pool import pieces
 from wire import control, frames
 
@@ -43,14 +44,6 @@ def section(title: str, page: str = ARCHITECTURE) -> str:
     text, _, _ = rest.partition("\n## ")
     assert text, title
     return text
-
-
-def named_tests(page: str) -> list[tuple[str, str]]:
-    """File and name of each test that a page names; `::name` is one of the file that was named last."""
-    found: list[tuple[str, str]] = []
-    for file, name in re.findall(r"`(tests/[\w/]+\.py)?::(\w+)`", page):
-        found.append((file or found[-1][0], name))
-    return found
 
 
 def names_in(path: Path) -> set[str]:
@@ -70,23 +63,22 @@ def names_of(node: ast.stmt) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize(
-    ("path", "name"), sorted({*named_tests(ARCHITECTURE), *named_tests(BEHAVIOUR)}), ids=lambda value: str(value)
-)
-def test_a_test_that_is_named_exists(path: str, name: str) -> None:
-    assert name in names_in(ROOT / path)
+@pytest.mark.parametrize("path", PAGES_MADE)
+def test_a_generated_page_is_up_to_date(path: str) -> None:
+    is_same = (ROOT / path).read_text() == PAGES_MADE[path]()
+    assert is_same, f"{path} is out of date: run `make docs`, which is `{COMMAND}`"
 
 
-def test_every_section_of_what_is_promised_names_its_tests() -> None:
-    titles = re.findall(r"^## (.+)$", BEHAVIOUR, re.MULTILINE)
+def test_every_invariant_and_every_promise_is_held_by_a_test() -> None:
+    titles = [*invariants(), *promises()]
 
-    assert len(titles) > 15
-    for title in titles:
-        *_, last = section(title, BEHAVIOUR).strip().split("\n\n")
-        assert re.fullmatch(r"Held by: `tests/.+\.", last), title
-        assert named_tests(last), title
+    assert len(invariants()) > 50
+    assert len(promises()) > 15
+    assert len(set(titles)) == len(titles)
+    assert set(titles) == set(held_by()), "a marker `holds` names no title, or a title has no test"
 
 
+@pytest.mark.holds("Errors")
 def test_the_table_of_errors_is_the_sources() -> None:
     written = re.findall(r"^\| (\d+ [^|]+) \| ([^|]+) \| ", section("Errors", BEHAVIOUR), re.MULTILINE)
     assert sorted(written) == sorted(error_cells(kind, row) for kind, row in errors._TABLE.items())
@@ -99,6 +91,7 @@ def error_cells(kind: type[errors.RequestError], row: errors._Row) -> tuple[str,
     return openai, "as OpenAI's" if is_told_before_a_dialect else f"{row.tei_status} `{row.tei_type}`"
 
 
+@pytest.mark.holds("Limits", "When a process dies")
 @pytest.mark.parametrize(
     ("words", "value", "expected"),
     [
@@ -138,6 +131,7 @@ def test_limits_are_as_documented(words: str, value: object, expected: object) -
     assert value == expected
 
 
+@pytest.mark.holds("Limits", "Back-pressure", "When a process dies", "Shutdown")
 @pytest.mark.parametrize(("name", "default"), re.findall(r"`(--[\w-]+)` \[([^\]]+)\]", BEHAVIOUR))
 def test_defaults_are_as_documented(name: str, default: str) -> None:
     (flag,) = [one for one in (*flags_of(Settings), *flags_of(ModelSettings)) if name in one.spellings]
@@ -145,26 +139,11 @@ def test_defaults_are_as_documented(name: str, default: str) -> None:
     assert flag.shown_default in (number, f"{number}.0")
 
 
-def test_every_invariant_names_a_test() -> None:
-    invariants = re.findall(r"^- \*\*.*?(?=^- |^#|\Z)", section("Invariants"), re.MULTILINE | re.DOTALL)
-
-    assert len(invariants) > 20
-    assert [text for text in invariants if not re.search(r"`tests/[\w/]+\.py::\w+`", text)] == []
-
-
 @pytest.mark.parametrize(
     ("path", "name"), re.findall(r"`([a-z][\w/]+\.py):([\w.]+)`", ARCHITECTURE), ids=lambda value: str(value)
 )
 def test_a_function_that_is_named_exists(path: str, name: str) -> None:
     assert name in names_in(ROOT / path)
-
-
-def test_the_code_map_has_every_module_and_no_other() -> None:
-    mapped: set[str] = set()
-    for package, lines in re.findall(r"^### (\w+)/\n(.*?)(?=^### |\Z)", section("Code map"), re.MULTILINE | re.DOTALL):
-        mapped.update(f"{package}/{name}" for name in re.findall(r"^- `([\w/]+\.py)`: ", lines, re.MULTILINE))
-
-    assert mapped == {str(source.path) for source in sources(*PACKAGES) if source.path.name != "__init__.py"}
 
 
 def kinds_in(module: ModuleType) -> dict[int, str]:
@@ -217,6 +196,7 @@ def test_flags_that_a_page_names_exist(page: str) -> None:
     assert flags_in((ROOT / page).read_text()) <= known_flags()
 
 
+@pytest.mark.holds("Metrics")
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_metrics_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text()

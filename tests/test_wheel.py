@@ -117,6 +117,7 @@ def plant(path: Path) -> None:
     path.write_text(DECOY)
 
 
+@pytest.mark.holds("Files in the working folder are never imported")
 def test_there_is_one_name_in_site_packages(wheel: Path) -> None:
     names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert names == {"embedline", f"embedline-{embedline.__version__}.dist-info"}
@@ -138,6 +139,7 @@ def test_the_base_wheel_requires_numpy_only(wheel: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
+@pytest.mark.holds("Shutdown")
 def test_the_bare_wheel_says_what_to_install(wheel: Path, tmp_path: Path) -> None:
     python = make_environment(tmp_path / "bare", wheel)
     answer = subprocess.run([python.parent / "embedline", "--version"], capture_output=True, text=True, check=False)
@@ -160,6 +162,7 @@ def test_the_command_runs_its_own_code_beside_decoys(place: Place, as_module: bo
     assert place.imported_decoys() == ""
 
 
+@pytest.mark.holds("Files in the working folder are never imported")
 @pytest.mark.parametrize("as_module", [False, True], ids=["embedline", "python -m embedline"])
 def test_every_process_runs_its_own_code_beside_decoys(place: Place, as_module: bool) -> None:
     command = [str(place.python), "-m", "embedline"] if as_module else [place.command]

@@ -28,6 +28,7 @@ def both_wait(
     return harness
 
 
+@pytest.mark.holds("Two classes of work")
 def test_both_classes_share_each_batch() -> None:
     harness = both_wait()
     for _ in range(10):
@@ -80,6 +81,7 @@ def test_room_that_one_class_leaves_is_lent_and_not_asked_back() -> None:
     assert shares(harness)[2:] == [300]
 
 
+@pytest.mark.holds("Two classes of work")
 def test_interactive_work_passes_bulk_that_came_earlier() -> None:
     harness = Harness()
     harness.ready(engine_limits=limits(depth=1))
@@ -105,6 +107,7 @@ def test_other_output_kinds_of_bulk_are_not_passed_over() -> None:
     assert older in harness.finished
 
 
+@pytest.mark.holds("Two classes of work")
 @pytest.mark.parametrize(("interactive", "expected"), [(False, 2500), (True, 500)])
 def test_batches_are_short_while_both_are_about(interactive: bool, expected: int) -> None:
     harness = Harness(Policy(interactive_memory=0.0))
@@ -157,6 +160,7 @@ def test_an_engine_of_small_fixed_costs_keeps_to_its_time_with_small_batches() -
     assert harness.dispatched[0].num_tokens == 100
 
 
+@pytest.mark.holds("Neither class starves", "Two classes of work")
 def test_bulk_waits_for_a_bounded_number_of_batches_however_small_they_are() -> None:
     harness = Harness(FIXED)
     harness.ready(engine_limits=limits(depth=1))

@@ -124,6 +124,7 @@ def test_what_a_dead_manager_held_is_submitted_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.holds("When a process dies")
 def test_a_request_that_three_managers_died_with_is_given_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as (client, (manager,), _):
@@ -140,6 +141,7 @@ def test_a_request_that_three_managers_died_with_is_given_up(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
+@pytest.mark.holds("Deadlines")
 def test_whoever_stops_waiting_cancels(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house(tmp_path) as (client, (manager,), _):

@@ -131,6 +131,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
+pytest.mark.holds("Every accepted request ends exactly once")(TestAnyOrder)
 TestAnyOrder.settings = settings(
     max_examples=200,
     stateful_step_count=40,
@@ -196,6 +197,7 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.holds("A bad input fails alone")
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(requests=REQUESTS, streams=st.integers(1, 2), overlaps=st.booleans(), kills=st.booleans(), data=st.data())
 def test_only_what_is_to_blame_is_refused(

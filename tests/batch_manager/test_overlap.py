@@ -27,6 +27,7 @@ def started(*, overlaps: bool = True, tokens_per_second: float = 20_000.0) -> Ha
     return harness
 
 
+@pytest.mark.holds("A long text does not block the other cores")
 @pytest.mark.parametrize("tokens_per_second", [0.0, 20_000.0])
 def test_queries_are_computed_beside_a_long_text(tokens_per_second: float) -> None:
     harness = started(tokens_per_second=tokens_per_second)
@@ -71,6 +72,7 @@ def test_behind_a_batch_that_keeps_all_cores_busy_nothing_small_is_sealed(seqlen
     assert len(harness.dispatched) == 1
 
 
+@pytest.mark.holds("A long text does not block the other cores")
 def test_many_single_requests_in_flight_are_batched_as_anywhere() -> None:
     """Each client sends its next query when it has its answer, one after the other."""
     sizes = []

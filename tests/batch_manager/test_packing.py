@@ -13,6 +13,7 @@ def offered(harness: Harness, *requests: tuple[int, ...], **options: OutputKind)
     return [harness.offer(*seqlens, **options) for seqlens in requests]  # type: ignore[arg-type]
 
 
+@pytest.mark.holds("An idle engine gets work at once")
 def test_an_idle_engine_takes_what_there_is_at_once() -> None:
     harness = Harness()
     harness.ready()
@@ -22,6 +23,7 @@ def test_an_idle_engine_takes_what_there_is_at_once() -> None:
     assert harness.finished == [request]
 
 
+@pytest.mark.holds("Two classes of work")
 def test_what_came_together_goes_together_in_order() -> None:
     harness = Harness()
     harness.ready()
@@ -30,6 +32,7 @@ def test_what_came_together_goes_together_in_order() -> None:
     assert harness.batch() == [(first, 0), (second, 0), (second, 1), (third, 0)]
 
 
+@pytest.mark.holds("Batches hold whole sequences")
 def test_whole_sequences_up_to_the_token_budget() -> None:
     harness = Harness(Policy(max_batch_tokens=50))
     harness.ready()
@@ -42,6 +45,7 @@ def test_whole_sequences_up_to_the_token_budget() -> None:
     assert harness.finished == [first, second, third]
 
 
+@pytest.mark.holds("Batches hold whole sequences", "Limits")
 def test_sequences_up_to_the_engines_number() -> None:
     harness = Harness()
     harness.ready(engine_limits=limits(max_num_seqs=4))
@@ -51,6 +55,7 @@ def test_sequences_up_to_the_engines_number() -> None:
     assert [batch.num_seqs for batch in harness.dispatched] == [4, 4, 2]
 
 
+@pytest.mark.holds("Rows keep the order of the request", "Limits")
 def test_a_request_larger_than_a_batch_is_split_and_rejoined() -> None:
     harness = Harness()
     harness.ready()
@@ -79,6 +84,7 @@ def test_a_sequence_no_engine_can_take_is_refused_with_its_place() -> None:
     assert not harness.dispatched
 
 
+@pytest.mark.holds("Batches hold whole sequences")
 def test_output_kinds_do_not_mix_and_the_oldest_head_goes_first() -> None:
     harness = Harness()
     harness.ready(engine_limits=limits(depth=1))
@@ -129,6 +135,7 @@ def wide(**changes: object) -> EngineLimits:
     return limits(max_num_tokens=16_384, max_num_seqs=16_384, **changes)
 
 
+@pytest.mark.holds("Idle streams share the waiting work")
 def test_what_waits_is_shared_among_idle_streams() -> None:
     harness = Harness()
     harness.offer(*[10] * 100)

@@ -10,6 +10,8 @@ from tests.batch_manager.harness import Harness, limits
 from tests.batch_manager.simulator import TOKENS_PER_SECOND, Simulator
 from tests.batch_manager.test_simulation import LIMITS, POLICY, bulk, queries
 
+pytestmark = pytest.mark.holds("Engines on a GPU")
+
 
 class Watching(Harness):
     """Looks, before each batch, at who has how much."""
@@ -63,6 +65,7 @@ def test_several_streams_are_as_many_times_as_fast() -> None:
     assert [len(harness.engines[number].batches) for number in (0, 1)] == [1, 3]
 
 
+@pytest.mark.holds("The engine that finishes soonest gets the next batch")
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_comes_goes_to_the_least_loaded(seed: int) -> None:
     numbers = random.Random(seed)

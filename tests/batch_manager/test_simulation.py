@@ -60,6 +60,7 @@ def test_rare_queries_do_not_wait_for_the_long_batches_of_bulk_alone() -> None:
     assert medians[1] <= 0.5 * medians[0]
 
 
+@pytest.mark.holds("Two classes of work")
 def test_bulk_keeps_its_share_beside_too_many_queries() -> None:
     simulator = Simulator(POLICY, LIMITS, seed=3)
     simulator.run([queries(1.5), bulk(1.0)], 20.0)
@@ -103,6 +104,7 @@ def test_a_long_absence_of_the_only_engine_is_told_and_survived() -> None:
     assert simulator.num_unanswered == 0
 
 
+@pytest.mark.holds("The scheduler is a pure state machine")
 def test_the_same_seed_gives_the_same_run() -> None:
     runs = []
     for _ in range(2):

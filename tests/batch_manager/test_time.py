@@ -2,12 +2,15 @@
 
 import math
 
+import pytest
+
 from batch_manager.messages import Refusal
 from batch_manager.policy import Policy
 from engine.types import EngineErrorKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits
 
 
+@pytest.mark.holds("Expired work never reaches an engine", "Deadlines")
 def test_a_deadline_that_passes_while_waiting_is_refused_at_its_time() -> None:
     harness = Harness()
     harness.ready(engine_limits=limits(depth=1))
@@ -29,6 +32,7 @@ def test_a_deadline_already_passed_on_arrival() -> None:
     assert harness.refusal(harness.submit(10, timeout=0.0)) == (Refusal.DEADLINE, -1)
 
 
+@pytest.mark.holds("Deadlines")
 def test_a_deadline_that_passes_in_the_engine_does_not_matter() -> None:
     harness = Harness()
     harness.ready()
@@ -85,6 +89,7 @@ def test_many_deadlines_are_swept() -> None:
     assert harness.scheduler.next_timer() == 1002.0
 
 
+@pytest.mark.holds("Cancellation")
 def test_cancelling_costs_nothing_more() -> None:
     harness = Harness()
     harness.ready(engine_limits=limits(depth=1))
@@ -100,6 +105,7 @@ def test_cancelling_costs_nothing_more() -> None:
     assert harness.finished == [1]
 
 
+@pytest.mark.holds("When a process dies")
 def test_without_an_engine_work_waits_for_the_grace_and_is_then_refused() -> None:
     harness = Harness(Policy(engine_restart_grace=5.0, retry_after=7.0))
     harness.ready()

@@ -26,6 +26,7 @@ from wire.vocabulary import RequestClass
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 
 
+@pytest.mark.holds("Every text gets its own row")
 def test_rows_come_back_to_whom_they_belong(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
         async with running(tmp_path) as house:
@@ -104,6 +105,7 @@ def test_token_types_travel_and_are_zero_where_none_were_given(run: Run, tmp_pat
     run(test())
 
 
+@pytest.mark.holds("Cancellation")
 def test_a_cancelled_request_is_not_computed_and_not_answered(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
         async with running(tmp_path) as house:

@@ -7,7 +7,7 @@ from baseten_performance_client import PerformanceClient, RequestProcessingPrefe
 from tests.server_e2e.expected import rows_of
 from tests.server_e2e.running import Server
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.holds("Reranking")]
 
 TEXTS = [f"text number {number} " + "and more " * (number % 30) for number in range(50)]
 IN_BATCHES = RequestProcessingPreference(batch_size=7, max_concurrent_requests=8, timeout_s=60, max_retries=0)

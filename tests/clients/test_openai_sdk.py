@@ -64,6 +64,7 @@ def test_token_ids(client: openai.OpenAI) -> None:
     assert np.array_equal(rows_in(two), np.stack([row_of_ids(ids), row_of_ids([5])]))
 
 
+@pytest.mark.holds("OpenAI's route")
 @pytest.mark.parametrize(
     ("extra_body", "extra_headers"),
     [({"encoding_format": "bytes"}, {}), ({}, {"accept": "application/octet-stream"})],

@@ -76,6 +76,7 @@ def test_a_refusal_reaches_the_client(client: InferenceClient) -> None:
     assert refused.value.response.json()["error_type"] == "Validation"
 
 
+@pytest.mark.holds("TEI's routes")
 def test_embed_and_openais_route_give_the_same_rows(server: Server) -> None:
     openai = [item["embedding"] for item in server.embed(TEXTS).json()["data"]]
 
@@ -94,6 +95,7 @@ def test_embed_with_raw_rows_and_headers(server: Server) -> None:
     assert int(reply.headers["x-total-time"]) >= int(reply.headers["x-inference-time"])
 
 
+@pytest.mark.holds("TEI's routes", "Truncation")
 def test_truncation(server: Server) -> None:
     long = " ".join(f"{number}" for number in range(300))
     ids = reference().encode(long).ids

@@ -104,6 +104,7 @@ def test_its_own_engine_says_what_is_missing(tensorrt_llm: Image) -> None:
         assert line.startswith("embedline: --devices cuda")
 
 
+@pytest.mark.holds("Containers")
 def test_an_engine_that_hangs_does_not_hold_the_stop_up(tensorrt_llm: Image) -> None:
     words = ["--model-id", "/model", "--engine", "fake", "--devices", "cpu", "--fake-fault", "hang@token:7592"]
     with tensorrt_llm.container(*words) as container, ThreadPoolExecutor() as pool:

@@ -14,6 +14,8 @@ from engine import registry
 from engine.machine.memory import release
 from engine.types import DeviceTrouble, Engine, ModelError
 
+pytestmark = pytest.mark.holds("Engines on a GPU")
+
 GPU = "cuda:0"
 NO_FP8_ON_THE_CPU = (
     "--quantization fp8 is not for the CPU; int8 is, by onnxruntime; --engine fused does it there, slowly, for checks"

@@ -184,6 +184,7 @@ def test_a_heartbeat_names_the_batch_that_runs(start: Any) -> None:
     manager.close()
 
 
+@pytest.mark.holds("Ready means that finite rows were computed", "Readiness")
 def test_an_engine_whose_rows_are_not_finite_never_becomes_ready(start: Any) -> None:
     engine = start(faults=["nan@batch:1"])
 

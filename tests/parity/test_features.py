@@ -23,6 +23,8 @@ from tests.parity.folders import num_types, save
 from tests.parity.references import Reference
 from tests.parity.texts import Text, random_text, with_prompts
 
+pytestmark = pytest.mark.holds("Every output equals the model's own library", "What a model is for")
+
 LEAST_CHANGE = 1e-3
 BOTH = OutputKind.POOLED | OutputKind.TOKENS
 PACKED = [row.name for row in coverage.ARCHITECTURES if row.name in ARCHITECTURES and row.transformers == "packed"]

@@ -21,6 +21,8 @@ from tests.parity.folders import STATIC, num_types, save, tiny_of
 from tests.parity.references import Reference
 from tests.parity.texts import Text, random_texts, with_expansion, with_prompts
 
+pytestmark = pytest.mark.holds("What a model is for")
+
 TOLERANCE = 1e-5  # of the largest value, where that is above 1
 COMMON = ("BERT", "ModernBERT", "Qwen3")
 
@@ -43,6 +45,7 @@ def param(row: Architecture, use: Use, engine: str) -> Any:
     return pytest.param(row, use, engine, marks=marks, id=f"{row.name}-{use}-{engine}".replace(" ", "_"))
 
 
+@pytest.mark.holds("Every output equals the model's own library")
 @pytest.mark.parametrize(("row", "use", "engine"), [param(*case) for case in cases()])
 def test_a_batch_equals_the_library_on_one_text_at_a_time(
     row: Architecture, use: Use, engine: str, tmp_path: Path

@@ -11,6 +11,8 @@ from tests.parity.architectures import HIDDEN_SIZE, Tiny
 from tests.parity.engines import load
 from tests.parity.folders import save_transformer
 
+pytestmark = pytest.mark.holds("What a model is for")
+
 LEAKING = (
     Tiny("convbert", {"embedding_size": HIDDEN_SIZE}),
     Tiny("fnet"),

@@ -2,6 +2,8 @@
 
 from typing import cast
 
+import pytest
+
 from server.supervisor.child import ChildProcess
 from server.supervisor.restarts import Restarts
 
@@ -10,6 +12,7 @@ def a_child() -> ChildProcess:
     return cast(ChildProcess, object())
 
 
+@pytest.mark.holds("When a process dies")
 def test_a_process_that_served_for_long_is_started_at_once() -> None:
     restarts, child = Restarts(), a_child()
 
@@ -19,6 +22,7 @@ def test_a_process_that_served_for_long_is_started_at_once() -> None:
     assert not restarts.has_given_up(child)
 
 
+@pytest.mark.holds("When a process dies")
 def test_short_lives_in_a_row_are_slowed_down_but_never_given_up() -> None:
     restarts, child = Restarts(), a_child()
 
@@ -32,6 +36,7 @@ def test_short_lives_in_a_row_are_slowed_down_but_never_given_up() -> None:
     assert not restarts.has_given_up(child)
 
 
+@pytest.mark.holds("When a process dies")
 def test_one_that_never_serves_waits_longer_each_time_until_there_is_no_hope() -> None:
     restarts, child = Restarts(), a_child()
 

@@ -111,6 +111,7 @@ def test_there_are_forty_of_them() -> None:
     assert len({(inputs, *rest) for inputs, rest, *_ in CASES}) >= 40
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: (case[0] + b" " + b",".join(case[1])).decode("latin-1")[:40])
 def test_malformed_bodies(server: Server, case: Case) -> None:
     inputs, rest, openai_status, tei_status, error_type = case
@@ -123,6 +124,7 @@ def test_malformed_bodies(server: Server, case: Case) -> None:
     assert is_well(server)
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("dialect", [OPENAI, TEI], ids=lambda dialect: dialect.path)
 def test_what_json_allows_is_answered(server: Server, dialect: Dialect) -> None:
     raw = b'"normalize":false'
@@ -140,6 +142,7 @@ def test_what_json_allows_is_answered(server: Server, dialect: Dialect) -> None:
     assert (duplicate.status, nul.status, nested.status) == (200, 200, 200)
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize("dialect", [OPENAI, TEI], ids=lambda dialect: dialect.path)
 def test_80_megabytes_are_refused_before_they_are_read(server: Server, dialect: Dialect) -> None:
     connection = server.connect()

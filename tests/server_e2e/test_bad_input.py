@@ -57,6 +57,7 @@ def is_well(server: Server) -> bool:
     return reply.status == 200 and np.array_equal(np.frombuffer(reply.body, "<f4"), rows_of(["hello world"])[0])
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -122,6 +123,7 @@ def test_bad_headers(server: Server, status: int, param: str | None, headers: di
     check_error(server.request("POST", PATH, {"input": SECRET}, **headers), status, param)
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", SECRET])
 def test_the_body_is_read_as_json_whatever_it_is_called(server: Server, content_type: str) -> None:
     assert server.request("POST", PATH, {"input": "a"}, content_type=content_type).status == 200
@@ -172,6 +174,7 @@ def raw_reply(server: Server, *parts: bytes) -> bytes:
         return received
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize("expect", [b"", b"expect: 100-continue\r\n"])
 def test_a_length_over_the_limit_is_answered_before_the_body_is_sent(server: Server, expect: bytes) -> None:
     head = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n" % (expect, PAYLOAD_LIMIT + 1)
@@ -182,6 +185,7 @@ def test_a_length_over_the_limit_is_answered_before_the_body_is_sent(server: Ser
     assert set(json.loads(received.partition(b"\r\n\r\n")[2])["error"]) == {"message", "type", "param", "code"}
 
 
+@pytest.mark.holds("Limits")
 def test_an_endless_body_is_answered_as_soon_as_it_is_over_the_limit(server: Server) -> None:
     head = b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
     chunk = b"%x\r\n%b\r\n" % (100_000, b" " * 100_000)
@@ -191,6 +195,7 @@ def test_an_endless_body_is_answered_as_soon_as_it_is_over_the_limit(server: Ser
     assert received.startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_a_body_over_the_limit_that_is_sent_whole(server: Server, is_chunked: bool) -> None:
     """The rest is read and thrown away, so that a client that only listens afterwards gets its answer."""
@@ -218,6 +223,7 @@ def test_a_deadline_that_passes_in_the_engine_is_504(slow: Server) -> None:
     assert slow.request("POST", PATH, {"input": "a"}, request_timeout_ms="60000").status == 200
 
 
+@pytest.mark.holds("Truncation")
 @pytest.mark.parametrize(("given", "param"), [("word " * 600, "input"), (["a", "word " * 600], "input[1]")])
 def test_a_text_that_is_too_long_where_truncation_is_off(slow: Server, given: object, param: str) -> None:
     error = check_error(slow.embed(given), 400, param)
@@ -301,6 +307,7 @@ def test_two_thousand_mutated_requests_on_kept_connections(server: Server) -> No
     assert server.request("GET", "/readyz").status == 200
 
 
+@pytest.mark.holds("Errors")
 def test_the_log_repeats_nothing(tmp_path: Path) -> None:
     """Neither the server's own nor that of its requests, whatever was wrong and wherever it stood."""
     descriptor = os.open(tmp_path / "requests", os.O_WRONLY | os.O_CREAT)

@@ -70,6 +70,7 @@ def loaded(folder: Path, name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
 def test_spans_of_tokens(server: Server, folder: Path, strategy: str) -> None:
     body = {"inputs": [[text] for text in TEXTS], "aggregation_strategy": strategy, "model": "tokens"}

@@ -14,6 +14,8 @@ from tests.server_e2e.expected import FAKE, minilm
 from tests.server_e2e.running import Server, serving
 from tests.server_e2e.test_refusals_at_start import start
 
+pytestmark = pytest.mark.holds("Engines on a GPU")
+
 
 def line_of(*flags: str, folder: Path) -> str:
     """What a start says that is refused; it must be one line, in the end."""
@@ -87,6 +89,7 @@ def test_the_fused_engine_on_a_cpu_that_was_named(tmp_path: Path) -> None:
     assert np.abs(rows - expected).max() <= 1e-5
 
 
+@pytest.mark.holds("Engines on a GPU")
 @pytest.mark.slow
 def test_fp8_on_a_cpu_that_was_named(tmp_path: Path) -> None:
     """Rows are those of plain weights but for what FP8 costs; /info has what the gate found, also of a later start."""

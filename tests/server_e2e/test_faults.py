@@ -17,6 +17,9 @@ POISON = 29_000  # an id that no text here has and the warm-up does not reach
 HOUSE = (*FAKE, "--fake-cost-ms", "2")
 
 
+@pytest.mark.holds(
+    "Every text gets its own row", "Any one process but the supervisor may be killed at any time", "When a process dies"
+)
 @pytest.mark.parametrize("title", ["engine 0", "tokenizer 0", "batch manager 0", "frontend 0"])
 def test_a_process_is_killed_under_load(title: str, tmp_path: Path) -> None:
     with serving(*HOUSE, "--frontends", "2", folder=tmp_path) as server, Load(server) as load:
@@ -36,6 +39,7 @@ def test_a_process_is_killed_under_load(title: str, tmp_path: Path) -> None:
         assert set(load.outcomes) == {200}
 
 
+@pytest.mark.holds("Any one process but the supervisor may be killed at any time", "When a process dies")
 def test_several_of_everything(tmp_path: Path) -> None:
     flags = ("--frontends", "2", "--tokenization-workers", "2", "--devices", "a,b,c,d", "--batch-managers", "2")
     with serving(*HOUSE, *flags, folder=tmp_path) as server, Load(server) as load:
@@ -50,6 +54,7 @@ def test_several_of_everything(tmp_path: Path) -> None:
     assert set(load.outcomes) == {200}
 
 
+@pytest.mark.holds("When a process dies")
 def test_a_stopped_engine_is_killed_and_its_requests_are_answered(tmp_path: Path) -> None:
     with serving(*HOUSE, "--heartbeat-timeout", "2", folder=tmp_path) as server, Load(server) as load:
         load.wait_for(20)
@@ -60,6 +65,7 @@ def test_a_stopped_engine_is_killed_and_its_requests_are_answered(tmp_path: Path
     assert set(load.outcomes) == {200}
 
 
+@pytest.mark.holds("Slow and stuck engines are told apart", "When a process dies")
 def test_a_batch_that_never_ends_is_given_up(tmp_path: Path) -> None:
     flags = ("--fake-fault", f"hang@token:{POISON}", "--batch-timeout", "1")
     with serving(*HOUSE, *flags, folder=tmp_path) as server:
@@ -72,12 +78,14 @@ def test_a_batch_that_never_ends_is_given_up(tmp_path: Path) -> None:
         assert server.embed("well").status == 200
 
 
+@pytest.mark.holds("Slow and stuck engines are told apart", "When a process dies")
 def test_a_slow_batch_is_left_alone(tmp_path: Path) -> None:
     with serving(*FAKE, "--fake-cost-ms", "3000", "--heartbeat-timeout", "2", folder=tmp_path) as server:
         assert server.embed("slow").status == 200
         assert not [line for line in server.log.lines if "has ended" in line]
 
 
+@pytest.mark.holds("A bad input fails alone", "OpenAI's route", "When a process dies")
 @pytest.mark.parametrize("fault", ["exit", "fail", "nan"])
 def test_poison_takes_nobody_with_it(fault: str, tmp_path: Path) -> None:
     with serving(*HOUSE, "--fake-fault", f"{fault}@token:{POISON}", folder=tmp_path) as server:
@@ -108,6 +116,7 @@ def test_out_of_memory_is_met_with_smaller_batches(tmp_path: Path) -> None:
         assert np.array_equal(np.frombuffer(reply.body, "<f4").reshape(32, -1), rows_of(texts))
 
 
+@pytest.mark.holds("When a process dies")
 def test_requests_are_refused_when_no_engine_comes_back(tmp_path: Path) -> None:
     # the first start is well; what is started again dies at once, for ever
     marker = tmp_path / "started"
@@ -132,6 +141,7 @@ def test_requests_are_refused_when_no_engine_comes_back(tmp_path: Path) -> None:
         assert server.process.wait(PATIENCE) == 1
 
 
+@pytest.mark.holds("Shutdown")
 def test_an_engine_that_never_starts_ends_the_server_with_its_reason(tmp_path: Path) -> None:
     server = Server(*FAKE, "--fake-fault", "exit@load", folder=tmp_path)
     try:
@@ -141,6 +151,7 @@ def test_an_engine_that_never_starts_ends_the_server_with_its_reason(tmp_path: P
         server.close()
 
 
+@pytest.mark.holds("Deadlines")
 def test_a_deadline_that_passes_is_504_and_the_queue_forgets_it(tmp_path: Path) -> None:
     with serving(*FAKE, "--fake-cost-ms", "300", folder=tmp_path) as server:
         reply = server.request("POST", "/v1/embeddings", {"input": "late"}, request_timeout_ms="50")
@@ -150,6 +161,7 @@ def test_a_deadline_that_passes_is_504_and_the_queue_forgets_it(tmp_path: Path) 
         assert server.embed("in time").status == 200
 
 
+@pytest.mark.holds("Back-pressure")
 def test_too_long_a_wait_is_429_with_a_time_to_come_back(tmp_path: Path) -> None:
     flags = ("--fake-tokens-per-second", "3000", "--interactive-max-wait", "0.2", "--bulk-max-wait", "0.2")
     with serving(*FAKE, *flags, folder=tmp_path) as server:
@@ -165,6 +177,7 @@ def test_too_long_a_wait_is_429_with_a_time_to_come_back(tmp_path: Path) -> None
         assert set(load.outcomes) <= {200, 429}
 
 
+@pytest.mark.holds("Work for a disconnected client is dropped", "Cancellation")
 def test_a_client_that_leaves_costs_nothing(tmp_path: Path) -> None:
     with serving(*FAKE, "--fake-cost-ms", "400", folder=tmp_path) as server:
         connections = []
@@ -184,6 +197,7 @@ def test_a_client_that_leaves_costs_nothing(tmp_path: Path) -> None:
         assert sum(computed) < 20
 
 
+@pytest.mark.holds("Shutdown answers open requests", "Shutdown")
 def test_open_requests_are_answered_before_the_end(tmp_path: Path) -> None:
     with serving(*FAKE, "--fake-cost-ms", "700", "--frontends", "1", folder=tmp_path) as server:
         connection = server.connect()

@@ -33,6 +33,7 @@ def environment(hub: LocalHub, cache: Path) -> dict[str, str]:
     return {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HUGGINGFACE_HUB_CACHE": str(cache), "NO_PROXY": "*"}
 
 
+@pytest.mark.holds("Network access")
 def test_a_server_starts_from_the_hub_and_again_without_it(hub: LocalHub, tmp_path: Path) -> None:
     settings = environment(hub, tmp_path / "cache")
     sources = []
@@ -63,6 +64,7 @@ def test_a_start_that_waits_for_the_hub_can_be_stopped(hub: LocalHub, tmp_path: 
     assert not [line for line in server.log.lines if " INFO " not in line]
 
 
+@pytest.mark.holds("Containers")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_start_in_the_middle_of_a_file_can_be_stopped(hub: LocalHub, tmp_path: Path, number: int) -> None:
     """Threads of the library fetch it, which an ordinary exit would wait for; Docker kills after 10 s."""

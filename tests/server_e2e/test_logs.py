@@ -6,6 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import Server, serving
 
@@ -28,6 +30,7 @@ def ask(server: Server, num_good: int) -> None:
     assert server.request("GET", "/metrics").status == 200
 
 
+@pytest.mark.holds("The request log")
 def test_every_request_of_every_frontend_has_its_line_at_an_orderly_end(tmp_path: Path) -> None:
     lines = [line for line in lines_of(tmp_path) if line["route"] != "/readyz"]  # which may say 503 at first
 
@@ -41,12 +44,14 @@ def test_every_request_of_every_frontend_has_its_line_at_an_orderly_end(tmp_path
     )
 
 
+@pytest.mark.holds("The request log")
 def test_only_errors(tmp_path: Path) -> None:
     lines = lines_of(tmp_path, "--request-log", "errors")
 
     assert [line["status"] for line in lines if line["route"] != "/readyz"] == [400]
 
 
+@pytest.mark.holds("The request log")
 def test_the_servers_own_log_as_json(tmp_path: Path) -> None:
     server = Server(*FAKE, "--json-output", "--request-log", "off", folder=tmp_path)
     try:

@@ -51,6 +51,7 @@ def embed(server: Server, texts: Sequence[str], **fields: object) -> NDArray[np.
     return np.frombuffer(reply.body, "<f4").reshape(len(texts), -1)
 
 
+@pytest.mark.holds("Token ids and rows equal sentence-transformers'", "Engines on a CPU")
 def test_rows_equal_the_references_alone_and_together(server: Server, expected: NDArray[np.float32]) -> None:
     together = embed(server, TEXTS)
     alone = np.concatenate([embed(server, [text]) for text in TEXTS])
@@ -61,6 +62,7 @@ def test_rows_equal_the_references_alone_and_together(server: Server, expected: 
     assert np.einsum("nd,nd->n", together, expected).min() > 0.99999
 
 
+@pytest.mark.holds("A row is the same alone and in any batch")
 def test_rows_are_the_same_among_strangers(server: Server, expected: NDArray[np.float32]) -> None:
     """Many requests at once, so that each text is batched with others' texts."""
     rows: dict[int, NDArray[np.float32]] = {}
@@ -98,6 +100,7 @@ def test_ids_give_the_row_of_their_text(server: Server) -> None:
     assert np.abs(np.frombuffer(by_ids.body, "<f4") - embed(server, [text])[0]).max() <= 1e-6
 
 
+@pytest.mark.holds("Engines on a CPU")
 def test_info_says_what_runs_and_why(server: Server) -> None:
     (model,) = server.request("GET", "/info").json()["models"]
 

@@ -58,6 +58,7 @@ def remote_code(folder: Path) -> None:
     (folder / "modeling_canary.py").write_text(f"open({str(folder / 'canary')!r}, 'w')\n")
 
 
+@pytest.mark.holds("Shutdown")
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

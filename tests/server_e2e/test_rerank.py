@@ -16,6 +16,8 @@ from tests.engine.rows.sentence_models import text_of, words
 from tests.engine.tiny_models import SCORING_SEQUENCES, arbitrary, save, save_whole
 from tests.server_e2e.running import Server, serving
 
+pytestmark = pytest.mark.holds("Reranking")
+
 DIMENSIONS = 16
 QUERY, *DOCUMENTS = arbitrary((4, 3, 9, 1, 20, 3))
 BODY = {"query": text_of(QUERY), "texts": [text_of(document) for document in DOCUMENTS]}

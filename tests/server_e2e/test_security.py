@@ -23,6 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.holds("API keys")
 @pytest.mark.parametrize("key", ["plain-sesame", "hashed-sesame", "first-sesame", "second-sesame"])
 def test_every_key_opens(server: Server, key: str) -> None:
     body = {"input": "hello", "model": MODEL}
@@ -49,6 +50,7 @@ def test_another_name_is_refused_where_names_are_strict(server: Server) -> None:
     assert refused.headers["access-control-allow-origin"] == ORIGIN
 
 
+@pytest.mark.holds("API keys never leak", "API keys")
 def test_no_key_can_be_read(server: Server) -> None:
     for pid in (server.process.pid, *server.processes().values()):
         assert b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -42,6 +42,7 @@ def test_ps_shows_the_house(server: Server) -> None:
     assert supervisor == b"embedline: supervisor"
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_floats(server: Server) -> None:
     reply = server.embed(TEXTS)
 
@@ -57,6 +58,7 @@ def test_floats(server: Server) -> None:
     assert {item["object"] for item in answer["data"]} == {"embedding"}
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_base64(server: Server) -> None:
     answer = server.embed(TEXTS, encoding_format="base64").json()
 
@@ -79,6 +81,7 @@ def test_raw_bytes(server: Server, by_header: bool) -> None:
     assert np.array_equal(np.frombuffer(reply.body, "<f4").reshape(-1, DIMENSIONS), rows_of(TEXTS))
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_one_string_and_token_ids(server: Server) -> None:
     ids = [[101, 7592, 102], [5], list(range(200, 500))]
 
@@ -99,6 +102,7 @@ def test_dimensions(server: Server) -> None:
     assert np.array_equal(np.frombuffer(reply.body, "<f4").reshape(2, 7), rows_of(TEXTS[:2])[:, :7])
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_a_request_larger_than_any_batch(server: Server) -> None:
     texts = [f"text number {number} " + "word " * (number % 40) for number in range(2048)]
 
@@ -121,6 +125,7 @@ def test_the_other_routes(server: Server) -> None:
     assert server.request("GET", "/docs").status == 200
 
 
+@pytest.mark.holds("Metrics")
 def test_metrics_count_what_both_frontends_answered(server: Server) -> None:
     # the alias, which only this test uses
     name = 'embedline_requests_total{class="interactive",code="200",route="/embeddings"} '
@@ -138,6 +143,7 @@ def test_metrics_count_what_both_frontends_answered(server: Server) -> None:
     assert answered() == 20
 
 
+@pytest.mark.holds("No process outlives the supervisor", "Shutdown")
 def test_sigterm_ends_everything(tmp_path: Path) -> None:
     with serving(*FAKE, folder=tmp_path) as server:
         pids = list(server.processes().values())
@@ -150,6 +156,7 @@ def test_sigterm_ends_everything(tmp_path: Path) -> None:
         assert not [line for line in server.log.lines if " ERROR " in line or "Traceback" in line]
 
 
+@pytest.mark.holds("No process outlives the supervisor")
 def test_no_process_outlives_the_supervisor(tmp_path: Path) -> None:
     server = Server(*FAKE, folder=tmp_path)
     try:

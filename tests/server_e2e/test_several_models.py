@@ -10,6 +10,8 @@ from engine import fake
 from tests.server_e2e.expected import ids_of
 from tests.server_e2e.running import Server, serving
 
+pytestmark = pytest.mark.holds("Readiness")
+
 DIMENSIONS = {"small": 8, "large": 96}
 CONFIG = """
 engine = "fake"
@@ -44,6 +46,7 @@ def rows(name: str, texts: list[str]) -> np.ndarray[tuple[int, ...], np.dtype[np
     return np.stack([fake.row(table, np.array(ids_of(prompt + text), np.int32).tobytes()) for text in texts])
 
 
+@pytest.mark.holds("Requests and answers", "Prompts")
 def test_each_name_answers_with_its_own_rows(server: Server) -> None:
     texts = ["hello world", "embed this"]
     for name in ["small", "large"] * 3:
@@ -54,12 +57,14 @@ def test_each_name_answers_with_its_own_rows(server: Server) -> None:
         assert server.embed("a", model=name).json()["model"] == name
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_usage_counts_special_tokens_and_the_prompt(server: Server) -> None:
     numbers = [server.embed("hello world", model=name).json()["usage"]["prompt_tokens"] for name in ("small", "large")]
     assert numbers == [len(ids_of("hello world")), len(ids_of("query: hello world"))]
     assert numbers == [4, 6]
 
 
+@pytest.mark.holds("Limits")
 def test_each_model_has_its_own_length_and_truncation(server: Server) -> None:
     text = "word " * 50
 
@@ -68,6 +73,7 @@ def test_each_model_has_its_own_length_and_truncation(server: Server) -> None:
     assert (refused.status, refused.json()["error"]["param"]) == (400, "input")
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("name", ["any", "", "sentence-transformers/all-MiniLM-L6-v2"])
 def test_another_name_is_refused(server: Server, name: str) -> None:
     reply = server.embed("hello", model=name)
@@ -75,6 +81,7 @@ def test_another_name_is_refused(server: Server, name: str) -> None:
     assert (reply.status, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
+@pytest.mark.holds("Requests and answers")
 def test_both_are_listed(server: Server) -> None:
     listed = {model["id"]: model for model in server.request("GET", "/v1/models").json()["data"]}
     assert {name: model["dimensions"] for name, model in listed.items()} == DIMENSIONS

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
@@ -15,6 +16,7 @@ from tests.server_e2e.running import serving
 TEXTS = ["w5 w9 w5", "w7", "w11 w4 w90"]
 
 
+@pytest.mark.holds("What a model is for")
 def test_rows_are_the_librarys(tmp_path: Path) -> None:
     tokenizer = words()
     tokenizer.post_processor = TemplateProcessing(single="w2 $A w3", special_tokens=[("w2", 2), ("w3", 3)])

@@ -37,6 +37,7 @@ def heard(number: signal.Signals, by: signal.Handlers = signal.SIG_DFL) -> Itera
         signal.signal(number, before)
 
 
+@pytest.mark.holds("Shutdown")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_other_signals_stop_it_in_order_too(number: signal.Signals, tmp_path: Path) -> None:
     with heard(number):  # the tests may have been started by nohup
@@ -50,6 +51,7 @@ def test_other_signals_stop_it_in_order_too(number: signal.Signals, tmp_path: Pa
         server.log.wait_for("stopping")
 
 
+@pytest.mark.holds("Shutdown")
 def test_nohup_keeps_it_from_hearing_of_a_closed_terminal(tmp_path: Path) -> None:
     with heard(signal.SIGHUP, signal.SIG_IGN):  # as nohup does
         server = Server(*FAKE, folder=tmp_path)
@@ -62,6 +64,7 @@ def test_nohup_keeps_it_from_hearing_of_a_closed_terminal(tmp_path: Path) -> Non
         assert server.stop() == 0
 
 
+@pytest.mark.holds("Shutdown")
 def test_what_is_unfinished_at_the_end_gets_503(tmp_path: Path) -> None:
     with serving(*FAKE, *HANGS, "--shutdown-timeout", "0.3", folder=tmp_path) as server:
         with open_request(server) as connection:
@@ -75,6 +78,7 @@ def test_what_is_unfinished_at_the_end_gets_503(tmp_path: Path) -> None:
         assert server.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.holds("Shutdown")
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     with serving(*FAKE, *HANGS, "--shutdown-timeout", "3600", folder=tmp_path) as server:
         pids = list(server.processes().values())

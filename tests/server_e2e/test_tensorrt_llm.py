@@ -68,6 +68,7 @@ def test_a_row_that_is_not_finite_is_refused_alone(server: Server) -> None:
     assert reply.json()["error"]["param"] == "input[1]"
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_a_gpu_that_fails_while_serving(server: Server, embedder: Model, trap: Path) -> None:
     """What was in the engine waits for the next one, or is told to come again: no error is handed out fast."""
     expected, seen = embedder.expected(SEQUENCES), len(server.log.lines)
@@ -92,6 +93,7 @@ def test_a_gpu_that_fails_while_serving(server: Server, embedder: Model, trap: P
     assert np.abs(rows_of(ask(server)) - expected).max() <= TOLERANCE
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.slow
 def test_a_gpu_that_does_not_come_back(embedder: Model, tmp_path: Path) -> None:
     """The next engine finds it lost too: requests are told to come again, and the log has the reason."""

@@ -40,6 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return embedding("qwen3", tmp_path_factory.mktemp("model") / "m", "last").folder
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize(
     ("machine_is", "words"),
     [
@@ -73,6 +74,7 @@ def foreign_scales(folder: Path) -> Path:
     return found
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize(
     ("made", "words"),
     [

@@ -28,6 +28,7 @@ def wrong_imports(source: Source) -> list[str]:
     return [name for name in ours if not is_within(name, allowed)]
 
 
+@pytest.mark.holds("Imports go one way")
 @pytest.mark.parametrize("source", sources(), ids=lambda source: str(source.path))
 def test_no_import_goes_against_the_direction(source: Source) -> None:
     assert wrong_imports(source) == []

@@ -43,6 +43,7 @@ def what_loads(modules: list[str], *, root: Path) -> dict[str, list[str]]:
     return loaded
 
 
+@pytest.mark.holds("torch stays in the engines")
 def test_torch_stays_in_the_engines() -> None:
     modules = torch_free_modules()
     assert {"engine.types", "engine.messages", "tokenizer_pool.messages", "batch_manager.messages"} <= set(modules)
@@ -76,6 +77,7 @@ def import_with_numpy_alone(module: str, packages: Path) -> subprocess.Completed
     return subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.holds("torch stays in the engines")
 @pytest.mark.parametrize("module", ["engine.types", "engine.messages", "engine.worker", "engine.fake"])
 def test_imports_where_numpy_is_the_only_package(module: str, numpy_alone: Path) -> None:
     answer = import_with_numpy_alone(module, numpy_alone)

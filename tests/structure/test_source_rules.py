@@ -75,6 +75,7 @@ def wildcard_addresses(source: Source) -> int:
     return sum(value in EVERY_ADDRESS for value in constants if isinstance(value, str))
 
 
+@pytest.mark.holds("No data is run as code")
 @pytest.mark.parametrize("source", sources(), ids=lambda source: str(source.path))
 def test_source_keeps_the_rules(source: Source) -> None:
     assert violations(source) == []
@@ -86,6 +87,7 @@ def test_only_one_default_listens_on_every_interface() -> None:
     assert sum(naming.values()) <= 1, naming
 
 
+@pytest.mark.holds("Pickles are read only by one isolated process")
 def test_pickles_are_read_in_one_place_by_one_process() -> None:
     module = ".".join(READS_PICKLES.with_suffix("").parts)
     importing = {str(source.path) for source in sources() if module in imported_names(source.tree())}

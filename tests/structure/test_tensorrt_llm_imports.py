@@ -42,6 +42,7 @@ def test_nothing_below_or_beside_the_engines_names_it() -> None:
     assert [str(source.path) for source in others if modules_named(source)] == []
 
 
+@pytest.mark.holds("Only two modules import TensorRT-LLM")
 def test_the_two_modules_do() -> None:
     assert {source.path for source in sources("engine") if modules_named(source)} == IMPORTING
 

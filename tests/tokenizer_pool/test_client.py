@@ -176,6 +176,7 @@ async def test_a_lone_surrogate_in_a_prompt_is_nobodys_text() -> None:
         assert caught.value.index == -1
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
 async def test_a_text_far_too_long_is_capped_and_counts_as_truncated(truncation: Truncation) -> None:
     async with scripted_pool(1) as (pool, (worker,)):
@@ -220,6 +221,7 @@ async def test_a_second_text_far_too_long_is_capped_and_counts_as_truncated() ->
         assert (caught.value.reason, caught.value.index) == (Refusal.TOO_LONG, 1)
 
 
+@pytest.mark.holds("Limits")
 async def test_without_truncation_a_text_far_too_long_is_never_sent() -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         with pytest.raises(TextRefused) as caught:

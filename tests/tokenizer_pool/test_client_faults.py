@@ -65,6 +65,7 @@ async def test_what_a_dead_worker_owes_waits_for_it_where_there_is_no_other() ->
         assert (await answer_all([worker], request)).token_ids.tolist() == list(range(2048))
 
 
+@pytest.mark.holds("When a process dies")
 async def test_a_text_that_takes_three_workers_down_is_refused_and_the_others_are_not() -> None:
     """The poison is the first piece of its class each time, since a worker runs them in order."""
     async with scripted_pool(1) as (pool, (worker,)):
@@ -116,6 +117,7 @@ async def answer_queries(worker: ScriptedWorker, query: asyncio.Task[TokenizedTe
         worker.asked.put_nowait(asked)
 
 
+@pytest.mark.holds("Cancellation")
 async def test_a_client_that_leaves_drops_what_was_not_sent() -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         left = ask(pool, MANY, BULK)

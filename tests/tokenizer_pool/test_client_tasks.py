@@ -106,6 +106,7 @@ async def test_an_id_that_no_vocabulary_has_is_never_sent(bad: int) -> None:
         assert worker.asked.empty()
 
 
+@pytest.mark.holds("Limits")
 async def test_a_text_far_too_long_for_the_model_is_refused() -> None:
     async with scripted_pool(1) as (pool, (worker,)):
         refused = await refusal(details(pool, ["1", "2" * (MAX_CHARS_PER_TOKEN * MAX_SEQLEN + 1)]))
@@ -113,6 +114,7 @@ async def test_a_text_far_too_long_for_the_model_is_refused() -> None:
         assert worker.asked.empty()
 
 
+@pytest.mark.holds("Limits")
 async def test_more_than_one_request_may_have_is_refused() -> None:
     async with scripted_pool(1) as (pool, workers):
         text = "1" * (MAX_DETAIL_CHARS // 32 - 1)
@@ -123,6 +125,7 @@ async def test_more_than_one_request_may_have_is_refused() -> None:
         assert await answer_all(workers, decode(pool, [[1] * MAX_DECODE_IDS])) == [str(MAX_DECODE_IDS)]
 
 
+@pytest.mark.holds("Limits")
 async def test_a_query_counts_with_each_of_its_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "MAX_PAIR_CHARS", 32)
     async with scripted_pool(1) as (pool, workers):

@@ -50,6 +50,7 @@ def test_tokens_are_the_parts_of_the_text_they_stand_for(tokenizer: Tokenizer) -
     assert not any(token.is_special for token in inner)
 
 
+@pytest.mark.holds("TEI's routes")
 def test_a_prompt_is_part_of_the_text(tokenizer: Tokenizer) -> None:
     (tokens,) = tokenizer.details(["ferry"], prompt="at sea: ", add_special_tokens=False).tokens
     assert [(token.text, token.start) for token in tokens] == [("at", 0), ("sea", 3), (":", 6), ("ferry", 8)]
@@ -60,6 +61,7 @@ def test_a_special_token_that_a_text_spells_out_is_a_part_of_it(tokenizer: Token
     assert tokens == [CLS, Token(1037, "a", False, 0, 1), Token(102, "[SEP]", False, 2, 7), SEP]
 
 
+@pytest.mark.holds("TEI's routes")
 @pytest.mark.parametrize("add_special_tokens", [True, False])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_ids_and_places_equal_transformers(tokenizer: Tokenizer, name: str, add_special_tokens: bool) -> None:

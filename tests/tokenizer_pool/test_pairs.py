@@ -113,6 +113,7 @@ texts = st.one_of(
 pairs = st.lists(st.tuples(texts, texts), min_size=1, max_size=6)
 
 
+@pytest.mark.holds("Reranking")
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=pairs, prompt=st.sampled_from(["", "query: "]), truncation=st.sampled_from([*SIDES]))
 def test_pairs_equal_transformers(

@@ -51,6 +51,7 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=MAX_SEQLEN, marks_prompts=True))
 
 
+@pytest.mark.holds("Prompts")
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_as_many_as_sentence_transformers_leaves_out(tokenizer: Tokenizer, library: Any, prompt: str) -> None:
     piece = tokenizer.encode(TEXTS, prompt=prompt)

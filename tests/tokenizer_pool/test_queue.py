@@ -51,6 +51,7 @@ def order(queue: PieceQueue[str]) -> list[str]:
     return taken
 
 
+@pytest.mark.holds("Two classes of work")
 def test_interactive_goes_first_and_each_class_in_order() -> None:
     queue: PieceQueue[str] = PieceQueue()
     for name, request_class in [("bulk 1", BULK), ("query 1", INTERACTIVE), ("bulk 2", BULK), ("query 2", INTERACTIVE)]:
@@ -59,6 +60,7 @@ def test_interactive_goes_first_and_each_class_in_order() -> None:
     assert order(queue) == ["query 1", "query 2", "bulk 1", "bulk 2"]
 
 
+@pytest.mark.holds("A query waits for at most one running tokenizer piece")
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_a_query_waits_for_at_most_one_running_piece(num_workers: int) -> None:
     """With all of a 2,048-text request in the queue, the wait is what is left of a piece that runs."""
@@ -72,6 +74,7 @@ def test_a_query_waits_for_at_most_one_running_piece(num_workers: int) -> None:
     assert max(begun[piece] for piece in bulk) > begun[last_query]  # and the request was not over by then
 
 
+@pytest.mark.holds("Neither class starves", "Two classes of work")
 def test_bulk_has_its_turn_while_interactive_never_ends() -> None:
     queries = [Arrival(1e-9 * index, INTERACTIVE, 0.004) for index in range(1000)]
     bulk = [Arrival(0.0, BULK, PIECE_SECONDS + 1e-9 * index) for index in range(3)]

@@ -111,6 +111,7 @@ async def test_an_answer_that_no_frame_can_carry_is_refused(tmp_path: Path, monk
         assert await pool.decode([[7592]], model=0, request_class=INTERACTIVE) == ["hello"]
 
 
+@pytest.mark.holds("Left truncation keeps the last tokens", "Truncation")
 @pytest.mark.parametrize("name", ["plain", "Arabic", "accents", "beyond the BMP"])
 async def test_the_last_tokens_of_a_text_of_any_length(tmp_path: Path, name: str) -> None:
     """Also where all but the end of the text is cut off before it is tokenized."""

@@ -83,6 +83,7 @@ texts = st.one_of(
 ).map(without_specials)
 
 
+@pytest.mark.holds("Reranking")
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=st.lists(st.tuples(texts, texts), min_size=1, max_size=5), instruction=texts)
 def test_pairs_equal_the_recipe(
@@ -108,6 +109,7 @@ def test_a_text_may_hold_what_the_template_fills(tokenizer: Tokenizer, library: 
     assert lists(piece) == [recipe(library, text, text, text)]
 
 
+@pytest.mark.holds("User text never becomes a special token", "Reranking")
 def test_a_text_that_spells_out_a_special_token_does_not_become_one(tokenizer: Tokenizer, library: Any) -> None:
     special = {library.convert_tokens_to_ids(token) for token in SPECIALS}
     (plain,) = lists(tokenizer.encode(["q"], pair_texts=["d"], prompt="i"))

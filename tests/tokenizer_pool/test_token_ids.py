@@ -41,6 +41,7 @@ def test_ids_are_used_as_they_stand(truncation: Truncation) -> None:
     assert texts.truncated.tolist() == [0, 0, 0]
 
 
+@pytest.mark.holds("Truncation")
 @pytest.mark.parametrize(
     ("truncation", "expected"), [(Truncation.RIGHT, [[1, 2, 3, 4], [9]]), (Truncation.LEFT, [[3, 4, 5, 6], [9]])]
 )
@@ -50,6 +51,7 @@ def test_long_lists_are_cut_where_text_would_be(truncation: Truncation, expected
     assert texts.truncated.tolist() == [1, 0]
 
 
+@pytest.mark.holds("Truncation")
 def test_without_truncation_a_long_list_is_refused() -> None:
     refused = refusal([[1], [1] * 4, [1] * 5, [1] * 6], Truncation.NONE)
     assert (refused.reason, refused.index, refused.num_tokens, refused.max_tokens) == (Refusal.TOO_LONG, 2, 5, 4)

@@ -42,10 +42,12 @@ def reference_ids(reference: SentenceTransformer, text: str, prompt: str | None 
     return ids
 
 
+@pytest.mark.holds("Truncation")
 def test_the_reference_truncates_where_we_do(reference: SentenceTransformer) -> None:
     assert reference.max_seq_length == MAX_SEQLEN
 
 
+@pytest.mark.holds("Token ids and rows equal sentence-transformers'", "Truncation")
 @pytest.mark.parametrize("prompt", ["", "query: ", "Instruct: find\nQuery:"])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_ids_equal_sentence_transformers(
@@ -61,6 +63,7 @@ def test_a_text_has_the_same_ids_in_any_company(tokenizer: Tokenizer) -> None:
     assert lists(tokenizer.encode(texts)) == alone
 
 
+@pytest.mark.holds("Truncation")
 @pytest.mark.parametrize("name", SAMPLES)
 def test_left_truncation_equals_transformers(tokenizer: Tokenizer, name: str) -> None:
     left = AutoTokenizer.from_pretrained(get_model_path(), truncation_side="left")
@@ -68,6 +71,7 @@ def test_left_truncation_equals_transformers(tokenizer: Tokenizer, name: str) ->
     assert lists(tokenizer.encode([SAMPLES[name]], truncation=Truncation.LEFT)) == [expected]
 
 
+@pytest.mark.holds("Truncation")
 @pytest.mark.parametrize("truncation", [Truncation.RIGHT, Truncation.LEFT])
 def test_only_what_lost_tokens_counts_as_truncated(tokenizer: Tokenizer, truncation: Truncation) -> None:
     words = MAX_SEQLEN - NUM_SPECIAL_TOKENS
@@ -78,6 +82,7 @@ def test_only_what_lost_tokens_counts_as_truncated(tokenizer: Tokenizer, truncat
     assert np.diff(piece.offsets).tolist() == [3, MAX_SEQLEN - 1, MAX_SEQLEN, MAX_SEQLEN, MAX_SEQLEN]
 
 
+@pytest.mark.holds("Truncation")
 def test_the_prompt_counts_towards_the_length(tokenizer: Tokenizer) -> None:
     words = MAX_SEQLEN - NUM_SPECIAL_TOKENS
     assert tokenizer.encode(["go " * words], prompt="stop ").truncated.tolist() == [1]

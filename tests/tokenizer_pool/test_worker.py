@@ -149,6 +149,7 @@ def test_a_long_text_that_is_refused_is_answered(run: Run, tmp_path: Path) -> No
     run(scenario())
 
 
+@pytest.mark.holds("When a process dies")
 def test_a_long_text_that_never_ends_ends_the_worker(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exits: list[int] = []
     monkeypatch.setattr("tokenizer_pool.worker._MAX_SECONDS", 0.0)
@@ -230,6 +231,7 @@ def assert_counted(child: Child, *, num_texts: int, num_tokens: int) -> None:
     }
 
 
+@pytest.mark.holds("A query waits for at most one running tokenizer piece")
 def test_a_query_overtakes_a_request_of_2048_texts(run: Run, tmp_path: Path) -> None:
     async def scenario() -> None:
         child, path = started_child(tmp_path, SPEC)

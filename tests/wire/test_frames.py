@@ -32,6 +32,7 @@ def stream_of(payloads: list[bytes]) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.holds("A frame arrives whole or not at all")
 @settings(max_examples=60, deadline=None)
 @given(
     payloads=st.lists(st.binary(max_size=300), max_size=8),
@@ -50,11 +51,13 @@ def test_payloads_around_and_over_the_receive_buffer(size: int) -> None:
     assert [payload for _, _, payload in parse(stream_of(payloads), [65_536, 1, 100_000])] == payloads
 
 
+@pytest.mark.holds("Unknown peers and other versions are disconnected")
 def test_a_stranger_is_refused() -> None:
     with pytest.raises(ProtocolError, match="not a handshake"):
         parse(b"".join(frames.frame(KIND, 0, [b"GET / HT"])), [1000])
 
 
+@pytest.mark.holds("Unknown peers and other versions are disconnected")
 def test_another_version_is_refused() -> None:
     hello = bytearray(b"".join(frames.hello()))
     hello[frames.HEADER.size + 4] += 1
@@ -63,6 +66,7 @@ def test_another_version_is_refused() -> None:
         parse(bytes(hello), [1000])
 
 
+@pytest.mark.holds("Unknown peers and other versions are disconnected")
 def test_an_absurd_length_is_refused_before_it_is_allocated() -> None:
     header = frames.HEADER.pack(frames.MAX_PAYLOAD + 1, KIND, 0, 0)
 

@@ -8,6 +8,7 @@ from wire.page import Page
 from wire.vocabulary import RequestClass
 
 
+@pytest.mark.holds("No two arrays of the shared page overlap")
 def test_a_second_mapping_sees_every_array() -> None:
     page = Page.create(num_frontends=3, num_managers=2, num_models=2)
     other = Page.attach(page.fd)

@@ -31,6 +31,7 @@ def test_a_line_of_text() -> None:
     assert line.endswith(" WARNING frontend 0: took 5 ms")
 
 
+@pytest.mark.holds("Log lines cannot be forged")
 @pytest.mark.parametrize("formatter", [TextLines("frontend 0"), JsonLines("frontend 0")])
 def test_a_message_can_not_forge_a_line(formatter: logging.Formatter) -> None:
     line = formatter.format(record("model %s", FORGED))

@@ -55,6 +55,7 @@ def entries(cache_dir: Path) -> list[Path]:
     return sorted(path for path in (cache_dir / "compiled").iterdir() if path.is_dir())
 
 
+@pytest.mark.holds("A warm start imports neither torch nor transformers", "Engines on a CPU", "Network access")
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_a_warm_start_imports_neither_torch_nor_transformers(name: str, quantization: str, tmp_path: Path) -> None:
@@ -109,6 +110,7 @@ def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path]) -> N
     assert len(entries(cache_dir)) == 2
 
 
+@pytest.mark.holds("A warm start imports neither torch nor transformers")
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone", "manifest", "no manifest", "deep", "facts", "dimensions"])
 def test_a_damaged_entry_is_built_anew(damage: str, warm: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     folder, cache_dir = warm

@@ -39,6 +39,7 @@ SEQUENCES = arbitrary(SEQLENS)
 LABELS = ("a", "b", "c")
 
 
+@pytest.mark.holds("What a model is for")
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(
     ("family", "others"),

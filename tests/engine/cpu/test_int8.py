@@ -27,6 +27,7 @@ def cosines(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray
     return found
 
 
+@pytest.mark.holds("An int8 row does not depend on its neighbours", "Engines on a CPU")
 @pytest.mark.parametrize("family", ["bert", "albert", "modernbert", "qwen3", "gpt2"])
 def test_rows_are_near_those_of_float32_and_do_not_depend_on_neighbours(family: str, tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")
@@ -47,6 +48,7 @@ def test_rows_are_near_those_of_float32_and_do_not_depend_on_neighbours(family: 
     assert num_products == {"bert": 18, "albert": 19, "modernbert": 12, "qwen3": 21, "gpt2": 12}[family]
 
 
+@pytest.mark.holds("Engines on a CPU")
 def test_what_loses_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "max_int8_weight", lambda: 1)  # three values are left of a weight
     with pytest.raises(ModelError, match=r"^--quantization int8 costs this model too much") as refused:

@@ -29,6 +29,7 @@ def tiny(tmp_path: Path) -> Path:
     return save("bert", tmp_path / "model")
 
 
+@pytest.mark.holds("Engines on a CPU")
 def test_auto_is_openvino_where_it_can_serve_the_model(tiny: Path) -> None:
     engine, reason = registry.choose("auto")
     loaded = registry.load(engine, name="m", reason=reason, options=options(tiny))
@@ -39,6 +40,7 @@ def test_auto_is_openvino_where_it_can_serve_the_model(tiny: Path) -> None:
     )
 
 
+@pytest.mark.holds("Engines on a CPU")
 def test_auto_is_transformers_where_the_self_test_fails(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -52,6 +54,7 @@ def test_auto_is_transformers_where_the_self_test_fails(
     assert "the openvino engine can't serve m" in caplog.text
 
 
+@pytest.mark.holds("A named engine never falls back", "Engines on a CPU")
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_named_engine_does_not_fall_back(name: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(selftest._TOLERANCE, "float32", 1e-12)
@@ -60,6 +63,7 @@ def test_a_named_engine_does_not_fall_back(name: str, tiny: Path, monkeypatch: p
         registry.load(engine, name="m", reason=reason, options=options(tiny))
 
 
+@pytest.mark.holds("Engines on a CPU")
 @pytest.mark.parametrize(
     ("asked", "quantization", "chosen"),
     [

@@ -147,6 +147,7 @@ def test_token_rows_come_with_their_offsets(engine: FusedEngine) -> None:
 # --- errors
 
 
+@pytest.mark.holds("Engines on a GPU")
 @pytest.mark.parametrize(
     ("error", "kind", "num_settled"),
     [
@@ -188,6 +189,7 @@ def test_an_error_at_the_end_is_that_batchs_answer(engine: FusedEngine, device: 
     assert pooled(engine, 2) == expected_rows(2)
 
 
+@pytest.mark.holds("Engines on a GPU")
 def test_a_device_that_can_not_be_brought_into_order_is_lost(
     engine: FusedEngine, device: RecordingDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -306,6 +306,7 @@ def lacking_memory(monkeypatch: pytest.MonkeyPatch, *, above: int) -> list[int]:
     return tried
 
 
+@pytest.mark.holds("Engines on a GPU")
 def test_batches_are_made_smaller_until_they_fit(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = lacking_memory(monkeypatch, above=5000)
     engine = load(tiny)

@@ -12,6 +12,8 @@ from engine.fused.checkpoint import original
 from engine.fused.choices import Choices
 from tests.engine.tiny_models import save
 
+pytestmark = pytest.mark.holds("Engines on a GPU")
+
 OPTIONS = {"device": "cpu", "dtype": "auto", "pooling": "mean", "max_num_tokens": None, "max_num_seqs": 64}
 
 

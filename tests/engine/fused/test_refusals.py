@@ -60,6 +60,7 @@ def test_a_configuration_that_is_not_for_it_names_another_engine() -> None:
     assert all(message.endswith("; --engine transformers may serve the model") for message in refused)
 
 
+@pytest.mark.holds("What a model is for")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -7,6 +7,8 @@ from engine.machine.cuda_driver import Cuda, Gpu
 from engine.machine.devices import GENERATIONS, Devices, Work, dtype_of_auto, has_bfloat16, has_fp8
 from engine.types import ModelError
 
+pytestmark = pytest.mark.holds("Engines on a GPU")
+
 GIB = 1 << 30
 
 

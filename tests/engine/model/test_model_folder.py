@@ -253,6 +253,7 @@ def test_other_names_for_the_sizes_and_a_text_part_are_understood(folder: Path) 
     assert (model_folder.read(folder).vocab_size, model_folder.read(folder).architecture) == (7, "bert")
 
 
+@pytest.mark.holds("Prompts")
 def test_prompts_and_lower_case(folder: Path) -> None:
     write(folder / "sentence_bert_config.json", {"max_seq_length": None, "do_lower_case": True})
     prompts = {"query": "query: ", "document": "", "unset": None}
@@ -324,6 +325,7 @@ def test_a_folder_without_config_or_no_folder_at_all(tmp_path: Path) -> None:
     assert "is not a folder" in refusal(tmp_path / "nowhere")
 
 
+@pytest.mark.holds("No data is run as code")
 def test_weights_that_can_run_code_are_named_and_not_read(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     message = refusal(folder)

@@ -75,11 +75,13 @@ def check(engine: str, folder: Path, **others: Any) -> None:
     assert difference(rows, expected) <= 1e-5
 
 
+@pytest.mark.holds("Pooling and Dense modules equal sentence-transformers'")
 @pytest.mark.parametrize("mode", MODES)
 def test_each_pooling(mode: str, tmp_path: Path) -> None:
     check("transformers", save_chain(tmp_path / "model", mode))
 
 
+@pytest.mark.holds("Pooling and Dense modules equal sentence-transformers'")
 @pytest.mark.parametrize("engine", MODULES)
 @pytest.mark.parametrize("chain", CHAINS)
 def test_rows_equal_sentence_transformers(chain: str, engine: str, tmp_path: Path) -> None:
@@ -101,6 +103,7 @@ def test_a_padded_model_of_another_family(tmp_path: Path) -> None:
     check("transformers", save_chain(tmp_path / "model", "weightedmean", *two_dense(), family="deberta-v2"))
 
 
+@pytest.mark.holds("Pooling and Dense modules equal sentence-transformers'")
 def test_leaving_a_step_out_would_show(tmp_path: Path) -> None:
     folder = model_folder.read(save_chain(tmp_path / "model", "cls", *many_kinds()))
     assert len(folder.steps) == 4

@@ -91,6 +91,7 @@ def test_the_measure_itself() -> None:
     assert ranks(np.array([7, 5, 7, 9])).tolist() == [1.5, 0, 1.5, 3]
 
 
+@pytest.mark.holds("Engines rank texts as sentence-transformers does")
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["transformers", "openvino", "onnxruntime"])
 def test_an_engine_ranks_as_sentence_transformers_does(

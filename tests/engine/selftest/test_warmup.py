@@ -128,6 +128,7 @@ def test_a_slow_engine_is_not_measured_for_long(tokens_per_second: float, monkey
     assert max(engine.sizes) == 128
 
 
+@pytest.mark.holds("Back-pressure")
 def test_all_streams_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Scripted(linear(0, 10_000), streams=3, depth=4)
     assert warmed(monkeypatch, engine).tokens_per_second == pytest.approx(10_000)
@@ -197,6 +198,7 @@ def test_where_there_are_buckets_batches_are_measured_one_behind_the_other(monke
     assert not engine._inside
 
 
+@pytest.mark.holds("Readiness")
 @pytest.mark.parametrize(
     ("answer", "why"),
     [

@@ -161,6 +161,7 @@ def test_without_huggingface_hub_the_package_is_still_found(tmp_path: Path, monk
     assert "huggingface_hub is not installed" in refusal("a/model", tmp_path)
 
 
+@pytest.mark.holds("Containers")
 def test_a_folder_that_is_not_for_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests may run as root, who is refused nothing."""
     monkeypatch.setattr("os.access", lambda *arguments: False)

@@ -106,6 +106,7 @@ def asked_for(hub: LocalHub) -> set[str]:
     return {path.partition(f"/resolve/{COMMIT}/")[2] for path in hub.paths("HEAD")}
 
 
+@pytest.mark.holds("Network access")
 def test_what_serves_a_model_is_fetched_and_nothing_else(hub: LocalHub, start: Starter) -> None:
     found = start()
 
@@ -117,12 +118,14 @@ def test_what_serves_a_model_is_fetched_and_nothing_else(hub: LocalHub, start: S
     assert found.stderr == ""  # no bars in a server's log
 
 
+@pytest.mark.holds("A cached model starts without the network", "Network access")
 def test_nobody_is_told_who_runs_what(hub: LocalHub, start: Starter) -> None:
     """Without the library's switch it fetches a list of programs, to say in each request which of them runs it."""
     start(HF_HUB_DISABLE_TELEMETRY="0")
     assert {path for path in hub.paths() if MODEL not in path} == {"/elsewhere/model.safetensors"}
 
 
+@pytest.mark.holds("A cached model starts without the network", "Network access")
 def test_the_token_stays_with_the_hub(hub: LocalHub, start: Starter) -> None:
     found = start(token="hf_secret\n")  # as files of secrets end
 
@@ -198,6 +201,7 @@ def test_a_start_that_failed_half_way_is_completed_by_the_next(hub: LocalHub, st
     assert asked_for(hub) == {"model.safetensors"}
 
 
+@pytest.mark.holds("A cached model starts without the network", "Network access")
 def test_the_second_start_asks_nobody(hub: LocalHub, start: Starter) -> None:
     first = start()
     hub.asked.clear()

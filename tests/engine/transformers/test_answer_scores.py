@@ -61,6 +61,7 @@ def test_a_bias_of_the_vocabulary_counts(tmp_path: Path) -> None:
     assert abs(bias[11] - bias[7]) > 0.01
 
 
+@pytest.mark.holds("The whole vocabulary is never projected at once")
 def test_the_other_rows_of_the_vocabulary_are_not_kept(tmp_path: Path) -> None:
     found = read(save_whole("qwen3", tmp_path / "model", GENERATING), AnswerScore(yes_id=11, no_id=7))
     model = load_model(found, dtype=torch.float32)

@@ -149,6 +149,7 @@ def test_rows_equal_those_of_sentence_transformers(
     assert np.abs(alone - expected).max() <= 1e-5
 
 
+@pytest.mark.holds("A row is the same alone and in any batch")
 def test_a_row_is_the_same_alone_and_in_any_batch(minilm: TransformersEngine, sequences: list[list[int]]) -> None:
     alone = np.concatenate([rows(minilm, [sequence]) for sequence in sequences])
     random = np.random.default_rng(0)
@@ -472,6 +473,7 @@ def test_a_configuration_cannot_choose_attention_or_outputs(tiny: Path) -> None:
     loaded.close()
 
 
+@pytest.mark.holds("Network access")
 def test_loading_makes_no_noise_and_no_connection(
     tiny: Path, no_network: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -492,6 +494,7 @@ def canary(tiny: Path) -> Path:
     return tiny
 
 
+@pytest.mark.holds("No data is run as code")
 def test_code_in_a_folder_is_not_run_where_transformers_has_its_own(canary: Path) -> None:
     loaded = load(canary)
     loaded.close()
@@ -534,6 +537,7 @@ class Shortened(Leaking):
         return self._right(some)[:-1]
 
 
+@pytest.mark.holds("A model that cannot be packed is never packed")
 @pytest.mark.parametrize(("wrong", "why"), [(Leaking, "differs by"), (Raising, "ValueError"), (Shortened, "shape")])
 def test_a_model_that_packs_wrongly_is_padded(
     wrong: type, why: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
@@ -557,6 +561,7 @@ class Unmasked(PaddedForward):
         return hidden
 
 
+@pytest.mark.holds("A model that cannot be packed is never packed")
 def test_a_model_that_is_wrong_either_way_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "PackedForward", Leaking)
     monkeypatch.setattr(selftest, "PaddedForward", Unmasked)

@@ -93,6 +93,7 @@ TOKEN_FAMILIES = (
 # --- of sequences
 
 
+@pytest.mark.holds("Heads equal the library's")
 @pytest.mark.parametrize(("family", "way"), SEQUENCE_FAMILIES.items())
 def test_scores_of_sequences_are_the_whole_models(family: str, way: str, tmp_path: Path) -> None:
     folder = save_whole(family, tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
@@ -131,6 +132,7 @@ def test_token_types_of_pairs(family: str, tmp_path: Path) -> None:
     assert difference(compute(choice, OutputKind.LOGITS, sequences).values, expected) > 1e-3
 
 
+@pytest.mark.holds("What a model is for")
 @pytest.mark.parametrize("pad_token_id", [7, None])
 def test_a_text_that_ends_with_the_padding_token(pad_token_id: int | None, tmp_path: Path) -> None:
     """The library scores the last token that is not padding, even of a sequence alone."""
@@ -233,6 +235,7 @@ def test_the_engine_gives_scores(tmp_path: Path) -> None:
     assert difference(results[OutputKind.LOGITS].values, expected) <= 1e-5
 
 
+@pytest.mark.holds("Heads equal the library's", "What a model is for")
 @pytest.mark.parametrize(
     ("purpose", "head"),
     [

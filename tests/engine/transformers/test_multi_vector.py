@@ -89,6 +89,7 @@ def test_documents_have_the_vectors_of_sentence_transformers(colbert: Path) -> N
         assert difference(vectors(colbert, head(), [sequence])[0], expected) <= 1e-5
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 def test_queries_have_the_vectors_of_sentence_transformers(colbert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with what fills it up, which it does not see."""
     sequences, reference = arbitrary((7, 1, QUERY_LENGTH, 7, 3)), encoder(colbert)

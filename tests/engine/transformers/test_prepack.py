@@ -131,6 +131,7 @@ class Peeking(nn.Linear):
         return super().forward(rows) + 0 * self.neighbour.dense.weight[0, 0]  # type: ignore[union-attr, index]
 
 
+@pytest.mark.holds("Prepacked weights give the same rows")
 @needs_onednn
 @pytest.mark.usefixtures("always")
 def test_a_model_that_needs_its_plain_weights_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +151,7 @@ def test_a_model_that_needs_its_plain_weights_keeps_them(tmp_path: Path, monkeyp
     assert not any("prepacked" in note for note in loaded.info.notes)
 
 
+@pytest.mark.holds("Prepacked weights give the same rows")
 @needs_onednn
 @pytest.mark.usefixtures("always")
 def test_minilm_keeps_its_rows(minilm_folder: Path) -> None:

@@ -69,6 +69,7 @@ def check(mode: Any, folder: Path) -> None:
     loaded.close()
 
 
+@pytest.mark.holds("Prompts")
 @pytest.mark.parametrize("mode", [*MODES, MODES[::-1]], ids=str)
 def test_each_pooling_leaves_prompts_out(mode: Any, tmp_path: Path) -> None:
     check(mode, save_chain(tmp_path / "model", mode, include_prompt=False))
@@ -80,6 +81,7 @@ def test_other_families_and_steps_after_the_pooling(family: str, tmp_path: Path)
     check("weightedmean", folder)
 
 
+@pytest.mark.holds("Prompts")
 @pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last"])
 def test_a_sequence_that_is_nothing_but_a_prompt_is_pooled_whole(mode: str) -> None:
     sequences = arbitrary((4, 1, 6))

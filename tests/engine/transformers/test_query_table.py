@@ -65,6 +65,7 @@ def reference(model: SparseEncoder, texts: tuple[str, ...], is_query: list[bool]
     return np.stack([row.numpy() for row in rows])
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize("numbers", ["queries", "documents", "both"])
 def test_rows_are_those_of_sentence_transformers(
     numbers: str, made: tuple[Path, SparseEncoder], loaded: TransformersEngine

@@ -83,6 +83,7 @@ def encoded(folder: Path, head: VocabularyWeights, sequences: list[list[int]]) -
     return np.stack([model.encode(text_of(one), convert_to_sparse_tensor=False).numpy() for one in sequences])
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize("family", WITH_A_HEAD)
 def test_vocabulary_weights_equal_sentence_transformers(family: str, tmp_path: Path) -> None:
     folder, head, sequences = save_whole(family, tmp_path / "model"), VocabularyWeights(), arbitrary(SEQLENS)
@@ -94,6 +95,7 @@ def test_vocabulary_weights_equal_sentence_transformers(family: str, tmp_path: P
     assert difference(alone, expected) <= 1e-5
 
 
+@pytest.mark.holds("The whole vocabulary is never projected at once")
 @pytest.mark.parametrize("max_tokens", [1, 3, 8, 10_000])
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("pooling", ["max", "sum"])

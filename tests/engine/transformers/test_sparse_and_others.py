@@ -91,6 +91,7 @@ def test_each_row_is_that_of_the_model_alone(outputs: OutputKind, loaded: Transf
             assert difference(of_sequence(results[kind], number, kind), expected[kind]) <= 1e-5
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 def test_all_come_from_one_forward(loaded: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, batches = loaded._forward, []
 

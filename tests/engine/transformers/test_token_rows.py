@@ -28,6 +28,7 @@ def compute(loaded: TransformersEngine, sequences: list[list[int]], outputs: Out
     return results
 
 
+@pytest.mark.holds("Every token gets its own row")
 @pytest.mark.parametrize("outputs", [OutputKind.TOKENS, BOTH], ids=str)
 @pytest.mark.parametrize("family", ["bert", "qwen3", "mpnet"])  # packed, packed and causal, padded
 def test_each_token_has_its_last_hidden_state(family: str, outputs: OutputKind, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def able(found: Any) -> set[str]:
     return {name for name, engine in found["engines"].items() if engine["can_serve"]}
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_the_default_model_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = told(capsys)
 
@@ -246,6 +247,7 @@ def test_a_torch_without_cuda(
     assert reasons(found, "fused") == "it needs a GPU: there is a GPU, but torch 2.13.0+cpu is built without CUDA"
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_a_model_that_is_not_here_is_not_fetched(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,6 +420,7 @@ def test_the_command(
     assert "--port" in capsys.readouterr().err
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_of_several_models_it_says_which_it_looked_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, tmp_path: Path
 ) -> None:

@@ -43,12 +43,14 @@ def status(code: int) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
     return answer
 
 
+@pytest.mark.holds("Readiness")
 def test_ready(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(status(200)) as url:
         assert health(url) == 0
     assert capsys.readouterr().out == "ready\n"
 
 
+@pytest.mark.holds("Readiness")
 @pytest.mark.parametrize("code", [503, 404, 500, 301])
 def test_not_ready(code: int, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(status(code)) as url:

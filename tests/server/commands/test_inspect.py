@@ -72,6 +72,7 @@ def test_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["sources"]["engine"] == "--engine transformers"
 
 
+@pytest.mark.holds("Prompts")
 def test_flags_outrank_files_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(
         capsys, minilm(), pooling="cls", max_input_length=32, default_prompt="query: ", dtype="bfloat16", engine="fake"
@@ -93,6 +94,7 @@ def test_a_length_that_the_architecture_does_not_have(capsys: pytest.CaptureFixt
     assert any("512" in note for note in found["notes"])
 
 
+@pytest.mark.holds("Prompts")
 def test_prompts(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     set_fields(folder / "config_sentence_transformers.json", prompts={"query": "query: ", "passage": "passage: "})
 

@@ -14,6 +14,8 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from tests.engine.model.detection import shapes
 
+pytestmark = pytest.mark.holds("What a model is for")
+
 Facts = dict[str, Any]
 
 

@@ -11,6 +11,7 @@ from server.http.auth import ApiKey, digest
 ANYONE, EMPTY = "anyone who reaches", "API_KEY is empty"
 
 
+@pytest.mark.holds("API keys")
 @pytest.mark.parametrize(
     ("host", "variable", "has_keys", "warned"),
     [

@@ -27,6 +27,8 @@ from server.settings.settings import Settings
 from tests.engine.tiny_models import VOCAB_SIZE, save
 from tests.server_e2e.expected import minilm
 
+pytestmark = pytest.mark.holds("Engines on a GPU")
+
 BAD = "layers.1.down"
 FP8 = ("--quantization", "fp8")
 

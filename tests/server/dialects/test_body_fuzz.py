@@ -183,6 +183,7 @@ def is_echoed(text: str, message: str) -> bool:
     return any(text[at : at + stretch] in message for at in range(len(text) - stretch + 1))
 
 
+@pytest.mark.holds("Errors come from one table and never repeat a user's text", "Errors")
 @pytest.mark.parametrize(
     "path",
     sorted(CASES.keys() - {"/embeddings", "/invocations", "/v1/classify", "/v1/rerank", "/v2/rerank", "/v1/reranking"}),

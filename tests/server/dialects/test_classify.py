@@ -21,6 +21,7 @@ def classify(body: dict[str, Any], path: str = "/classify", **others: Any) -> Ca
     return ask(path, body, OutputKind.LOGITS, rows=ROWS, **{**CLASSIFIER, **others})
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
 def test_vllms_answer(path: str) -> None:
     called = classify({"input": ["a", "bc"]}, path)
@@ -37,6 +38,7 @@ def test_vllms_answer(path: str) -> None:
     assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0, "truncated_inputs": 0}
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize(("raw", "expected"), [(False, 0.75), (True, np.log(3))])
 def test_infinitys_answer(raw: bool, expected: float) -> None:
     answer = json.loads(classify({"input": ["a", "bc"], "raw_scores": raw}).body)
@@ -74,6 +76,7 @@ def test_texts_and_ids() -> None:
     assert decoded({"input": [[5, 6], [7]]}).token_ids == [[5, 6], [7]]
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize(
     ("body", "kind", "param"),
     [

@@ -28,6 +28,7 @@ def encoding_of(body: dict[str, Any], wishes: Wishes = NO_WISHES) -> Encoding:
     return decode(json.dumps(body).encode(), wishes, one_model(), max_items=4)[1]
 
 
+@pytest.mark.holds("OpenAI's route")
 @pytest.mark.parametrize(
     ("given", "texts", "is_single"),
     [
@@ -48,6 +49,7 @@ def test_texts(given: object, texts: list[str], is_single: bool) -> None:
     assert request.is_single is is_single
 
 
+@pytest.mark.holds("OpenAI's route")
 @pytest.mark.parametrize(
     ("given", "token_ids", "is_single"),
     [
@@ -66,6 +68,7 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
     assert request.is_single is is_single
 
 
+@pytest.mark.holds("OpenAI's route", "Errors", "Limits", "Prompts")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -175,6 +178,7 @@ def test_what_is_refused_is_named(body: bytes, param: str | None) -> None:
     assert refused.value.__cause__ is None
 
 
+@pytest.mark.holds("OpenAI's route")
 @pytest.mark.parametrize(
     "rest",
     [
@@ -198,10 +202,12 @@ def test_the_last_of_two_equal_keys_counts() -> None:
     assert request_of(b'{"input":"a","input":["b","c"]}').texts == ["b", "c"]
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_dimensions_go_from_1_to_the_models_own() -> None:
     assert [request_of({"input": "a", "dimensions": wished}).dimensions for wished in (1, DIMENSIONS)] == [1, 8]
 
 
+@pytest.mark.holds("OpenAI's route")
 @pytest.mark.parametrize(
     ("wished", "encoding"),
     [(None, Encoding.FLOAT), ("float", Encoding.FLOAT), ("base64", Encoding.BASE64), ("bytes", Encoding.BYTES)],
@@ -210,6 +216,7 @@ def test_encoding_formats(wished: str | None, encoding: Encoding) -> None:
     assert encoding_of({"input": "a", "encoding_format": wished}) is encoding
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_the_accept_header_outranks_the_encoding_format_that_sdks_always_send() -> None:
     raw = Wishes(raw_bytes=True)
 
@@ -230,6 +237,7 @@ def test_the_model_and_the_headers_say_the_rest() -> None:
     assert request.normalize is None
 
 
+@pytest.mark.holds("OpenAI's route", "Prompts")
 def test_a_prompt_of_the_models_own_is_chosen_by_name() -> None:
     models = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
 

@@ -39,6 +39,7 @@ def decoded(item: Any) -> NDArray[np.float32]:
     return np.array(embedding, np.float32)
 
 
+@pytest.mark.holds("OpenAI's route")
 @pytest.mark.parametrize("encoding", [Encoding.FLOAT, Encoding.BASE64])
 @pytest.mark.parametrize("rows", [np.array([EDGES], np.float32), some_rows(1, 1), some_rows(50, 33)])
 def test_each_number_is_the_very_same(encoding: Encoding, rows: NDArray[np.float32]) -> None:
@@ -67,6 +68,7 @@ def test_rows_cut_to_fewer_dimensions(encoding: Encoding) -> None:
     assert np.array_equal(answered, rows)
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_raw_bytes_are_the_rows_and_nothing_else() -> None:
     rows = some_rows(50, 33)
 
@@ -81,6 +83,7 @@ def test_a_models_name_may_have_any_character() -> None:
     assert answer_of(some_rows(1, 4), Encoding.FLOAT, name)["model"] == name
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_headers() -> None:
     many = embedded(some_rows(50, 33), num_tokens=5120)
 

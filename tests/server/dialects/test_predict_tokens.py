@@ -67,6 +67,7 @@ def test_spans_are_cut_out_of_the_text() -> None:
     ]
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 def test_the_ids_of_the_tokens_go_to_the_engine() -> None:
     def look(edge: Edge) -> None:
         (submission,) = edge.managers.submitted

@@ -137,6 +137,7 @@ def test_raw_scores_by_either_name(wish: dict[str, Any]) -> None:
     assert column(answer("/rerank", {**RESULTS, **wish})["results"], "relevance_score") == LOGITS
 
 
+@pytest.mark.holds("Reranking")
 @pytest.mark.parametrize("family", [TEI, RESULTS, VOYAGE, MIXEDBREAD])
 @pytest.mark.parametrize("by_header", [False, True])
 def test_raw_bytes_are_in_the_requests_order(family: dict[str, Any], by_header: bool) -> None:
@@ -324,6 +325,7 @@ def test_texts_are_never_repeated(path: str) -> None:
             assert b"QXZJ" not in post(path, {**family, **change}).body
 
 
+@pytest.mark.holds("Reranking")
 @pytest.mark.parametrize("family", [TEI, RESULTS, VOYAGE, MIXEDBREAD], ids=["tei", "results", "voyage", "mixedbread"])
 @pytest.mark.parametrize(
     ("where", "error", "status"),
@@ -370,6 +372,7 @@ def test_what_is_counted(body: dict[str, Any], counted: list[Any]) -> None:
     assert counted in asyncio.run(run())
 
 
+@pytest.mark.holds("Reranking")
 @pytest.mark.parametrize(
     ("body", "family"),
     [

@@ -75,6 +75,7 @@ def test_scores_are_counted_apart_from_embeddings() -> None:
     assert sums(of)["te_duration", "predict"] == (1, 0.2)
 
 
+@pytest.mark.holds("Truncation")
 def test_an_answered_request() -> None:
     of = drained(answered_trace(), answered_trace(is_single=True, num_items=1, seqlens=[12]))
 
@@ -206,6 +207,7 @@ def series(registry: Registry) -> set[str]:
     return {line.rpartition(" ")[0] for line in registry.text().splitlines() if not line.startswith("#")}
 
 
+@pytest.mark.holds("Log lines cannot be forged", "Metrics")
 def test_a_thousand_strange_requests_add_no_series() -> None:
     """Paths, methods, models and formats that clients choose are no labels."""
     rng = random.Random(1)

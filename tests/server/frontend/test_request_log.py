@@ -45,6 +45,7 @@ def told(*traces: Trace) -> Callable[[RequestLog], Awaitable[None]]:
     return use
 
 
+@pytest.mark.holds("API keys", "Truncation", "The request log")
 def test_a_line_says_everything(tmp_path: Path) -> None:
     trace = Trace(
         method="POST",
@@ -97,6 +98,7 @@ def test_a_line_says_everything(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.holds("The request log")
 @pytest.mark.parametrize(
     ("logged", "statuses"), [(Logged.ALL, [200, 400, 499, 503]), (Logged.ERRORS, [400, 499, 503]), (Logged.OFF, [])]
 )
@@ -113,6 +115,7 @@ def test_levels_by_status(tmp_path: Path) -> None:
     assert [line["level"] for line in lines] == ["info", "warning", "warning", "error", "error"]
 
 
+@pytest.mark.holds("The request log")
 @pytest.mark.parametrize("route", ["/livez", "/readyz", "/health", "/metrics"])
 def test_what_is_polled_gets_a_line_only_where_it_fails(tmp_path: Path, route: str) -> None:
     lines = written(tmp_path, told(Trace(route=route, status=200), Trace(route=route, status=503)))
@@ -120,6 +123,7 @@ def test_what_is_polled_gets_a_line_only_where_it_fails(tmp_path: Path, route: s
     assert [line["status"] for line in lines] == [503]
 
 
+@pytest.mark.holds("The request log")
 def test_answered_refused_and_aborted_requests_at_the_edge_without_their_texts(tmp_path: Path) -> None:
     async def use(log: RequestLog) -> None:
         edge = Edge()
@@ -150,6 +154,7 @@ def test_answered_refused_and_aborted_requests_at_the_edge_without_their_texts(t
     assert b"secret" not in (tmp_path / "log").read_bytes()
 
 
+@pytest.mark.holds("Log lines cannot be forged", "The request log")
 def test_names_can_not_forge_a_line(tmp_path: Path) -> None:
     forged = 'x"}\n{"level":"info"\x1b[2J\x00\x7f'
     (line,) = written(tmp_path, told(Trace(route=PATH, status=200, key=forged, model=forged)))
@@ -162,6 +167,7 @@ def counted(recorder: Recorder) -> float:
     return float(sum(value for name, *_, value in recorder.drain()["counts"] if name == DROPPED))
 
 
+@pytest.mark.holds("A slow log reader never blocks a request", "The request log")
 def test_a_reader_that_does_not_read_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
     """The pipe and 8 MiB fill; the rest is dropped and counted, and said once. What was kept is there in order."""
     recorder = Recorder()

@@ -24,12 +24,14 @@ def ask(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
     return asyncio.run(run())
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("path", PATHS)
 def test_answers_are_never_compressed(path: str) -> None:
     for body in (good_body(path), b"{}"):
         assert "content-encoding" not in ask("POST", path, body, accept_encoding="gzip, br, zstd").headers
 
 
+@pytest.mark.holds("TEI's routes")
 @pytest.mark.parametrize("path", PATHS)
 def test_rows_go_out_raw_where_that_is_asked_for_and_all_else_is_json(path: str) -> None:
     called = ask("POST", path, good_body(path), accept="application/octet-stream")
@@ -43,6 +45,7 @@ def test_rows_go_out_raw_where_that_is_asked_for_and_all_else_is_json(path: str)
         json.loads(called.body)
 
 
+@pytest.mark.holds("TEI's routes", "Errors")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("body", [b"{}", b"{", b"[]"])
 def test_errors_are_json_in_the_routes_own_shape_also_where_raw_rows_are_asked_for(path: str, body: bytes) -> None:
@@ -54,6 +57,7 @@ def test_errors_are_json_in_the_routes_own_shape_also_where_raw_rows_are_asked_f
     assert called.status == (400 if path in OPENAI or body == b"{" else 422)
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize("path", PATHS)
 def test_a_body_that_stops_coming_is_told_in_the_routes_own_shape(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asgi, "_PIECE_SECONDS", 0.005)
@@ -79,6 +83,7 @@ def test_a_body_that_stops_coming_is_told_in_the_routes_own_shape(path: str, mon
     assert set(error) == ({"error"} if path in OPENAI else {"error", "error_type"})
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embed", "/tokenize", "/livez", "/nowhere"])
 def test_unknown_paths_and_methods_are_refused_in_openais_shape_wherever(path: str) -> None:
     called = ask("DELETE", path)
@@ -87,24 +92,28 @@ def test_unknown_paths_and_methods_are_refused_in_openais_shape_wherever(path: s
     assert called.error()["code"] == ("unknown_url" if path == "/nowhere" else "method_not_supported")
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/health", "/ping", "/info", "/v1/models", "/metrics"])
 def test_head_is_answered_as_get(path: str) -> None:
     """As balancers ask; tests/server_e2e/test_bad_input.py shows that no body goes out."""
     assert ask("HEAD", path).status == ask("GET", path).status == 200
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("path", ["/livez/", "/info/", "/docs/", "/v1/models/"])
 def test_no_answer_leads_to_where_a_client_says(path: str) -> None:
     called = ask("GET", path, host="elsewhere.example")
     assert (called.status, "location" in called.headers) == (404, False)
 
 
+@pytest.mark.holds("Truncation")
 @pytest.mark.parametrize("path", PATHS)
 def test_what_was_cut_is_said_where_rows_are_made(path: str) -> None:
     header = ask("POST", path, good_body(path)).headers.get("x-embedline-truncated-inputs")
     assert header == (None if path in ("/tokenize", "/decode") else "0")
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_usage_says_how_many_texts_were_cut() -> None:
     called = ask("POST", "/v1/embeddings", json.dumps({"input": ["a", "b" * 17, "c" * 16, "d" * 99]}).encode())
 
@@ -112,6 +121,7 @@ def test_usage_says_how_many_texts_were_cut() -> None:
     assert called.headers["x-embedline-truncated-inputs"] == "2"
 
 
+@pytest.mark.holds("The request log")
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [
@@ -134,6 +144,7 @@ def test_what_never_became_a_request_is_counted_too(error: RequestError, status:
     assert ["embedline_rejected_total", reason, 1] in counts
 
 
+@pytest.mark.holds("Network access")
 def test_the_viewer_comes_from_a_public_network_and_the_description_does_not() -> None:
     assert b"https://cdn." in ask("GET", "/docs").body
     assert b"://" not in ask("GET", "/openapi.json").body.replace(b"://huggingface.github.io", b"")

@@ -29,6 +29,7 @@ def answer(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
     return called
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("path", [*EMBEDDINGS_PATHS, *(f"{path}/" for path in EMBEDDINGS_PATHS)])
 def test_the_hot_route_by_all_its_names(path: str) -> None:
     called = answer("POST", path, BODY)
@@ -39,6 +40,7 @@ def test_the_hot_route_by_all_its_names(path: str) -> None:
     assert rows == [[3.0] * 8, [5.0] * 8]
 
 
+@pytest.mark.holds("Errors")
 def test_other_methods_of_the_hot_route() -> None:
     for method in ("GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"):
         for path in (*EMBEDDINGS_PATHS, f"{PATH}/"):
@@ -88,6 +90,7 @@ def test_the_slow_routes() -> None:
     }
 
 
+@pytest.mark.holds("Readiness", "Shutdown")
 @pytest.mark.parametrize("why", ["loading", "not ready", "no engine", "draining"])
 def test_readiness_is_honest(why: str) -> None:
     async def test(edge: Edge) -> Called:
@@ -126,6 +129,7 @@ def test_raw_bytes_by_header() -> None:
     assert len(called.body) == 2 * 8 * 4
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize(
     ("status", "param", "body", "headers"),
     [
@@ -144,6 +148,7 @@ def test_refusals(status: int, param: str | None, body: bytes, headers: dict[str
     assert called.error()["param"] == param
 
 
+@pytest.mark.holds("Errors")
 def test_a_failure_of_our_own_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
     async def test(edge: Edge) -> Called:
         edge.managers.error = ZeroDivisionError("an inner detail")
@@ -213,6 +218,7 @@ def test_a_cancelled_request_is_answered_where_the_server_stops(draining: bool, 
         assert called.error()["code"] == "not_ready"
 
 
+@pytest.mark.holds("Limits")
 def test_the_body_is_taken_before_it_is_answered_and_held_until_then() -> None:
     """Bodies of open requests count against the limit for all of them together: four times 1,000 bytes here."""
 

@@ -36,6 +36,7 @@ def test_there_are_routes_of_both_kinds() -> None:
     assert {("POST", "/v1/embeddings"), ("GET", "/info"), ("GET", "/openapi.json")} <= set(every_route())
 
 
+@pytest.mark.holds("Every route needs a key unless it is listed as open", "API keys")
 @pytest.mark.parametrize(("method", "path"), every_route())
 def test_each_route_asks_for_a_key_unless_it_is_named_open(method: str, path: str) -> None:
     is_open = path in OPEN or (path == "/" and method in ("GET", "HEAD"))
@@ -45,6 +46,7 @@ def test_each_route_asks_for_a_key_unless_it_is_named_open(method: str, path: st
     assert ask(method, path, {"authorization": "Bearer key-2"}).status != 401
 
 
+@pytest.mark.holds("Every route needs a key unless it is listed as open", "API keys")
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 @pytest.mark.parametrize(
     "path",
@@ -55,6 +57,7 @@ def test_what_is_not_known_asks_for_a_key_before_it_says_so(method: str, path: s
     assert ask(method, path, {"host": "localhost/health"}).status == 401
 
 
+@pytest.mark.holds("API keys")
 def test_the_metrics_may_be_closed_too() -> None:
     assert ask("GET", "/metrics").status == 200
     assert ask("GET", "/metrics", metrics_need_a_key=True).status == 401
@@ -62,6 +65,7 @@ def test_the_metrics_may_be_closed_too() -> None:
     assert ask("GET", "/livez", metrics_need_a_key=True).status == 200
 
 
+@pytest.mark.holds("API keys")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -81,6 +85,7 @@ def test_a_key_may_be_given_as_clients_give_it(headers: dict[str, str]) -> None:
     assert Keys(KEYS, metrics_need_a_key=False).check("POST", "/v1/embeddings", raw) == "first"
 
 
+@pytest.mark.holds("API keys")
 @pytest.mark.parametrize(
     "value", [b"", b"Bearer", b"Bearer ", b"key-1 ", b"Bearer key-1, key-2", b"Basic key-1", b"\xff"]
 )
@@ -90,6 +95,7 @@ def test_what_is_no_key_is_refused(value: bytes) -> None:
     assert "key-1" not in refused.value.message
 
 
+@pytest.mark.holds("API keys")
 def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
@@ -108,10 +114,12 @@ def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch)
     assert len(compared) == 2 * len(KEYS)
 
 
+@pytest.mark.holds("API keys")
 def test_without_keys_nobody_is_asked() -> None:
     assert Keys([], metrics_need_a_key=True).check("POST", "/v1/embeddings", {}) == ""
 
 
+@pytest.mark.holds("Errors")
 def test_the_refusal_is_an_error_like_others() -> None:
     called = ask("POST", "/v1/embeddings")
 

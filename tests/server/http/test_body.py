@@ -47,6 +47,7 @@ def test_a_body_in_one_piece_or_many(pieces: list[bytes]) -> None:
     assert read(pieces) == (b"".join(pieces), len(pieces))
 
 
+@pytest.mark.holds("Limits")
 def test_a_length_over_the_limit_is_refused_before_anything_is_read() -> None:
     refused, num_taken = read([b"a"], content_length=LIMIT + 1)
 
@@ -56,6 +57,7 @@ def test_a_length_over_the_limit_is_refused_before_anything_is_read() -> None:
     assert read([b"a" * LIMIT], content_length=LIMIT) == (b"a" * LIMIT, 1)
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize(
     ("pieces", "num_taken"),
     [
@@ -89,6 +91,7 @@ def large() -> Receive:
     return Connection([b"a" * 40, b"b" * 40]).receive
 
 
+@pytest.mark.holds("Limits")
 def test_all_open_bodies_together_have_a_limit() -> None:
     async def read_three() -> None:
         bodies = reader(max_total_bytes=200)
@@ -128,6 +131,7 @@ def test_one_body_fits_even_where_the_total_is_shared_out_thin() -> None:
     assert len(asyncio.run(reader(max_total_bytes=10).read(large(), None))) == 80
 
 
+@pytest.mark.holds("Limits")
 def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "_PIECE_SECONDS", 0.01)
 
@@ -159,6 +163,7 @@ async def trickle(num_bytes: int) -> bytes:
     return await BodyReader(max_bytes=1000, max_total_bytes=1000).read(receive, None)
 
 
+@pytest.mark.holds("Limits")
 def test_a_body_that_trickles_is_given_up_although_it_never_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "_BODY_SECONDS", 0.02)
     monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1_000_000)
@@ -166,6 +171,7 @@ def test_a_body_that_trickles_is_given_up_although_it_never_stops(monkeypatch: p
         asyncio.run(trickle(1000))
 
 
+@pytest.mark.holds("Limits")
 def test_who_sends_fast_enough_may_take_longer_than_the_first_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "_BODY_SECONDS", 0.02)
     monkeypatch.setattr(body, "_BYTES_PER_SECOND", 1)

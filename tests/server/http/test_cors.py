@@ -17,6 +17,7 @@ PREFLIGHT = {
 }
 
 
+@pytest.mark.holds("CORS")
 def test_off_unless_asked_for() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise AssertionError
@@ -24,6 +25,7 @@ def test_off_unless_asked_for() -> None:
     assert with_cors(app, []) is app
 
 
+@pytest.mark.holds("CORS")
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("origins", "allowed"), [([ORIGIN], ORIGIN), (["*"], "*"), (["https://other.example"], None)])
 async def test_a_browser_asks_first_and_needs_no_key_for_that(origins: list[str], allowed: str | None) -> None:
@@ -37,6 +39,7 @@ async def test_a_browser_asks_first_and_needs_no_key_for_that(origins: list[str]
         assert "authorization" in preflight.headers["access-control-allow-headers"]
 
 
+@pytest.mark.holds("CORS")
 @pytest.mark.asyncio
 async def test_answers_and_errors_can_be_read_by_the_page() -> None:
     app = with_cors(Edge(keys=[ApiKey("team", digest(b"sesame"))]).app, [ORIGIN])

@@ -10,6 +10,7 @@ from server.requests.errors import InvalidRequest, UnsupportedMedia
 from wire.vocabulary import RequestClass
 
 
+@pytest.mark.holds("Deadlines")
 def test_without_headers_there_are_no_wishes() -> None:
     wishes = read_headers({b"host": b"a", b"user-agent": b"b"})
 
@@ -21,6 +22,7 @@ def test_without_headers_there_are_no_wishes() -> None:
     )
 
 
+@pytest.mark.holds("OpenAI's route")
 @pytest.mark.parametrize(
     ("accept", "raw"),
     [
@@ -40,6 +42,7 @@ def test_accept(accept: bytes, raw: bool) -> None:
     assert read_headers({b"accept": accept}).raw_bytes is raw
 
 
+@pytest.mark.holds("Two classes of work")
 @pytest.mark.parametrize(
     ("value", "request_class"),
     [(b"interactive", RequestClass.INTERACTIVE), (b"bulk", RequestClass.BULK), (b"Bulk", RequestClass.BULK)],
@@ -48,6 +51,7 @@ def test_class(value: bytes, request_class: RequestClass) -> None:
     assert read_headers({b"x-embedline-class": value}).request_class is request_class
 
 
+@pytest.mark.holds("Deadlines")
 @pytest.mark.parametrize("milliseconds", [1, 250, 24 * 3600 * 1000])
 def test_timeout(milliseconds: int) -> None:
     before = time.monotonic()
@@ -56,12 +60,14 @@ def test_timeout(milliseconds: int) -> None:
     assert before <= deadline - milliseconds / 1000 <= time.monotonic()
 
 
+@pytest.mark.holds("Deadlines")
 @pytest.mark.parametrize("name", [b"request-timeout-ms", b"x-request-timeout-ms"])
 def test_a_timeout_has_two_names(name: bytes) -> None:
     before = time.monotonic()
     assert before <= read_headers({name: b"250"}).deadline - 0.25 <= time.monotonic()
 
 
+@pytest.mark.holds("Deadlines")
 def test_a_deadline_by_the_clients_clock() -> None:
     """As Baseten's client sends it."""
     before = time.monotonic()
@@ -71,6 +77,7 @@ def test_a_deadline_by_the_clients_clock() -> None:
     assert read_headers({b"request-deadline-ms": b"0"}).deadline < before  # long ago
 
 
+@pytest.mark.holds("Deadlines")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -83,6 +90,7 @@ def test_the_earliest_deadline_counts(headers: dict[bytes, bytes]) -> None:
     assert 0 < read_headers(headers).deadline - time.monotonic() <= 1
 
 
+@pytest.mark.holds("Deadlines")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -123,6 +131,7 @@ def test_nonsense_names_the_header(name: bytes, value: bytes) -> None:
     assert name.decode() in refused.value.message
 
 
+@pytest.mark.holds("Requests and answers")
 def test_a_compressed_body_is_not_read() -> None:
     assert read_headers({b"content-encoding": b"Identity"}).raw_bytes is False
     for encoding in (b"gzip", b"zstd", b"identity, gzip", b""):

@@ -149,6 +149,7 @@ def test_requests_sent_ahead_are_answered_in_order(run: Callable[[Test], None]) 
     run(test)
 
 
+@pytest.mark.holds("Cancellation")
 def test_a_client_that_leaves_ends_the_work_for_it(
     run: Callable[[Test], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_client_that_leaves_ends_the_work_for_it(
     assert caplog.records == []
 
 
+@pytest.mark.holds("Cancellation")
 def test_a_client_that_leaves_after_a_large_body_is_missed_too(run: Callable[[Test], None]) -> None:
     """Over so much the connection is not read for a while."""
 
@@ -180,6 +182,7 @@ def test_a_client_that_leaves_after_a_large_body_is_missed_too(run: Callable[[Te
     run(test)
 
 
+@pytest.mark.holds("Cancellation")
 def test_a_client_that_closes_its_sending_half_is_gone_too(run: Callable[[Test], None]) -> None:
     async def test(running: Running) -> None:
         async with running.client() as client:
@@ -192,6 +195,7 @@ def test_a_client_that_closes_its_sending_half_is_gone_too(run: Callable[[Test],
     run(test)
 
 
+@pytest.mark.holds("Shutdown")
 def test_stop_waits_for_what_is_open_and_closes_what_is_idle(run: Callable[[Test], None]) -> None:
     async def test(running: Running) -> None:
         async with running.client() as idle, running.client() as busy, running.client() as silent:
@@ -231,6 +235,7 @@ def test_stop_cancels_what_takes_too_long_and_lets_it_say_so(
     run(test)
 
 
+@pytest.mark.holds("Shutdown")
 def test_after_stop_nobody_is_let_in(run: Callable[[Test], None]) -> None:
     async def test(running: Running) -> None:
         await running.server.stop(10)
@@ -259,6 +264,7 @@ def test_a_handler_that_fails_is_logged_and_its_client_is_not_left_waiting(
 UPGRADE = b"POST /echo HTTP/1.1\r\nhost: a\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("size", [5, 300_000])
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_an_offer_to_upgrade_is_declined_and_the_body_is_read(
@@ -323,6 +329,7 @@ def test_a_body_of_unclear_length_is_refused_by_the_parser(run: Callable[[Test],
     run(test)
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize(
     ("head", "status"),
     [
@@ -344,6 +351,7 @@ def test_a_request_names_its_host_once(run: Callable[[Test], None], head: bytes,
     run(test)
 
 
+@pytest.mark.holds("Shutdown")
 def test_stop_waits_until_a_large_answer_is_read(run: Callable[[Test], None]) -> None:
     """Uvicorn takes a request for finished once its answer is in the socket's buffer."""
 
@@ -360,6 +368,7 @@ def test_stop_waits_until_a_large_answer_is_read(run: Callable[[Test], None]) ->
     run(test)
 
 
+@pytest.mark.holds("Clients that do not read their answers are disconnected", "Limits")
 @pytest.mark.parametrize(("num_requests", "size"), [(1, 20_000_000), (400, 60_000)], ids=["one large answer", "many"])
 def test_who_does_not_read_its_answers_is_cut_off(
     run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch, num_requests: int, size: int
@@ -396,6 +405,7 @@ def test_who_reads_its_answers_is_left_alone(run: Callable[[Test], None]) -> Non
     run(test)
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize(
     "head",
     [
@@ -422,6 +432,7 @@ def test_a_head_that_is_too_large_is_refused(run: Callable[[Test], None], head: 
     run(test)
 
 
+@pytest.mark.holds("Errors")
 def test_what_is_refused_before_its_route_is_known_has_openais_shape(run: Callable[[Test], None]) -> None:
     async def test(running: Running) -> None:
         for head, status in (
@@ -438,6 +449,7 @@ def test_what_is_refused_before_its_route_is_known_has_openais_shape(run: Callab
     run(test)
 
 
+@pytest.mark.holds("Limits")
 def test_a_head_within_the_limits_is_taken_in_any_pieces(run: Callable[[Test], None]) -> None:
     async def test(running: Running) -> None:
         async with running.client() as client:
@@ -453,6 +465,7 @@ def test_a_head_within_the_limits_is_taken_in_any_pieces(run: Callable[[Test], N
     run(test)
 
 
+@pytest.mark.holds("Limits")
 def test_a_head_that_does_not_come_is_given_up(run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Protocol, "head_seconds", 0.05)
 
@@ -470,6 +483,7 @@ def test_a_head_that_does_not_come_is_given_up(run: Callable[[Test], None], monk
     run(test)
 
 
+@pytest.mark.holds("Limits")
 def test_a_connection_that_says_nothing_is_closed(run: Callable[[Test], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_KEEP_ALIVE_SECONDS", 0.05)
 

@@ -14,6 +14,8 @@ from server.metrics.registry import Registry
 from tests.server.edge import call, house
 from wire.page import Page
 
+pytestmark = pytest.mark.holds("Readiness")
+
 
 def state_of(page: Page, **changes: Any) -> FrontendState:
     """Two models are served, and the first has been loaded."""

@@ -30,6 +30,7 @@ def ask(method: str, path: str, body: bytes, headers: dict[str, str] | None = No
     return asyncio.run(run())
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize(("method", "path", "body", "status"), REQUESTS)
 @pytest.mark.parametrize("name", ["x-request-id", "x-baseten-customer-request-id"])
 def test_a_clients_own_name_comes_back(method: str, path: str, body: bytes, status: int, name: str) -> None:
@@ -37,6 +38,7 @@ def test_a_clients_own_name_comes_back(method: str, path: str, body: bytes, stat
     assert (called.status, called.headers["x-request-id"]) == (status, "Run-7.a_b")
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("path", [route.path for route in ROUTES])
 def test_the_refusal_of_a_key_has_one_too(path: str) -> None:
     async def run() -> Called:
@@ -47,11 +49,13 @@ def test_the_refusal_of_a_key_has_one_too(path: str) -> None:
     assert (called.status, called.headers["x-request-id"]) == (401, "mine")
 
 
+@pytest.mark.holds("Requests and answers")
 def test_the_first_of_two_names_counts() -> None:
     called = ask("POST", PATH, BODY, {"x-baseten-customer-request-id": "second", "x-request-id": "first"})
     assert called.headers["x-request-id"] == "first"
 
 
+@pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("unfit", ["", "two words", "tab\tbed", "a" * 129, "naïve", 'a"b', "a\x00b", "{}"])
 def test_a_name_that_is_not_fit_for_a_log_is_not_taken(unfit: str) -> None:
     made = ask("POST", PATH, BODY, {"x-request-id": unfit}).headers["x-request-id"]
@@ -59,6 +63,7 @@ def test_a_name_that_is_not_fit_for_a_log_is_not_taken(unfit: str) -> None:
     assert made.isalnum()
 
 
+@pytest.mark.holds("Requests and answers")
 def test_those_that_are_made_differ() -> None:
     async def run() -> list[str]:
         edges = [Edge() for _ in range(3)]  # as several frontends
@@ -68,6 +73,7 @@ def test_those_that_are_made_differ() -> None:
     assert len(set(made)) == len(made) == 60
 
 
+@pytest.mark.holds("Requests and answers")
 def test_what_never_became_a_request_has_none() -> None:
     """A browser's question beforehand; tests/server/http/test_http_server.py has the heads that are refused."""
 

@@ -160,6 +160,7 @@ def test_label_values_may_have_any_character(page: Page) -> None:
     assert value(registry, "embedline_engines_ready", model=name) == 0
 
 
+@pytest.mark.holds("Metrics")
 def test_what_is_on_the_page_is_what_is_declared(registry: Registry) -> None:
     """Name, type and help of every metric, so that docs/metrics.md, which is made of them, is right too."""
     shown = {

@@ -24,6 +24,7 @@ def a_door(page: Page, *, max_requests: int = 100) -> Admission:
     return Admission(page, frontend=0, budgets=BUDGETS, max_requests=max_requests)
 
 
+@pytest.mark.holds("Back-pressure")
 @pytest.mark.parametrize(
     ("queued", "request_class", "wait"),
     [
@@ -51,6 +52,7 @@ def test_the_wait_for_what_is_ahead_is_held_against_the_budget(
         assert refused.value.retry_after == pytest.approx(wait)
 
 
+@pytest.mark.holds("Back-pressure")
 def test_what_other_frontends_have_admitted_counts() -> None:
     page = a_page()
     page.admitted_tokens[1, 0, INTERACTIVE] = 2500

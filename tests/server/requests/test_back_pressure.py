@@ -33,6 +33,7 @@ async def post(edge: Edge, path: str, **headers: str) -> Called:
     return await call(edge.app, "POST", path, good_body(path), named)
 
 
+@pytest.mark.holds("Back-pressure")
 @pytest.mark.parametrize("path", COMPUTING)
 @pytest.mark.parametrize(
     ("queued", "request_class", "retry_after"),
@@ -61,6 +62,7 @@ def test_too_long_a_wait_is_429_and_says_when_to_come_back(
     assert num_tokenized == (retry_after is None)  # refused before anything is tokenized
 
 
+@pytest.mark.holds("Back-pressure")
 @pytest.mark.parametrize("path", WITHOUT_ENGINE)
 def test_what_needs_no_engine_does_not_wait_for_one(path: str) -> None:
     async def test(edge: Edge) -> int:
@@ -70,6 +72,7 @@ def test_what_needs_no_engine_does_not_wait_for_one(path: str) -> None:
     assert with_edge(test) == 200
 
 
+@pytest.mark.holds("Back-pressure")
 def test_a_requests_own_tokens_are_not_counted() -> None:
     async def test(edge: Edge) -> int:
         body = b'{"input":"' + b"a" * 900 + b'"}'
@@ -79,6 +82,7 @@ def test_a_requests_own_tokens_are_not_counted() -> None:
     assert with_edge(test) == 200
 
 
+@pytest.mark.holds("Back-pressure")
 def test_before_a_rate_is_known_nobody_is_refused() -> None:
     async def test(edge: Edge) -> int:
         edge.page.tokens_per_second[:] = 0
@@ -88,6 +92,7 @@ def test_before_a_rate_is_known_nobody_is_refused() -> None:
     assert with_edge(test) == 200
 
 
+@pytest.mark.holds("Back-pressure")
 def test_what_was_let_in_is_not_refused_for_load_later() -> None:
     async def test(edge: Edge) -> int:
         edge.tokenizers.gate = edge.managers.gate = asyncio.Event()
@@ -113,6 +118,7 @@ def test_what_was_let_in_is_not_refused_for_load_later() -> None:
     }
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize("path", PATHS)
 def test_one_request_too_many_is_429_on_every_route(path: str) -> None:
     async def test(edge: Edge) -> Called:
@@ -123,6 +129,7 @@ def test_one_request_too_many_is_429_on_every_route(path: str) -> None:
     assert (called.status, called.headers["retry-after"]) == (429, "1")
 
 
+@pytest.mark.holds("Limits")
 def test_health_facts_and_metrics_are_never_refused_for_load() -> None:
     async def test(edge: Edge) -> list[int]:
         edge.page.queued_tokens[:] = 10**9
@@ -133,6 +140,7 @@ def test_health_facts_and_metrics_are_never_refused_for_load() -> None:
     assert with_edge(test, max_requests=1) == [200] * 8
 
 
+@pytest.mark.holds("Readiness")
 @pytest.mark.parametrize("path", PATHS)
 def test_before_the_model_is_loaded_every_route_is_503_and_reads_no_body(path: str) -> None:
     async def test(edge: Edge) -> Called:
@@ -143,6 +151,7 @@ def test_before_the_model_is_loaded_every_route_is_503_and_reads_no_body(path: s
     assert int(called.headers["retry-after"]) >= 1
 
 
+@pytest.mark.holds("Readiness")
 def test_a_process_that_is_not_ready_is_alive() -> None:
     async def test(edge: Edge) -> list[int]:
         before = (await call(edge.app, "GET", "/livez")).status

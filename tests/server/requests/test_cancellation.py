@@ -40,6 +40,7 @@ def counts(edge: Edge) -> dict[tuple[str, ...], Any]:
     return {tuple(key): value for *key, value in edge.metrics.drain()["counts"]}
 
 
+@pytest.mark.holds("Cancellation")
 @pytest.mark.parametrize(("stage", "num_submitted"), [("read", 0), ("tokenize", 0), ("queue", 1), ("respond", 1)])
 def test_the_work_is_dropped_at_every_stage(stage: str, num_submitted: int, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:

@@ -20,6 +20,7 @@ def past() -> str:
     return str(int(1000 * time.time()) - 1000)
 
 
+@pytest.mark.holds("Deadlines")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["request-timeout-ms", "x-request-timeout-ms", "request-deadline-ms"])
 def test_a_deadline_that_passes_is_504_in_the_routes_own_shape(path: str, name: str) -> None:
@@ -57,6 +58,7 @@ def test_in_time(path: str) -> None:
     assert asyncio.run(run()).status == 200
 
 
+@pytest.mark.holds("Deadlines")
 def test_receiving_the_body_is_not_interrupted() -> None:
     """What has passed by then shows when the body is there."""
 

@@ -20,6 +20,7 @@ def test_there_is_nothing_to_look_for_below_the_first_level() -> None:
     assert set(every_error()) == set(RequestError.__subclasses__())
 
 
+@pytest.mark.holds("Errors come from one table and never repeat a user's text", "Errors")
 @pytest.mark.parametrize("kind", every_error())
 def test_each_error_has_a_status_and_openais_shape(kind: type[RequestError]) -> None:
     answer = openai_answer(kind("what is wrong", param="input[3]"))
@@ -62,6 +63,7 @@ def test_the_documented_statuses() -> None:
         assert str(status) in (errors.__doc__ or "")
 
 
+@pytest.mark.holds("Errors")
 def test_the_statuses_and_types_of_tei() -> None:
     answers = {kind.__name__: tei_answer(kind("what is wrong", param="inputs")) for kind in every_error()}
     found = {name: (answer.status, json.loads(answer.body)["error_type"]) for name, answer in answers.items()}
@@ -90,6 +92,7 @@ def test_the_statuses_and_types_of_tei() -> None:
         assert json.loads(answer.body) == {"error": said, "error_type": found[name][1]}
 
 
+@pytest.mark.holds("Back-pressure")
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.01, b"2"), (120.0, b"120")])
 def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: bytes) -> None:
     answer = openai_answer(errors.Overloaded("busy", retry_after=seconds))

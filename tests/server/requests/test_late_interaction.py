@@ -161,6 +161,7 @@ def test_rows_that_count_are_left() -> None:
     assert left.num_tokens == 8
 
 
+@pytest.mark.holds("Reranking")
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     lengths=st.lists(st.integers(0, 9) | st.sampled_from([0, 255, 256, 257, 700]), min_size=2, max_size=12),

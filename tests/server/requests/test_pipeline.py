@@ -76,6 +76,7 @@ def test_texts_go_through_the_pool_to_a_manager_and_come_back_as_rows() -> None:
     assert submission.deadline < math.inf
 
 
+@pytest.mark.holds("OpenAI's route")
 def test_ids_go_as_they_stand_without_the_pool() -> None:
     ids = [[5, 6], list(range(40))]
     embedded, edge = embed(a_request(texts=None, token_ids=ids, prompt="query: "))
@@ -88,6 +89,7 @@ def test_ids_go_as_they_stand_without_the_pool() -> None:
     assert embedded.num_truncated == 1
 
 
+@pytest.mark.holds("Two classes of work")
 @pytest.mark.parametrize(
     ("request_", "expected"),
     [
@@ -126,6 +128,7 @@ def test_tokens_are_reserved_until_the_manager_has_them() -> None:
 # the way back
 
 
+@pytest.mark.holds("Options that do not change the computation are applied at the edge", "OpenAI's route")
 @pytest.mark.parametrize("dimensions", [None, 1, 3, DIMENSIONS])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("by_request", [False, True])
@@ -177,6 +180,7 @@ MANY = a_request(texts=["a", "b"])
 SINGLE = a_request(texts=["a"], is_single=True)
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
@@ -207,6 +211,7 @@ def test_every_refusal_of_a_text_has_words_of_its_own() -> None:
     assert len(set(said)) == len(tokenizing.Refusal)
 
 
+@pytest.mark.holds("OpenAI's route")
 @pytest.mark.parametrize(
     ("ids", "param", "message"),
     [
@@ -240,6 +245,7 @@ def test_ids_that_are_too_many_where_truncation_is_off() -> None:
     assert (error.param, error.message) == ("input", "input is longer than 16 tokens and truncation is off")
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [
@@ -271,6 +277,7 @@ def test_an_answer_too_large_for_a_frame_is_the_requests_fault_as_a_whole() -> N
     assert "fewer inputs" in error.message
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize(
     "dimensions", [{}, {"dimensions": 1}], ids=str
 )  # a Dense may have made the pooled rows smaller
@@ -294,6 +301,7 @@ def test_rows_of_tokens_that_nobody_could_write_are_refused_before_they_are_comp
     asyncio.run(run())
 
 
+@pytest.mark.holds("Errors")
 def test_what_the_model_does_not_give_is_refused_at_once() -> None:
     error = error_of(a_request(model=served_model(outputs=OutputKind.POOLED), outputs=OutputKind.TOKENS))
     assert type(error) is UnsupportedTask

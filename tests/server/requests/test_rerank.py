@@ -92,12 +92,14 @@ def test_an_instruction_for_a_model_that_takes_none_is_refused(model: dict[str, 
     assert (type(error), error.param) == (InvalidRequest, "instruct")
 
 
+@pytest.mark.holds("Reranking")
 def test_equal_scores_keep_the_order_of_the_request() -> None:
     scores = np.array([1, 2, 1, 2, 1, 3] * 10, np.float32)
     order = Ranked(scores, 0, np.zeros(60, np.uint8)).best_first().tolist()
     assert order == sorted(range(60), key=lambda index: -scores[index])
 
 
+@pytest.mark.holds("What a model is for")
 @pytest.mark.parametrize(
     ("outputs", "labels", "task", "message"),
     [
@@ -160,6 +162,7 @@ def test_the_default_prompt_is_for_both_where_there_is_no_other() -> None:
     assert [how["prompt"] for _, how in edge.tokenizers.asked] == ["D: "]
 
 
+@pytest.mark.holds("Reranking")
 def test_a_model_that_gives_embeddings_and_token_rows_is_asked_for_embeddings() -> None:
     _, edge, _ = ranked(a_request({**LATE, "outputs": OutputKind.POOLED | OutputKind.MULTI_VECTOR}))
     assert edge.managers.submitted[0].outputs is OutputKind.POOLED
@@ -206,6 +209,7 @@ def test_markers_lengths_and_rows_that_do_not_count() -> None:
     assert np.allclose(found.scores, expected, rtol=1e-5)
 
 
+@pytest.mark.holds("Reranking")
 def test_too_many_comparisons_are_refused_before_they_are_computed() -> None:
     class Long(Tokenizers):
         async def tokenize(self, texts: Any, **how: Any) -> TokenizedTexts:

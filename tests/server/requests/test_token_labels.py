@@ -67,6 +67,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 @pytest.mark.parametrize("aggregation", AGGREGATED)
 def test_spans_are_those_of_transformers(folder: Path, aggregation: Aggregation) -> None:

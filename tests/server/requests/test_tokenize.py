@@ -73,6 +73,7 @@ def test_texts_of_ids() -> None:
     assert trace.stage == "respond"
 
 
+@pytest.mark.holds("Two classes of work")
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -100,6 +101,7 @@ def refused(reason: Refusal, index: int) -> TextRefused:
     return TextRefused(reason, index, max_tokens=16)
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize(
     ("reason", "index", "message"),
     [

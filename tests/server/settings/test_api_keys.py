@@ -22,6 +22,7 @@ def test_keys_of_flags_are_numbered() -> None:
     assert api_keys(("first", "se:cond="), None) == [key("key-1", "first"), key("key-2", "se:cond=")]
 
 
+@pytest.mark.holds("API keys")
 def test_a_file_names_its_keys(tmp_path: Path) -> None:
     digest = hashlib.sha256(b"hidden").hexdigest()
     file = tmp_path / "keys"

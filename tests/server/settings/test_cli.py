@@ -124,6 +124,7 @@ class Run:
         cli.main()
 
 
+@pytest.mark.holds("There is one list of flags")
 def test_the_list_of_flags() -> None:
     serve = get_command(cli.make_app()).commands["serve"]  # type: ignore[attr-defined]
     options = [parameter for parameter in serve.params if parameter.name != "help"]
@@ -352,6 +353,7 @@ def test_the_servers_exit_code_is_ours(run: Run, monkeypatch: pytest.MonkeyPatch
     assert run.exit_code("serve") == 7
 
 
+@pytest.mark.holds("Containers")
 @pytest.mark.parametrize("word", ["--version", "-V"])
 def test_an_images_version(run: Run, capsys: pytest.CaptureFixture[str], word: str) -> None:
     """Its entry point has said `serve` already."""

@@ -61,6 +61,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 FAKE = ("--engine", "fake")
 
 
+@pytest.mark.holds("Limits", "Shutdown")
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -184,6 +185,7 @@ def test_another_interpreter_is_taken(tmp_path: Path) -> None:
     assert not engine_python.has_tensorrt_llm_alone(same)
 
 
+@pytest.mark.holds("Shutdown")
 @pytest.mark.parametrize("variable", ["FRONTENDS", "AUTO_TRUNCATE", "MAX_BATCH_TOKENS", "BULK_MAX_WAIT", "REQUEST_LOG"])
 def test_a_variable(refuse: Refuse, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "-?")

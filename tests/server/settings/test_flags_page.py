@@ -1,9 +1,12 @@
 """docs/flags.md is what the source says."""
 
+import pytest
+
 from server.settings import flags_page
 from tests.documents import ROOT, flags_in, flags_of_serve
 
 
+@pytest.mark.holds("There is one list of flags")
 def test_the_page_is_up_to_date() -> None:
     """Where it is not: `python -m server.settings.flags_page > docs/flags.md`."""
     assert (ROOT / "docs" / "flags.md").read_text() == flags_page.page()

@@ -100,6 +100,7 @@ def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
     assert refusal(cors_allow_origin=(origin,)).startswith("--cors-allow-origin")
 
 
+@pytest.mark.holds("There is one list of flags")
 def test_each_flag_says_how_to_choose_it() -> None:
     helps = {name: flag.help for name, (_, flag) in FLAGS.items()}
     assert [name for name, text in helps.items() if len(text) < 40 or not text.endswith(".")] == []

@@ -104,6 +104,7 @@ def value_of(settings: Settings, name: str) -> Any:
     return getattr(settings if hasattr(settings, name) else settings.models[0], name)
 
 
+@pytest.mark.holds("Containers")
 @pytest.mark.parametrize(
     ("words", "name", "value"), FORMS, ids=lambda part: " ".join(part) if type(part) is list else ""
 )
@@ -118,6 +119,7 @@ def test_a_variable(monkeypatch: pytest.MonkeyPatch, variable: str, word: str, n
     assert value_of(served(monkeypatch), name) == value
 
 
+@pytest.mark.holds("Containers")
 def test_every_flags_variable_is_read() -> None:
     read = {name for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
     theirs = {words[0].partition("=")[0] for words, _, _ in FORMS if words[0].startswith("--")}
@@ -132,6 +134,7 @@ def test_a_whole_start_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.json_output, settings.port, settings.hostname) == (True, 3000, "0.0.0.0")
 
 
+@pytest.mark.holds("Containers")
 def test_what_has_no_effect_is_said_and_its_value_is_not(caplog: pytest.LogCaptureFixture) -> None:
     given = Settings(uds_path="/secret", otlp_endpoint="http://secret", otlp_service_name="secret", disable_spans=True)
     with caplog.at_level(logging.WARNING):
@@ -174,6 +177,7 @@ def test_the_models_own_dense_module_is_taken(
     assert caplog.records == []
 
 
+@pytest.mark.holds("Containers")
 def test_another_dense_module_is_refused(folder: ModelFolder) -> None:
     with pytest.raises(ModelError, match=r"^--dense-path names another .*2_Dense_1024.*leave the flag out$"):
         check_dense_path("2_Dense_768", folder)

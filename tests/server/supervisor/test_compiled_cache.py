@@ -18,6 +18,7 @@ def test_the_default_is_the_users_cache(tmp_path: Path) -> None:
     assert (tmp_path / "xdg" / "embedline").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.holds("Engines on a CPU")
 def test_as_asked(tmp_path: Path) -> None:
     asked = tmp_path / "a" / "b"
     assert cache_folder(str(asked), {}) == str(asked)
@@ -46,6 +47,7 @@ def test_a_default_that_is_not_writable_is_none(tmp_path: Path, caplog: pytest.L
     assert "no cache of compiled models" in caplog.text
 
 
+@pytest.mark.holds("Containers")
 def test_a_folder_of_somebody_elses_says_what_helps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Tests may run as root, who is refused nothing."""
 

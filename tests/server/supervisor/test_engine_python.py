@@ -51,6 +51,7 @@ def planned(python: str, device: str, engine: str = "auto") -> tuple[str, str]:
     return plan.engine, plan.reason
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_auto_is_tensorrt_llm_alone(with_tensorrt_llm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_plan, "_check_for_tensorrt_llm", lambda *_: None)
 

@@ -14,6 +14,8 @@ from server.supervisor.engine_options import engine_options
 from server.supervisor.memory_shares import memory_shares
 from server.supervisor.model_plan import ModelPlan
 
+pytestmark = pytest.mark.holds("Engines on a GPU")
+
 
 def model(*devices: str, share: float | None = None) -> ModelPlan:
     settings = ModelSettings(gpu_memory_share=share, engine="transformers")

@@ -22,6 +22,8 @@ from tests.engine.folder_files import write
 from tests.engine.model.detection import shapes
 from tests.server_e2e.expected import minilm
 
+pytestmark = pytest.mark.holds("Engines on a GPU")
+
 GIB = 1 << 30
 H200 = Gpu(0, "NVIDIA H200", (9, 0), 140 * GIB)
 T4 = Gpu(1, "Tesla T4", (7, 5), 15 * GIB)

@@ -10,6 +10,7 @@ pytestmark = pytest.mark.asyncio
 KEYS = [ApiKey("team", digest(b"sesame"))]
 
 
+@pytest.mark.holds("API keys", "Metrics")
 @pytest.mark.parametrize(
     ("needs_key", "given", "status"), [(False, None, 200), (True, None, 401), (True, "sesame", 200)]
 )
@@ -26,6 +27,7 @@ async def test_metrics(needs_key: bool, given: str | None, status: int) -> None:
         assert answer.error()["code"] == "invalid_api_key"
 
 
+@pytest.mark.holds("Readiness")
 async def test_health_needs_no_key() -> None:
     page = make_monitor(lambda: "", lambda: "no engine is ready", Keys(KEYS, metrics_need_a_key=True))
 

@@ -9,6 +9,7 @@ from server.settings.flag import SettingsError
 from server.supervisor.ports import bind
 
 
+@pytest.mark.holds("Containers")
 def test_a_low_port_that_is_roots_says_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests may run as root, who is refused nothing."""
 

@@ -28,6 +28,7 @@ def mode(path: Path | str) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
+@pytest.mark.holds("Only the server's user can open its sockets")
 def test_only_this_user_can_reach_the_sockets(runtime: Path) -> None:
     previous = os.umask(0)
     try:

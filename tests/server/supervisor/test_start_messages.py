@@ -3,6 +3,8 @@
 import dataclasses
 import json
 
+import pytest
+
 from batch_manager.client import ManagerAddress
 from batch_manager.policy import Policy
 from batch_manager.start import EngineAddress, ManagerStart
@@ -47,5 +49,6 @@ def test_they_come_out_as_they_went_in() -> None:
     assert EngineStart.from_spec(as_sent(dataclasses.asdict(ENGINE))) == ENGINE
 
 
+@pytest.mark.holds("API keys never leak")
 def test_keys_do_not_travel() -> None:
     assert "sesame" not in json.dumps(FRONTEND.to_spec())

@@ -52,6 +52,7 @@ class Fallen:
         return (ending.result().code, ending.result().message) if ending.done() else None
 
 
+@pytest.mark.holds("When a process dies")
 def test_five_failed_starts_end_the_server_unless_another_does_the_same_work(
     folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ class Dying:
         return True
 
 
+@pytest.mark.holds("Shutdown")
 def test_processes_end_in_the_reverse_order_of_their_start(
     folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

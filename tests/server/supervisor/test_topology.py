@@ -45,6 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SocketFo
     made.remove()
 
 
+@pytest.mark.holds("Limits")
 @pytest.mark.parametrize(
     ("payload_limit", "open_payload"),
     [(64_000_000, 1 << 30), (100_000_000, 1_600_000_000), (1_000_000, 1 << 30), (1_000, 1 << 30)],
@@ -157,6 +158,7 @@ def test_engines_on_the_cpu_share_its_cores(
     assert [one["memory_share"] for one in options] == [1.0] * 4
 
 
+@pytest.mark.holds("Readiness")
 def test_a_padded_model_gets_a_line_in_the_log(folder: SocketFolder, caplog: pytest.LogCaptureFixture) -> None:
     chosen = settings(model("one"))
     with bind("127.0.0.1", 0, "--port") as http:
@@ -189,6 +191,7 @@ class FakeChild:
         self.states.append((number, state))
 
 
+@pytest.mark.holds("Readiness")
 def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: SocketFolder) -> None:
     chosen = settings(model("one", max_input_length=16), model("two"))
     plans = plan_models(chosen)
@@ -228,6 +231,7 @@ def test_a_model_keeps_its_index_and_every_model_needs_an_engine(folder: SocketF
     assert second.states == []  # only frontends are told
 
 
+@pytest.mark.holds("Readiness")
 def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) -> None:
     """It asks for the state, then accepts, then is ready. Meanwhile it refuses nobody either."""
     chosen = settings(model("one"), frontends=2)
@@ -255,6 +259,7 @@ def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) 
     assert readiness.why_not_ready() is None
 
 
+@pytest.mark.holds("Readiness")
 @pytest.mark.parametrize("role", ROLES)
 def test_each_kind_of_process_is_needed(role: str, folder: SocketFolder) -> None:
     """One of a kind is enough."""

@@ -42,6 +42,7 @@ def why(child: FakeChild, rate: float = 0.0) -> str | None:
     return a_watchdog(rate).why_stuck(cast(ChildProcess, child), NOW)
 
 
+@pytest.mark.holds("When a process dies")
 def test_silence() -> None:
     assert why(FakeChild(last_beat=NOW - 9.9)) is None
     assert "no sign of life for 10.5 s" in str(why(FakeChild(last_beat=NOW - 10.5)))
@@ -52,6 +53,7 @@ def test_loading_may_hold_the_interpreter_for_long() -> None:
     assert why(FakeChild(last_beat=NOW - 121, is_ready=False)) is not None
 
 
+@pytest.mark.holds("When a process dies")
 @pytest.mark.parametrize(
     ("seconds", "num_tokens", "streams", "rate", "is_stuck"),
     [

@@ -59,6 +59,7 @@ def test_tiles_win_ties() -> None:
     assert choice.note == "attention by tiles, measured at load"
 
 
+@pytest.mark.holds("An attention kernel is used only if it agreed with ours at load")
 def test_what_cannot_or_is_wrong_is_never_chosen() -> None:
     never = {(name, length): math.inf for name in ("flash", "cudnn") for length in (128, 300)}
     times = Times({**never, ("tiles", 128): 9.0})

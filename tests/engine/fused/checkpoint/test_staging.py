@@ -74,6 +74,7 @@ def test_every_byte_is_in_its_place(num_bytes: int, begin: int, tmp_path: Path) 
     assert target.numpy().tobytes() == content[begin : begin + num_bytes]
 
 
+@pytest.mark.holds("A staging buffer is reused only after its copy finished")
 def test_many_tensors_share_two_buffers(tmp_path: Path) -> None:
     transfer = LazyTransfer()
     staging = small(transfer)

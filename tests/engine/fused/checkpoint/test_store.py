@@ -156,6 +156,7 @@ def test_what_is_kept_was_not_given_up(stored: Stored) -> None:
     assert stored.store.given_up("another") is None
 
 
+@pytest.mark.holds("A warm fused start imports no transformers")
 @pytest.mark.parametrize("damage", ["cut", "gone", "flipped", "manifest", "spec", "outcome", "layers", "tensors"])
 def test_a_damaged_entry_is_discarded(damage: str, stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
     file, manifest = stored.entry / "weights.safetensors", stored.entry / "manifest.json"

@@ -73,6 +73,7 @@ def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MIN_P1", -1)
 
 
+@pytest.mark.holds("A warm fused start imports no transformers")
 def test_a_warm_start_imports_no_transformers(tmp_path: Path) -> None:
     folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
     imported_cold, cold = start(folder, cache_dir, "cold")
@@ -84,6 +85,7 @@ def test_a_warm_start_imports_no_transformers(tmp_path: Path) -> None:
     assert warm == [*cold[:2], taken, *cold[2:]]
 
 
+@pytest.mark.holds("A warm fused start imports no transformers")
 @pytest.mark.usefixtures("lenient")
 @pytest.mark.parametrize("family", ["bert", "albert", "qwen3 with a window", "gemma2", "modernbert", "mpnet"])
 def test_a_warm_engine_gives_the_same_rows(family: str, tmp_path: Path) -> None:
@@ -117,6 +119,7 @@ def test_what_is_not_quantized_or_not_gated_is_not_kept(others: dict[str, Any], 
     assert not entries(cache_dir)
 
 
+@pytest.mark.holds("A warm fused start imports no transformers")
 @pytest.mark.usefixtures("lenient")
 def test_a_model_that_is_not_gated_takes_none_that_was(tmp_path: Path) -> None:
     folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"

@@ -19,6 +19,7 @@ MODELS = ROOT / "docs/models.md"
 MAX_SPILLED = 8  # bytes a thread: ptxas spends as much by itself to fit more warps
 
 
+@pytest.mark.holds("Kernels match their plain reference")
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", SHARED_MEMORY)
 def test_kernels_compile_and_spill_nothing(arch: int, tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def assert_close(actual: Rows, expected: Rows) -> None:
     assert difference.max() <= 1e-5  # NaN is not
 
 
+@pytest.mark.holds("Fused rows equal transformers' rows")
 @pytest.mark.parametrize("family", BERT_LIKE)
 def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     needs(family)

@@ -132,6 +132,7 @@ def assert_close(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> 
     assert difference.max() <= 1e-5  # NaN is not
 
 
+@pytest.mark.holds("Fused rows equal transformers' rows")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
     """The fused batch has padding full of NaN; transformers computes each sequence alone."""
@@ -202,6 +203,7 @@ def spec_of(config: PretrainedConfig) -> Spec:
     return adapter.spec(config)
 
 
+@pytest.mark.holds("The fused engine refuses what it would compute differently")
 @pytest.mark.parametrize(
     ("variant", "differences", "words"),
     [

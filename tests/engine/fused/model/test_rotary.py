@@ -96,6 +96,7 @@ def test_angles_by_the_type_of_a_layer(architecture: str, class_name: str, layer
     assert (table - other).abs().max() > 0.1
 
 
+@pytest.mark.holds("The fused engine refuses what it would compute differently")
 @pytest.mark.parametrize(
     ("scaling", "limit"),
     [

@@ -50,6 +50,7 @@ def test_a_good_model_passes_at_once() -> None:
     assert "in all 96 linear layers" in outcome.note
 
 
+@pytest.mark.holds("Only layers that passed the quality gate run in FP8")
 @pytest.mark.parametrize("kind", ["qkv", "o", "up", "down"])
 def test_a_planted_bad_layer_goes_back(kind: str) -> None:
     bad = f"layers.7.{kind}"
@@ -73,6 +74,7 @@ def test_many_small_errors_take_the_narrow_layers_first() -> None:
     assert 0 < len(outcome.reverted) < 2 * NUM_LAYERS
 
 
+@pytest.mark.holds("Only layers that passed the quality gate run in FP8", "Engines on a GPU")
 def test_as_few_go_back_as_pass() -> None:
     model = Model({f"layers.{layer}.down": 0.002 * layer for layer in range(NUM_LAYERS)})
     outcome = model.check()

@@ -15,6 +15,8 @@ from engine.model import quantization
 from engine.types import Engine, EngineError, ModelError, OutputKind
 from tests.engine import tiny_models
 
+pytestmark = pytest.mark.holds("Engines on a GPU")
+
 SEQUENCES = tiny_models.arbitrary([5, 20])
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
 COMPRESSED = {

@@ -24,6 +24,7 @@ def tiny(tmp_path: Path) -> Path:
     return save("bert", tmp_path / "model")
 
 
+@pytest.mark.holds("verify measures the same as a start")
 def test_it_finds_what_a_start_finds(tiny: Path) -> None:
     loaded = loading.load(Phases(), name="m", reason="", options=options(tiny, None))
     verified = verify.verify("m", options(tiny, None))
@@ -34,6 +35,7 @@ def test_it_finds_what_a_start_finds(tiny: Path) -> None:
     assert "this is a CPU" in verified.with_auto
 
 
+@pytest.mark.holds("verify measures the same as a start")
 def test_it_neither_reads_nor_writes_the_cache(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     verify.verify("m", options(tiny, cache))

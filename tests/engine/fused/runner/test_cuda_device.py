@@ -140,6 +140,7 @@ def test_where_recording_runs_out_of_memory_batches_are_called(engine: FusedEngi
     assert "replay" not in cuda.events
 
 
+@pytest.mark.holds("A slot is reused only after its batch was collected")
 def test_after_a_failure_blocks_are_free_before_they_are_used_again(
     engine: FusedEngine, cuda: PretendedCuda, compute: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

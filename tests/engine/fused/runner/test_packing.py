@@ -121,6 +121,7 @@ def made(token_ids: list[int], cu_seqlens: list[int], types: list[int] | None = 
     return Batch("m", OutputKind.POOLED, *arrays)  # type: ignore[arg-type]
 
 
+@pytest.mark.holds("A slot is reused only after its batch was collected")
 @pytest.mark.parametrize(
     ("batch", "why"),
     [

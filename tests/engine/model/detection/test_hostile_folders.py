@@ -12,6 +12,8 @@ from engine.types import ModelError
 from tests.engine.folder_files import change
 from tests.engine.model.detection import shapes
 
+pytestmark = pytest.mark.holds("What a model is for")
+
 Build = Callable[[Path], None]
 
 

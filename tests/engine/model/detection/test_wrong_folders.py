@@ -13,6 +13,8 @@ from engine.types import ModelError, OutputKind
 from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes
 
+pytestmark = pytest.mark.holds("What a model is for")
+
 Build = Callable[[Path], None]
 
 

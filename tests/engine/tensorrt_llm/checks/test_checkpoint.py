@@ -42,6 +42,7 @@ def test_plain_weights(tmp_path: Path) -> None:
     assert classify(write(tmp_path, plain(prefix="model."))) == Checkpoint(algorithm=PLAIN)
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize(
     ("inline", "beside", "named"),
     [
@@ -154,6 +155,7 @@ COMPUTES: dict[str, set[tuple[int, int]]] = {
 }
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize("algorithm", COMPUTES)
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)])
 def test_which_gpu_computes_what(algorithm: str, capability: tuple[int, int]) -> None:

@@ -89,6 +89,7 @@ def test_what_no_head_is_served_with(changes: dict[str, Any], named: str, tmp_pa
     assert named in refused(dataclasses.replace(write_model(tmp_path), **changes))
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -133,6 +134,7 @@ def test_what_is_the_same_in_llama(config: dict[str, Any], tmp_path: Path) -> No
     assert head_of(write_model(tmp_path, model_type="llama", **config)).is_causal
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("said", [{}, {"is_causal": True}, {"is_causal": False}])
 def test_the_mask_is_that_of_transformers(family: str, said: dict[str, Any], tmp_path: Path) -> None:
@@ -143,6 +145,7 @@ def test_the_mask_is_that_of_transformers(family: str, said: dict[str, Any], tmp
     assert head_of(folder).is_causal == said.get("is_causal", True)
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "said",

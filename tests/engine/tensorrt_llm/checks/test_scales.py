@@ -14,6 +14,7 @@ _Q = "model.layers.0.self_attn.q_proj"
 _O = "model.layers.0.self_attn.o_proj"
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize(
     ("case", "changes", "named"),
     [

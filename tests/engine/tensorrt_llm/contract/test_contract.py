@@ -45,6 +45,7 @@ def test_the_packages_own_folder_will_do(tmp_path: Path, inside: str) -> None:
     assert check(write_library(tmp_path) / inside).is_kept
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize(
     ("file", "old", "new", "label", "what"),
     [
@@ -149,6 +150,7 @@ def test_a_file_that_is_nested_too_deeply_is_as_good_as_none(tmp_path: Path, tex
     assert "register_mapper" in {finding.label for finding in wrong(tmp_path)}
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_what_never_ends_is_not_read(tmp_path: Path) -> None:
     file = write_library(tmp_path) / "tensorrt_llm" / UTILS
     file.unlink()
@@ -210,6 +212,7 @@ def test_the_report_is_json(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_the_stand_in_keeps_it() -> None:
     """What the engine's other tests run on promises what is asked of the library."""
     report = check(ROOT / "tests" / "tensorrt_llm_fake")

@@ -150,6 +150,7 @@ def test_a_reward_model_that_is_computed_otherwise_is_refused(config: dict[str, 
     assert refused(reward_model(tmp_path, **config)).startswith("the tensorrt-llm engine ")
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_no_other_engine_reads_a_reward_model(tmp_path: Path) -> None:
     """They read the folder without a word on whose classes are known, and are told the way."""
     reward_folder(tmp_path)
@@ -157,6 +158,7 @@ def test_no_other_engine_reads_a_reward_model(tmp_path: Path) -> None:
         model_folder.read(tmp_path)
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize(
     ("engine", "model_class"), [("tensorrt-llm", "embedline"), ("auto", "stock"), ("fused", "stock"), ("fake", "stock")]
 )

@@ -9,6 +9,8 @@ from engine.tensorrt_llm.library.without_code import shown
 from tests.engine.folder_files import change, write
 from tests.engine.tensorrt_llm import models, stand_in
 
+pytestmark = pytest.mark.holds("TensorRT-LLM")
+
 CODE = """
 from pathlib import Path
 from transformers import Qwen3Config

@@ -170,6 +170,7 @@ def test_what_is_there_already_stays(tmp_path: Path) -> None:
         convert(folder, tmp_path / "nowhere" / "out")
 
 
+@pytest.mark.holds("Pickles are read only by one isolated process")
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "sparse_linear.pt", "2_Dense/pytorch_model.bin"])
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, name: str, zipped: bool) -> None:

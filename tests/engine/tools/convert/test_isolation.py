@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 from engine.tools.convert import isolation
 from tests.structure.sources import ROOT
 
@@ -41,6 +43,7 @@ class Refusing:
         return -1
 
 
+@pytest.mark.holds("Pickles are read only by one isolated process")
 def test_it_reaches_nobody_and_takes_no_more_than_it_may() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         command = [sys.executable, "-P", "-c", TRY, str(listening.getsockname()[1])]

@@ -75,6 +75,7 @@ def test_a_folder_of_something_else_is_refused(folder: Path) -> None:
     assert "not a model folder" in refusal(folder)
 
 
+@pytest.mark.holds("Pickles are read only by one isolated process")
 @pytest.mark.parametrize("name", ["vocab.txt", "sparse_linear.pt", "config.json", "2_Dense"])
 @pytest.mark.parametrize("target", ["outside", "model-2/outside", "/proc/self/environ"])
 def test_a_link_out_of_the_folder_is_refused(folder: Path, name: str, target: str) -> None:

@@ -73,6 +73,7 @@ def test_engines_read_it_as_they_read_the_model(embedder: Path, cache: str) -> N
     assert (arrays[0] == arrays[1]).all()
 
 
+@pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.parametrize("change_of", ["weights", "config", "pooling", "source"])
 def test_another_model_is_quantized_anew(
     change_of: str, folder: Path, cache: str, strips: list[int], monkeypatch: pytest.MonkeyPatch
@@ -101,6 +102,7 @@ def test_another_model_is_quantized_anew(
     assert (contents(second) == before) == (change_of == "source")
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_one_makes_it_while_the_others_wait(
     embedder: Path, whole: dict[str, bytes], cache: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
@@ -140,6 +142,7 @@ def test_one_makes_it_while_the_others_wait(
     assert contents(first.result()) == whole
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_after_a_kill_the_next_start_goes_on(
     embedder: Path, whole: dict[str, bytes], cache: str, strips: list[int], log: pytest.LogCaptureFixture
 ) -> None:
@@ -228,6 +231,7 @@ def test_it_is_this_users_alone_whatever_the_umask(embedder: Path, cache: str, s
     assert len(strips) == 7
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_the_newest_copies_stay_and_those_in_use(
     embedder: Path, tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +266,7 @@ def test_an_error_that_is_unusual_is_warned_of(
     assert [record.levelname for record in log.records] == ["INFO", "WARNING"]
 
 
+@pytest.mark.holds("TensorRT-LLM")
 def test_cut_off_anywhere_the_next_start_makes_the_same(
     embedder: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

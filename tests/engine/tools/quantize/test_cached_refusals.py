@@ -13,6 +13,8 @@ from engine.tools.quantize.cached import block_fp8
 from engine.types import ModelError
 from tests.engine.tools.quantize.models import copies, quantized, wide
 
+pytestmark = pytest.mark.holds("TensorRT-LLM")
+
 
 def refusal(folder: Path, cache: str | None) -> str:
     with pytest.raises(ModelError) as caught:

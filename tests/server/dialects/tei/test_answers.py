@@ -61,6 +61,7 @@ def test_similarities_are_cosines_with_the_first() -> None:
     assert np.allclose(answer_of(embedded(rows), Form.SIMILARITIES), rows[1:] @ rows[0], atol=1e-6)
 
 
+@pytest.mark.holds("TEI's routes")
 def test_headers_are_whole_milliseconds() -> None:
     trace = Trace(num_characters=30, num_tokens=7, tokenize_seconds=0.0019, queue_seconds=1.5, compute_seconds=0.0204)
     trace.began -= 2.0

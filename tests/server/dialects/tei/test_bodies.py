@@ -28,6 +28,7 @@ def asked(decode: Decode, body: bytes | dict[str, Any], wishes: Wishes = WISHES)
     return decode(payload, wishes, MODELS, max_items=4)
 
 
+@pytest.mark.holds("TEI's routes")
 @pytest.mark.parametrize("decode", [decode_embed, decode_embed_all, decode_any])
 @pytest.mark.parametrize(
     ("given", "texts", "token_ids", "is_single"),
@@ -46,6 +47,7 @@ def test_inputs(decode: Decode, given: Any, texts: Any, token_ids: Any, is_singl
     assert (request.request_class, request.deadline, request.prompt) == (RequestClass.BULK, 12.5, "D: ")
 
 
+@pytest.mark.holds("TEI's routes")
 def test_what_each_route_gives_by_itself() -> None:
     embed, embed_form = asked(decode_embed, {"inputs": "a"})
     tokens, tokens_form = asked(decode_embed_all, {"inputs": "a", "normalize": True, "dimensions": 2})
@@ -57,6 +59,7 @@ def test_what_each_route_gives_by_itself() -> None:
     assert (similarity_form, similarity.outputs, similarity.normalize) == (Form.SIMILARITIES, OutputKind.POOLED, True)
 
 
+@pytest.mark.holds("TEI's routes")
 def test_normalize_and_dimensions() -> None:
     request, _ = asked(decode_embed, {"inputs": "a", "normalize": False, "dimensions": 3})
     assert (request.normalize, request.dimensions) == (False, 3)
@@ -71,6 +74,7 @@ def test_raw_rows_on_each_route() -> None:
     assert asked(decode_any, {"inputs": SIMILAR}, raw)[1] is Form.SIMILARITIES
 
 
+@pytest.mark.holds("TEI's routes", "Truncation")
 @pytest.mark.parametrize(
     ("own", "fields", "truncation"),
     [
@@ -99,6 +103,7 @@ def test_truncation(own: Truncation, fields: dict[str, Any], truncation: Truncat
         assert request.truncation is truncation
 
 
+@pytest.mark.holds("TEI's routes", "Prompts")
 def test_prompts() -> None:
     assert asked(decode_embed, {"inputs": "a", "prompt_name": "query"})[0].prompt == "Q: "
     assert asked(decode_embed_all, {"inputs": "a", "prompt_name": "query"})[0].prompt == "Q: "
@@ -118,6 +123,7 @@ def test_similarity(decode: Decode) -> None:
     assert names == ["inputs.sentences", "inputs.source_sentence", "inputs.sentences[0]", "inputs.sentences[1]"]
 
 
+@pytest.mark.holds("TEI's routes")
 def test_as_many_sentences_as_items_are_allowed() -> None:
     request, _ = asked(decode_similarity, {"inputs": {"source_sentence": "a", "sentences": ["b"] * 4}})
     assert request.num_items == 5
@@ -128,6 +134,7 @@ def test_any_is_embed_where_inputs_are_no_object() -> None:
     assert asked(decode_any, body) == asked(decode_embed, body)
 
 
+@pytest.mark.holds("TEI's routes", "Errors")
 @pytest.mark.parametrize(
     ("decode", "body", "kind", "param"),
     [
@@ -202,6 +209,7 @@ def test_what_is_refused_is_named(decode: Decode, body: bytes, kind: type[Reques
     assert refused.value.message.startswith(param or "the body")
 
 
+@pytest.mark.holds("TEI's routes")
 def test_with_several_models_the_name_must_be_one_of_them() -> None:
     models = ModelTable([served_model(name="one"), served_model(index=1, name="two")])
 

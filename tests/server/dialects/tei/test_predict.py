@@ -38,6 +38,7 @@ def scores(predictions: list[dict[str, Any]]) -> dict[str, float]:
 # answers
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 def test_labels_sorted_by_score() -> None:
     (first, second) = json.loads(predict({"inputs": [["a"], ["b"]]}).body)
 
@@ -47,6 +48,7 @@ def test_labels_sorted_by_score() -> None:
     assert [each["label"] for each in second] == ["bad", "good", "so-so"]  # equal scores stay in the model's order
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 def test_a_single_input_has_a_single_list() -> None:
     for inputs in ("a", ["a"], ["a", "b"]):
         found = json.loads(predict({"inputs": inputs}, rows=ROWS[:1]).body)

@@ -12,6 +12,7 @@ LOGITS = OutputKind.LOGITS
 ONE = {"inputs": "ab"}
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize("root", ["/", "/invocations"])
 @pytest.mark.parametrize(
     ("path", "body", "outputs", "model"),

@@ -55,6 +55,7 @@ def error_type(called: Called) -> str:
     return str(error["error_type"])
 
 
+@pytest.mark.holds("Requests and answers", "TEI's routes")
 def test_there_is_a_good_body_for_every_route() -> None:
     assert GOOD.keys() == {route.path for route in embed.ROUTES} | {"/", "/invocations"}
     for path, body in GOOD.items():
@@ -62,6 +63,7 @@ def test_there_is_a_good_body_for_every_route() -> None:
             assert post(path + slash, body).status == 200
 
 
+@pytest.mark.holds("TEI's routes")
 def test_embed_is_2d_and_of_length_1_also_for_one_text() -> None:
     row = [8**-0.5] * 8  # the stand-in's rows are of equal numbers
 
@@ -80,11 +82,13 @@ def test_raw_rows() -> None:
     assert np.array_equal(np.frombuffer(called.body, "<f4").reshape(2, 8), [[3.0] * 8, [5.0] * 8])
 
 
+@pytest.mark.holds("TEI's routes")
 def test_embed_all_has_a_row_for_each_token() -> None:
     assert json.loads(post("/embed_all", TEXTS).body) == [[[3.0] * 8] * 3, [[5.0] * 8] * 5]
     assert json.loads(post("/embed_all", {"inputs": "a"}).body) == [[[1.0] * 8]]
 
 
+@pytest.mark.holds("TEI's routes")
 def test_similarity_is_of_the_source_with_each_sentence() -> None:
     rows = np.array([[3, 4], [-3, -4], [4, -3], [8, 6]], np.float32)
 
@@ -96,12 +100,14 @@ def test_similarity_is_of_the_source_with_each_sentence() -> None:
     assert np.allclose(json.loads(with_edge(test).body), [-1, 0, 0.96])
 
 
+@pytest.mark.holds("TEI's routes")
 @pytest.mark.parametrize("path", ["/", "/invocations"])
 def test_the_root_looks_at_the_form_of_the_body(path: str) -> None:
     assert json.loads(post(path, TEXTS).body) == json.loads(post("/embed", TEXTS).body)
     assert json.loads(post(path, SIMILAR).body) == json.loads(post("/similarity", SIMILAR).body)
 
 
+@pytest.mark.holds("TEI's routes")
 def test_tokenize_and_decode() -> None:
     assert json.loads(post("/tokenize", {"inputs": "ab"}).body) == [
         [
@@ -113,6 +119,7 @@ def test_tokenize_and_decode() -> None:
     assert json.loads(post("/decode", {"ids": [[5, 6], [7]]}).body) == ["5 6", "7"]
 
 
+@pytest.mark.holds("TEI's routes")
 @pytest.mark.parametrize("path", COMPUTING)
 def test_timing_headers(path: str) -> None:
     called = post(path, GOOD[path])
@@ -124,10 +131,12 @@ def test_timing_headers(path: str) -> None:
     assert all(called.headers[name].isdigit() for name in TIMES)
 
 
+@pytest.mark.holds("TEI's routes")
 def test_what_was_cut_is_said() -> None:
     assert post("/embed", {"inputs": ["a", "b" * 20]}).headers["x-embedline-truncated-inputs"] == "1"
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize(
     ("status", "kind", "body", "headers"),
@@ -153,6 +162,7 @@ def test_empty_inputs_in_teis_words() -> None:
     assert json.loads(post("/embed", {"inputs": ""}).body)["error"] == "`inputs` cannot be empty"
 
 
+@pytest.mark.holds("Limits")
 def test_too_many_items() -> None:
     called = post("/embed", {"inputs": ["a"] * 5})
 
@@ -160,6 +170,7 @@ def test_too_many_items() -> None:
     assert "maximum allowed batch size of 4" in json.loads(called.body)["error"]
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize("path", COMPUTING)
 @pytest.mark.parametrize(
     ("where", "error", "status", "kind"),
@@ -183,6 +194,7 @@ def test_failures(path: str, where: str, error: Exception, status: int, kind: st
     assert b"inner detail" not in called.body
 
 
+@pytest.mark.holds("Errors")
 @pytest.mark.parametrize("path", ["/tokenize", "/decode"])
 def test_failures_of_the_tokenizer(path: str) -> None:
     async def test(edge: Edge) -> Called:
@@ -193,6 +205,7 @@ def test_failures_of_the_tokenizer(path: str) -> None:
     assert (called.status, error_type(called)) == (422, "Tokenizer")
 
 
+@pytest.mark.holds("TEI's routes")
 def test_a_model_without_token_rows() -> None:
     async def test(edge: Edge) -> Called:
         loaded = house()
@@ -238,12 +251,14 @@ def test_a_key_is_needed(path: str) -> None:
     assert answered.status == 200
 
 
+@pytest.mark.holds("TEI's routes")
 @pytest.mark.parametrize("path", ["/", "/ping", "/health"])
 def test_health(path: str) -> None:
     assert with_edge(lambda edge: call(edge.app, "GET", path)).status == 200
     assert with_edge(lambda edge: call(edge.app, "GET", path), is_loaded=False).status == 503
 
 
+@pytest.mark.holds("Errors")
 def test_other_methods() -> None:
     async def test(edge: Edge) -> list[Called]:
         asked = (("GET", "/embed"), ("PUT", "/"), ("PUT", "/ping"))
@@ -256,6 +271,7 @@ def test_other_methods() -> None:
     ]
 
 
+@pytest.mark.holds("TEI's routes")
 def test_info_has_teis_fields_at_the_top() -> None:
     info = json.loads(with_edge(lambda edge: call(edge.app, "GET", "/info")).body)
 

@@ -67,6 +67,7 @@ def test_many_small_items_leave_turns() -> None:
     assert turns_during(in_full(sparse(*[1] * 10_000))) >= 5
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 def test_raw_bytes_are_offsets_indices_and_values() -> None:
     embedded = sparse(2, 0, 3)
     raw = sparse_bytes(embedded)
@@ -97,6 +98,7 @@ def test_a_model_without_it_says_what_it_is_for(path: str, lack: str) -> None:
     assert message.endswith("it is for classify")
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize("path", ["/embed_sparse", "/embed_hybrid"])
 @pytest.mark.parametrize("inputs", [["ab", "c"], [[9, 8], [7]]])
 @pytest.mark.parametrize(("input_type", "flag"), [("query", QUERY_TOKEN), ("document", 0), (None, 0)])
@@ -173,6 +175,7 @@ def test_queries_and_documents_have_their_markers(input_type: str | None, marker
     assert embed_all({**TEXTS, "input_type": input_type}, late, look=look).status == 200
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 @pytest.mark.parametrize("outputs", [OutputKind.MULTI_VECTOR, OutputKind.TOKENS])
 def test_raw_rows_are_ragged(outputs: OutputKind) -> None:
     called = ask("/embed_all", TEXTS, outputs, token_rows=[[1, 2], [3, 4], [5, 6]], headers=RAW)
@@ -198,6 +201,7 @@ def hybrid(body: dict[str, Any], outputs: OutputKind = ALL, **others: Any) -> Ca
     return ask("/embed_hybrid", body, outputs, rows=ROWS, **others)
 
 
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
 def test_three_kinds_from_one_forward() -> None:
     def look(edge: Edge) -> None:
         assert [submission.outputs for submission in edge.managers.submitted] == [ALL]
@@ -242,6 +246,7 @@ def test_no_outputs_are_all() -> None:
     assert decode(body, Wishes(), one_model(outputs=ALL), max_items=4).outputs == ALL
 
 
+@pytest.mark.holds("Limits")
 def test_more_sparse_rows_than_anybody_could_write_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MAX_SPARSE_ROW_BYTES", 1)
     status, _, message = tei_error(ask("/embed_sparse", TEXTS, OutputKind.SPARSE))

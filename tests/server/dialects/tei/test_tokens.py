@@ -27,6 +27,7 @@ def decode(body: bytes | dict[str, Any]) -> DecodeRequest:
     return decode_decode(payload, WISHES, MODELS, max_items=4)
 
 
+@pytest.mark.holds("TEI's routes")
 def test_tokenize() -> None:
     request = tokenize({"inputs": ["a", "b"], "other": 1})
 
@@ -38,6 +39,7 @@ def test_tokenize() -> None:
     assert tokenize({"inputs": "a", "prompt_name": "query"}).prompt == "Q: "
 
 
+@pytest.mark.holds("TEI's routes")
 def test_decode() -> None:
     request = decode({"ids": [[5, 6], []], "other": 1})
 
@@ -47,6 +49,7 @@ def test_decode() -> None:
     assert not decode({"ids": [5], "skip_special_tokens": False}).skip_special_tokens
 
 
+@pytest.mark.holds("TEI's routes")
 def test_with_several_models_the_name_must_be_one_of_them() -> None:
     models = ModelTable([served_model(name="one"), served_model(index=1, name="two")])
 
