@@ -32,13 +32,14 @@ from tokenizer_pool import pieces
 from wire import control, frames
 
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+WIRE_FORMAT = (ROOT / "docs" / "wire-format.md").read_text()
 BEHAVIOUR = (ROOT / "docs" / "behaviour.md").read_text()
 PAGES = [str(page) for page in pages()]
 # Pages that name other programs' flags too.
 FLAG_PAGES = ["docs/ARCHITECTURE.md", "docs/behaviour.md", "docs/models.md"]
 
 
-def section(title: str, page: str = ARCHITECTURE) -> str:
+def section(title: str, page: str) -> str:
     """What stands below a heading of the second level."""
     _, _, rest = page.partition(f"\n## {title}\n")
     text, _, _ = rest.partition("\n## ")
@@ -140,7 +141,9 @@ def test_defaults_are_as_documented(name: str, default: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "name"), re.findall(r"`([a-z][\w/]+\.py):([\w.]+)`", ARCHITECTURE), ids=lambda value: str(value)
+    ("path", "name"),
+    re.findall(r"`([a-z][\w/]+\.py):([\w.]+)`", ARCHITECTURE + WIRE_FORMAT),
+    ids=lambda value: str(value),
 )
 def test_a_function_that_is_named_exists(path: str, name: str) -> None:
     assert name in names_in(ROOT / path)
@@ -158,12 +161,12 @@ def test_every_kind_of_frame_is_in_the_table() -> None:
         assert not declared.keys() & kinds.keys(), "a kind belongs to one package"
         declared |= kinds
 
-    rows = re.findall(r"^\| `0x([0-9a-f]{4})` \| (\w+) \|", section("Frames"), re.MULTILINE)
+    rows = re.findall(r"^\| `0x([0-9a-f]{4})` \| (\w+) \|", section("Frames", WIRE_FORMAT), re.MULTILINE)
     assert {int(number, 16): name for number, name in rows} == declared
 
 
 def test_the_frame_format_is_as_specified() -> None:
-    text = section("Frames")
+    text = section("Frames", WIRE_FORMAT)
 
     assert frames.HEADER.format == "<IHHQ"  # what the table of bytes says
     assert frames.HEADER.size == 16
