@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.store.model_source import resolve
+from engine.tools.convert.conversion import new_folder
 from server.commands.convert import ending_in_order
 from server.commands.progress import shown
 from server.settings.settings import Settings
@@ -18,21 +19,19 @@ _MAX_ERROR = 0.03  # what rounding to e4m3 costs arbitrary weights is 0.026
 
 
 def quantize(settings: Settings, out: str) -> int:
-    """Make the folder `out` of the first model, or go on with it, and print what each tensor lost; the exit code.
+    """Make the folder `out` from the first model and print what each tensor lost. Returns the exit code.
 
-    Raises ModelError with one line where that can't be done; what was done is kept beside `out` then.
+    Raises ModelError with one line where that can't be done, and leaves nothing then.
     """
     from engine.tools.quantize import job  # imports torch
 
     model, cache = settings.models[0], settings.huggingface_hub_cache
-    new_folder = job.out_folder(Path(out))  # before anything is fetched
+    target = new_folder(Path(out))  # before anything is fetched
     with ending_in_order():
         cache_dir = Path(cache) if cache else None
         found = resolve(model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token)
         with shown("quantizing") as report:
-            done = job.quantize(found.path, new_folder, report=report)
-    if done.is_resumed:
-        print(f"embedline: went on with what an earlier run had left in {new_folder.name}.partial", file=sys.stderr)
+            done = job.quantize(found.path, target, report=report)
     print("\n".join(_lines(done)))
     large = [name for name, error in done.errors.items() if error > _MAX_ERROR]
     if large:

@@ -1,10 +1,16 @@
-"""A block-FP8 copy of a model's folder in the cache: made by the first start that wants it, found there by later ones.
+"""A block-FP8 copy of a model's folder in the cache. The first start that wants one makes it, later starts find it.
 
-Whether a copy is whole is not written down anywhere: the model itself tells what its copy has to be, byte by byte but
-for the numbers, and those reached the disk before the copy got its name.
+The cache's folder holds:
+
+    lock         locked by the process that looks for a copy or makes one; others wait
+    KEY          a copy; locked, shared, by each process that uses it, until that process ends
+    KEY.partial  unfinished work (see engine.tools.quantize.job); removed by the next process that has the lock
+
+The locks are the kernel's (flock): no lock outlives its process.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -17,7 +23,6 @@ from engine.store import digests, fingerprint
 from engine.store.cache import check_owner
 from engine.store.rights import remedy
 from engine.tools.quantize import job
-from engine.tools.quantize.copies import Copies
 from engine.tools.quantize.plan import Plan, plan
 from engine.tools.quantize.selection import BLOCK
 from engine.types import ModelError
@@ -25,8 +30,9 @@ from engine.types import ModelError
 logger = logging.getLogger("embedline.engine")
 
 _FOLDER = "block-fp8"  # in the folder that was given
+_LOCK = "lock"
 _MAX_OTHERS = 3  # copies of other models, of some GB each
-# All that decides what is written: with another version of these, no old copy is taken.
+# All that decides what is written. When one of them changes, copies are made again.
 _SOURCES = tuple(f"tools/quantize/{name}.py" for name in ("blocks", "layout", "plan", "selection", "shard"))
 _RESERVE = 1 << 30  # bytes that stay free on the disk
 _MAX_ERROR = 0.03  # relative RMS of a tensor; what rounding to e4m3 costs arbitrary weights is 0.026
@@ -37,8 +43,8 @@ _MIB, _GIB = 1 << 20, 1 << 30
 def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
     """A folder with the files of `folder`, its linear layers in FP8 with a float32 scale for each 128 by 128 numbers.
 
-    One process makes it while others that want the same wait; one that is killed leaves what it did to the next. The
-    copy is not removed as long as this process lives. Takes minutes for a large model the first time.
+    One process makes it while others wait. If that process is killed, the next one starts again. The copy is not
+    removed while this process lives. Takes minutes for a large model the first time.
 
     Raises ModelError with one line: the weights are FP8 already or do not divide into blocks, there is no cache, or no
     room in it.
@@ -49,21 +55,63 @@ def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
             "--compiled-cache, or serve what `embedline quantize MODEL OUT` makes"
         )
     planned, root = _plan(folder), Path(cache_dir, _FOLDER)
-    key = _key(folder, planned)
+    copy = root / _key(folder, planned)
     try:
-        copies = Copies(root)
-        with copies.alone(key) as copy:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owner(root)
+        with _locked(root):
+            for unfinished in root.glob(f"*{job.PARTIAL}"):  # its process was killed
+                shutil.rmtree(unfinished)
             if _is_there(copy, planned):
                 logger.info("block-FP8 weights taken from %s", copy)
             else:
-                _make(folder, planned, copies, key)
-            copies.use(key)
+                _make(folder, planned, copy)
+            _use(copy)
     except OSError as error:
         raise ModelError(
             f"--quantization fp8 can't keep an FP8 copy of the model in {root}: {one_line(error)}{remedy(error)}; "
             "give another folder by --compiled-cache, or serve what `embedline quantize MODEL OUT` makes"
         ) from error
     return copy
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """The copies in `root` are this process's alone. Raises OSError where there are no locks."""
+    with (root / _LOCK).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another process is at work on the FP8 copies in %s: waiting for it", root)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _use(copy: Path) -> None:
+    """Keep others from removing the copy while this process lives."""
+    descriptor = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)  # never closed: the lock lasts as long
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with contextlib.suppress(PermissionError):  # the copy of another user may be read
+        os.utime(descriptor)  # the time of the last use, for _prune
+
+
+def _prune(root: Path) -> None:
+    """Remove old copies that no process uses. The newest ones stay."""
+    copies = [folder for folder in root.iterdir() if folder.is_dir()]
+    copies.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+    for copy in copies[_MAX_OTHERS:]:
+        with contextlib.suppress(OSError):
+            _remove_unused(copy)
+
+
+def _remove_unused(copy: Path) -> None:
+    """Raises BlockingIOError where a process uses it."""
+    descriptor = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(copy)
+    finally:
+        os.close(descriptor)
 
 
 def _plan(folder: Path) -> Plan:
@@ -79,7 +127,7 @@ def _plan(folder: Path) -> Plan:
 def _key(folder: Path, planned: Plan) -> str:
     others = [folder / name for name in planned.copied]
     try:
-        return fingerprint.key(folder, packages=(), sources=_SOURCES, choices={"plan": planned.key}, others=others)
+        return fingerprint.key(folder, packages=(), sources=_SOURCES, choices={}, others=others)
     except OSError as error:
         raise ModelError(f"{folder} can't be read: {one_line(error)}") from error
 
@@ -113,13 +161,13 @@ def _first_that_differs(copy: Path, planned: Plan) -> str | None:
     return None
 
 
-def _make(folder: Path, planned: Plan, copies: Copies, key: str) -> None:
-    """For who holds the key alone."""
-    copy, partial = copies.root / key, copies.partial(key)
-    if copy.exists() or not _is_ours(partial):
-        copies.discard(key)
-    copies.prune(key, max_others=_MAX_OTHERS)
-    _check_room(planned, copies.root, partial)
+def _make(folder: Path, planned: Plan, copy: Path) -> None:
+    """Only for the process that holds the lock."""
+    root = copy.parent
+    if copy.exists():  # it can't be used
+        shutil.rmtree(copy)
+    _prune(root)
+    _check_room(planned, root)
     num_mib = sum(source.file.stat().st_size for source in planned.sources.values()) / _MIB
     logger.info("quantizing %s to block FP8, %.1f MiB, in %s; later starts find it there", folder, num_mib, copy)
     began = time.monotonic()
@@ -128,36 +176,22 @@ def _make(folder: Path, planned: Plan, copies: Copies, key: str) -> None:
     worst = max(done.errors, key=lambda name: done.errors[name])
     logger.log(
         logging.INFO if done.errors[worst] <= _MAX_ERROR else logging.WARNING,
-        "quantized %s in %.0f s%s; the largest relative RMS error of a tensor is %.2f %%, of %s",
+        "quantized %s in %.0f s; the largest relative RMS error of a tensor is %.2f %%, of %s",
         folder,
         time.monotonic() - began,
-        ", going on with what an earlier start had left" if done.is_resumed else "",
         100 * done.errors[worst],
         worst,
     )
 
 
-def _is_ours(partial: Path) -> bool:
-    """Whether the work may go on there; also where nothing has begun."""
-    try:
-        check_owner(partial)
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        logger.warning("the unfinished FP8 copy in %s is not used: %s", partial, one_line(error))
-        return False
-    return True
-
-
-def _check_room(planned: Plan, root: Path, partial: Path) -> None:
-    """Raises ModelError where the disk has too little of it, what an earlier start has written not counted."""
-    needed = sum(layout.num_bytes for layout in planned.layouts.values())
+def _check_room(planned: Plan, root: Path) -> None:
+    """Raises ModelError where the disk has too little of it."""
+    needed = sum(layout.num_bytes for layout in planned.layouts.values()) + _RESERVE
     needed += sum(path.stat().st_size for path in planned.copied.values())
-    written = sum(512 * path.stat().st_blocks for path in partial.rglob("*"))
-    missing, free = max(needed - written, 0) + _RESERVE, shutil.disk_usage(root).free
-    if missing > free:
+    free = shutil.disk_usage(root).free
+    if needed > free:
         raise ModelError(
-            f"--quantization fp8 needs {missing / _GIB:.1f} GiB in {root}, where {free / _GIB:.1f} GiB are free: "
+            f"--quantization fp8 needs {needed / _GIB:.1f} GiB in {root}, where {free / _GIB:.1f} GiB are free: "
             "make room, or give another folder by --compiled-cache"
         )
 

@@ -1,9 +1,11 @@
-"""A model's folder into a new one with FP8 weights, or on with that where it ended early. Renamed when it is whole.
+"""Makes a new folder with FP8 weights from a model's folder. It gets its name when it is whole.
 
 The new folder has the old one's files, names and shards. Knows no format: see plan.py and shard.py.
 """
 
 import contextlib
+import fcntl
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,11 +16,13 @@ import torch
 
 from engine.tools.convert.conversion import new_folder
 from engine.tools.quantize import shard
-from engine.tools.quantize.journal import Journal, is_left_by_a_finished_one
 from engine.tools.quantize.plan import Plan, plan
 from engine.types import ModelError
 
 Report = Callable[[int, int], None]  # bytes of the model's weights that are done, and of all of them
+
+PARTIAL = ".partial"  # ends the name of a folder of unfinished work
+_LOCK, _MODEL = "lock", "model"  # in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +35,58 @@ class Done:
     num_bytes_before: int  # of the files of weights
     num_bytes: int  # of the new ones
     num_copied: int  # other files
-    is_resumed: bool
-
-
-def out_folder(out: Path) -> Path:
-    """Where the new folder goes. Raises ModelError where it may not go there."""
-    absolute = out.expanduser().absolute()
-    if is_left_by_a_finished_one(_partial(absolute)):
-        return absolute
-    return new_folder(out)
 
 
 def quantize(folder: Path, out: Path, *, report: Report) -> Done:
-    """Make `out` of `folder`, or go on with that. Whatever goes wrong or ends this process, `out` is whole or is not
-    there; what is unfinished lies beside it, and the next call with the same arguments takes it up.
+    """Make `out` from `folder`. Whatever goes wrong or ends this process, `out` is whole or is not there.
 
+    Unfinished work is in OUT.partial. If this process is killed, the next call removes that and starts again.
     Raises ModelError with one line.
     """
-    out, planned = out_folder(out), plan(folder)
+    out, planned = new_folder(out), plan(folder)
     try:
-        with Journal(_partial(out), planned.key) as journal, _one_thread():
-            if journal.is_resumed and is_left_by_a_finished_one(journal.folder) and out.is_dir():
-                shutil.rmtree(journal.folder)
-            else:
-                new_folder(out)
-                _make(planned, journal, report)
-                journal.finish(out)
+        with _unfinished(out.with_name(out.name + PARTIAL)) as model, _one_thread():
+            new_folder(out)  # another process may have made it since
+            errors = _write(planned, model, report)
+            _sync(model)
+            model.rename(out)
+            _sync_one(out.parent)
     except OSError as error:
         raise ModelError(f"{out} can't be written: {error.strerror or error}") from error
-    return _done(out, planned, journal)
+    return Done(
+        folder=out,
+        errors={name: errors[name] for name in sorted(errors, key=_by_layer)},
+        num_plain=sum(piece.scales_begin is None for each in planned.layouts.values() for piece in each.pieces),
+        num_bytes_before=sum(source.file.stat().st_size for source in planned.sources.values()),
+        num_bytes=sum(layout.num_bytes for layout in planned.layouts.values()),
+        num_copied=len(planned.copied),
+    )
 
 
-def _partial(out: Path) -> Path:
-    return out.with_name(f"{out.name}.partial")
+@contextlib.contextmanager
+def _unfinished(folder: Path) -> Iterator[Path]:
+    """An empty folder to work in, inside `folder`, which is locked by this process and removed afterwards.
+
+    Raises ModelError where `folder` is not what this function leaves, or another process has locked it; OSError.
+    """
+    lock, model = folder / _LOCK, folder / _MODEL
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not lock.is_file())):
+        raise ModelError(f"{folder} is in the way: it is not what an unfinished quantization leaves")
+    folder.mkdir(exist_ok=True)
+    with lock.open("ab") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel's: a process that ends holds it no more
+        except BlockingIOError as error:
+            raise ModelError(f"another process is at work in {folder}") from error
+        try:
+            shutil.rmtree(model, ignore_errors=True)  # from a run that was killed
+            model.mkdir()
+            yield model
+        finally:
+            shutil.rmtree(model, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                lock.unlink()
+                folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -77,8 +100,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _make(planned: Plan, journal: Journal, report: Report) -> None:
-    journal.model.mkdir(exist_ok=True)
+def _write(planned: Plan, target: Path, report: Report) -> dict[str, float]:
+    """All files of the new folder; the relative RMS of each quantized tensor."""
     total = sum(piece.source.num_bytes for layout in planned.layouts.values() for piece in layout.pieces)
     num_done = 0
 
@@ -87,29 +110,32 @@ def _make(planned: Plan, journal: Journal, report: Report) -> None:
         num_done += num_bytes
         report(num_done, total)
 
+    errors: dict[str, float] = {}
     for name, layout in planned.layouts.items():
-        shard.write(planned.sources[name].file, journal.model / name, layout, journal, advance=advance)
+        errors |= shard.write(planned.sources[name].file, target / name, layout, advance=advance)
     for name, path in planned.copied.items():
-        new = journal.model / name
+        new = target / name
         new.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, new)
     for name, text in planned.written.items():
-        (journal.model / name).write_text(text, encoding="utf-8")
+        (target / name).write_text(text, encoding="utf-8")
+    return errors
 
 
-def _done(out: Path, planned: Plan, journal: Journal) -> Done:
-    errors = {entry.tensor: entry.error for entry in journal.entries if entry.error is not None}
-    return Done(
-        folder=out,
-        errors={name: errors[name] for name in sorted(errors, key=_in_order)},
-        num_plain=sum(piece.scales_begin is None for each in planned.layouts.values() for piece in each.pieces),
-        num_bytes_before=sum(source.file.stat().st_size for source in planned.sources.values()),
-        num_bytes=sum(layout.num_bytes for layout in planned.layouts.values()),
-        num_copied=len(planned.copied),
-        is_resumed=journal.is_resumed,
-    )
+def _sync(folder: Path) -> None:
+    """Wait until all of it is on the disk, so that a folder with its final name is whole after a power cut too."""
+    for path in (*folder.rglob("*"), folder):
+        _sync_one(path)
 
 
-def _in_order(name: str) -> list[tuple[int, str]]:
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _by_layer(name: str) -> list[tuple[int, str]]:
     """Layer 10 comes after layer 9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"\.", name)]

@@ -3,7 +3,6 @@
 Whoever made the folder may mean harm: see engine.tools.convert.plan, which finds its files.
 """
 
-import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from engine.types import ModelError
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 # Not copied: TensorRT-LLM asks it how weights are stored before it asks config.json, and it tells of the plain ones.
 _OF_PLAIN = "hf_quant_config.json"
-_FORMAT = 1  # of what is written: a new one begins anew
 # Their layers are stored the other way round, and are no linear ones to whoever reads FP8.
 _TURNED = frozenset(("gpt2", "openai-gpt"))
 
@@ -34,7 +32,6 @@ class Plan:
     copied: dict[str, Path]  # relative name, with / -> where it really lies
     written: dict[str, str]  # the same -> text
     left_plain: tuple[str, ...]  # weights of linear layers whose sizes are no multiples of BLOCK
-    key: str  # of all that the new folder depends on
 
 
 def plan(folder: Path) -> Plan:
@@ -53,7 +50,7 @@ def plan(folder: Path) -> Plan:
         written[_INDEX] = _text(_index(layouts))
     left_out = {*written, _OF_PLAIN}
     copied = {name: path for name, path in files.items() if name not in left_out and not _is_of_weights(name, sources)}
-    return Plan(sources, layouts, copied, written, selection.left_plain, _key(sources, layouts, written))
+    return Plan(sources, layouts, copied, written, selection.left_plain)
 
 
 def _sources(folder: Path, files: dict[str, Path]) -> dict[str, Source]:
@@ -110,13 +107,3 @@ def _index(layouts: dict[str, Layout]) -> Json:
 
 def _text(value: Json) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-
-
-def _key(sources: dict[str, Source], layouts: dict[str, Layout], written: dict[str, str]) -> str:
-    """Changed weights of the same sizes show in when they were written."""
-    stats = {name: source.file.stat() for name, source in sources.items()}
-    digest = hashlib.sha256(json.dumps([_FORMAT, written]).encode())
-    for name, each in layouts.items():
-        digest.update(json.dumps([name, stats[name].st_size, stats[name].st_mtime_ns]).encode())
-        digest.update(each.head)
-    return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""One file of weights, old and new, read and written by offset a strip of rows at a time.
+"""Makes one new file of weights from an old one, a strip of rows at a time.
 
-Nothing is mapped or read whole, so that memory is that of a strip, however large a tensor is. Where a tensor is copied,
-its bytes stay what they are.
+Nothing is mapped or read whole, so memory is that of a strip, however large a tensor is. Tensors that stay plain are
+copied byte by byte.
 
 Shapes: N rows and K columns of a weight.
 """
@@ -16,58 +16,40 @@ import torch
 
 from engine.store.tensor_file import bytes_of
 from engine.tools.quantize.blocks import quantize
-from engine.tools.quantize.journal import Entry, Journal
 from engine.tools.quantize.layout import Layout, Piece
 from engine.tools.quantize.selection import BLOCK
 from engine.types import ModelError
 
 _STRIP_NUMBERS = 1 << 20
 _COPIED_BYTES = 4 << 20
-_SYNCED_BYTES = 64 << 20  # of the old file: how much of the work is done again at most
 
 
-def write(source: Path, target: Path, layout: Layout, journal: Journal, *, advance: Callable[[int], None]) -> None:
-    """Make the new file, or what is missing of it; `advance` is told of the bytes of the old one that are done.
+def write(source: Path, target: Path, layout: Layout, *, advance: Callable[[int], None]) -> dict[str, float]:
+    """Make the new file; the relative RMS of what each quantized tensor lost. `advance` gets the bytes of the old file
+    as they are done.
 
     Raises OSError, and ModelError where the old file is cut short or a weight is not finite.
     """
-    with source.open("rb", buffering=0) as old, target.open("r+b" if target.exists() else "xb", buffering=0) as new:
-        _Shard(target.name, old.fileno(), new.fileno(), layout, journal).write(advance)
+    with source.open("rb", buffering=0) as old, target.open("xb", buffering=0) as new:
+        return _Shard(target.name, old.fileno(), new.fileno(), layout).write(advance)
 
 
 class _Shard:
     """Both files, open."""
 
-    def __init__(self, name: str, old: int, new: int, layout: Layout, journal: Journal) -> None:
-        self._name, self._old, self._new = name, old, new
-        self._layout, self._journal = layout, journal
-        self._unsynced: list[Entry] = []
-        self._num_unsynced = 0  # bytes of the old file
+    def __init__(self, name: str, old: int, new: int, layout: Layout) -> None:
+        self._name, self._old, self._new, self._layout = name, old, new, layout
 
-    def write(self, advance: Callable[[int], None]) -> None:
-        done = self._begin()
-        for piece in self._layout.pieces:
-            if piece.name in done:
-                advance(piece.source.num_bytes)
-                continue
-            self._unsynced.append(Entry(self._name, piece.name, self._made(piece, advance)))
-            self._num_unsynced += piece.source.num_bytes
-            if self._num_unsynced >= _SYNCED_BYTES:
-                self._sync()
-        self._sync()
-
-    def _begin(self) -> set[str]:
-        """The tensors that are there already."""
-        is_begun = os.fstat(self._new).st_size == self._layout.num_bytes
+    def write(self, advance: Callable[[int], None]) -> dict[str, float]:
         os.ftruncate(self._new, self._layout.num_bytes)
         _write(self._new, self._layout.head, 0)
-        return {entry.tensor for entry in self._journal.entries if entry.file == self._name} if is_begun else set()
-
-    def _made(self, piece: Piece, advance: Callable[[int], None]) -> float | None:
-        if piece.scales_begin is not None:
-            return self._quantize(piece, piece.scales_begin, advance)
-        self._copy(piece, advance)
-        return None
+        errors = {}
+        for piece in self._layout.pieces:
+            if piece.scales_begin is None:
+                self._copy(piece, advance)
+            else:
+                errors[piece.name] = self._quantize(piece, piece.scales_begin, advance)
+        return errors
 
     def _copy(self, piece: Piece, advance: Callable[[int], None]) -> None:
         for begin in range(0, piece.source.num_bytes, _COPIED_BYTES):
@@ -104,11 +86,6 @@ class _Shard:
                 raise ModelError(f"{self._name} has become shorter while it was read")
             rest, offset = rest[num_bytes:], offset + num_bytes
         return content
-
-    def _sync(self) -> None:
-        os.fdatasync(self._new)
-        self._journal.add(self._unsynced)
-        self._unsynced, self._num_unsynced = [], 0
 
 
 def _write(fd: int, content: Any, offset: int) -> None:

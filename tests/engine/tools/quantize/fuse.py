@@ -19,10 +19,10 @@ class Fuse:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num_calls: int) -> None:
         self.rest = num_calls
         for owner, name in (
-            (os, "pwrite"), (os, "write"), (os, "ftruncate"), (os, "fdatasync"), (os, "open"), (shutil, "copyfile"),
-            (shutil, "rmtree"), (Path, "mkdir"), (Path, "rename"), (Path, "write_text"),
+            (os, "pwrite"), (os, "ftruncate"), (os, "fsync"), (os, "open"), (shutil, "copyfile"), (shutil, "rmtree"),
+            (Path, "mkdir"), (Path, "rename"), (Path, "write_text"), (Path, "unlink"), (Path, "rmdir"),
         ):  # fmt: skip
-            monkeypatch.setattr(owner, name, self._cut_off(getattr(owner, name), halves=name in ("pwrite", "write")))
+            monkeypatch.setattr(owner, name, self._cut_off(getattr(owner, name), halves=name == "pwrite"))
 
     def _cut_off(self, call: Callable[..., Any], *, halves: bool) -> Callable[..., Any]:
         def cut_off(first: Any, *arguments: Any, **others: Any) -> Any:

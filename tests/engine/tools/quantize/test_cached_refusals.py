@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.tools.quantize import cached
 from engine.tools.quantize.cached import block_fp8
 from engine.types import ModelError
 from tests.engine.tools.quantize.models import copies, quantized, wide
@@ -49,21 +48,6 @@ def test_too_little_room_is_said_before_it_begins(
     assert said.startswith(f"--quantization fp8 needs 1.0 GiB in {cache}/block-fp8, where 1.0 GiB are free")
     assert not strips
     assert copies(cache) == []
-
-
-def test_what_an_earlier_start_has_written_needs_no_room(
-    embedder: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = block_fp8(embedder, cache_dir=cache)
-    needed = sum(path.stat().st_size for path in copy.rglob("*") if path.is_file())
-    (copy.parent / "partial").mkdir()
-    copy.rename(copy.parent / "partial" / "model")
-    usage = namedtuple("usage", "free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(free=(1 << 30) + needed // 10))
-    planned = cached._plan(embedder)
-    with pytest.raises(ModelError):
-        cached._check_room(planned, copy.parent, copy.parent / "nothing")
-    cached._check_room(planned, copy.parent, copy.parent / "partial")
 
 
 def test_layers_that_do_not_divide_into_blocks_are_named(tmp_path: Path, cache: str) -> None:
