@@ -18,7 +18,7 @@ _ENGINES = {
     "openvino": "engine.cpu.executors.openvino",
     "onnxruntime": "engine.cpu.executors.onnxruntime",
     "tensorrt-llm": "engine.tensorrt_llm.engine",
-    "fused": "engine.fused.engine",
+    "fused": "engine.fused.start",
     "transformers": "engine.transformers.engine",
     "static": "engine.static.engine",
 }

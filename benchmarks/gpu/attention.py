@@ -17,9 +17,8 @@ from benchmarks.gpu.clock import median_seconds, rotation
 from benchmarks.gpu.fused_models import ops_for
 from benchmarks.gpu.rows import Figure, Key
 from engine.fused.attention.choice import Candidate, candidates_for
-from engine.fused.model.ops import AttentionRule
+from engine.fused.model.ops import AttentionRule, Inputs, Tiles
 from engine.fused.model.spec import LayerSpec, Spec
-from engine.fused.runner.inputs import Inputs, Tiles
 from engine.fused.runner.tiles import choose_block, tile_table
 
 KIND = "attention"

@@ -8,19 +8,18 @@ from torch import Tensor
 
 from benchmarks.gpu.random_models import RandomModel
 from engine.fused.adapters.registry import find
-from engine.fused.assembly import max_graph_tokens
+from engine.fused.assembly import ModelCompute, max_graph_tokens
 from engine.fused.attention.choice import AttentionChoice, ChosenAttend, candidates_for, choose
 from engine.fused.attention.timing import GpuTiming
-from engine.fused.checkpoint.checkpoint import ModuleCheckpoint
 from engine.fused.checkpoint.fuse import Source
+from engine.fused.checkpoint.tensors import ModuleCheckpoint
 from engine.fused.model.blocks import Blocks, Weights
-from engine.fused.model.compute import ModelCompute
-from engine.fused.model.families import forward_of
+from engine.fused.model.forwards import forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.spec import Spec
 from engine.fused.quantization.precision import eligible
-from engine.fused.quantization.schemes import scheme_of
-from engine.fused.quantization.switch import LinearSwitch
+from engine.fused.quantization.quantizing import LinearSwitch
+from engine.fused.quantization.scheme import scheme_of
 from engine.fused.runner.packing import Packer, layout
 from engine.fused.runner.shape import Shape as BatchShape
 from engine.fused.runner.shape import Shapes

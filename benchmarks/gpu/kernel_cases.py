@@ -10,8 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.fused.model.ops import EmbeddingTables, Heads, Norm, Ops, QuantizedRows, Wanted
-from engine.fused.runner.inputs import Inputs, Tiles
+from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, Norm, Ops, QuantizedRows, Tiles, Wanted
 
 Arguments = tuple[Tensor, ...]
 Make = Callable[[int, torch.device, int], Arguments]  # tokens, device, seed -> what `call` takes

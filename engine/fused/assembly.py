@@ -1,25 +1,25 @@
-"""Puts an engine together around a model that has been read: kernels, device, sizes, limits. Reads nothing."""
+"""Puts an engine together around a loaded model: forward, kernels, device, sizes, limits. Reads no files."""
 
 import dataclasses
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from engine.fused.attention.choice import AttentionChoice, ChosenAttend
 from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine
 from engine.fused.model.blocks import Blocks, Weights
-from engine.fused.model.compute import ModelCompute
-from engine.fused.model.families import forward_of
-from engine.fused.model.ops import Ops
+from engine.fused.model.forwards import Forward, forward_of
+from engine.fused.model.ops import Inputs, Ops
 from engine.fused.model.spec import Spec
 from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
-from engine.fused.runner.device import Device
-from engine.fused.runner.host_device import HostDevice
-from engine.fused.runner.packing import Packer, layout
+from engine.fused.runner.device import Device, HostDevice
+from engine.fused.runner.packing import Packer, layout, views
 from engine.fused.runner.runner import Runner
-from engine.fused.runner.shape import ALL_OUTPUTS, Shapes, token_buckets
+from engine.fused.runner.shape import ALL_OUTPUTS, Shape, Shapes, token_buckets
 from engine.model.steps import output_size
 from engine.rows.head_torch import TorchHead
-from engine.types import EngineLimits, ModelInfo
+from engine.types import EngineLimits, ModelInfo, OutputKind
 
 _DEPTH = 2  # a batch is staged while another computes
 _MAX_BATCH_SECONDS, _MAX_BATCH_SECONDS_MIXED = 0.025, 0.010  # of a GPU
@@ -137,3 +137,31 @@ def _info(model: Model, packer: Packer) -> ModelInfo:
 def _dimensions(model: Model) -> int:
     """Numbers in a pooled row."""
     return output_size(model.chosen.folder.steps, model.spec.hidden_size)
+
+
+class ModelCompute:
+    """See engine.fused.runner.device.Compute."""
+
+    def __init__(self, forward: Forward, ops: Ops, *, pooling: str, head: TorchHead) -> None:
+        """pooling: "cls", "mean" or "last"; head: what follows it."""
+        self._forward = forward
+        self._ops = ops
+        self._pooling = pooling
+        self._head = head
+
+    def __call__(self, block: Tensor, shape: Shape) -> dict[OutputKind, Tensor]:
+        """Rows of tokens in the model's dtype, those of sequences too unless they are means or a head made them."""
+        inputs = views(block, shape)
+        is_pruned = shape.outputs == OutputKind.POOLED and self._pooling != "mean"
+        rows = self._forward(inputs, is_pruned=is_pruned)
+        if is_pruned:
+            return {OutputKind.POOLED: self._head(rows)}
+        results = {OutputKind.TOKENS: rows} if OutputKind.TOKENS in shape.outputs else {}
+        if OutputKind.POOLED in shape.outputs:
+            results[OutputKind.POOLED] = self._head(self._pooled(rows, inputs))
+        return results
+
+    def _pooled(self, rows: Tensor, inputs: Inputs) -> Tensor:
+        if self._pooling == "mean":
+            return self._ops.pool(rows, inputs.cu_seqlens)
+        return rows.index_select(0, inputs.pooled)

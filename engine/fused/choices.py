@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.fused.refusal import check_outputs
+from engine.fused.checks import check_outputs
 from engine.machine.devices import CPU, CUDA, check_dtype_of_fused, dtype_of_auto, has_bfloat16
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
@@ -31,7 +31,7 @@ class Choices:
 
 
 def choose(options: dict[str, Any]) -> Choices:
-    """See engine.fused.engine.load for the options. Raises ModelError."""
+    """See engine.fused.start.load for the options. Raises ModelError."""
     device, capability = _device(options["device"])
     folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
     check_outputs(folder)

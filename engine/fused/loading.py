@@ -1,37 +1,43 @@
-"""From options to an engine that serves: weights, precision, and what is tried before anybody's text is. See each."""
+"""From options to an engine that is ready: weights, precision, attention, then the first batches as a check."""
 
 import dataclasses
-import gc
+import logging
 import os
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engine.failures import engine_error, one_line
-from engine.fused import choices, kernel_cache
-from engine.fused.assembly import Model, assemble, max_graph_tokens
+from engine.failures import one_line
+from engine.fused import choices, probe
+from engine.fused.assembly import Model, max_graph_tokens
 from engine.fused.attention import choice
 from engine.fused.attention.choice import AttentionChoice, candidates_for
 from engine.fused.attention.timing import GpuTiming
-from engine.fused.checkpoint.keeping import Keeping
-from engine.fused.checkpoint.store import Kept
 from engine.fused.choices import Choices
-from engine.fused.engine import FusedEngine, Phases
+from engine.fused.engine import FusedEngine
 from engine.fused.model.blocks import Weights
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
+from engine.fused.quantization.cache import Keeping, Kept
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
-from engine.fused.runner.shape import ALL_OUTPUTS
+from engine.fused.start import Phases
 from engine.rows.head_torch import load_head
-from engine.selftest import sample_ids, selfcheck
-from engine.types import MAX_NUM_SEQS, DeviceTrouble, EngineError, EngineErrorKind, OutputKind
+from engine.selftest import selfcheck
+from engine.store.cache import check_owner
+from engine.types import MAX_NUM_SEQS, DeviceTrouble
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
-_MAX_QUERY = 512  # tokens of the longest lone query whose graph is recorded before it comes
+
+_KERNEL_FOLDER = "triton"
+_KERNEL_VARIABLE = "TRITON_CACHE_DIR"
+_KERNEL_SETTINGS = (_KERNEL_VARIABLE, "TRITON_HOME")  # either one is the user's word
+
+logger = logging.getLogger("embedline.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class Loaded:
 
 
 def load(phases: Phases, *, name: str, reason: str, options: dict[str, Any]) -> Loaded:
-    """See engine.fused.engine.load."""
+    """See engine.fused.start.load."""
     chosen = choices.choose(options)
     if chosen.capability is not None:
         torch.cuda.set_device(chosen.device)  # of this thread, before anything opens the first GPU
@@ -52,7 +58,7 @@ def load(phases: Phases, *, name: str, reason: str, options: dict[str, Any]) -> 
             torch.cuda.set_per_process_memory_fraction(chosen.memory_share, chosen.device)
     cache_dir = options.get("cache_dir")
     if cache_dir and chosen.capability is not None:
-        kernel_cache.use(Path(cache_dir), os.environ)
+        keep_kernels(Path(cache_dir), os.environ)
     try:
         return _Loading(chosen, phases, name=name, reason=reason, options=options).load()
     except torch.OutOfMemoryError as error:
@@ -80,11 +86,11 @@ class _Loading:
         model, outcome = self._from_folder() if kept is None else self._from_cache(kept)
         with self._phases("probe"):
             asked = self._options["max_num_tokens"] or _MAX_NUM_TOKENS
-            engine = _fitting(model, max(asked, chosen.folder.max_seqlen))
+            engine = probe.fitting(model, max(asked, chosen.folder.max_seqlen))
         with self._phases("check"):
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
         with self._phases("graphs"):
-            _record_queries(engine, chosen)
+            probe.record_queries(engine, chosen)
         return Loaded(engine, model, outcome)
 
     def _from_cache(self, kept: Kept) -> tuple[Model, Outcome]:
@@ -93,9 +99,9 @@ class _Loading:
 
     def _from_folder(self) -> tuple[Model, Outcome | None]:
         with self._phases("import"):
-            from engine.fused.checkpoint import original  # imports transformers
+            from engine.fused.checkpoint import from_folder  # imports transformers
         with self._phases("weights"):
-            found = original.find(self._chosen)
+            found = from_folder.find(self._chosen)
             weights = found.source.weights()
         model = self._model(found.source.spec, weights, found.notes)
         given_up = self._keeping.given_up()
@@ -156,57 +162,19 @@ def _attention(chosen: Choices, spec: Spec, ops: Ops, weights: Weights) -> Atten
         ) from error
 
 
-def _fitting(tried: Model, asked: int) -> FusedEngine:
-    """An engine for batches of so many tokens, or of as many as there turns out to be memory for."""
-    model, max_num_tokens, least = tried, asked, tried.chosen.folder.max_seqlen
-    while True:
-        found = _probed(model, max_num_tokens)
-        if isinstance(found, FusedEngine):
-            return found
-        if found.kind is not EngineErrorKind.OUT_OF_MEMORY:
-            raise selfcheck.cannot_run("fused", found)
-        if max_num_tokens <= least:
-            raise DeviceTrouble(
-                f"one sequence of {least} tokens runs out of memory on {model.chosen.device}: free some of it there, "
-                f"or lower --max-input-length"
-            )
-        gc.collect()  # devices and their graphs know each other
-        torch.cuda.empty_cache()
-        max_num_tokens = max(max_num_tokens // 2, least)
-        note = f"batches of at most {max_num_tokens} tokens: {asked} run out of memory"
-        model = dataclasses.replace(tried, notes=(note, *tried.notes))
+def keep_kernels(cache_dir: Path, environment: MutableMapping[str, str]) -> None:
+    """Have Triton keep the kernels that it compiles in a folder of this one. Call it before the first is compiled.
 
-
-def _probed(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
-    """An engine that has computed a batch of this size, or why there is none."""
-    try:
-        engine = assemble(model, max_num_tokens=max_num_tokens)
-    except torch.OutOfMemoryError as error:
-        return engine_error(error)
-    if model.chosen.capability is None:  # what a CPU lacks in memory it lends from the disk, and takes a while
-        return engine
-    largest = _largest(engine, model.chosen)
-    # Met twice, its graph is recorded and keeps its memory; what is never recorded needs as much beside it.
-    for outputs in (OutputKind.POOLED, OutputKind.POOLED, ALL_OUTPUTS):
-        results = selfcheck.answered(engine, largest, outputs)
-        if isinstance(results, EngineError):
-            return results
-    return engine
-
-
-def _largest(engine: FusedEngine, chosen: Choices) -> sample_ids.Sequences:
-    """Sequences of the longest kind that come to a batch of the largest kind."""
-    num_seqs, rest = divmod(engine.limits.max_num_tokens, engine.limits.max_seqlen)
-    seqlens = [engine.limits.max_seqlen] * num_seqs + [rest] * (rest > 0)
-    return sample_ids.arbitrary(chosen.folder, seqlens[: engine.limits.max_num_seqs])
-
-
-def _record_queries(engine: FusedEngine, chosen: Choices) -> None:
-    """The graphs of lone queries, which nobody is then the first to wait for."""
-    if chosen.capability is None:
+    Triton loads what it finds there as programs, so a folder that others could have written to is not used: kernels
+    are then kept where Triton keeps them by itself.
+    """
+    if any(name in environment for name in _KERNEL_SETTINGS):
         return
-    buckets = [size for size in engine.limits.token_buckets if size <= min(_MAX_QUERY, engine.limits.max_seqlen)]
-    # The size of tiles can differ between the shortest and the longest query of a bucket.
-    for num_tokens in (*buckets, *(size + 1 for size in buckets[:-1])):
-        for _ in range(2):  # a shape is recorded when it comes again
-            selfcheck.answered(engine, sample_ids.arbitrary(chosen.folder, [num_tokens]))
+    folder = cache_dir / _KERNEL_FOLDER
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_owner(folder)
+    except OSError as error:
+        logger.warning("compiled kernels are not kept in %s: %s", folder, one_line(error))
+        return
+    environment[_KERNEL_VARIABLE] = str(folder)

@@ -1,9 +1,13 @@
-"""BERT, and those that differ from it in names alone: RoBERTa and its kin, ERNIE, ELECTRA."""
+"""BERT, and the models that differ from it in names alone: RoBERTa and its kin, ERNIE, ELECTRA.
+
+And ALBERT, a BERT whose layers all have the same weights, and whose embedding tables are narrower than its layers.
+"""
+
+import dataclasses
 
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.configuration import activation_of, demand
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
+from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, activation_of, affine, demand, in_layers
 from engine.fused.model.spec import LayerSpec, Spec
 
 _LAYER = affine(
@@ -14,6 +18,16 @@ _LAYER = affine(
         "up": ("intermediate.dense",),
         "down": ("output.dense",),
         "mlp_norm": ("output.LayerNorm",),
+    }
+)
+_ALBERT_LAYER = affine(
+    {
+        "qkv": ("attention.query", "attention.key", "attention.value"),
+        "o": ("attention.dense",),
+        "attention_norm": ("attention.LayerNorm",),
+        "up": ("ffn",),
+        "down": ("ffn_output",),
+        "mlp_norm": ("full_layer_layer_norm",),
     }
 )
 
@@ -64,6 +78,18 @@ def _layout(spec: Spec) -> Recipes:
     return embeddings(spec) | projection | in_layers(spec, "encoder.layer.{}", _LAYER)
 
 
+def _albert(config: PretrainedConfig) -> Spec:
+    demand(config, num_hidden_groups=(1,), inner_group_num=(1,), position_embedding_type=("absolute",))
+    return dataclasses.replace(common_spec(config), embedding_size=config.embedding_size)
+
+
+def _albert_layout(spec: Spec) -> Recipes:
+    projection = affine({"projection": ("encoder.embedding_hidden_mapping_in",)})
+    return (
+        embeddings(spec) | projection | in_layers(spec, "encoder.albert_layer_groups.0.albert_layers.0", _ALBERT_LAYER)
+    )
+
+
 ADAPTERS = {
     architecture: Adapter(_spec_of, (_layout,), (f"{prefix}.",))
     for architecture, prefix in {
@@ -75,4 +101,4 @@ ADAPTERS = {
         "camembert": "roberta",
         "data2vec-text": "data2vec_text",
     }.items()
-}
+} | {"albert": Adapter(_albert, (_albert_layout,), ("albert.",))}

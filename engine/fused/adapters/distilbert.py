@@ -3,8 +3,7 @@
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.bert import embeddings
-from engine.fused.adapters.configuration import activation_of
-from engine.fused.adapters.recipe import Adapter, Recipes, affine, in_layers
+from engine.fused.adapters.recipe import Adapter, Recipes, activation_of, affine, in_layers
 from engine.fused.model.spec import LayerSpec, Spec
 
 _LAYER = affine(

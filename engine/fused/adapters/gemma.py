@@ -7,7 +7,6 @@ import dataclasses
 
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.configuration import demand
 from engine.fused.adapters.layer_types import derive_by_type, layers_by_type, windows_of, with_windows
 from engine.fused.adapters.llama import (
     HEAD_NORMS,
@@ -20,7 +19,7 @@ from engine.fused.adapters.llama import (
     layout,
     whole_heads,
 )
-from engine.fused.adapters.recipe import Adapter, Layout
+from engine.fused.adapters.recipe import Adapter, Layout, demand
 from engine.fused.model.spec import Spec
 
 _SANDWICH: Names = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from engine.fused.checks import NotForFused
 from engine.fused.model.rotary import angles, check
 from engine.fused.model.spec import LayerSpec, Spec
-from engine.fused.refusal import NotForFused
 
 _TYPES = frozenset(("full_attention", "sliding_attention"))
 

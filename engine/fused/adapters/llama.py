@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.configuration import activation_of
 from engine.fused.adapters.layer_types import windows_of, with_windows
-from engine.fused.adapters.recipe import Adapter, Layout, Recipe, Recipes, affine, in_layers
+from engine.fused.adapters.recipe import Adapter, Layout, Recipe, Recipes, activation_of, affine, in_layers
+from engine.fused.checks import NotForFused
 from engine.fused.model.rotary import angles, check
 from engine.fused.model.spec import LayerSpec, Spec
-from engine.fused.refusal import NotForFused
 
 Names = dict[str, tuple[str, ...]]  # what a layer has, by our name: what the checkpoint calls its parts
 

@@ -5,9 +5,8 @@ from itertools import product
 
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.configuration import activation_of
 from engine.fused.adapters.layer_types import derive_by_type, layers_by_type
-from engine.fused.adapters.recipe import Adapter, Layout, Recipe, Recipes, affine, in_layers
+from engine.fused.adapters.recipe import Adapter, Layout, Recipe, Recipes, activation_of, affine, in_layers
 from engine.fused.model.spec import Spec
 
 _NAMES = {

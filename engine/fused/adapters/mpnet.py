@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.bert import common_spec, embeddings
-from engine.fused.adapters.configuration import demand
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
+from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, demand, in_layers
 from engine.fused.model.spec import Spec
 
 _NUM_BUCKETS = 32  # transformers looks distances up as if there were so many, whatever the configuration says

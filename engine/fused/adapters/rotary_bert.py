@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.bert import common_spec, embeddings
-from engine.fused.adapters.configuration import demand
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
+from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, demand, in_layers
 from engine.fused.model.rotary import angles, check
 from engine.fused.model.spec import Spec
 

@@ -1,1 +1,1 @@
-"""PyTorch's attention kernels beside our own, and the choice between them by timing at load."""
+"""Which attention kernel a model runs with: our own (kernels/), FlashAttention-2 or cuDNN's, timed at load."""

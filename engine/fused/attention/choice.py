@@ -14,11 +14,10 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor
 
-from engine.fused.attention.ops import Alternative, CudnnAttend, FlashAttend
+from engine.fused.attention.torch_kernels import Alternative, CudnnAttend, FlashAttend
 from engine.fused.model.blocks import Attend
-from engine.fused.model.ops import AttentionRule, Ops
+from engine.fused.model.ops import AttentionRule, Inputs, Ops
 from engine.fused.model.spec import Spec
-from engine.fused.runner.inputs import Inputs
 
 _SEQLENS = (128, 512, 2048, 8192)  # tokens
 _ANY_SEQLEN = 1 << 30

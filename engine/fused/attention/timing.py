@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.fused.attention.choice import Candidate
-from engine.fused.model.ops import AttentionRule, Ops
+from engine.fused.model.ops import AttentionRule, Inputs, Ops, Tiles
 from engine.fused.model.spec import Spec
-from engine.fused.runner.inputs import Inputs, Tiles
 from engine.fused.runner.tiles import choose_block, tile_table
 
 _NUM_TOKENS = 16384  # about a full batch

@@ -1,1 +1,1 @@
-"""Weights from files to the device, fused on the way, and quantized models kept on disk for the next start."""
+"""From the files of a model's folder to fused tensors on their device. Computes nothing with them."""

@@ -6,7 +6,7 @@ Shapes: N rows and K columns of a weight, blocks of n rows and k columns; the la
 import torch
 from torch import Tensor
 
-from engine.fused.checkpoint.checkpoint import Checkpoint
+from engine.fused.checkpoint.tensors import Checkpoint
 from engine.model.quantization import BLOCK, CHANNEL, TENSOR, StoredFp8
 from engine.types import ModelError
 

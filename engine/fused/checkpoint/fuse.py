@@ -11,12 +11,11 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.recipe import Adapter, Recipe, Recipes
-from engine.fused.checkpoint.checkpoint import Checkpoint
+from engine.fused.checkpoint.tensors import Checkpoint
+from engine.fused.checks import NotForFused
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Linear, PlainLinear
-from engine.fused.model.spec import Spec
-from engine.fused.model.tensor_shapes import shape_of
-from engine.fused.refusal import NotForFused
+from engine.fused.model.spec import Spec, shape_of
 from engine.types import ModelError
 
 _LINEARS = frozenset(("qkv", "o", "up", "down", "projection"))

@@ -1,1 +1,1 @@
-"""Triton kernels for NVIDIA GPUs behind `engine.fused.model.ops.Ops`; they know nothing of models."""
+"""The ops of engine.fused.model.ops as Triton kernels for NVIDIA GPUs. They know nothing of models."""

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from engine.fused.kernels.attention_tiles import attend_tiles
 from engine.fused.kernels.launch import power_of_two
-from engine.fused.model.ops import AttentionRule
-from engine.fused.runner.inputs import Tiles
+from engine.fused.model.ops import AttentionRule, Tiles
 
 _MAX_OFFSET = 2**31  # offsets within a sequence are counted in 32 bits
 _HOPPER = (9, 0)  # sizes for its like are taken where no GPU is

@@ -29,7 +29,7 @@ def attend_tiles(
     key: tl.tensor,
     value: tl.tensor,
     output: tl.tensor,
-    table: tl.tensor,  # int32 [tiles, 5], see engine.fused.runner.inputs.Tiles
+    table: tl.tensor,  # int32 [tiles, 5], see engine.fused.model.ops.Tiles
     bias: tl.tensor,  # float32 [heads, 2 reach + 1]; not read without HAS_BIAS
     query_row: tl.tensor,  # strides in numbers
     query_head: tl.tensor,

@@ -6,8 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.fused.kernels.launch import columns_for, num_warps_for, row_stride
-from engine.fused.model.ops import EmbeddingTables
-from engine.fused.runner.inputs import Inputs
+from engine.fused.model.ops import EmbeddingTables, Inputs
 
 
 def embed(inputs: Inputs, tables: EmbeddingTables) -> Tensor:

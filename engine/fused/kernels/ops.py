@@ -13,8 +13,18 @@ from engine.fused.kernels.embedding import embed
 from engine.fused.kernels.norm import add_norm
 from engine.fused.kernels.pooling import pool
 from engine.fused.kernels.rotary import rotate
-from engine.fused.model.ops import AttentionRule, EmbeddingTables, Heads, Norm, NormedRows, QuantizedRows, Rows, Wanted
-from engine.fused.runner.inputs import Inputs, Tiles
+from engine.fused.model.ops import (
+    AttentionRule,
+    EmbeddingTables,
+    Heads,
+    Inputs,
+    Norm,
+    NormedRows,
+    QuantizedRows,
+    Rows,
+    Tiles,
+    Wanted,
+)
 
 
 class TritonOps:

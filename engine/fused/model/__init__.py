@@ -1,4 +1,4 @@
-"""The forwards and what they are made of: blocks, linear layers, rotary angles, and the ops with their plain reference.
+"""The two forwards and their parts: blocks, linear layers, rotary angles, and the ops with a plain torch reference.
 
-Knows tensors. Reads no files, launches no kernels by name (see kernels/) and records no graphs (see runner/).
+Knows tensors. Reads no files, launches no kernels (see kernels/), records no graphs (see runner/).
 """

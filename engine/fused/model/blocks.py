@@ -1,7 +1,7 @@
 """What both families' forwards share: embedding, attention, MLP. Keeps weights and ops; knows nothing of batches.
 
 Shapes: T tokens, B sequences, h hidden size, N query heads, H key heads, D numbers a head. Both T and B count padding
-(see engine.fused.runner.inputs).
+(see engine.fused.model.ops).
 """
 
 from collections.abc import Mapping
@@ -12,9 +12,18 @@ import torch
 from torch import Tensor
 
 from engine.fused.model.linear import Linear
-from engine.fused.model.ops import AttentionRule, EmbeddingTables, Heads, Norm, NormedRows, Ops, QuantizedRows, Rows
+from engine.fused.model.ops import (
+    AttentionRule,
+    EmbeddingTables,
+    Heads,
+    Inputs,
+    Norm,
+    NormedRows,
+    Ops,
+    QuantizedRows,
+    Rows,
+)
 from engine.fused.model.spec import LayerSpec, Spec
-from engine.fused.runner.inputs import Inputs
 
 
 class Attend(Protocol):

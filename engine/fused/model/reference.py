@@ -8,13 +8,14 @@ from engine.fused.model.ops import (
     AttentionRule,
     EmbeddingTables,
     Heads,
+    Inputs,
     Norm,
     NormedRows,
     QuantizedRows,
     Rows,
+    Tiles,
     Wanted,
 )
-from engine.fused.runner.inputs import Inputs, Tiles
 
 _MAX_FP8 = 448.0  # the largest float8_e4m3fn
 

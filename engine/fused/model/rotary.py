@@ -5,8 +5,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from engine.fused.checks import NotForFused
 from engine.fused.model.spec import Json
-from engine.fused.refusal import NotForFused
 
 # Beyond this many positions, one long sequence changes the frequencies for all that are in its batch.
 _LIMITS = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}

@@ -1,1 +1,4 @@
-"""FP8: how a linear layer is quantized (scheme.py), which layers are, and the gate that measures what it costs."""
+"""FP8 for linear layers: which layers, by which scheme, and the gate that checks what it does to a model's rows.
+
+Quantized models are kept on disk by cache.py. Other engines' quantized copies are made in engine/tools/quantize.
+"""

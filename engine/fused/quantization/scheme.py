@@ -1,7 +1,7 @@
-"""What a way of quantizing linear layers has to offer. Knows no model.
+"""What a way of quantizing linear layers has to offer, and the schemes by name. Knows no model.
 
-One file a scheme. MXFP8, the native format of Blackwell, would be one more: its `quantize` gives each 32 numbers of a
-weight's row a scale that is a power of two (float8_e8m0fnu), laid out in the tiles of 128 x 4 that cuBLASLt reads;
+One file for each scheme. MXFP8, the native format of Blackwell, would be one more: its `quantize` gives each 32 numbers
+of a weight's row a scale that is a power of two (float8_e8m0fnu), laid out in the tiles of 128 x 4 that cuBLASLt reads;
 its layer calls the product with 1 x 32 block scales on both sides; `tensors` and `restore` name those two and the
 bias; `precision.py` decides for it from compute capability 10.0 on; K is a multiple of 32, and parts begin
 at multiples of 128, since scales lie in such tiles. The ops then have to quantize rows that way too:
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.fused.model.linear import Linear, PlainLinear
+from engine.fused.quantization.fp8_row import Fp8Row
 
 
 class Scheme(Protocol):
@@ -41,3 +42,8 @@ class Scheme(Protocol):
     def restore(self, tensors: Mapping[str, Tensor], *, dtype: torch.dtype) -> Linear:
         """The inverse of `tensors`; `dtype` is the compute dtype. Raises ValueError where they are something else."""
         ...
+
+
+def scheme_of(name: str) -> Scheme:
+    """By its name. Raises KeyError for one that isn't there."""
+    return {scheme.name: scheme for scheme in (Fp8Row(),)}[name]

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from engine.fused import kernel_cache, loading
+from engine.fused import loading
 from engine.fused.choices import Choices
-from engine.fused.engine import Phases
 from engine.fused.quantization import gate_texts, precision
 from engine.fused.quantization.gate import MIN_MEDIAN, MIN_P1, Outcome
+from engine.fused.start import Phases
 
 _REASON = "it is to be verified"
 
@@ -31,12 +31,12 @@ class Verified:
 
 
 def verify(name: str, options: dict[str, Any]) -> Verified:
-    """See engine.fused.engine.load for the options; what they have for "quantization" quantizes, or can't be had.
+    """See engine.fused.start.load for the options; what they have for "quantization" quantizes, or can't be had.
 
     Raises ModelError where the model can't be loaded so.
     """
     if options["cache_dir"]:
-        kernel_cache.use(Path(options["cache_dir"]), os.environ)
+        loading.keep_kernels(Path(options["cache_dir"]), os.environ)
     loaded = loading.load(Phases(), name=name, reason=_REASON, options={**options, "cache_dir": None})
     loaded.engine.close()
     chosen, outcome = loaded.model.chosen, loaded.outcome

@@ -1,12 +1,14 @@
-"""What the runner needs of a device: slots, each with room for one batch on its way there and back.
+"""What the runner needs of a device, and the CPU as one (for checks, not for speed).
 
-Knows neither what is computed nor who waits for it.
+A device has slots, each with room for one batch on its way there and back. It knows neither what is computed nor who
+waits for it.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -37,3 +39,33 @@ class Device(Protocol):
     def settle(self) -> None:
         """After `start` raised: wait until nothing reads any block, and give unused memory back."""
         ...
+
+
+class HostDevice:
+    """See engine.fused.runner.device.Device."""
+
+    def __init__(self, compute: Compute, *, block_size: int, num_slots: int, num_threads: int) -> None:
+        """block_size: numbers."""
+        self._compute = compute
+        self._num_threads = num_threads
+        self._blocks = [np.zeros(block_size, np.int32) for _ in range(num_slots)]
+        self._started: dict[int, tuple[Shape, NumRows]] = {}  # by slot
+
+    def block(self, slot: int) -> NDArray[np.int32]:
+        """See Device."""
+        return self._blocks[slot]
+
+    def start(self, slot: int, shape: Shape, num_rows: NumRows) -> None:
+        """See Device."""
+        self._started[slot] = shape, num_rows
+
+    @torch.inference_mode()
+    def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
+        """See Device."""
+        torch.set_num_threads(self._num_threads)  # holds for the thread that calls it
+        shape, num_rows = self._started.pop(slot)
+        rows = self._compute(torch.from_numpy(self._blocks[slot]), shape)
+        return {kind: rows[kind][:number].to(torch.float32, copy=True).numpy() for kind, number in num_rows.items()}
+
+    def settle(self) -> None:
+        """See Device."""

@@ -1,6 +1,6 @@
 """A batch as one block of int32, so that one copy takes it to the device; and what the device makes of the block.
 
-The block, each part beginning at a multiple of 32 numbers and padded as engine.fused.runner.inputs says:
+The block, each part beginning at a multiple of 32 numbers and padded as engine.fused.model.ops says:
 token ids T | positions T | token types T (where there are any) | cu_seqlens B + 1 | tiles N x 5 | pooled tiles B x 5 |
 pooled B
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.fused.runner.inputs import TILE_FIELDS, Inputs, Tiles
+from engine.fused.model.ops import TILE_FIELDS, Inputs, Tiles
 from engine.fused.runner.shape import Shape
 from engine.fused.runner.tiles import POOLED_BLOCK, pooled_tile_table, tile_table
 from engine.model.positions import position_ids

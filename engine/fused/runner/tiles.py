@@ -1,5 +1,5 @@
 """Tables of tiles: which queries attend to which keys, from where sequences begin. Knows no tensors (see
-engine.fused.runner.inputs.Tiles for what a row means).
+engine.fused.model.ops.Tiles for what a row means).
 
 Tiles of long sequences come first, and of each sequence the last: where tokens see only what is before them, these have
 the most to do. Programs begin in this order, so that what is left at the end, when some multiprocessors have nothing to
@@ -9,7 +9,7 @@ do any more, is short.
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.fused.runner.inputs import TILE_FIELDS
+from engine.fused.model.ops import TILE_FIELDS
 
 BLOCKS = (16, 32, 64, 128)
 POOLED_BLOCK = 16  # the least that matrix units take; one of them is used

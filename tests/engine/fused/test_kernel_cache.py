@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from engine.fused import kernel_cache
+from engine.fused import loading
 
 
 def test_beside_the_kept_models(tmp_path: Path) -> None:
     environment: dict[str, str] = {}
-    kernel_cache.use(tmp_path / "cache", environment)
+    loading.keep_kernels(tmp_path / "cache", environment)
     assert environment == {"TRITON_CACHE_DIR": str(tmp_path / "cache" / "triton")}
     assert stat.S_IMODE((tmp_path / "cache" / "triton").stat().st_mode) == 0o700
-    kernel_cache.use(tmp_path / "cache", environment)  # there it is
+    loading.keep_kernels(tmp_path / "cache", environment)  # there it is
     assert environment == {"TRITON_CACHE_DIR": str(tmp_path / "cache" / "triton")}
 
 
 @pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TRITON_HOME"])
 def test_what_the_user_says_stands(name: str, tmp_path: Path) -> None:
     environment = {name: "/elsewhere"}
-    kernel_cache.use(tmp_path, environment)
+    loading.keep_kernels(tmp_path, environment)
     assert environment == {name: "/elsewhere"}
     assert not list(tmp_path.iterdir())
 
@@ -37,7 +37,7 @@ def test_a_folder_of_others_is_not_used(wrong: str, tmp_path: Path, caplog: pyte
         folder.chmod(0o770 if wrong == "group" else 0o707)
     environment: dict[str, str] = {}
     with caplog.at_level(logging.WARNING):
-        kernel_cache.use(tmp_path, environment)
+        loading.keep_kernels(tmp_path, environment)
     assert environment == {}
     assert "compiled kernels are not kept in" in caplog.text
 
@@ -47,5 +47,5 @@ def test_triton_looks_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
         monkeypatch.setenv(name, "elsewhere")  # so that afterwards all is as it was before
         monkeypatch.delenv(name)
-    kernel_cache.use(tmp_path, os.environ)
+    loading.keep_kernels(tmp_path, os.environ)
     assert knobs.cache.dir == str(tmp_path / "triton")

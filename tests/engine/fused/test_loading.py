@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
 from engine import messages, registry
-from engine.fused import engine as fused
-from engine.fused import loading
-from engine.fused.assembly import Model
-from engine.fused.checkpoint import original
-from engine.fused.model.compute import ModelCompute
+from engine.fused import probe
+from engine.fused import start as fused
+from engine.fused.assembly import Model, ModelCompute
+from engine.fused.checkpoint import from_folder
+from engine.fused.engine import FusedEngine
 from engine.fused.quantization import gate
 from engine.fused.runner.packing import Packer, views
 from engine.fused.runner.shape import Shape
@@ -44,7 +44,7 @@ def options(folder: Path, **others: Any) -> dict[str, Any]:
     return {**fixed, "max_num_tokens": None, "max_num_seqs": 64, **others}
 
 
-def load(folder: Path, **others: Any) -> fused.FusedEngine:
+def load(folder: Path, **others: Any) -> FusedEngine:
     return fused.load(name="m", reason="asked", options=options(folder, **others))
 
 
@@ -77,7 +77,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def minilm(minilm_folder: Path) -> Iterator[fused.FusedEngine]:
+def minilm(minilm_folder: Path) -> Iterator[FusedEngine]:
     loaded = load(minilm_folder)
     yield loaded
     loaded.close()
@@ -111,7 +111,7 @@ def test_token_types_reach_the_model(tiny: Path) -> None:
     reference.close()
 
 
-def test_minilm_gives_the_rows_of_the_transformers_engine(minilm: fused.FusedEngine, minilm_folder: Path) -> None:
+def test_minilm_gives_the_rows_of_the_transformers_engine(minilm: FusedEngine, minilm_folder: Path) -> None:
     reference = load_reference(minilm_folder)
     ids = np.random.default_rng(0).integers(999, 30_000, 600, np.int32)
     cu_seqlens = np.cumsum([0, 3, 200, 31, 1, 256, 40], dtype=np.int32)
@@ -124,7 +124,7 @@ def test_minilm_gives_the_rows_of_the_transformers_engine(minilm: fused.FusedEng
     reference.close()
 
 
-def test_rows_are_the_same_alone_and_in_any_batch(minilm: fused.FusedEngine) -> None:
+def test_rows_are_the_same_alone_and_in_any_batch(minilm: FusedEngine) -> None:
     numbers = np.random.default_rng(0)
     sequences = [numbers.integers(999, 30_000, seqlen, np.int32) for seqlen in numbers.integers(1, 60, 24)]
     alone = np.concatenate([selfcheck.rows_of(minilm, [sequence]) for sequence in sequences])
@@ -197,9 +197,9 @@ def test_layers_that_stay_plain_where_fp8_was_asked_for_are_warned_of(
 
 @pytest.mark.parametrize("changes", [{"head_dim": 272}, {"hidden_size": 16_400}, {"embedding_size": 16_400}])
 def test_sizes_that_kernels_can_not_take_are_refused(changes: dict[str, int]) -> None:
-    original._check_sizes(QWEN3_8B)
+    from_folder._check_sizes(QWEN3_8B)
     with pytest.raises(ModelError, match=r"take (256|16384); --engine transformers may serve it$"):
-        original._check_sizes(dataclasses.replace(QWEN3_8B, **changes))  # type: ignore[arg-type]
+        from_folder._check_sizes(dataclasses.replace(QWEN3_8B, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -294,15 +294,15 @@ def test_an_engine_that_fails_is_not_ready(tiny: Path, monkeypatch: pytest.Monke
 def lacking_memory(monkeypatch: pytest.MonkeyPatch, *, above: int) -> list[int]:
     """Batches of more tokens than `above` run out of it; the sizes that were tried."""
     tried: list[int] = []
-    probed = loading._probed
+    probed = probe._probed
 
-    def probe(model: Model, max_num_tokens: int) -> fused.FusedEngine | EngineError:
+    def smaller(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
         tried.append(max_num_tokens)
         if max_num_tokens > above:
             return EngineError(EngineErrorKind.OUT_OF_MEMORY, "CUDA out of memory")
         return probed(model, max_num_tokens)
 
-    monkeypatch.setattr(loading, "_probed", probe)
+    monkeypatch.setattr(probe, "_probed", smaller)
     return tried
 
 
@@ -327,7 +327,7 @@ def test_the_last_try_is_one_sequence_of_the_longest(tiny: Path, monkeypatch: py
 
 def test_any_other_failure_of_the_probe_is_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = EngineError(EngineErrorKind.FATAL, "an illegal memory access was encountered")
-    monkeypatch.setattr(loading, "_probed", lambda *_: failed)
+    monkeypatch.setattr(probe, "_probed", lambda *_: failed)
     with pytest.raises(ModelError, match="can't run the model: an illegal memory access"):
         load(tiny)
 

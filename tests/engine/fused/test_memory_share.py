@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.fused import choices, loading, memory
-from engine.fused.checkpoint import original
+from engine.fused import choices, loading
+from engine.fused.checkpoint import from_folder
+from engine.fused.checks import Memory
 from engine.fused.choices import Choices
 from tests.engine.tiny_models import save
 
@@ -48,12 +49,12 @@ class Loading:
 
 
 def test_what_is_reckoned_with(chosen: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[memory.Memory] = []
+    seen: list[Memory] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (7 << 30, 8 << 30))
-    monkeypatch.setattr(memory, "check", lambda *_, memory, **__: seen.append(memory))
+    monkeypatch.setattr(from_folder, "check_memory", lambda *_, memory, **__: seen.append(memory))
     source: Any = type("Source", (), {"spec": None})
 
-    original._check_memory(source, chosen)
+    from_folder._check_memory(source, chosen)
 
     (found,) = seen
     assert (found.free, found.available) == (7 << 30, 2 << 30)

@@ -8,9 +8,9 @@ import pytest
 from transformers import PretrainedConfig
 
 from engine.failures import not_finite
-from engine.fused.adapters.configuration import activation_of, demand
+from engine.fused.adapters.recipe import activation_of, demand
+from engine.fused.checks import check_outputs
 from engine.fused.model.rotary import check
-from engine.fused.refusal import check_outputs
 from engine.model import model_folder
 from engine.model.tasks import SequenceScores, Task, TokenWeights
 from engine.selftest import selfcheck

@@ -23,7 +23,7 @@ MODULES = {
     "transformers": "engine.transformers.engine",
     "openvino": "engine.cpu.executors.openvino",
     "onnxruntime": "engine.cpu.executors.onnxruntime",
-    "fused": "engine.fused.engine",
+    "fused": "engine.fused.start",
 }
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 OTHER_ORDER = ("weightedmean", "lasttoken", "max", "cls", "mean_sqrt_len_tokens", "mean")

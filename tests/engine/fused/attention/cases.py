@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.fused.model.ops import AttentionRule
+from engine.fused.model.ops import AttentionRule, Inputs, Tiles
 from engine.fused.model.spec import LayerSpec, Spec
-from engine.fused.runner.inputs import Inputs, Tiles
 from engine.fused.runner.tiles import pooled_tile_table, tile_table
 
 NUM_PADDING = 9  # rows of NaN behind the sequences, and as many tiles without queries

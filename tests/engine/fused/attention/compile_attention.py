@@ -15,8 +15,7 @@ from triton.runtime import driver
 
 from engine.fused.kernels.attention import attend, sizes_for
 from engine.fused.kernels.attention_tiles import attend_tiles
-from engine.fused.model.ops import AttentionRule
-from engine.fused.runner.inputs import Tiles
+from engine.fused.model.ops import AttentionRule, Tiles
 from tests.engine.fused.kernels.compile_kernels import CompilingDriver
 
 NUM_HEADS, NUM_KV_HEADS = 16, 8

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from engine.fused.attention.choice import TILES, Candidate, ChosenAttend, candidates_for, choose
-from engine.fused.attention.ops import CudnnAttend, FlashAttend
-from engine.fused.model.ops import AttentionRule
+from engine.fused.attention.torch_kernels import CudnnAttend, FlashAttend
+from engine.fused.model.ops import AttentionRule, Inputs
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import LayerSpec
-from engine.fused.runner.inputs import Inputs
 from tests.engine.fused.attention.cases import Case, inputs_of, rule_of, spec_of
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)

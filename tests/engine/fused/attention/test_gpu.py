@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine.fused.attention.choice import TILES, Candidate, candidates_for, choose
-from engine.fused.attention.ops import CudnnAttend, FlashAttend
 from engine.fused.attention.timing import GpuTiming
+from engine.fused.attention.torch_kernels import CudnnAttend, FlashAttend
 from engine.fused.kernels.attention import attend
 from engine.fused.kernels.ops import TritonOps
 from engine.fused.model.reference import ReferenceOps

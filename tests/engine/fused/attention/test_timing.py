@@ -10,10 +10,9 @@ from torch import Tensor
 
 from engine.fused.attention.choice import Candidate
 from engine.fused.attention.timing import GpuTiming, agree, sample_of, seconds_of
-from engine.fused.model.ops import AttentionRule
+from engine.fused.model.ops import AttentionRule, Inputs
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import LayerSpec
-from engine.fused.runner.inputs import Inputs
 from tests.engine.fused.attention.cases import spec_of
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from transformers import AutoModel, BertConfig, PretrainedConfig
 
 from engine.fused.adapters.bert import common_spec
 from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
-from engine.fused.checkpoint.checkpoint import ModuleCheckpoint
 from engine.fused.checkpoint.fuse import Source
+from engine.fused.checkpoint.tensors import ModuleCheckpoint
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import PlainLinear
 from engine.fused.model.spec import LayerSpec, Spec

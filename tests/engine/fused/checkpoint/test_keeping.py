@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from engine.fused import choices, kernel_cache, loading
-from engine.fused.checkpoint import keeping
-from engine.fused.checkpoint.keeping import Keeping
+from engine.fused import choices, loading
 from engine.fused.choices import Choices
-from engine.fused.engine import Phases
+from engine.fused.quantization import cache
+from engine.fused.quantization.cache import Keeping
+from engine.fused.start import Phases
 from engine.store import fingerprint
 from tests.engine.tiny_models import save
 
@@ -30,17 +30,17 @@ def on_gpu(chosen: Choices, capability: tuple[int, int] = (9, 0)) -> Choices:
 def test_each_kind_of_gpu_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = choices.choose(options(save("bert", tmp_path), None))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
-    keys = [keeping._key(one, "fp8") for one in (chosen, on_gpu(chosen), on_gpu(chosen, (8, 9)))]
+    keys = [cache._key(one, "fp8") for one in (chosen, on_gpu(chosen), on_gpu(chosen, (8, 9)))]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
-    keys.append(keeping._key(on_gpu(chosen), "fp8"))
+    keys.append(cache._key(on_gpu(chosen), "fp8"))
     assert len(set(keys)) == 4
-    assert keeping._key(on_gpu(chosen), "fp8") == keys[-1]
+    assert cache._key(on_gpu(chosen), "fp8") == keys[-1]
 
 
 def test_texts_in_lower_case_are_other_texts(tmp_path: Path) -> None:
     chosen = choices.choose(options(save("bert", tmp_path), None))
     folder = dataclasses.replace(chosen.folder, do_lower_case=True)
-    assert keeping._key(dataclasses.replace(chosen, folder=folder), "fp8") != keeping._key(chosen, "fp8")
+    assert cache._key(dataclasses.replace(chosen, folder=folder), "fp8") != cache._key(chosen, "fp8")
 
 
 def test_a_file_that_can_not_be_read_is_the_readers_affair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +70,8 @@ def test_kernels_are_kept_where_there_are_any(
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(loading, "Keeping", stop)
     monkeypatch.setattr(
-        kernel_cache,
-        "use",
+        loading,
+        "keep_kernels",
         lambda folder, environment: used.append(folder) if environment is os.environ else None,
     )
     given = options(save("bert", tmp_path / "model"), tmp_path / "cache" if has_folder else None)

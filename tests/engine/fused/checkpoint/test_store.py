@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.checkpoint import store as store_module
-from engine.fused.checkpoint.store import Kept, Store
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.quantization import cache as store_module
+from engine.fused.quantization.cache import Kept, Store
 from engine.fused.quantization.fidelity import SAME
 from engine.fused.quantization.gate import Outcome
-from engine.fused.quantization.schemes import scheme_of
+from engine.fused.quantization.scheme import scheme_of
 from engine.store import tensor_file
 from engine.store.cache import Cache
 

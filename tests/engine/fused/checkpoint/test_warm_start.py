@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.fused import engine as fused
-from engine.fused.checkpoint import keeping, original
-from engine.fused.quantization import gate
+from engine.fused import start as fused
+from engine.fused.checkpoint import from_folder
+from engine.fused.engine import FusedEngine
+from engine.fused.quantization import cache, gate
 from engine.model import model_folder
 from engine.selftest import sample_ids, selfcheck
 from engine.store import fingerprint
@@ -31,10 +32,10 @@ def refusing_import(name, *rest):
 
 if sys.argv[2] == "warm":
     builtins.__import__ = refusing_import
-from engine.fused import engine
+from engine.fused import start
 from engine.fused.quantization import gate
 gate.MIN_MEDIAN = gate.MIN_P1 = -1  # weights like these never pass
-loaded = engine.load(name="m", reason="", options=json.loads(sys.argv[1]))
+loaded = start.load(name="m", reason="", options=json.loads(sys.argv[1]))
 print(json.dumps(["transformers" in sys.modules, *loaded.info.notes]))
 """
 
@@ -45,7 +46,7 @@ def options(folder: Path, cache_dir: Path | None, **others: Any) -> dict[str, An
     return {**fixed, **sizes, **others}
 
 
-def load(folder: Path, cache_dir: Path | None, **others: Any) -> fused.FusedEngine:
+def load(folder: Path, cache_dir: Path | None, **others: Any) -> FusedEngine:
     return fused.load(name="m", reason="", options=options(folder, cache_dir, **others))
 
 
@@ -188,7 +189,7 @@ def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(original, "find", refuse)
+    monkeypatch.setattr(from_folder, "find", refuse)
     load(folder, cache_dir)
 
 
@@ -198,9 +199,9 @@ def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest
 )
 def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")
-    before = fingerprint.source(keeping._SOURCES)
+    before = fingerprint.source(cache._SOURCES)
     monkeypatch.setattr(fingerprint, "_ENGINE", tmp_path / "engine")
-    assert fingerprint.source(keeping._SOURCES) == before
+    assert fingerprint.source(cache._SOURCES) == before
     with (tmp_path / "engine" / file).open("a") as stream:
         stream.write("# changed")
-    assert fingerprint.source(keeping._SOURCES) != before
+    assert fingerprint.source(cache._SOURCES) != before

@@ -10,8 +10,7 @@ from engine.fused.kernels.embedding import embed
 from engine.fused.kernels.norm import add_norm
 from engine.fused.kernels.pooling import pool
 from engine.fused.kernels.rotary import rotate
-from engine.fused.model.ops import EmbeddingTables, Heads, Norm, Wanted
-from engine.fused.runner.inputs import Inputs, Tiles
+from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, Norm, Tiles, Wanted
 from tests.engine.fused.kernels.compile_kernels import Case
 
 NUM_ROWS = 32

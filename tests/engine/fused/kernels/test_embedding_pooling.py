@@ -6,9 +6,8 @@ from torch import Tensor
 
 from engine.fused.kernels import pooling
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.model.ops import EmbeddingTables
+from engine.fused.model.ops import EmbeddingTables, Inputs, Tiles
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.runner.inputs import Inputs, Tiles
 from tests.engine.fused.kernels.samples import DEVICE, DTYPES, Samples, assert_near
 
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.model.ops import EmbeddingTables, Heads, NormedRows, Ops, QuantizedRows, Wanted
+from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, NormedRows, Ops, QuantizedRows, Tiles, Wanted
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.runner.inputs import Inputs, Tiles
 from tests.engine.fused.kernels.samples import RELATIVE, Samples, assert_near, assert_quantized_alike
 
 pytestmark = [

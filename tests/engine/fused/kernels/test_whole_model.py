@@ -10,11 +10,11 @@ from torch import Tensor
 from engine.fused.checkpoint.fuse import Source
 from engine.fused.kernels.ops import TritonOps
 from engine.fused.model.blocks import Blocks, Weights
-from engine.fused.model.families import forward_of
+from engine.fused.model.forwards import forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.quantization.schemes import scheme_of
-from engine.fused.quantization.switch import LinearSwitch
+from engine.fused.quantization.quantizing import LinearSwitch
+from engine.fused.quantization.scheme import scheme_of
 from tests.engine.fused.kernels.samples import DEVICE
 from tests.engine.fused.model.models import inputs_of, save, source_of
 from tests.engine.tiny_models import arbitrary, batch

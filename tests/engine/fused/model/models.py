@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from engine.fused.adapters.registry import find
-from engine.fused.checkpoint.checkpoint import Checkpoint, SafetensorsCheckpoint
 from engine.fused.checkpoint.fuse import Source
+from engine.fused.checkpoint.tensors import Checkpoint, SafetensorsCheckpoint
 from engine.fused.model.blocks import Blocks, Weights
-from engine.fused.model.families import Forward, forward_of
+from engine.fused.model.forwards import Forward, forward_of
+from engine.fused.model.ops import TILE_FIELDS, Inputs, Tiles
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
-from engine.fused.runner.inputs import TILE_FIELDS, Inputs, Tiles
 from engine.model.model_folder import read
 from engine.model.positions import position_ids
 from engine.types import Batch

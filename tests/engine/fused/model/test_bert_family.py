@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, MPNetConfig, MPN
 
 from engine.fused.adapters.mpnet import ADAPTERS as MPNET
 from engine.fused.adapters.registry import find
-from engine.fused.checkpoint.checkpoint import ModuleCheckpoint
+from engine.fused.checkpoint.tensors import ModuleCheckpoint
 from engine.types import ModelError
 from tests.engine.fused.model.models import COMPOSITIONS, Fused, inputs_of, load_fused, save
 from tests.engine.tiny_models import Reference, arbitrary, batch

@@ -7,8 +7,8 @@ import pytest
 
 from engine.fused.model.linear import PlainLinear
 from engine.fused.quantization.fidelity import fidelity
-from engine.fused.quantization.schemes import scheme_of
-from engine.fused.quantization.switch import LinearSwitch
+from engine.fused.quantization.quantizing import LinearSwitch
+from engine.fused.quantization.scheme import scheme_of
 from tests.engine.fused.model.models import load_fused, save, source_of
 from tests.engine.tiny_models import arbitrary
 

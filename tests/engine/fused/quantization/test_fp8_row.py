@@ -13,8 +13,8 @@ from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.ops import QuantizedRows
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization.fp8_row import Fp8Row, Fp8RowLinear
-from engine.fused.quantization.schemes import scheme_of
-from engine.fused.quantization.switch import LinearSwitch
+from engine.fused.quantization.quantizing import LinearSwitch
+from engine.fused.quantization.scheme import scheme_of
 
 K, N, T = 256, 96, 33
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from engine.fused import choices
 from engine.fused.assembly import Model, assemble
-from engine.fused.checkpoint import original
+from engine.fused.checkpoint import from_folder
 from engine.fused.engine import FusedEngine
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.quantization import measuring
-from engine.fused.quantization.measuring import Measuring
+from engine.fused.quantization import gate_rows
+from engine.fused.quantization.gate_rows import Measuring
 from engine.rows.head_torch import TorchHead
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
@@ -28,7 +28,7 @@ SEQLENS = (5, 60, 1, 17, 33, 2, 64, 9, 9, 41, 3, 28)
 def model(tmp_path: Path) -> Model:
     options = {"path": str(save("bert", tmp_path / "model")), "device": "cpu", "dtype": "auto", "pooling": None}
     chosen = choices.choose(options)
-    source = original.find(chosen).source
+    source = from_folder.find(chosen).source
     return Model(
         name="m",
         reason="asked",
@@ -49,7 +49,7 @@ def sequences(model: Model) -> Sequences:
 
 
 def test_rows_are_those_of_one_engine(model: Model, sequences: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_NUM_TOKENS_ON_CPU", 64)  # so that there is more than one batch
+    monkeypatch.setattr(gate_rows, "_NUM_TOKENS_ON_CPU", 64)  # so that there is more than one batch
     expected = Measuring(dataclasses.replace(model, num_threads=1)).rows(sequences)
     rows = Measuring(model).rows(sequences)
     assert rows.shape == (len(SEQLENS), model.spec.hidden_size)
@@ -60,7 +60,7 @@ def test_rows_are_those_of_one_engine(model: Model, sequences: Sequences, monkey
 def test_each_core_has_an_engine_of_one_thread(
     model: Model, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "_NUM_TOKENS_ON_CPU", 64)
+    monkeypatch.setattr(gate_rows, "_NUM_TOKENS_ON_CPU", 64)
     num_threads: list[int] = []
     batches: list[list[int]] = []
     rows_of = selfcheck.rows_of
@@ -73,7 +73,7 @@ def test_each_core_has_an_engine_of_one_thread(
         batches.append([len(sequence) for sequence in some])
         return rows_of(engine, some)
 
-    monkeypatch.setattr(measuring, "assemble", assembled)
+    monkeypatch.setattr(gate_rows, "assemble", assembled)
     monkeypatch.setattr(selfcheck, "rows_of", computed)
     Measuring(model).rows(sequences)
     assert num_threads == [1, 1, 1]

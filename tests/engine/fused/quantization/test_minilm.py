@@ -10,8 +10,8 @@ from engine.fused.model.linear import PlainLinear
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import gate, gate_texts, precision
 from engine.fused.quantization.fidelity import Rows, fidelity
-from engine.fused.quantization.schemes import scheme_of
-from engine.fused.quantization.switch import LinearSwitch
+from engine.fused.quantization.quantizing import LinearSwitch
+from engine.fused.quantization.scheme import scheme_of
 from engine.model import model_folder
 from engine.selftest.sample_ids import Sequences
 from tests.engine.fused.model.models import inputs_of, load_fused

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.fused.checkpoint.checkpoint import SafetensorsCheckpoint
 from engine.fused.checkpoint.dequantize import DequantizedCheckpoint
+from engine.fused.checkpoint.tensors import SafetensorsCheckpoint
 from engine.fused.quantization.fidelity import fidelity
 from engine.model import quantization
 from tests.engine.fused.model.models import CPU, load_fused, save

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.fused import engine, loading
-from engine.fused.checkpoint.store import Store
-from engine.fused.engine import Phases
+from engine.fused import loading, start
 from engine.fused.quantization import verify
+from engine.fused.quantization.cache import Store
+from engine.fused.start import Phases
 from tests.engine.tiny_models import save
 
 
@@ -40,7 +40,7 @@ def test_it_neither_reads_nor_writes_the_cache(tiny: Path, tmp_path: Path, monke
     cache = tmp_path / "cache"
     verify.verify("m", options(tiny, cache))
     assert list(cache.rglob("*.safetensors")) == []
-    engine.load(name="m", reason="", options=options(tiny, cache))
+    start.load(name="m", reason="", options=options(tiny, cache))
     (kept,) = cache.rglob("*.safetensors")
     before = kept.stat()
 

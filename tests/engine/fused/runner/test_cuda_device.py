@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
-from engine.fused import engine as fused
+from engine.fused import start as fused
 from engine.fused.engine import FusedEngine
 from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
-from engine.fused.runner.host_device import HostDevice
+from engine.fused.runner.device import HostDevice
 from engine.fused.runner.packing import layout
 from engine.fused.runner.runner import Runner
 from engine.fused.runner.shape import Shape

@@ -1,4 +1,4 @@
-"""A packed block against the plainest reading of engine.fused.runner.inputs."""
+"""A packed block against the plainest reading of engine.fused.model.ops."""
 
 import dataclasses
 import itertools

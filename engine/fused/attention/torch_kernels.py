@@ -1,12 +1,11 @@
-"""Attention as PyTorch brings it, beside our own: FlashAttention-2 and cuDNN's, each an Attend of
-engine.fused.model.blocks.
+"""The attention kernels that PyTorch brings: FlashAttention-2 and cuDNN's, each an Attend of engine.fused.model.blocks.
 
-Neither knows softcaps or biases, and cuDNN's no windows. Both take the longest sequence's length for a size, so that a
-recorded graph holds for batches up to that length, and has programs for queries that are not there.
+Neither computes softcaps or relative biases, and cuDNN's no windows. Both take the longest sequence's length as a size,
+so a recorded graph holds for batches up to that length, and launches programs for queries that are not there.
 
-PyTorch builds cuDNN's plan anew on every call for packed sequences: time of the host, which a recorded graph spends but
-once. Earlier versions of PyTorch took rows to be adjacent there; whether this one does, and copes with empty sequences,
-is seen at load (see attention_timing).
+PyTorch builds cuDNN's plan anew on every call for packed sequences: host time, which a recorded graph spends only once.
+Earlier versions of PyTorch took rows to be adjacent there; timing.py checks at load whether this one does, and whether
+it copes with empty sequences.
 """
 
 from typing import Protocol
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from engine.fused.model.blocks import Attend
-from engine.fused.model.ops import AttentionRule
+from engine.fused.model.ops import AttentionRule, Inputs
 from engine.fused.model.spec import Spec
-from engine.fused.runner.inputs import Inputs
 from engine.machine.varlen import has_varlen, varlen
 
 _MAX_CUDNN_HEAD_DIM = 128

@@ -1,4 +1,4 @@
-"""A model's rows of many sequences, for the gate. Knows neither what they are held against nor what is quantized.
+"""Computes a model's rows for the gate's texts. Knows neither what they are compared with nor what is quantized.
 
 On a CPU each core computes batches of its own: attention there is some small operations for each sequence, and threads
 that share them meet so often that, beside other work, they mostly wait for each other (measured with all-MiniLM-L6-v2:

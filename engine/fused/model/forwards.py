@@ -1,7 +1,7 @@
 """The two forwards: norms after what they normalise (BERT and its kin), or before it (Llama and its kin).
 
-Both end in the last hidden states of all tokens, or of the pooled tokens alone: then the last layer computes keys and
-values for all, and everything else for the pooled ones, which gives the same rows for less.
+Both return the last hidden states of all tokens, or of the pooled tokens alone. In the second case the last layer
+computes keys and values for all tokens and everything else for the pooled ones: the same rows for less work.
 
 Shapes: T tokens, B sequences, h hidden size.
 """
@@ -11,8 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.fused.model.blocks import Blocks, taken
-from engine.fused.model.ops import NormedRows, Wanted
-from engine.fused.runner.inputs import Inputs
+from engine.fused.model.ops import Inputs, NormedRows, Wanted
 
 
 class Forward(Protocol):

@@ -1,10 +1,46 @@
-"""Whether a model fits a GPU's memory, reckoned before a weight is read. Pure: knows no GPU."""
+"""What the fused engine refuses before it reads a weight: outputs that it lacks, models that do not fit the GPU.
+
+Imports no torch, so the server and `embedline doctor` can ask as well.
+"""
 
 from dataclasses import dataclass
 
 from engine.fused.model.spec import Spec
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Task
 from engine.model.weights import Weights
-from engine.types import DeviceTrouble
+from engine.types import DeviceTrouble, ModelError, OutputKind
+
+_GIVEN = OutputKind.POOLED | OutputKind.TOKENS
+_POOLINGS = (("cls",), ("mean",), ("last",))
+
+
+class NotForFused(ModelError):
+    """The fused engine would not be right about this model; another may be."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; --engine transformers may serve the model")
+
+
+def check_outputs(folder: ModelFolder) -> None:
+    """Raises ModelError where another output is asked for than a row for each text and token, pooled in a known way."""
+    if folder.is_static:
+        raise ModelError("the fused engine computes no static embeddings; --engine static does")
+    if folder.task is not Task.EMBED or folder.heads:
+        what = " and ".join(kind.name or "" for kind in folder.outputs & ~_GIVEN)
+        raise NotForFused(f"the fused engine gives embeddings alone, and this model is for {folder.task} ({what})")
+    if folder.tokenizer_folder:
+        raise NotForFused(
+            f"the fused engine wants the Transformer in the model's own folder, not in {folder.tokenizer_folder!r}"
+        )
+    if folder.poolings not in _POOLINGS:
+        raise ModelError(
+            f"the fused engine pools by one of cls, mean and last-token, not by {folder.pooling}; "
+            f"--engine transformers does"
+        )
+    if not folder.include_prompt:
+        raise NotForFused("the fused engine leaves no prompt out of the pooling, as include_prompt of this model asks")
+
 
 _RESERVE = 0.75e9  # bytes: kernels, workspaces of libraries, recorded graphs, rows on their way out
 _NUM_WORKING_SETS = 2  # one of what is computed call by call, one that the graphs share
@@ -29,7 +65,7 @@ class Memory:
         return f"{words}, and the engine's share is {self.share:.3g} of it" if self.share < 1.0 else words
 
 
-def check(spec: Spec, weights: Weights, *, itemsize: int, max_seqlen: int, memory: Memory) -> None:
+def check_memory(spec: Spec, weights: Weights, *, itemsize: int, max_seqlen: int, memory: Memory) -> None:
     """Raises DeviceTrouble where the weights, and a batch of one sequence of the longest kind, will not fit.
 
     itemsize: bytes of a number in the compute dtype.

@@ -1,28 +1,31 @@
-"""Quantized models on disk, so that the next start reads half the bytes, quantizes nothing and needs no gate. Knows no
-checkpoint and no configuration: what is kept is all that an engine is put together from.
+"""Quantized models on disk, so that the next start reads half the bytes, quantizes nothing and needs no gate.
 
-An entry is one file of tensors, written one after the other, so that a model's size in the host's memory is never
-needed; what says how they belong together is in the manifest (see engine.store.cache). Of a model that stands no
-quantizing the manifest is all there is, so that no later start tries again.
+An entry is one file of tensors, written one after the other, so that memory for a second copy of the model is never
+needed. How they belong together is in the manifest (see engine.store.cache). Of a model that the gate rejects only
+the manifest is kept, so that no later start tries again.
 """
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.failures import one_line
-from engine.fused.checkpoint.reading import Reader, reader_for
+from engine.fused.checkpoint.readers import Reader, reader_for
+from engine.fused.choices import Choices
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.spec import Spec
 from engine.fused.quantization.gate import Outcome
-from engine.fused.quantization.schemes import scheme_of
-from engine.store import tensor_file
+from engine.fused.quantization.scheme import scheme_of
+from engine.model.arrays import weights_files
+from engine.store import fingerprint, tensor_file
 from engine.store.cache import Cache, Entry, Json
 from engine.types import ModelError
 
@@ -146,3 +149,60 @@ def _check_room(folder: Path, tensors: Iterable[Tensor]) -> None:
     free = shutil.disk_usage(folder).free
     if needed + _RESERVE > free:
         raise OSError(f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on the disk")
+
+
+_FOLDER = "fused"  # in the folder that was given
+# Of some GB each, so fewer than compiled models for CPUs: those used last, some versions of ours and of torch included.
+_MAX_ENTRIES = 8
+_PACKAGES = ("torch", "transformers", "triton")
+_SOURCES = (
+    "fused/**/*.py",
+    "machine/varlen.py",
+    "model/*.py",
+    "rows/*.py",
+    "selftest/*.py",
+    "store/tensor_file.py",
+)
+
+
+class Keeping:
+    """Of one start. Only models whose gate was asked for are kept: others are read as fast as they are."""
+
+    def __init__(self, chosen: Choices, options: dict[str, Any]) -> None:
+        """See engine.fused.start.load for the options."""
+        wish, cache_dir = options.get("quantization", "none"), options.get("cache_dir")
+        self._key = None
+        if cache_dir and wish != "none" and options.get("is_gated", True):
+            with contextlib.suppress(OSError):  # whoever reads the files will say what is wrong with them
+                self._key = _key(chosen, wish)
+            cache = Cache(Path(cache_dir, _FOLDER), max_entries=_MAX_ENTRIES)
+            self._store = Store(cache, device=chosen.device, dtype=chosen.dtype)
+
+    def find(self) -> Kept | None:
+        """See Store."""
+        return None if self._key is None else self._store.find(self._key)
+
+    def given_up(self) -> Outcome | None:
+        """See Store."""
+        return None if self._key is None else self._store.given_up(self._key)
+
+    def put(self, kept: Kept) -> None:
+        """See Store."""
+        if self._key is not None:
+            self._store.put(self._key, kept)
+
+
+def _key(chosen: Choices, wish: str) -> str:
+    folder = chosen.folder
+    choices = {
+        "quantization": wish,
+        "dtype": str(chosen.dtype),
+        "capability": chosen.capability,
+        "gpu": "" if chosen.capability is None else torch.cuda.get_device_name(chosen.device),
+        "pooling": folder.pooling,  # of the rows that the gate compared
+        "steps": [str(step) for step in folder.steps],
+        "max_seqlen": folder.max_seqlen,  # rows of the tables of angles
+        "do_lower_case": folder.do_lower_case,
+    }
+    others = weights_files(folder.path, folder.steps)
+    return fingerprint.key(folder.path, packages=_PACKAGES, sources=_SOURCES, choices=choices, others=others)

@@ -1,4 +1,4 @@
-"""Tensors by name, as a checkpoint stores them: out of safetensors files or a module. Knows no model."""
+"""Tensors by the names that a checkpoint has for them: from safetensors files, or from a module. Knows no model."""
 
 from pathlib import Path
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.fused.checkpoint.reading import reader_for
+from engine.fused.checkpoint.readers import reader_for
 from engine.model.json_files import object_in, read_object
 from engine.types import ModelError
 

@@ -1,0 +1,54 @@
+"""Loads a model for engine.registry and logs how long each part of it took. Imports torch only then."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from engine.fused.engine import FusedEngine
+
+logger = logging.getLogger("embedline.engine")
+
+
+def load(*, name: str, reason: str, options: dict[str, Any]) -> FusedEngine:
+    """options: path, device ("cpu" or "cuda:0", …), dtype, pooling (None = as the folder has it), max_num_tokens (None
+    = 16384), max_num_seqs, and perhaps max_seqlen (None = as the folder has it), quantization ("none"), num_threads
+    (of the CPU) and cache_dir (None = quantized weights are not kept).
+
+    Raises ModelError with one line.
+    """
+    phases = Phases()
+    with phases("import"):
+        from engine.fused import loading
+    loaded = loading.load(phases, name=name, reason=reason, options=options)
+    logger.info("%s %s", name, phases)
+    for note in loaded.engine.info.notes:
+        logger.info("%s: %s", name, note)
+    if options.get("quantization") == "fp8" and loaded.outcome is not None and loaded.outcome.reverted:
+        num_plain, num_quantized = len(loaded.outcome.reverted), len(loaded.outcome.quantized)
+        logger.warning(
+            "%s: FP8 was asked for, and %d of %d layers stay plain", name, num_plain, num_plain + num_quantized
+        )
+    return loaded.engine
+
+
+class Phases:
+    """How long each part of loading took."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """What is in the `with` belongs to this part; may come more than once."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._seconds.items())
+        return f"loaded in {time.perf_counter() - self._began:.1f} s: {parts}"
