@@ -147,6 +147,7 @@ def test_the_bare_wheel_says_what_to_install(wheel: Path, tmp_path: Path) -> Non
     assert re.fullmatch(r"embedline: the server needs .*pip install 'embedline\[server\]'\n", answer.stderr)
 
 
+@pytest.mark.full
 def test_a_decoy_can_be_imported(place: Place) -> None:
     """The tests below show something only if an import that goes wrong leaves its mark."""
     assert place.run(str(place.python), "-c", "import engine").returncode == 1
@@ -162,6 +163,7 @@ def test_the_command_runs_its_own_code_beside_decoys(place: Place, as_module: bo
     assert place.imported_decoys() == ""
 
 
+@pytest.mark.full
 @pytest.mark.holds("Files in the working folder are never imported")
 @pytest.mark.parametrize("as_module", [False, True], ids=["embedline", "python -m embedline"])
 def test_every_process_runs_its_own_code_beside_decoys(place: Place, as_module: bool) -> None:

@@ -103,6 +103,7 @@ def asked(environment: dict[str, str], word: str) -> list[str]:
     return [line for line in Path(environment["LOG"]).read_text().splitlines() if line.startswith(f'["{word}"')]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_all_servers_get_the_same_load_and_one_table(surroundings: dict[str, str]) -> None:
     ran = run(surroundings)
@@ -118,6 +119,7 @@ def test_all_servers_get_the_same_load_and_one_table(surroundings: dict[str, str
     assert "| embedline | stand-in/embedline:3 |" in report.read_text()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_each_container_has_the_card_to_itself(surroundings: dict[str, str]) -> None:
     surroundings |= {"GPU": "3", "RATES": "40", "VLLM_ARGS": "--max-model-len 512"}
@@ -128,6 +130,7 @@ def test_each_container_has_the_card_to_itself(surroundings: dict[str, str]) -> 
     assert '"--runner", "pooling", "--max-model-len", "512"]' in asked(surroundings, "run")[1]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_server_that_does_not_start_leaves_the_others_measured(surroundings: dict[str, str]) -> None:
     surroundings |= {"BROKEN": IMAGES["VLLM_IMAGE"], "RATES": "40", "PATIENCE": "5"}

@@ -31,6 +31,7 @@ from benchmarks.gpu.tables import short, tables, target_table
 from benchmarks.gpu.targets import BF16 as TARGET_BF16
 from benchmarks.gpu.targets import CACHED, FP8, NOTHING_CACHED, TARGETS, Target
 from benchmarks.gpu.throughput import SEQLENS
+from tests.tiers import full
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = Key("gemm", "toy", "bf16", "M=1")
@@ -62,9 +63,11 @@ def bench_of(rows: Rows, *, seconds: float = 1000.0) -> Bench:
     ("part", "kinds"),
     [
         ("ceilings", {"ceiling", "gemm"}),
-        ("kernels", {"attention", "kernel"}),
-        ("models", {"ceiling", "cosine", "model", "latency", "padding", "mixed", "cold start"}),
-        ("server", {"server"}),
+        *full(
+            ("kernels", {"attention", "kernel"}),
+            ("models", {"ceiling", "cosine", "model", "latency", "padding", "mixed", "cold start"}),
+            ("server", {"server"}),
+        ),
     ],
 )
 def test_a_part_runs_whole_and_is_labelled(part: str, kinds: set[str], tmp_path: Path) -> None:
@@ -96,6 +99,7 @@ def check_figures(found: list[dict[str, str]]) -> None:
             assert ("quantized weights taken from" in row["note"]) == (row["shape"] == CACHED), row
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_part_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
@@ -334,6 +338,7 @@ def test_numbers_are_short(value: float, text: str) -> None:
     assert short(value) == text
 
 
+@pytest.mark.full
 def test_shares_are_drawn(rows: Rows) -> None:
     pytest.importorskip("matplotlib")
     assert plot.draw(rows, "models", is_tiny=False) is None

@@ -40,6 +40,7 @@ def test_the_same_texts_come_again() -> None:
     assert Prose(TOKENIZER).mixed(20) == Prose(TOKENIZER).mixed(20)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_tokens", [10, 16, 256])
 def test_uniform_texts_have_so_many_tokens(prose: Prose, num_tokens: int) -> None:
     lengths = list(map(len, prose.uniform("some", 50, num_tokens=num_tokens).token_ids))

@@ -3,7 +3,6 @@
 Its kernels are held against those ops elsewhere, and what surrounds them by tests of their own.
 """
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from engine.types import OutputKind
 from tests.engine.fused.model.models import load_fused
 from tests.parity.folders import BGE_M3, num_types, save
 from tests.parity.references import Reference
-from tests.parity.test_parity import TOLERANCE, difference
+from tests.parity.test_parity import SEED, TOLERANCE, difference
 from tests.parity.texts import packed, random_texts
 
 
@@ -29,9 +28,7 @@ def test_the_table_says_which_architectures_are_known() -> None:
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in ARCHITECTURES if row.is_fused])
 def test_a_batch_equals_the_library_on_one_text_at_a_time(row: Architecture, tmp_path: Path) -> None:
     folder = save(row.name, Use.EMBED, tmp_path / "model")
-    seed = random.getrandbits(32)
-    print(f"seed {seed}")
-    texts = random_texts(np.random.default_rng(seed), read(folder).max_seqlen, num_types=num_types(row.name))
+    texts = random_texts(np.random.default_rng(SEED), read(folder).max_seqlen, num_types=num_types(row.name))
     reference = Reference(row.name, Use.EMBED, folder)
     expected = np.concatenate([reference(text)[OutputKind.TOKENS] for text in texts])
     types = packed(texts, OutputKind.TOKENS).token_type_ids

@@ -25,6 +25,7 @@ def line_of(*flags: str, folder: Path) -> str:
     return ended.stderr.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libcuda.so.1").write_text("")  # found before the machine's own, if it has one
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
@@ -75,6 +76,7 @@ def test_info_has_the_device_of_each_engine(tmp_path: Path) -> None:
     assert model["devices"] == ["cuda:0", "cuda:1"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_fused_engine_on_a_cpu_that_was_named(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
@@ -89,6 +91,7 @@ def test_the_fused_engine_on_a_cpu_that_was_named(tmp_path: Path) -> None:
     assert np.abs(rows - expected).max() <= 1e-5
 
 
+@pytest.mark.full
 @pytest.mark.holds("Engines on a GPU")
 @pytest.mark.slow
 def test_fp8_on_a_cpu_that_was_named(tmp_path: Path) -> None:

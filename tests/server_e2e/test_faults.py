@@ -12,6 +12,7 @@ import pytest
 from tests.server_e2e.expected import FAKE, ids_of, rows_of
 from tests.server_e2e.load import Load
 from tests.server_e2e.running import PATIENCE, Server, serving
+from tests.tiers import full
 
 POISON = 29_000  # an id that no text here has and the warm-up does not reach
 HOUSE = (*FAKE, "--fake-cost-ms", "2")
@@ -20,7 +21,7 @@ HOUSE = (*FAKE, "--fake-cost-ms", "2")
 @pytest.mark.holds(
     "Every text gets its own row", "Any one process but the supervisor may be killed at any time", "When a process dies"
 )
-@pytest.mark.parametrize("title", ["engine 0", "tokenizer 0", "batch manager 0", "frontend 0"])
+@pytest.mark.parametrize("title", ["engine 0", "tokenizer 0", "batch manager 0", *full("frontend 0")])
 def test_a_process_is_killed_under_load(title: str, tmp_path: Path) -> None:
     with serving(*HOUSE, "--frontends", "2", folder=tmp_path) as server, Load(server) as load:
         server.log.wait_for(f"{title} is ready")
@@ -39,6 +40,7 @@ def test_a_process_is_killed_under_load(title: str, tmp_path: Path) -> None:
         assert set(load.outcomes) == {200}
 
 
+@pytest.mark.full
 @pytest.mark.holds("Any one process but the supervisor may be killed at any time", "When a process dies")
 def test_several_of_everything(tmp_path: Path) -> None:
     flags = ("--frontends", "2", "--tokenization-workers", "2", "--devices", "a,b,c,d", "--batch-managers", "2")
@@ -65,6 +67,7 @@ def test_a_stopped_engine_is_killed_and_its_requests_are_answered(tmp_path: Path
     assert set(load.outcomes) == {200}
 
 
+@pytest.mark.full
 @pytest.mark.holds("Slow and stuck engines are told apart", "When a process dies")
 def test_a_batch_that_never_ends_is_given_up(tmp_path: Path) -> None:
     flags = ("--fake-fault", f"hang@token:{POISON}", "--batch-timeout", "1")
@@ -78,6 +81,7 @@ def test_a_batch_that_never_ends_is_given_up(tmp_path: Path) -> None:
         assert server.embed("well").status == 200
 
 
+@pytest.mark.full
 @pytest.mark.holds("Slow and stuck engines are told apart", "When a process dies")
 def test_a_slow_batch_is_left_alone(tmp_path: Path) -> None:
     with serving(*FAKE, "--fake-cost-ms", "3000", "--heartbeat-timeout", "2", folder=tmp_path) as server:
@@ -86,7 +90,7 @@ def test_a_slow_batch_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.holds("A bad input fails alone", "OpenAI's route", "When a process dies")
-@pytest.mark.parametrize("fault", ["exit", "fail", "nan"])
+@pytest.mark.parametrize("fault", ["exit", *full("fail", "nan")])
 def test_poison_takes_nobody_with_it(fault: str, tmp_path: Path) -> None:
     with serving(*HOUSE, "--fake-fault", f"{fault}@token:{POISON}", folder=tmp_path) as server:
         with Load(server, num_clients=4) as load:
@@ -116,6 +120,7 @@ def test_out_of_memory_is_met_with_smaller_batches(tmp_path: Path) -> None:
         assert np.array_equal(np.frombuffer(reply.body, "<f4").reshape(32, -1), rows_of(texts))
 
 
+@pytest.mark.full
 @pytest.mark.holds("When a process dies")
 def test_requests_are_refused_when_no_engine_comes_back(tmp_path: Path) -> None:
     # the first start is well; what is started again dies at once, for ever
@@ -141,6 +146,7 @@ def test_requests_are_refused_when_no_engine_comes_back(tmp_path: Path) -> None:
         assert server.process.wait(PATIENCE) == 1
 
 
+@pytest.mark.full
 @pytest.mark.holds("Shutdown")
 def test_an_engine_that_never_starts_ends_the_server_with_its_reason(tmp_path: Path) -> None:
     server = Server(*FAKE, "--fake-fault", "exit@load", folder=tmp_path)

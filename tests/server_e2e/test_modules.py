@@ -30,6 +30,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
+@pytest.mark.full
 def test_rows_and_fewer_dimensions(server: Server, model: Path) -> None:
     expected = encoded(model, SEQUENCES)
     whole = server.embed(TEXTS, encoding_format="bytes")
@@ -42,6 +43,7 @@ def test_rows_and_fewer_dimensions(server: Server, model: Path) -> None:
     assert server.embed(TEXTS, dimensions=SIZE + 1).status == 400
 
 
+@pytest.mark.full
 def test_rows_of_tokens_are_the_transformers_own(server: Server) -> None:
     reply = server.request("POST", "/embed_all", {"inputs": TEXTS[:2]})
     assert reply.status == 200, reply.body

@@ -13,6 +13,7 @@ import pytest
 
 from tests.server_e2e.expected import minilm
 from tests.server_e2e.running import PATIENCE, ROOT
+from tests.tiers import full
 
 
 def start(*flags: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -62,12 +63,14 @@ def remote_code(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (no_safetensors, "safetensors"),
         (unknown_architecture, "perceptron-9000"),
-        (unknown_pooling, "pooling"),
-        (no_config, "config.json"),
-        (no_tokenizer, "tokenizer.json"),
         (remote_code, "auto_map"),
+        *full(
+            (no_safetensors, "safetensors"),
+            (unknown_pooling, "pooling"),
+            (no_config, "config.json"),
+            (no_tokenizer, "tokenizer.json"),
+        ),
     ],
 )
 def test_a_model_that_cannot_be_served(spoil: Callable[[Path], None], words: str, tmp_path: Path) -> None:
@@ -87,23 +90,25 @@ def test_a_model_that_cannot_be_served(spoil: Callable[[Path], None], words: str
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--model-id", "no such name!"), "--model-id"),
         (("--engine", "steam"), "--engine"),
-        (("--engine", "fake", "--fake-fault", "melt@moon"), "--fake-fault"),
-        (("--max-batch-tokens", "0"), "--max-batch-tokens"),
-        (("--default-prompt-name", "query"), "--default-prompt-name"),
-        (("--default-prompt", "a", "--default-prompt-name", "b"), "--default-prompt"),
-        (("--hostname", "256.256.256.256"), "--hostname"),
-        (("--interactive-max-wait", "nan"), "--interactive-max-wait"),
-        (("--batch-managers", "2"), "--batch-managers"),
-        (("--dtype", "float8"), "--dtype"),
-        (("--engine-python", "/nope"), "--engine-python"),
         (("--devices", "cuda:99"), "--devices"),
-        (("--devices", "cpu", "--quantization", "fp8"), "--quantization"),
-        (("--max-input-length", "9999"), "--max-input-length"),
         (("--config", "/nope.toml"), "/nope.toml"),
-        (("--api-key-file", "/nope"), "--api-key-file"),
-        (("--compiled-cache", "/dev/null"), "--compiled-cache"),
+        *full(
+            (("--model-id", "no such name!"), "--model-id"),
+            (("--engine", "fake", "--fake-fault", "melt@moon"), "--fake-fault"),
+            (("--max-batch-tokens", "0"), "--max-batch-tokens"),
+            (("--default-prompt-name", "query"), "--default-prompt-name"),
+            (("--default-prompt", "a", "--default-prompt-name", "b"), "--default-prompt"),
+            (("--hostname", "256.256.256.256"), "--hostname"),
+            (("--interactive-max-wait", "nan"), "--interactive-max-wait"),
+            (("--batch-managers", "2"), "--batch-managers"),
+            (("--dtype", "float8"), "--dtype"),
+            (("--engine-python", "/nope"), "--engine-python"),
+            (("--devices", "cpu", "--quantization", "fp8"), "--quantization"),
+            (("--max-input-length", "9999"), "--max-input-length"),
+            (("--api-key-file", "/nope"), "--api-key-file"),
+            (("--compiled-cache", "/dev/null"), "--compiled-cache"),
+        ),
     ],
 )
 def test_a_setting_that_cannot_be(flags: tuple[str, ...], words: str, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_a_pair_that_is_too_long_is_cut_or_refused(server: Server) -> None:
     assert refused.json()["error"].startswith("texts[1] is longer than")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_late_interaction_is_sentence_transformers_own(tmp_path: Path) -> None:
     bare = save("bert", tmp_path / "bare")

@@ -156,6 +156,7 @@ def test_sigterm_ends_everything(tmp_path: Path) -> None:
         assert not [line for line in server.log.lines if " ERROR " in line or "Traceback" in line]
 
 
+@pytest.mark.full
 @pytest.mark.holds("No process outlives the supervisor")
 def test_no_process_outlives_the_supervisor(tmp_path: Path) -> None:
     server = Server(*FAKE, folder=tmp_path)

@@ -37,6 +37,7 @@ def heard(number: signal.Signals, by: signal.Handlers = signal.SIG_DFL) -> Itera
         signal.signal(number, before)
 
 
+@pytest.mark.full
 @pytest.mark.holds("Shutdown")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_other_signals_stop_it_in_order_too(number: signal.Signals, tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_nohup_keeps_it_from_hearing_of_a_closed_terminal(tmp_path: Path) -> Non
         assert server.stop() == 0
 
 
+@pytest.mark.full
 @pytest.mark.holds("Shutdown")
 def test_what_is_unfinished_at_the_end_gets_503(tmp_path: Path) -> None:
     with serving(*FAKE, *HANGS, "--shutdown-timeout", "0.3", folder=tmp_path) as server:

@@ -62,6 +62,7 @@ def test_embeddings_are_transformers(server: Server, embedder: Model) -> None:
     assert model["devices"] == ["cuda:0"]
 
 
+@pytest.mark.full
 def test_a_row_that_is_not_finite_is_refused_alone(server: Server) -> None:
     reply = server.embed([TEXTS[0], text_of([9, NOT_FINITE, NOT_FINITE, 8]), TEXTS[1]])
     assert reply.status == 500
@@ -93,6 +94,7 @@ def test_a_gpu_that_fails_while_serving(server: Server, embedder: Model, trap: P
     assert np.abs(rows_of(ask(server)) - expected).max() <= TOLERANCE
 
 
+@pytest.mark.full
 @pytest.mark.holds("TensorRT-LLM")
 @pytest.mark.slow
 def test_a_gpu_that_does_not_come_back(embedder: Model, tmp_path: Path) -> None:
@@ -114,6 +116,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return answering("qwen3", tmp_path_factory.mktemp("reranker") / "m", max_position_embeddings=128)
 
 
+@pytest.mark.full
 def test_a_generative_reranker(reranker: Model, tmp_path: Path) -> None:
     here = machine(tmp_path / "machine")
     template = model_folder.read(reranker.folder).template
@@ -132,6 +135,7 @@ def test_a_generative_reranker(reranker: Model, tmp_path: Path) -> None:
     assert np.abs(found - reranker.expected(pairs)[:, 0]).max() <= TOLERANCE * 10
 
 
+@pytest.mark.full
 def test_a_classifier_with_graphs(tmp_path: Path) -> None:
     classifier = scoring("mistral", tmp_path / "m")
     here = machine(tmp_path / "machine")

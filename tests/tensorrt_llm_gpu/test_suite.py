@@ -22,6 +22,7 @@ from tests.tensorrt_llm_gpu.child import job_from, outcome_of, read, write
 from tests.tensorrt_llm_gpu.job import Job, Outcome, Shape, Speed
 from tests.tensorrt_llm_gpu.judging import Check, Judge, Verdict, cosines, judged, refused, scores, served_or, speeds
 from tests.tensorrt_llm_gpu.small_models import save
+from tests.tiers import full
 
 ROWS = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
 JOB = Job(model="qwen3", by="engine", seqlens=(5, 17), shapes=(Shape(num_seqs=2, seqlen=8),))
@@ -47,10 +48,8 @@ def report_in(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("only", "num_checks"),
     [
-        ("FP8 against bf16 in the same engine: qwen3", 1),
-        ("qwen3, all see all", 3),
-        ("Upstream's own", 3),
         ("window", 2),
+        *full(("FP8 against bf16 in the same engine: qwen3", 1), ("qwen3, all see all", 3), ("Upstream's own", 3)),
         pytest.param("", 38, marks=[pytest.mark.nightly, pytest.mark.timeout(600)]),
     ],
 )
@@ -66,6 +65,7 @@ def test_checks_pass_on_the_stand_in(
     assert f"{num_checks} of {num_checks} checks passed; written:" in capsys.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("stand_in")
 def test_a_model_of_ones_own_is_held_against_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save("qwen3, tame", tmp_path / "model")
@@ -75,6 +75,7 @@ def test_a_model_of_ones_own_is_held_against_transformers(tmp_path: Path, monkey
     assert report_in(tmp_path / "out").count("passed |") == 3
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("stand_in")
 def test_a_planted_mistake_fails_its_checks_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row of the last token but one; where all are pooled, it does not matter."""
@@ -90,6 +91,7 @@ def test_a_planted_mistake_fails_its_checks_and_no_more(tmp_path: Path, monkeypa
     assert "| llama, all see all, mean" not in failed
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("stand_in")
 def test_what_fails_is_written_down_and_the_next_goes_on(tmp_path: Path) -> None:
     missing = Check("s", "missing", (Job(model=str(tmp_path / "none"), by="engine"),), speeds)
@@ -101,6 +103,7 @@ def test_what_fails_is_written_down_and_the_next_goes_on(tmp_path: Path) -> None
     assert "is not a folder" in first.found
 
 
+@pytest.mark.full
 def test_a_process_that_can_do_nothing_is_an_outcome(tmp_path: Path) -> None:
     outcome = suite._in_a_child(Job(model=str(tmp_path / "none"), by="transformers"), tmp_path)
 
@@ -127,6 +130,7 @@ def test_jobs_and_outcomes_travel(tmp_path: Path) -> None:
     assert dataclasses.replace(found, rows=None) == dataclasses.replace(outcome, rows=None)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("stand_in")
 def test_the_reference_is_no_engine_of_ours(tmp_path: Path) -> None:
     """Only where the mask of a bidirectional model is right does its reference differ from the causal one's."""
@@ -216,6 +220,7 @@ def test_every_check_has_a_title_of_its_own() -> None:
     assert len(set(titles)) == len(titles)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is said where there is no GPU")
 def test_without_a_gpu_or_the_package_it_says_so_in_one_line() -> None:
     command = [sys.executable, "-m", "tests.tensorrt_llm_gpu"]

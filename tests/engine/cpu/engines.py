@@ -8,7 +8,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from engine.cpu.engine import CompiledEngine
@@ -35,11 +34,6 @@ _TASKS: dict[type[Head], Task] = {
     VocabularyWeights: Task.SPARSE,
     TokenVectors: Task.LATE_INTERACTION,
 }
-
-
-def rare(*cases: Any) -> list[Any]:
-    """Left to `pytest -m slow`, for each takes seconds."""
-    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
 
 
 def options(folder: Path, **others: Any) -> dict[str, Any]:

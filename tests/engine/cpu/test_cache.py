@@ -21,6 +21,7 @@ from engine.store import fingerprint
 from engine.store.cache import Cache
 from tests.engine.cpu.engines import ENGINES, difference, load, options, pooled
 from tests.engine.tiny_models import arbitrary, save
+from tests.tiers import full
 
 START = """
 import json, sys
@@ -56,11 +57,10 @@ def entries(cache_dir: Path) -> list[Path]:
 
 
 @pytest.mark.holds("A warm start imports neither torch nor transformers", "Engines on a CPU", "Network access")
-@pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize(
+    ("name", "quantization"), [("openvino", "none"), *full(("onnxruntime", "none"), ("onnxruntime", "int8"))]
+)
 def test_a_warm_start_imports_neither_torch_nor_transformers(name: str, quantization: str, tmp_path: Path) -> None:
-    if (name, quantization) == ("openvino", "int8"):
-        return
     given = {"cache_dir": str(tmp_path / "cache"), "quantization": quantization}
     folder = save("bert", tmp_path / "model")
     cold_modules, cold_note = start(name, folder, **given)

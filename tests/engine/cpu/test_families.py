@@ -9,15 +9,14 @@ from engine.cpu.executors.openvino import import_openvino
 from engine.types import Batch, ModelError, OutputKind
 from tests.engine.cpu.engines import ENGINES, difference, load, pooled, results
 from tests.engine.tiny_models import FAMILIES, HIDDEN_SIZE, Reference, arbitrary, batch, save
+from tests.tiers import full_but
 
 SEQLENS = (5, 17, 1, 30, 9, 9, 13)
-# left to `pytest -m slow`, for each takes one or two seconds
-COMMON = ("bert", "xlm-roberta", "modernbert", "qwen3 with a window", "gemma3_text, bidirectional", "gpt2", "mpnet")
-RARE = sorted(set(FAMILIES) - {*COMMON, "gpt_oss"})
+COMMON = ("bert", "qwen3 with a window")  # each takes a second or two
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("family", [*COMMON, *(pytest.param(family, marks=pytest.mark.slow) for family in RARE)])
+@pytest.mark.parametrize("family", full_but(COMMON, sorted(set(FAMILIES) - {"gpt_oss"})))
 def test_a_batch_equals_one_sequence_at_a_time(family: str, name: str, tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")
     sequences = arbitrary(SEQLENS)

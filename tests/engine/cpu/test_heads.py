@@ -18,7 +18,6 @@ from tests.engine.cpu.engines import (
     both_ways,
     difference,
     load_with_heads,
-    rare,
     results,
     sparse,
 )
@@ -33,6 +32,7 @@ from tests.engine.tiny_models import (
     batch,
     save_whole,
 )
+from tests.tiers import full
 
 SEQLENS = (5, 17, 1, 30, 9, 9, 13)
 SEQUENCES = arbitrary(SEQLENS)
@@ -45,10 +45,14 @@ LABELS = ("a", "b", "c")
     ("family", "others"),
     [
         ("roberta", {}),
-        ("modernbert", {"classifier_pooling": "mean"}),
-        ("qwen3", {"pad_token_id": None}),
         ("gpt2", {"pad_token_id": 7}),  # which is in texts, too
-        *rare(("distilbert", {}), ("modernbert", {"classifier_pooling": "cls"}), ("qwen3 with a window", {})),
+        *full(
+            ("modernbert", {"classifier_pooling": "mean"}),
+            ("qwen3", {"pad_token_id": None}),
+            ("distilbert", {}),
+            ("modernbert", {"classifier_pooling": "cls"}),
+            ("qwen3 with a window", {}),
+        ),
     ],
     ids=str,
 )
@@ -84,7 +88,7 @@ def test_scores_of_a_pair(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("family", ["modernbert", *rare("bert", "qwen3 with a window")])
+@pytest.mark.parametrize("family", ["modernbert", *full("bert", "qwen3 with a window")])
 def test_scores_of_tokens(family: str, name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_whole(family, folder, SCORING_TOKENS, num_labels=3)
@@ -105,9 +109,11 @@ def test_scores_of_tokens(family: str, name: str, tmp_path: Path) -> None:
     ("family", "head"),
     [
         ("bert", VocabularyWeights()),
-        ("distilbert", VocabularyWeights(activation="log1p_relu")),
         ("roberta", VocabularyWeights(pooling="sum", activation="log1p_relu")),
-        *rare(("modernbert", VocabularyWeights(pooling="sum"))),
+        *full(
+            ("distilbert", VocabularyWeights(activation="log1p_relu")),
+            ("modernbert", VocabularyWeights(pooling="sum")),
+        ),
     ],
     ids=str,
 )
@@ -132,7 +138,7 @@ def test_weights_of_the_vocabulary(family: str, head: VocabularyWeights, name: s
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(
     ("family", "others", "no_id"),
-    [("gemma2", {"final_logit_softcapping": 0.5}, 6), ("llama", {}, None), *rare(("qwen3", {}, 6))],
+    [("llama", {}, None), *full(("gemma2", {"final_logit_softcapping": 0.5}, 6), ("qwen3", {}, 6))],
 )
 def test_the_score_of_an_answer(
     family: str, others: dict[str, Any], no_id: int | None, name: str, tmp_path: Path
@@ -154,8 +160,8 @@ def test_the_score_of_an_answer(
 @pytest.mark.parametrize(
     ("kind", "family", "head", "output"),
     [
-        (SCORING_SEQUENCES, "qwen3", SequenceScores(labels=LABELS), OutputKind.LOGITS),
         (AutoModelForMaskedLM, "bert", VocabularyWeights(), OutputKind.SPARSE),
+        *full((SCORING_SEQUENCES, "qwen3", SequenceScores(labels=LABELS), OutputKind.LOGITS)),
     ],
 )
 def test_a_warm_engine_gives_the_same(

@@ -17,6 +17,7 @@ from engine.machine import host
 from engine.types import ModelError
 from tests.engine.cpu.engines import difference, load, pooled
 from tests.engine.tiny_models import Reference, arbitrary, save
+from tests.tiers import full
 
 SEQLENS = (5, 17, 1, 30, 9, 9, 13)
 
@@ -28,7 +29,7 @@ def cosines(rows: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray
 
 
 @pytest.mark.holds("An int8 row does not depend on its neighbours", "Engines on a CPU")
-@pytest.mark.parametrize("family", ["bert", "albert", "modernbert", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", *full("albert", "modernbert", "qwen3")])
 def test_rows_are_near_those_of_float32_and_do_not_depend_on_neighbours(family: str, tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")
     sequences = arbitrary(SEQLENS)
@@ -135,6 +136,7 @@ def test_a_model_without_products_is_refused(tmp_path: Path, monkeypatch: pytest
     assert str(refused.value) == "--quantization int8 finds no matrix products to quantize in this model"
 
 
+@pytest.mark.full
 def test_minilm_on_english_texts(minilm_folder: Path) -> None:
     """The figure that is promised, at load and for texts that it was not chosen on."""
     loaded = load("onnxruntime", minilm_folder, quantization="int8")

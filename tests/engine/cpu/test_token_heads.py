@@ -21,11 +21,11 @@ from tests.engine.cpu.engines import (
     difference,
     load,
     load_with_heads,
-    rare,
     results,
     sparse,
 )
 from tests.engine.tiny_models import HIDDEN_SIZE, VOCAB_SIZE, Reference, arbitrary, batch, save
+from tests.tiers import full
 
 SEQUENCES = arbitrary((5, 17, 1, 30, 9, 9, 13))
 
@@ -77,7 +77,7 @@ def test_bge_m3_from_one_forward(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("family", ["bert", "modernbert", *rare("deberta-v2")])
+@pytest.mark.parametrize("family", ["bert", *full("modernbert", "deberta-v2")])
 def test_tokens_that_others_do_not_see(family: str, name: str, tmp_path: Path) -> None:
     """ColBERT's queries are filled up with masks, which have rows all the same."""
     folder = save(family, tmp_path / "model")

@@ -202,6 +202,7 @@ def test_sizes_that_kernels_can_not_take_are_refused(changes: dict[str, int]) ->
         from_folder._check_sizes(dataclasses.replace(QWEN3_8B, **changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_fp8_on_a_cpu_goes_through_the_gate(minilm_folder: Path) -> None:
     """Ungated, as what the gate decides is its own tests' matter."""
@@ -315,6 +316,7 @@ def test_batches_are_made_smaller_until_they_fit(tiny: Path, monkeypatch: pytest
     assert engine.info.notes[0] == "batches of at most 4096 tokens: 16384 run out of memory"
 
 
+@pytest.mark.full
 def test_the_last_try_is_one_sequence_of_the_longest(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = lacking_memory(monkeypatch, above=100)
     assert load(tiny, max_num_tokens=120).limits.max_num_tokens == 64

@@ -25,6 +25,7 @@ MODULES = {
     "onnxruntime": "engine.cpu.executors.onnxruntime",
     "fused": "engine.fused.start",
 }
+COMPILED = ("openvino", "onnxruntime")  # which takes a second or two
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 OTHER_ORDER = ("weightedmean", "lasttoken", "max", "cls", "mean_sqrt_len_tokens", "mean")
 
@@ -82,8 +83,14 @@ def test_each_pooling(mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.holds("Pooling and Dense modules equal sentence-transformers'")
-@pytest.mark.parametrize("engine", MODULES)
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize(
+    ("chain", "engine"),
+    [
+        pytest.param(chain, engine, marks=[pytest.mark.full] if engine in COMPILED and chain != "many kinds" else [])
+        for chain in CHAINS
+        for engine in MODULES
+    ],
+)
 def test_rows_equal_sentence_transformers(chain: str, engine: str, tmp_path: Path) -> None:
     pooling, modules = CHAINS[chain]
     folder = save_chain(tmp_path / "model", pooling, *modules())

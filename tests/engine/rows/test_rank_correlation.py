@@ -103,6 +103,7 @@ def test_an_engine_ranks_as_sentence_transformers_does(
     assert reached == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_int8_ranks_nearly_as_well(pairs: Pairs, expected: float, minilm_folder: Path) -> None:
     rows = rows_of(pairs.texts, "onnxruntime", minilm_folder, quantization="int8")

@@ -42,6 +42,7 @@ def test_a_folder_that_a_server_refuses_becomes_one_that_it_takes(tmp_path: Path
     assert load_file(out / "model.safetensors").keys() == tensors.keys()
 
 
+@pytest.mark.full
 def test_a_reranker_becomes_a_classifier(tmp_path: Path) -> None:
     out = tmp_path / "out"
 

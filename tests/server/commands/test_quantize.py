@@ -46,6 +46,7 @@ def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.full
 @pytest.mark.holds("A quantization can be interrupted anywhere")
 def test_killed_and_called_again_it_prints_what_each_tensor_lost(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -238,6 +238,7 @@ def test_a_package_that_is_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch
         verify(settings(tiny), as_json=False)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(capsys, minilm(), max_input_length=64)

@@ -125,6 +125,7 @@ def test_what_has_no_reference(tiny: Path) -> None:
         verify(settings(tiny, engine="fake"), as_json=False)
 
 
+@pytest.mark.full
 def test_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(settings(minilm()), as_json=False) == 0
     shown = " ".join(capsys.readouterr().out.split())

@@ -183,14 +183,28 @@ def is_echoed(text: str, message: str) -> bool:
     return any(text[at : at + stretch] in message for at in range(len(text) - stretch + 1))
 
 
+# the others are the same twice
+TWICE = {"/embeddings", "/invocations", "/v1/classify", "/v1/rerank", "/v2/rerank", "/v1/reranking"}
+EACH_PATH = pytest.mark.parametrize("path", sorted(CASES.keys() - TWICE))
+
+
 @pytest.mark.holds("Errors come from one table and never repeat a user's text", "Errors")
-@pytest.mark.parametrize(
-    "path",
-    sorted(CASES.keys() - {"/embeddings", "/invocations", "/v1/classify", "/v1/rerank", "/v2/rerank", "/v1/reranking"}),
-)  # they are the same twice
-@settings(max_examples=300, deadline=None, derandomize=True)
+@EACH_PATH
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_body_is_decoded_or_refused_without_an_echo(path: str, data: st.DataObject) -> None:
+    decode_or_refuse(path, data)
+
+
+@pytest.mark.full
+@EACH_PATH
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_so_is_any_of_many_more(path: str, data: st.DataObject) -> None:
+    decode_or_refuse(path, data)
+
+
+def decode_or_refuse(path: str, data: st.DataObject) -> None:
     case = CASES[path]
     value = data.draw(case.bodies)
     body = data.draw(mutated(json.dumps(value, ensure_ascii=data.draw(st.booleans())).encode()))

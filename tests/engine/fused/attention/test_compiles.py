@@ -33,6 +33,7 @@ def test_hopper_multiplies_by_groups_of_warps_and_spills_nothing(tmp_path: Path)
     assert found[0]["num_registers"] <= 128  # so that two programs fit on a multiprocessor
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_all_kinds_of_rules_on_hopper(tmp_path: Path) -> None:
     large = ["64 128 causal,window", "64 128 bias", "128 128 causal,window,softcap", "256 128 causal,window,softcap"]
@@ -43,6 +44,7 @@ def test_all_kinds_of_rules_on_hopper(tmp_path: Path) -> None:
     assert [one["case"] for one in found if one["products"]["wgmma.mma_async"]] == large
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "product"), [(80, "mma.sync"), (89, "mma.sync"), (100, "tcgen05.mma")])
 def test_other_gpus(tmp_path: Path, arch: int, product: str) -> None:
@@ -51,6 +53,7 @@ def test_other_gpus(tmp_path: Path, arch: int, product: str) -> None:
     assert all(one["products"][product] for one in found)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "product"), [(86, "mma.sync"), (103, "tcgen05.mma"), (120, "mma.sync")])
 def test_relatives_of_these_gpus(tmp_path: Path, arch: int, product: str) -> None:

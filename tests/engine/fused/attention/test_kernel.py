@@ -8,6 +8,7 @@ import torch
 from engine.fused.kernels.attention import Sizes, attend, sizes_for
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.attention.cases import Case, rule_of
+from tests.tiers import full
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (5, 1, 0, 70, 33, 16)
@@ -25,8 +26,8 @@ def deviation(case: Case, *, block_n: int | None = None, **rule: object) -> floa
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 2, 16, 17, 30, 1000])
-@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize("window", [None, 2, 17, *full(1, 16, 30, 1000)])
+@pytest.mark.parametrize("block", [16, *full(64)])
 def test_windows(is_causal: bool, window: int | None, block: int) -> None:
     case = Case(lengths=LENGTHS, block=block, device=DEVICE)
     assert deviation(case, block_n=16, is_causal=is_causal, window=window) < 1e-5
@@ -50,7 +51,7 @@ def test_head_sizes_whether_powers_of_two_or_not(head_dim: int) -> None:
     assert deviation(Case(lengths=(33, 4), head_dim=head_dim, device=DEVICE), is_causal=True) < 1e-5
 
 
-@pytest.mark.parametrize("block", [16, 32, 64, 128])
+@pytest.mark.parametrize("block", [16, *full(32, 64, 128)])
 def test_blocks_of_each_size(block: int) -> None:
     assert deviation(Case(lengths=(150, 3), block=block, device=DEVICE)) < 1e-5
 

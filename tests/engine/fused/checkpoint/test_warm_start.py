@@ -74,6 +74,7 @@ def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MIN_P1", -1)
 
 
+@pytest.mark.full
 @pytest.mark.holds("A warm fused start imports no transformers")
 def test_a_warm_start_imports_no_transformers(tmp_path: Path) -> None:
     folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"

@@ -12,6 +12,7 @@ import pytest
 from engine.machine.devices import GENERATIONS
 from tests.engine.fused.kernels.compile_kernels import SHARED_MEMORY, WHOLLY_COMPILED
 from tests.engine.fused.kernels.op_cases import ONE_OF_EACH
+from tests.tiers import full_but
 
 ROOT = Path(__file__).parents[4]
 MODELS = ROOT / "docs/models.md"
@@ -21,7 +22,7 @@ MAX_SPILLED = 8  # bytes a thread: ptxas spends as much by itself to fit more wa
 
 @pytest.mark.holds("Kernels match their plain reference")
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", SHARED_MEMORY)
+@pytest.mark.parametrize("arch", full_but([120], SHARED_MEMORY))
 def test_kernels_compile_and_spill_nothing(arch: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     module = "tests.engine.fused.kernels"

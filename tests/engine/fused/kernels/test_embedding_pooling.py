@@ -9,6 +9,7 @@ from engine.fused.kernels.ops import TritonOps
 from engine.fused.model.ops import EmbeddingTables, Inputs, Tiles
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.kernels.samples import DEVICE, DTYPES, Samples, assert_near
+from tests.tiers import full_but
 
 
 def inputs_of(token_ids: Tensor, positions: Tensor, token_type_ids: Tensor | None) -> Inputs:
@@ -37,7 +38,7 @@ def test_words_alone_come_as_they_are() -> None:
     assert torch.equal(looked_up, words[ids.long()])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", full_but(DTYPES[:1], DTYPES))
 @pytest.mark.parametrize(
     "lengths",
     [[5], [64], [65, 0, 0], [0, 1, 63, 64, 65, 128, 2, 0, 200, 0], [1] * 20, [0, 0], [2048 + 70, 3]],

@@ -52,12 +52,14 @@ def minilm(minilm_folder: Path) -> MiniLM:
     return MiniLM(minilm_folder)
 
 
+@pytest.mark.full
 def test_what_is_eligible(minilm: MiniLM) -> None:
     names = precision.eligible(minilm.fused.spec, multiple=SCHEME.multiple)
     assert names == tuple(f"layers.{layer}.{kind}" for layer in range(6) for kind in ("qkv", "up", "down"))
     assert set(names) < set(minilm.plain)
 
 
+@pytest.mark.full
 def test_a_planted_bad_layer_goes_back_and_nothing_else(minilm: MiniLM) -> None:
     short = [sequence for sequence in minilm.sequences if len(sequence) < 40]
     assert not gate.check(minilm.rows, DOWN, short, scheme=SCHEME.name).reverted
@@ -71,6 +73,7 @@ def test_a_planted_bad_layer_goes_back_and_nothing_else(minilm: MiniLM) -> None:
     assert outcome.num_evaluations <= 4
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_all_layers_in_fp8_are_near_and_the_gate_makes_them_near_enough(minilm: MiniLM) -> None:
     """Six layers that small do not meet the limits in FP8 alone: each product costs about 0.0001 to 0.0003."""
@@ -89,6 +92,7 @@ def test_all_layers_in_fp8_are_near_and_the_gate_makes_them_near_enough(minilm: 
     assert found.p1 >= gate.MIN_P1
 
 
+@pytest.mark.full
 def test_a_planted_layer_is_the_first_to_go_back_of_all(minilm: MiniLM) -> None:
     short = [sequence for sequence in minilm.sequences if len(sequence) < 40][::3]
     minilm.plant("layers.3")

@@ -17,6 +17,7 @@ from engine.tools.convert.conversion import convert
 from engine.types import ModelError
 from tests.engine.folder_files import write
 from tests.engine.tools.convert.pickles import Touch, compress, pickled, small
+from tests.tiers import full
 
 
 def equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
@@ -53,6 +54,7 @@ def test_minilm_there_and_back(tmp_path: Path, minilm_folder: Path) -> None:
         assert opened.metadata() == {"format": "pt"}
 
 
+@pytest.mark.full
 def test_a_module_and_heads_of_their_own(tmp_path: Path) -> None:
     """As bge-m3 has them, and sentence-transformers' Dense."""
     folder, out = tmp_path / "model", tmp_path / "out"
@@ -84,6 +86,7 @@ def test_a_module_and_heads_of_their_own(tmp_path: Path) -> None:
     assert [each.stem for each in done.converted] == ["model", "2_Dense/model", "colbert_linear", "sparse_linear"]
 
 
+@pytest.mark.full
 def test_shards_become_shards(tmp_path: Path) -> None:
     folder, out = tmp_path / "model", tmp_path / "out"
     tensors = pickled("bert", folder)
@@ -110,7 +113,7 @@ def test_shards_become_shards(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("zipped", [True, *full(False)])
 def test_tied_and_strided_tensors_keep_their_values_and_dtypes(tmp_path: Path, zipped: bool) -> None:
     weight = torch.rand(3, 4, dtype=torch.bfloat16)
     tensors = {
@@ -133,6 +136,7 @@ def test_tied_and_strided_tensors_keep_their_values_and_dtypes(tmp_path: Path, z
     assert equal(load_file(tmp_path / "out" / "model.safetensors"), tensors)
 
 
+@pytest.mark.full
 def test_an_empty_folder_is_taken_and_gets_this_users_usual_rights(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -144,6 +148,7 @@ def test_an_empty_folder_is_taken_and_gets_this_users_usual_rights(tmp_path: Pat
     assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
 
 
+@pytest.mark.full
 def test_links_of_the_hubs_cache_become_files(tmp_path: Path) -> None:
     repository = tmp_path / "models--a--b"
     snapshot = repository / "snapshots" / "0123"
@@ -171,8 +176,8 @@ def test_what_is_there_already_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.holds("Pickles are read only by one isolated process")
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "sparse_linear.pt", "2_Dense/pytorch_model.bin"])
+@pytest.mark.parametrize("zipped", [True, *full(False)])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", *full("sparse_linear.pt", "2_Dense/pytorch_model.bin")])
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, name: str, zipped: bool) -> None:
     folder, canary = small(tmp_path / "model"), tmp_path / "canary"
     (folder / name).parent.mkdir(exist_ok=True)
@@ -186,11 +191,13 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, name: str, zipp
     assert canary.exists()
 
 
+@pytest.mark.full
 def test_a_tensor_larger_than_its_file_is_refused(tmp_path: Path) -> None:
     folder = small(tmp_path / "model", a=torch.zeros(1).expand(1 << 40))
     assert "far larger than the file" in refusal(folder, tmp_path / "out")
 
 
+@pytest.mark.full
 def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
     folder = small(tmp_path / "model", a=torch.zeros(1 << 20))
     compress(folder / "pytorch_model.bin")
@@ -234,6 +241,7 @@ def test_the_child_is_told_no_secret_and_nothing_that_would_change_torch(monkeyp
     assert "WEIGHTS_ONLY" not in str(job._environment())
 
 
+@pytest.mark.full
 def test_a_missing_tensor_or_shard_is_refused(tmp_path: Path) -> None:
     folder = small(tmp_path / "model")
     (folder / "pytorch_model.bin").rename(folder / "shard.bin")

@@ -249,6 +249,7 @@ def test_an_error_that_is_unusual_is_warned_of(
     assert [record.levelname for record in log.records] == ["INFO", "WARNING"]
 
 
+@pytest.mark.full
 @pytest.mark.holds("TensorRT-LLM")
 def test_cut_off_anywhere_the_next_start_makes_the_same(
     embedder: Path, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,7 @@ def test_every_tensor_lies_at_a_multiple_of_its_size(model: Path, tmp_path: Path
     assert all(torch.equal(read[name], tensors[name]) for name in ("a.mask", "b.ids", "c.scale"))
 
 
+@pytest.mark.full
 @pytest.mark.holds("A quantization can be interrupted anywhere")
 def test_cut_off_anywhere_and_run_again_it_is_the_same(
     sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,17 @@
+"""Cases that only `make test-all` runs. `make test` keeps at least one case of each behaviour."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def full(*cases: Any) -> list[Any]:
+    """These cases, in the full tier. A tuple is one case of several arguments."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full) for case in cases]
+
+
+def full_but(kept: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
+    """All cases; those that are not in `kept` are in the full tier."""
+    stay = list(kept)
+    return [case if case in stay else full(case)[0] for case in cases]
