@@ -30,7 +30,7 @@ class Example:
 
 def pages() -> list[Path]:
     """All Markdown files that people write, relative to the repository's root."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/*.md")]
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docker/*.md"), *ROOT.glob("examples/*.md")]
     return sorted(path.relative_to(ROOT) for path in found)
 
 

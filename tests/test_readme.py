@@ -1,8 +1,9 @@
-"""The README's examples, run as they stand against a server with the real model, print what the README says.
+"""The README's examples and the files in examples/ print what they say, against a server with the real model.
 
-Its port is the only thing that is replaced.
+Of the README's only the port is replaced; the files take the server's address from EMBEDLINE_URL.
 """
 
+import importlib.util
 import os
 import re
 import shutil
@@ -19,6 +20,11 @@ from tests.server_e2e.running import PATIENCE, Server, serving
 README = (ROOT / "README.md").read_text()
 ADDRESS = "localhost:8080"
 RUN = [example for example in examples(README) if example.language in ("bash", "python")]
+
+
+FILES = sorted(path for path in (ROOT / "examples").iterdir() if path.suffix != ".md")
+PROGRAMS = {".py": sys.executable, ".mjs": "node", ".sh": "bash"}
+OPTIONAL = {"langchain_client.py": "langchain_openai", "llama_index_client.py": "llama_index"}
 
 
 def name_of(example: Example) -> str:
@@ -46,28 +52,64 @@ def is_as_said(printed: str, said: str) -> bool:
     return re.fullmatch(pattern, printed.strip()) is not None
 
 
-@pytest.mark.slow
-@pytest.mark.clients
-@pytest.mark.parametrize("example", RUN, ids=name_of)
-def test_an_example_prints_what_the_readme_says(example: Example, server: Server, tmp_path: Path) -> None:
-    if example.language == "bash":
-        for program in ("bash", "curl"):
-            if shutil.which(program) is None:
-                pytest.skip(f"{program} is not installed")
-
+def output_of(words: list[str], server: Server, folder: Path) -> str:
+    """What a program prints that asks this server."""
+    url = {"EMBEDLINE_URL": f"http://localhost:{server.port}", "no_proxy": "localhost", "NO_PROXY": "localhost"}
     ended = subprocess.run(
-        command(example, server),
-        cwd=tmp_path,
-        env={**os.environ, "no_proxy": "localhost", "NO_PROXY": "localhost"},
+        words,
+        cwd=folder,
+        env={**os.environ, **url},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
-
     assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def skip_without(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+
+
+def said_by(file: Path) -> str:
+    """The comment at the end of a file that says what it prints."""
+    _, found, lines = re.sub(r"^(#|//) ?", "", file.read_text(), flags=re.MULTILINE).rpartition("\nPrints:\n")
+    assert found, file
+    return lines
+
+
+@pytest.mark.slow
+@pytest.mark.clients
+@pytest.mark.parametrize("example", RUN, ids=name_of)
+def test_an_example_prints_what_the_readme_says(example: Example, server: Server, tmp_path: Path) -> None:
+    if example.language == "bash":
+        skip_without("bash", "curl")
+
+    printed = output_of(command(example, server), server, tmp_path)
+
     assert example.output is not None
-    assert is_as_said(ended.stdout, example.output), ended.stdout
+    assert is_as_said(printed, example.output), printed
+
+
+@pytest.mark.slow
+@pytest.mark.clients
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.name))
+def test_a_file_prints_what_it_says(file: Path, server: Server, tmp_path: Path) -> None:
+    skip_without(PROGRAMS[file.suffix])
+    if file.name in OPTIONAL and importlib.util.find_spec(OPTIONAL[file.name]) is None:
+        pytest.skip(f"{OPTIONAL[file.name]} is not installed")
+
+    printed = output_of([PROGRAMS[file.suffix], str(file)], server, tmp_path)
+
+    assert is_as_said(printed, said_by(file)), printed
+
+
+def test_every_file_is_in_the_table_of_examples() -> None:
+    page = (ROOT / "examples" / "README.md").read_text()
+    assert sorted(re.findall(r"^\| \[([\w.]+)\]\(\1\)", page, re.MULTILINE)) == [file.name for file in FILES]
 
 
 def test_the_readme_shows_every_kind_of_client() -> None:
