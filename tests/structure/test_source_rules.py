@@ -27,7 +27,7 @@ FORBIDDEN_CALLS = frozenset(
     }
 )
 # May call torch.load, with weights_only=True; only the converting process, which has no network, imports it.
-READS_PICKLES = Path("engine/tools/convert/pickled.py")
+READS_PICKLES = Path("engine/tools/convert/pickle_to_safetensors.py")
 FORBIDDEN_TRUE_KEYWORDS = frozenset({"shell", "allow_pickle", "trust_remote_code"})
 FORBIDDEN_FILE_NAMES = frozenset({"utils.py", "util.py", "common.py", "helpers.py", "misc.py"})
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})

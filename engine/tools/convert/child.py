@@ -1,17 +1,21 @@
-"""The converting process: `python -P -m engine.tools.convert.child <parent's pid>`, a Job on its standard input.
+"""The converting process: `python -P -m engine.tools.convert.child <parent's pid>`, with a Job on its standard input.
 
-Gives up what it does not need before it imports torch and opens the first file; says what it did on standard output.
+It gives up the network, and limits its memory, CPU time and files, before it imports torch and opens the first file.
+It answers in JSON on its standard output.
 """
 
+import contextlib
+import ctypes
 import json
 import os
+import resource
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.failures import one_line
-from engine.tools.convert.isolation import isolate
-from engine.tools.convert.job import Converted, Job
+from engine.tools.convert.conversion import Converted, Job, Limits
 from engine.tools.convert.plan import Target
 from engine.types import ModelError
 from wire.process import settle
@@ -23,12 +27,17 @@ if TYPE_CHECKING:
 _MAX_GROWTH = 4
 _MAX_MORE_BYTES = 16 << 20
 
+# linux/sched.h and linux/prctl.h
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+_PR_SET_NO_NEW_PRIVS = 38
+
 
 def main() -> None:
-    """Do the job and answer; what went wrong is an answer too."""
+    """Do the job and answer. An error is an answer too."""
     settle(int(sys.argv[1]))
     answer_fd = os.dup(1)
-    os.dup2(2, 1)  # nothing that a library prints belongs into the answer
+    os.dup2(2, 1)  # what a library prints must not get into the answer
     job = Job.from_json(sys.stdin.read())
     answer = _answer(job)
     with open(answer_fd, "w") as opened:
@@ -51,24 +60,24 @@ def _answer(job: Job) -> dict[str, Any]:
 
 
 def _convert(target: Target, job: Job) -> Converted:
-    from engine.tools.convert import writing  # imports torch
+    from engine.tools.convert import pickle_to_safetensors  # imports torch
 
     tensors = _tensors(target)
-    size = writing.num_bytes(tensors)
+    size = pickle_to_safetensors.num_bytes(tensors)
     if size > _MAX_GROWTH * sum(path.stat().st_size for path in target.sources.values()) + _MAX_MORE_BYTES:
         raise ModelError(f"{min(target.sources)} is refused: its tensors would be far larger than the file")
     stem = job.folder / target.stem
     stem.parent.mkdir(parents=True, exist_ok=True)
-    files = writing.write(tensors, stem, max_shard_bytes=job.max_shard_bytes)
+    files = pickle_to_safetensors.write(tensors, stem, max_shard_bytes=job.max_shard_bytes)
     prefix = target.stem[: -len(stem.name)]
     return Converted(target.stem, tuple(prefix + file for file in files), len(tensors), size)
 
 
 def _tensors(target: Target) -> "dict[str, torch.Tensor]":
-    """Of all its files; where there is an index, those that it names and no others."""
-    from engine.tools.convert import pickled  # imports torch
+    """Of all its files. Where there is an index, only the tensors that it names."""
+    from engine.tools.convert import pickle_to_safetensors  # imports torch
 
-    loaded = {name: pickled.load(path, name) for name, path in target.sources.items()}
+    loaded = {name: pickle_to_safetensors.load(path, name) for name, path in target.sources.items()}
     if target.shards is None:
         (tensors,) = loaded.values()
         return tensors
@@ -76,6 +85,45 @@ def _tensors(target: Target) -> "dict[str, torch.Tensor]":
     if lacking:
         raise ModelError(f"{lacking[0]} lacks a tensor that its index names")
     return {tensor: loaded[shard][tensor] for tensor, shard in target.shards.items()}
+
+
+def isolate(limits: Limits) -> bool:
+    """Limit this process and its children, and leave the network. Returns whether the kernel permitted the latter.
+
+    To be called while the process has one thread, as the kernel asks for a new namespace.
+    """
+    _limit(resource.RLIMIT_CORE, 0)  # no dump of what is in memory
+    _limit(resource.RLIMIT_FSIZE, limits.max_file_bytes)
+    _limit(resource.RLIMIT_DATA, limits.max_memory_bytes)
+    _limit(resource.RLIMIT_CPU, limits.max_cpu_seconds, reserve=1)  # SIGXCPU first, which says why; then SIGKILL
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    return _leave_network(libc)
+
+
+def _limit(kind: int, value: int, *, reserve: int = 0) -> None:
+    """The hard limit is larger by the reserve. No limit is raised."""
+    _, given = resource.getrlimit(kind)
+    hard = value + reserve if given == resource.RLIM_INFINITY else min(value + reserve, given)
+    resource.setrlimit(kind, (min(value, hard), hard))
+
+
+def _leave_network(libc: ctypes.CDLL) -> bool:
+    """Into a network namespace with nothing in it, not even a loopback that is up (unshare(2), user_namespaces(7)).
+
+    Root may do so. Other users may inside of a user namespace, where the kernel or the container permits those; its
+    maps keep this user's ids, so that files can be written.
+    """
+    user, group = os.geteuid(), os.getegid()
+    if libc.unshare(_CLONE_NEWNET) == 0:
+        return True
+    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        return False
+    with contextlib.suppress(OSError):
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return True
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""A generative reranker's folder into one of a classifier with one label, whose raw score is yes less no.
+"""Makes a classifier's folder from a generative reranker's. Its one label has the raw score yes less no.
 
-Plans and copies, and writes config.json; the head is made by answer_row.py. Only safetensors are read.
+Reads only safetensors. Imports torch when the head is made.
+
+Shapes: V entries of the vocabulary, D numbers a row.
 """
 
 import json
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.sentence_files import CONFIG, read_modules
 from engine.model.tasks import AnswerScore, Task
 from engine.model.weights import header_of, weight_files
-from engine.tools.convert.conversion import new_folder
+from engine.tools.convert.conversion import copy_files, new_folder
 from engine.tools.convert.plan import copied_files
 from engine.types import ModelError
 
@@ -31,6 +32,7 @@ _INDEX = "model.safetensors.index.json"
 _LABELS = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "num_labels": 1}
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _INDENT = 2
+_READ_WRITE = 0o666
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Classifier:
     """What was made."""
 
     folder: Path  # the new one
-    template: str  # whose it is that pairs are put into
+    template: str  # the name of the model whose template pairs are put into
     entries: tuple[int, ...]  # of the vocabulary: yes, or yes and no
 
 
@@ -49,17 +51,19 @@ class _Weights:
     files: tuple[Path, ...]
     file: Path  # one of them
     name: str  # of the tensor
-    is_left_out: bool  # no part of a classifier
+    is_left_out: bool  # a classifier has no such tensor
 
 
 def convert(folder: Path, out: Path) -> Classifier:
-    """Make `out` of `folder`. Whatever goes wrong or ends this process, `out` is whole or is not there.
+    """Make `out` from `folder`. Whatever goes wrong or ends this process, `out` is whole or is not there.
 
     Raises ModelError with one line where the model is no generative reranker, or its weights are not safetensors.
     """
     out = new_folder(out)
     if not weight_files(folder)[0].is_file():
-        raise ModelError("--as-classifier reads safetensors alone: convert the model without it first, then the result")
+        raise ModelError(
+            "--as-classifier reads only safetensors: convert the model without this flag first, then convert the result"
+        )
     found = model_folder.read(folder, task=Task.RERANK)
     head = found.heads[0] if found.heads else None
     if not isinstance(head, AnswerScore):
@@ -117,25 +121,45 @@ def _copy(folder: Path, target: Path, weights: _Weights) -> None:
     if sentence.chain is Chain.ANSWER:
         written |= _SENTENCE_FILES
         heads = {module.path.parts[0] for module in sentence.modules if module.path.parts}
-    for name, path in copied_files(folder).items():
-        if name not in written and name.split("/")[0] not in heads:
-            new = target / name
-            new.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, new)
+    files = copied_files(folder).items()
+    copy_files({name: path for name, path in files if name not in written and name.split("/")[0] not in heads}, target)
 
 
 def _write_weights(weights: _Weights, entries: tuple[int, ...], target: Path) -> None:
     """The file with the rows of the answer, and the index where there are several files."""
-    from engine.tools.convert import answer_row  # imports torch
-
-    new = target / weights.file.name
-    answer_row.write(weights.file, new, weights.name, entries, leaves_out=weights.is_left_out, head=HEAD)
+    _write_head(weights, entries, target / weights.file.name)
     if len(weights.files) == 1 and weights.file.name == "model.safetensors":
         return
     headers = {file.name: header_of(target / file.name) for file in weights.files}
     size = sum((target / name).stat().st_size - header.end for name, header in headers.items())
     weight_map = {tensor: name for name, header in headers.items() for tensor in header.tensors}
     _write(target / _INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
+
+
+def _write_head(weights: _Weights, entries: tuple[int, ...], new: Path) -> None:
+    """The file of the vocabulary [V, D] with the head [1, D] in float32: yes less no, or yes alone.
+
+    float32 whatever the model's dtype is, because the difference of two rows has more digits than either; an engine
+    that computes in fewer digits rounds it then. Raises ModelError.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    try:
+        tensors = load_file(weights.file)
+    except Exception as error:  # the library raises what it likes
+        raise ModelError(f"{weights.file.name} is not a safetensors file") from error
+    rows_VD = tensors[weights.name]
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    if rows_VD.ndim != 2 or rows_VD.dtype not in dtypes or max(entries) >= len(rows_VD):
+        tokens = ", ".join(map(str, entries))
+        raise ModelError(f"{weights.name!r} in {weights.file.name} has no plain rows for the tokens {tokens}")
+    yes, *no = (rows_VD[entry].float() for entry in entries)
+    tensors[HEAD] = torch.stack([yes - no[0] if no else yes])
+    if weights.is_left_out:
+        del tensors[weights.name]
+    save_file(tensors, new, metadata={"format": "pt"})
+    new.chmod(new.parent.stat().st_mode & _READ_WRITE)  # the library lets only this user read it
 
 
 def _write(file: Path, value: Json) -> None:

@@ -1,20 +1,81 @@
-"""A model's folder into a new one without pickles: planned here, converted by a child, copied, renamed when whole.
+"""Makes a new model folder without pickles: plans it, starts the converting process, copies the other files.
 
-Knows no tensor and imports no torch. See engine/tools/convert/child.py for what reads the weights.
+Knows no tensor and imports no torch. engine/tools/convert/child.py reads the weights. It gets a Job as JSON on its
+standard input and answers in JSON, so that nothing it says is unpickled.
 """
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from engine.tools.convert.isolation import Limits
-from engine.tools.convert.job import Converted, Job, run
-from engine.tools.convert.plan import Plan, plan
+from engine.tools.convert.plan import Plan, Target, plan
 from engine.types import ModelError
 
 _MAX_SHARD_BYTES = 5_000_000_000
 _GIB = 1 << 30
+_CHILD = "engine.tools.convert.child"
+_APP_ROOT = Path(__file__).resolve().parents[3]
+_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+# The child must have one thread to leave the network, and each further one would take memory off its limit.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the converting process may use."""
+
+    max_file_bytes: int  # of each file that it writes
+    max_memory_bytes: int  # of private writable memory, which includes mapped files
+    max_cpu_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that one converting process does."""
+
+    targets: tuple[Target, ...]
+    folder: Path  # where the new files go, as their stems say
+    max_shard_bytes: int
+    limits: Limits
+
+    def to_json(self) -> str:
+        """For the child."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Job":
+        """What to_json made."""
+        fields: dict[str, Any] = json.loads(text)
+        targets = tuple(
+            Target({name: Path(path) for name, path in each["sources"].items()}, each["shards"], each["stem"])
+            for each in fields["targets"]
+        )
+        return cls(targets, Path(fields["folder"]), fields["max_shard_bytes"], Limits(**fields["limits"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The new files of one target."""
+
+    stem: str
+    files: tuple[str, ...]
+    num_tensors: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the converting process did."""
+
+    converted: tuple[Converted, ...]
+    without_network: bool  # whether the kernel let it leave the network
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +90,7 @@ class Conversion:
 
 
 def new_folder(out: Path) -> Path:
-    """Where a converted model may go: nothing is there yet, or an empty folder. Raises ModelError where it may not."""
+    """The absolute path of `out`, which must not exist or be an empty folder. Raises ModelError."""
     out = out.expanduser().absolute()
     out = out.resolve() if out.is_symlink() else out
     if not out.parent.is_dir():
@@ -40,7 +101,7 @@ def new_folder(out: Path) -> Path:
 
 
 def convert(folder: Path, out: Path, *, max_shard_bytes: int = _MAX_SHARD_BYTES) -> Conversion:
-    """Make `out` of `folder`. Whatever goes wrong or ends this process, `out` is whole or is not there.
+    """Make `out` from `folder`. Whatever goes wrong or ends this process, `out` is whole or is not there.
 
     Raises ModelError with one line.
     """
@@ -49,16 +110,24 @@ def convert(folder: Path, out: Path, *, max_shard_bytes: int = _MAX_SHARD_BYTES)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as scratch:
             unfinished = Path(scratch, "model")  # made with this user's usual rights, unlike the folder around it
             unfinished.mkdir()
-            answer = run(Job(planned.targets, unfinished, max_shard_bytes, _limits(planned, max_shard_bytes)))
-            _copy(planned, unfinished)
+            answer = _run(Job(planned.targets, unfinished, max_shard_bytes, _limits(planned, max_shard_bytes)))
+            copy_files(planned.copied, unfinished)
             unfinished.rename(out)
     except OSError as error:
         raise ModelError(f"{out} can't be written: {error.strerror or error}") from error
     return Conversion(out, answer.converted, len(planned.copied), planned.left_out, answer.without_network)
 
 
+def copy_files(files: dict[str, Path], target: Path) -> None:
+    """Copy `files`, relative name -> where it is, into `target`. Links become files. Raises OSError."""
+    for name, path in files.items():
+        new = target / name
+        new.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, new)
+
+
 def _limits(planned: Plan, max_shard_bytes: int) -> Limits:
-    """Enough for weights that are what they look like: mapped or read once, made contiguous and written."""
+    """Enough for honest weights: mapped or read once, made contiguous and written."""
     size = planned.num_source_bytes
     return Limits(
         max_file_bytes=max(size, max_shard_bytes) + _GIB,
@@ -67,9 +136,41 @@ def _limits(planned: Plan, max_shard_bytes: int) -> Limits:
     )
 
 
-def _copy(planned: Plan, target: Path) -> None:
-    """The files themselves, where the folder has links to them."""
-    for name, path in planned.copied.items():
-        new = target / name
-        new.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, new)
+def _run(job: Job) -> Answer:
+    """Start a child with this job and wait for it. Raises ModelError with one line where it does not succeed."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-m", _CHILD, str(os.getpid())],
+            input=job.to_json().encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            cwd=job.folder,
+            check=False,
+        )
+    except OSError as error:
+        raise ModelError(f"the converting process can't be started: {error.strerror}") from error
+    if ended.returncode:
+        raise ModelError(f"the converting process ended early ({_ending(ended.returncode)})")
+    answer = json.loads(ended.stdout)
+    if "error" in answer:
+        raise ModelError(answer["error"])
+    converted = tuple(Converted(**{**each, "files": tuple(each["files"])}) for each in answer["converted"])
+    return Answer(converted, answer["without_network"])
+
+
+def _environment() -> dict[str, str]:
+    """No token, no proxy, no home."""
+    path = os.pathsep.join([str(_APP_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return {**kept, **_ONE_THREAD, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _ending(returncode: int) -> str:
+    if returncode > 0:
+        return f"exit code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"{name}: it took more time than weights of this size should" if name == "SIGXCPU" else name

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.model import model_folder
-from engine.tools.convert.conversion import Conversion
-from engine.tools.convert.job import Converted
+from engine.tools.convert.conversion import Conversion, Converted
 from server import cli
 from server.commands import convert as convert_command
 from server.settings.model import ModelSettings

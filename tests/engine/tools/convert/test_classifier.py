@@ -146,7 +146,7 @@ def test_weights_that_are_not_as_they_should_be(tmp_path: Path) -> None:
     (tmp_path / "model" / "model.safetensors").write_bytes(b"\xff" * 32)
     assert "safetensors" in refusal(tmp_path / "model", tmp_path / "out")
     (tmp_path / "model" / "model.safetensors").unlink()
-    assert "convert the model without it first" in refusal(tmp_path / "model", tmp_path / "out")
+    assert "convert the model without this flag first" in refusal(tmp_path / "model", tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from engine.model import model_folder
-from engine.tools.convert import conversion, job
+from engine.tools.convert import conversion
 from engine.tools.convert.conversion import convert
 from engine.types import ModelError
 from tests.engine.folder_files import write
@@ -229,7 +229,7 @@ def test_a_child_that_was_ended_is_said_in_a_line(tmp_path: Path, monkeypatch: p
         (tmp_path / "module").mkdir(exist_ok=True)
         (tmp_path / "module" / "ending.py").write_text(f"import os, signal\n{code}")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "module"))
-        monkeypatch.setattr(job, "_MODULE", "ending")
+        monkeypatch.setattr(conversion, "_CHILD", "ending")
         assert part in refusal(folder, tmp_path / "out")
 
 
@@ -237,8 +237,8 @@ def test_the_child_is_told_no_secret_and_nothing_that_would_change_torch(monkeyp
     monkeypatch.setenv("HF_TOKEN", "hf_sesame")
     monkeypatch.setenv("HTTPS_PROXY", "http://sesame@proxy")
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    assert "sesame" not in str(job._environment())
-    assert "WEIGHTS_ONLY" not in str(job._environment())
+    assert "sesame" not in str(conversion._environment())
+    assert "WEIGHTS_ONLY" not in str(conversion._environment())
 
 
 @pytest.mark.full

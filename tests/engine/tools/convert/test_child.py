@@ -10,12 +10,13 @@ import sys
 
 import pytest
 
-from engine.tools.convert import isolation
+from engine.tools.convert import child
 from tests.structure.sources import ROOT
 
 TRY = """
 import json, resource, socket, sys
-from engine.tools.convert.isolation import Limits, isolate
+from engine.tools.convert.child import isolate
+from engine.tools.convert.conversion import Limits
 def reaches(port):
     with socket.socket() as one:
         one.settimeout(10)
@@ -59,4 +60,4 @@ def test_it_reaches_nobody_and_takes_no_more_than_it_may() -> None:
 
 def test_where_no_namespace_is_permitted_it_says_so() -> None:
     libc: ctypes.CDLL = Refusing()  # type: ignore[assignment]
-    assert isolation._leave_network(libc) is False
+    assert child._leave_network(libc) is False

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.tools.convert import pickled
+from engine.tools.convert import pickle_to_safetensors
 from engine.types import ModelError
 from tests.engine.tools.convert.pickles import Touch
 
@@ -18,7 +18,7 @@ SECRET = "sesame"
 
 def refusal(file: Path) -> str:
     with pytest.raises(ModelError) as caught:
-        pickled.load(file, "a.bin")
+        pickle_to_safetensors.load(file, "a.bin")
     message = str(caught.value)
     assert message.startswith("a.bin is ")
     assert "\n" not in message
@@ -89,7 +89,7 @@ def test_parts_that_overlap_are_refused(tmp_path: Path) -> None:
 
 def test_a_pickle_as_large_as_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "a.bin")
-    monkeypatch.setattr(pickled, "_MAX_PICKLE", 10)
+    monkeypatch.setattr(pickle_to_safetensors, "_MAX_PICKLE", 10)
     assert "beside tensors" in refusal(tmp_path / "a.bin")
 
 
