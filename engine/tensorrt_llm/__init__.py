@@ -1,1 +1,5 @@
-"""The TensorRT-LLM engine: our model classes on its PyTorch backend. Only `private` and `loading` import that."""
+"""The TensorRT-LLM engine: our model classes on the library's PyTorch backend.
+
+planning/ decides from a model's files what computes it, and imports no tensorrt_llm, so the server asks it before it
+starts a process. library/ is all that touches tensorrt_llm. contract/ checks a version's source. engine.py joins them.
+"""

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from engine.blocking import BlockingEngine
 from engine.rows.head_numpy import HostHead, load_head
 from engine.selftest import selfcheck
-from engine.tensorrt_llm.checks import choices
-from engine.tensorrt_llm.checks.choices import Choices
-from engine.tensorrt_llm.library import arguments, loading, probe
-from engine.tensorrt_llm.library.served import Served
-from engine.tensorrt_llm.library.trailing import without_trailing
+from engine.tensorrt_llm import choices
+from engine.tensorrt_llm.choices import Choices
+from engine.tensorrt_llm.library import llm_arguments, loading, probe
+from engine.tensorrt_llm.planning.head import without_trailing
+from engine.tensorrt_llm.planning.model_class import Served
 from engine.types import (
     Batch,
     DeviceTrouble,
@@ -89,7 +89,7 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> TensorrtLlmEngin
     Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported.
     """
     chosen = choices.choose(options)
-    os.environ.update(arguments.NO_TELEMETRY)
+    os.environ.update(llm_arguments.NO_TELEMETRY)
     show_only(options["device"], os.environ)
     try:
         engine = _proved(chosen, _info(chosen, name=name, reason=reason, device=options["device"]))

@@ -17,8 +17,8 @@ from engine.model.detection.tokens import check_special_tokens
 from engine.model.model_folder import ModelFolder
 from engine.model.quantization import Stored
 from engine.store.model_source import resolve
-from engine.tensorrt_llm.checks.planning import Wishes, plan
-from engine.tensorrt_llm.library.stock import KNOWN_CLASSES, STOCK
+from engine.tensorrt_llm.planning.plan import Wishes, plan
+from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
 from engine.types import ModelError
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.tensorrt_llm.library.pooling import pool
+from engine.tensorrt_llm.library.models import pool
 from tests.engine.tensorrt_llm.stand_in import library
 from tests.tensorrt_llm_gpu import __main__ as suite
 from tests.tensorrt_llm_gpu import written

@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.model.json_files import Json, object_in, read_optional
 from engine.types import ModelError
 
-# A class of a folder's own code, and who has one of that name: see engine.tensorrt_llm.library.stock
+# A class of a folder's own code, and who has one of that name: see engine.tensorrt_llm.planning.stock
 REWARD = "Qwen2ForRewardModel"
 _ELSEWHERE = {REWARD: "--engine tensorrt-llm with --tensorrt-llm-model-class stock has one"}
 _PRETRAINING = ("ForCausalLM", "ForMaskedLM", "ForPreTraining")  # classes whose scores embeddings do not need

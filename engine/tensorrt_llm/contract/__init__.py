@@ -1,1 +1,1 @@
-"""What the engine relies on in tensorrt_llm's source (contract.json), and the reader that checks a source tree."""
+"""What the engine needs of tensorrt_llm's source (contract.json), and the reader that checks a source tree."""

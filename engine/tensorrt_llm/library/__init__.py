@@ -1,4 +1,4 @@
-"""All that touches tensorrt_llm at run time: our model classes, its arguments, its private names.
+"""All that touches tensorrt_llm at run time: our model classes, the arguments of its LLM, its private names.
 
-The engine alone imports it.
+Only private.py and loading.py import tensorrt_llm. Only the engine imports this folder.
 """

@@ -1,4 +1,4 @@
-"""The library itself: imported, told of our class, given the model. Public names here, the others in `private`."""
+"""Loads a model into tensorrt_llm: imports it, registers our class, builds its LLM. Private names are in `private`."""
 
 import importlib
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.failures import engine_error, one_line
-from engine.tensorrt_llm.checks import package
-from engine.tensorrt_llm.checks.choices import Choices
-from engine.tensorrt_llm.library import graphs, models, private, without_code
-from engine.tensorrt_llm.library.arguments import arguments
+from engine.tensorrt_llm.choices import Choices
+from engine.tensorrt_llm.library import code_free_folder, models, private
+from engine.tensorrt_llm.library.llm_arguments import arguments, buckets
 from engine.tensorrt_llm.library.private import ServedLimits
+from engine.tensorrt_llm.planning import package
 from engine.types import DeviceTrouble, EngineErrorKind, EngineLimits, ModelError
 
 _BATCH_SECONDS = (0.025, 0.010)  # alone, and while interactive work is about: a GPU gains nothing from longer ones
@@ -59,7 +59,7 @@ def _load(chosen: Choices) -> Library:
         models.register(chosen.served.family)
     graph_config = _graph_config(api, chosen) if chosen.records_graphs else None
     wanted = arguments(chosen, api.TorchLlmArgs.model_fields, graph_config=graph_config)
-    with without_code.shown(chosen.weights) as folder:
+    with code_free_folder.shown(chosen.weights) as folder:
         llm = _made(api.LLM, str(folder), wanted)
     return Library(llm, private.limits_of(llm))
 
@@ -88,7 +88,7 @@ def _graph_config(api: Any, chosen: Choices) -> Any:
         raise ModelError(
             f"tensorrt_llm {chosen.package.version} records no graphs of encoders; leave --tensorrt-llm-cuda-graphs out"
         )
-    sizes = graphs.buckets(
+    sizes = buckets(
         max_num_seqs=chosen.max_num_seqs, max_num_tokens=chosen.max_num_tokens, max_seqlen=chosen.folder.max_seqlen
     )
     return api.EncodeCudaGraphConfig(

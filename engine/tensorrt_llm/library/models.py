@@ -1,23 +1,23 @@
-"""Our classes of models, as tensorrt_llm builds them: a backbone of its own, then the pooling, then the head.
+"""Our model classes, as tensorrt_llm builds them: a backbone of its own, then the pooling, then the head.
 
 Upstream's classes end in the scores of the whole vocabulary, and see only what comes before a token. Ours are
 registered under names of their own, so the checkpoint's `architectures` is replaced, and nothing of upstream's is.
 
-Shapes: T tokens of all sequences, B sequences, D numbers a row of the backbone, L numbers a row of the head.
+Shapes: T tokens of all sequences, B sequences, D numbers a row of the backbone, L numbers a row of the head, V entries
+of the vocabulary.
 """
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.tensorrt_llm.checks.families import Family
-from engine.tensorrt_llm.checks.names import SCORE, score_rows, with_or_without_prefix
 from engine.tensorrt_llm.library import private
-from engine.tensorrt_llm.library.head import CONFIG_KEY, Head, HeadKind
-from engine.tensorrt_llm.library.layers import attend_to_all, link_norms
-from engine.tensorrt_llm.library.pooling import pool
+from engine.tensorrt_llm.planning.families import Family
+from engine.tensorrt_llm.planning.head import CONFIG_KEY, Head, HeadKind
+from engine.types import ModelError
 
 
 def register(family: Family) -> None:
@@ -70,3 +70,105 @@ def register(family: Family) -> None:
         def filter_weights(self, prefix: str, weights: Any) -> dict[str, Any]:
             """The weights below a module's name, by the rest of their names."""
             return with_or_without_prefix(super().filter_weights, prefix, weights)
+
+
+def attend_to_all(layers: Iterable[Any], full_mask: Any) -> None:
+    """Every token sees every other of its sequence, whatever mask a layer asks its attention for.
+
+    Not all backbones hand on what their `forward` is given, and some layers hand it on to parts that do not take it, so
+    each layer's own attention is wrapped. All of them give the mask by name or not at all; one that gave it by place
+    would fail of it, which shows.
+    """
+    for layer in layers:
+        layer.self_attn.forward = _with_mask(layer.self_attn.forward, full_mask)
+
+
+def _with_mask(forward: Callable[..., Any], mask: Any) -> Callable[..., Any]:
+    def masked(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **{**kwargs, "attention_mask": mask})
+
+    return masked
+
+
+def link_norms(backbone: Any) -> None:
+    """Where a layer applies the norm that follows it, as LlamaDecoderLayer does, tell it which one that is.
+
+    The library's own LlamaForCausalLM does this after it has loaded the weights: done before, the same norm would have
+    two names, and be loaded under neither.
+    """
+    layers = list(backbone.layers)
+    following = [*(layer.input_layernorm for layer in layers[1:]), backbone.norm]
+    for layer, norm in zip(layers, following, strict=True):
+        if hasattr(layer, "next_layer_layernorm"):
+            layer.next_layer_layernorm = norm
+
+
+PREFIX = "model."  # of the backbone's weights in a file of a whole model
+SCORE = "score"  # of the layer that makes scores, there and in our classes
+
+_EMBEDDING = f"{PREFIX}embed_tokens.weight"  # [V, D]
+_VOCABULARY = "lm_head.weight"  # [V, D]
+
+Weights = Mapping[str, Any]  # tensors, or what gives one for [:]
+
+
+def with_or_without_prefix(filtered: Callable[[str, Any], dict[str, Any]], prefix: str, weights: Any) -> dict[str, Any]:
+    """What `filtered` finds below a module's name, or below the same in a file of the backbone alone."""
+    found = filtered(prefix, weights)
+    return found if found or not prefix.startswith(PREFIX) else filtered(prefix.removeprefix(PREFIX), weights)
+
+
+def score_rows(weights: Weights, head: Head, *, is_tied: bool) -> Tensor | None:
+    """float32 [L, D], a copy; None for a head without a layer. is_tied: the embedding is the vocabulary's scores too.
+
+    Raises ModelError where the file has not got them, or has them in numbers that mean nothing without a scale.
+    """
+    match head.kind:
+        case HeadKind.EMBED:
+            return None
+        case HeadKind.SCORE:
+            return _as_float32(_tensor(weights, f"{SCORE}.weight"))
+    rows = _tensor(weights, _EMBEDDING if is_tied else _VOCABULARY)
+    yes = _as_float32(rows[head.yes_id])
+    return (yes if head.no_id is None else yes - _as_float32(rows[head.no_id]))[None]
+
+
+def _tensor(weights: Weights, name: str) -> Tensor:
+    """As it is stored: a vocabulary in float32 may be gigabytes more than the two rows that are needed of it."""
+    found = next((each for each in (name, name.removeprefix(PREFIX)) if each in weights), None)
+    if found is None:
+        raise ModelError(f"the weights have no {name}, which the scores are made with")
+    tensor: Tensor = weights[found][:]
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        raise ModelError(f"the tensor {found!r} is stored quantized; the layer that makes scores has to be plain")
+    return tensor
+
+
+def _as_float32(rows: Tensor) -> Tensor:
+    """A copy on the CPU."""
+    return rows.to(device="cpu", dtype=torch.float32, copy=True)
+
+
+def pool(token_rows: Tensor, seq_lens: Tensor, pooling: str) -> Tensor:
+    """float32 [B, D] of token rows [T, D] and lengths [B] (whole numbers, same device); pooling: of head.POOLINGS.
+
+    A CUDA graph can record it: no size is read back. A recorded shape is padded: T may be more than the sequences come
+    to, and a sequence may be empty; its row may be anything, and the others' must not change.
+    """
+    ends = torch.cumsum(seq_lens, dim=0, dtype=torch.int64)
+    match pooling:
+        case "last":
+            return token_rows[(ends - 1).clamp(min=0)].float()
+        case "cls":
+            return token_rows[(ends - seq_lens).clamp(max=len(token_rows) - 1)].float()
+    assert pooling == "mean", pooling
+    return _mean(token_rows, seq_lens, ends)
+
+
+def _mean(token_rows: Tensor, seq_lens: Tensor, ends: Tensor) -> Tensor:
+    """Sums into one row more than there are sequences: it takes the tokens that belong to none."""
+    num_tokens, size = token_rows.shape
+    owners = torch.searchsorted(ends, torch.arange(num_tokens, device=ends.device), right=True)
+    sums = token_rows.new_zeros((len(ends) + 1, size), dtype=torch.float32)
+    sums.index_add_(0, owners, token_rows.float())
+    return sums[:-1] / seq_lens.clamp(min=1)[:, None]

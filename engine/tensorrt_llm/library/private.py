@@ -1,4 +1,4 @@
-"""Every name of tensorrt_llm's that is not public, wherever a version has it. See contract.json for what they promise.
+"""Every private name of tensorrt_llm that we use, wherever a version has it. contract.json lists what they promise.
 
 Two generations of paths are known: attention moved with 1.3's last candidates (upstream's PR 17968).
 """

@@ -15,10 +15,10 @@ from engine.model import quantization
 from engine.model.coverage import ARCHITECTURES, Use
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import Task
-from engine.tensorrt_llm.checks import package
-from engine.tensorrt_llm.checks.planning import plan
 from engine.tensorrt_llm.contract import contract
-from engine.tensorrt_llm.library.stock import KNOWN_CLASSES
+from engine.tensorrt_llm.planning import package
+from engine.tensorrt_llm.planning.plan import plan
+from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES
 from engine.types import ModelError
 from server.commands.doctor.probe import Environment
 from server.settings.model import ModelSettings

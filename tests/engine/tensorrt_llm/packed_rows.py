@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from engine.tensorrt_llm.checks.names import score_rows
-from engine.tensorrt_llm.library.head import Head
-from engine.tensorrt_llm.library.pooling import pool
+from engine.tensorrt_llm.library.models import pool, score_rows
+from engine.tensorrt_llm.planning.head import Head
 from tests.engine.tiny_models import Reference
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.model.model_folder import ModelFolder
-from engine.tensorrt_llm.checks.algorithm import BLOCKS, FP8, NVFP4, ROWS
-from engine.tensorrt_llm.checks.checkpoint import classify
+from engine.tensorrt_llm.planning.checkpoint import classify
+from engine.tensorrt_llm.planning.quantization import BLOCKS, FP8, NVFP4, ROWS
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.header_models import LINEARS, Headers, layers, plain, write_model
 

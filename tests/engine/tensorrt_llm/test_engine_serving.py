@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.tensorrt_llm.checks import package
+from engine.tensorrt_llm.planning import package
 from engine.types import (
     DeviceTrouble,
     EngineClosed,

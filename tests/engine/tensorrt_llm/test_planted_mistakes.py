@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.tensorrt_llm import engine
-from engine.tensorrt_llm.checks import names
-from engine.tensorrt_llm.library import layers, models, pooling
-from engine.tensorrt_llm.library.head import Head
+from engine.tensorrt_llm.library import models
+from engine.tensorrt_llm.library.models import attend_to_all, link_norms, pool, score_rows
+from engine.tensorrt_llm.planning.head import Head
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.models import Model, answering, embedding, scoring, with_options
 from tests.engine.tensorrt_llm.parity import TOLERANCE, distance
@@ -62,7 +62,7 @@ def yes_and_no_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 def only_the_first_layer(found: Iterable[Any], mask: Any) -> None:
-    layers.attend_to_all(list(found)[:1], mask)
+    attend_to_all(list(found)[:1], mask)
 
 
 def its_own_norm(backbone: Any) -> None:
@@ -71,7 +71,7 @@ def its_own_norm(backbone: Any) -> None:
 
 
 def the_last_norm_forgotten(backbone: Any) -> None:
-    layers.link_norms(backbone)
+    link_norms(backbone)
     backbone.layers[-1].next_layer_layernorm = None
 
 
@@ -85,7 +85,7 @@ def starts_for_ends(token_rows: Tensor, seq_lens: Tensor, kind: str) -> Tensor:
 
 
 def mean_of_padded(token_rows: Tensor, seq_lens: Tensor, kind: str) -> Tensor:
-    return pooling.pool(token_rows, seq_lens, kind) * (seq_lens / seq_lens.max())[:, None]
+    return pool(token_rows, seq_lens, kind) * (seq_lens / seq_lens.max())[:, None]
 
 
 def the_neighbours_first_token_counts(token_rows: Tensor, seq_lens: Tensor, kind: str) -> Tensor:
@@ -105,7 +105,7 @@ def padding_counts_for_the_last(token_rows: Tensor, seq_lens: Tensor, kind: str)
 
 
 def a_number_is_read_back(token_rows: Tensor, seq_lens: Tensor, kind: str) -> Tensor:
-    return pooling.pool(token_rows[: int(seq_lens.sum())], seq_lens, kind)
+    return pool(token_rows[: int(seq_lens.sum())], seq_lens, kind)
 
 
 def no_rows(weights: Any, head: Head, *, is_tied: bool) -> None:
@@ -113,7 +113,7 @@ def no_rows(weights: Any, head: Head, *, is_tied: bool) -> None:
 
 
 def rows_of_the_embedding(weights: Any, head: Head, *, is_tied: bool) -> Tensor | None:
-    return names.score_rows(weights, head, is_tied=True)
+    return score_rows(weights, head, is_tied=True)
 
 
 def whole_models_alone(filtered: Any, prefix: str, weights: Any) -> Any:

@@ -14,7 +14,7 @@ from engine import registry
 from engine.machine import cuda_driver
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.store import hub
-from engine.tensorrt_llm.checks.algorithm import BLOCKS
+from engine.tensorrt_llm.planning.quantization import BLOCKS
 from server import cli
 from server.commands.doctor import machine as doctor_machine
 from server.commands.doctor import probe as doctor_probe

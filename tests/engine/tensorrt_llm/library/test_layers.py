@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from engine.tensorrt_llm.library.layers import attend_to_all, link_norms
+from engine.tensorrt_llm.library.models import attend_to_all, link_norms
 from tests.engine.tiny_models import Reference, arbitrary, save
 
 ATOL = 1e-5

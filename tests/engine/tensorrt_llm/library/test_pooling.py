@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from engine.rows import pooling_torch as reference
-from engine.tensorrt_llm.library.head import POOLINGS
-from engine.tensorrt_llm.library.pooling import pool
+from engine.tensorrt_llm.library.models import pool
+from engine.tensorrt_llm.planning.head import POOLINGS
 
 SIZE = 24
 SEQLENS = (5, 17, 1, 30, 9, 9, 13, 1)

@@ -1,0 +1,101 @@
+"""The options of `load`, checked without importing tensorrt_llm: nothing is on the GPU yet when a model is refused."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.machine.cuda_driver import Gpu
+from engine.machine.devices import CUDA, kind_of
+from engine.model import model_folder
+from engine.model.model_folder import ModelFolder
+from engine.tensorrt_llm.planning import checkpoint, package
+from engine.tensorrt_llm.planning.checkpoint import Checkpoint
+from engine.tensorrt_llm.planning.head import notes_of
+from engine.tensorrt_llm.planning.model_class import Served
+from engine.tensorrt_llm.planning.plan import Planned, Wishes, plan
+from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
+from engine.types import ModelError
+
+_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise: BEI's default for encoders
+_MAX_NUM_SEQS = 32  # likewise: "performance degradation with batch size >> 32", as BEI's start command has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """All that loading needs to know."""
+
+    folder: ModelFolder
+    served: Served  # which class computes it, and what comes out
+    weights: Path  # the folder that is loaded: the model's own, or a quantized copy
+    checkpoint: Checkpoint
+    package: package.Package
+    gpu: Gpu
+    dtype: str
+    max_num_tokens: int
+    max_num_seqs: int
+    records_graphs: bool
+    memory_share: float  # of the GPU's memory: what this process may take
+    notes: tuple[str, ...]
+
+
+def choose(options: dict[str, Any]) -> Choices:
+    """See engine.tensorrt_llm.engine.load for the options. Raises ModelError with one line."""
+    found = package.find()
+    folder = _folder(options)
+    gpu = _gpu(options)
+    planned = plan(folder, [gpu], _wishes(options))
+    stored, weights, notes = _weights(folder, planned, options.get("cache_dir"))
+    return Choices(
+        folder=folder,
+        served=planned.served,
+        weights=weights,
+        checkpoint=stored,
+        package=found,
+        gpu=gpu,
+        dtype=planned.dtype,
+        max_num_tokens=max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen),
+        max_num_seqs=options["max_num_seqs"] or _MAX_NUM_SEQS,
+        records_graphs=bool(options.get("records_graphs")),
+        memory_share=options.get("memory_share", 1.0),
+        notes=(*notes, *notes_of(folder)),
+    )
+
+
+def _wishes(options: dict[str, Any]) -> Wishes:
+    return Wishes(
+        dtype=options["dtype"],
+        quantization=options.get("quantization", "auto"),
+        is_stock=options.get("model_class") == STOCK,
+        records_graphs=bool(options.get("records_graphs")),
+    )
+
+
+def _folder(options: dict[str, Any]) -> ModelFolder:
+    """As far as texts may be long."""
+    known = KNOWN_CLASSES if options.get("model_class") == STOCK else frozenset()
+    folder = model_folder.read(
+        options["path"], pooling=options["pooling"], task=options.get("task"), known_classes=known
+    )
+    asked = options.get("max_seqlen") or folder.max_seqlen
+    return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
+
+
+def _gpu(options: dict[str, Any]) -> Gpu:
+    if kind_of(options["device"]) != CUDA or not options.get("gpu"):
+        raise ModelError("--engine tensorrt-llm needs an NVIDIA GPU; --engine auto serves most models on the CPU")
+    found = options["gpu"]
+    return Gpu(found["index"], found["name"], (found["capability"][0], found["capability"][1]), found["num_bytes"])
+
+
+def _weights(folder: ModelFolder, planned: Planned, cache_dir: str | None) -> tuple[Checkpoint, Path, tuple[str, ...]]:
+    """How the weights are stored that are to be loaded, where they are, and a line about it. Makes the copy."""
+    if not planned.makes_copy:
+        note = planned.stored.note
+        return planned.stored, folder.weights_folder, (note,) if note else ()
+    from engine.tools.quantize.cached import block_fp8  # imports torch
+
+    copy = block_fp8(folder.weights_folder, cache_dir=cache_dir)
+    # what the model is for stays as it was found: the copy has another name, and no modules beside the Transformer
+    copied = dataclasses.replace(folder, path=copy, tokenizer_folder="")
+    return checkpoint.classify(copied), copy, (f"--quantization fp8: a block-FP8 copy in {copy}",)

@@ -1,0 +1,119 @@
+"""What config.json may say about the layers, so that the library's backbone computes what transformers' does.
+
+Both build their layers from the same file, and each ignores some entries that the other uses. This file compares how
+each reads it: transformers' modeling_{llama,mistral,qwen2,qwen3}.py, and in TensorRT-LLM the files of the same names,
+RopeParams.from_config and create_sinusoidal_positions_for_attention_plugin. Knows no weights.
+"""
+
+from engine.model.json_files import Json, number_in, object_in
+from engine.tensorrt_llm.planning.families import refusal
+
+_ACTIVATIONS = ("silu", "swish")  # of gated MLPs there, whatever hidden_act says
+# Which its tables of angles follow, and transformers' do not.
+_WORDS_OF_ROTARY = ("rotary_pct", "rotary_dim", "rotary_emb_base", "qk_rope_head_dim")
+_PLAIN, _LLAMA3 = "default", "llama3"
+_ROPE_TYPES = {
+    "llama": (_PLAIN, _LLAMA3),
+    "mistral": (_PLAIN, _LLAMA3),
+    "qwen2": (_PLAIN,),  # its attention there takes the name for that of another kind of position
+    "qwen3": (_PLAIN,),
+}
+_OF_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_NUM_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}  # where config.json is silent
+_WINDOW = 4096  # the same
+_MAX_WINDOW_LAYERS = 28  # the same: layers before the first with a window
+_SLIDING = "sliding_attention"
+_LAYER_TYPES = frozenset(("full_attention", _SLIDING))
+_ALWAYS_WINDOWED = "mistral"
+_MLP_WITHOUT_BIAS = frozenset(("qwen2", "qwen3"))  # in transformers; the library has one where config.json says so
+
+
+def is_causal(config: Json) -> bool:
+    """Whether tokens see only those before them, in transformers' classes of all these architectures."""
+    return bool(config.get("is_causal", True))
+
+
+def check(config: Json, model_type: str, *, max_seqlen: int) -> None:
+    """`max_seqlen`: tokens of the longest sequence that will be computed. Raises ModelError, see above."""
+    if "text_config" in config:
+        raise refusal("takes no model whose config.json has a text_config")
+    if config.get("hidden_act", "silu") not in _ACTIVATIONS:
+        raise refusal(f"computes silu alone, and config.json's hidden_act is {str(config['hidden_act'])[:40]!r}")
+    if config.get("mlp_bias") and model_type in _MLP_WITHOUT_BIAS:
+        raise refusal(f"would look for biases by mlp_bias of config.json, which {model_type} has not")
+    _check_rope(config, model_type)
+    _check_positions(config, model_type, max_seqlen)
+    window = window_of(config, model_type)
+    if window is not None and window < max_seqlen:
+        raise refusal(
+            f"computes attention without windows, and config.json has one of {window} tokens (sliding_window) for "
+            f"sequences of up to {max_seqlen}: --max-input-length {window} makes both the same"
+        )
+
+
+def window_of(config: Json, model_type: str) -> int | None:
+    """Tokens that one sees at most, itself among them, in any layer of transformers' class; None = no such limit.
+
+    Raises ModelError for types of layers other than full and sliding.
+    """
+    if model_type == _ALWAYS_WINDOWED:
+        return _window_in(config)
+    if not model_type.startswith("qwen") or not (_has_sliding_layer(config) and config.get("use_sliding_window")):
+        return None
+    return _window_in(config)
+
+
+def _window_in(config: Json) -> int | None:
+    return number_in({"sliding_window": _WINDOW, **config}, "sliding_window")
+
+
+def _has_sliding_layer(config: Json) -> bool:
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.get("max_window_layers", _MAX_WINDOW_LAYERS)
+        return not isinstance(first, int) or first < (number_in(config, "num_hidden_layers") or _MAX_WINDOW_LAYERS + 1)
+    if not isinstance(kinds, list) or not _LAYER_TYPES.issuperset(map(str, kinds)):
+        raise refusal("computes layers of full attention, and layer_types in config.json has others")
+    return _SLIDING in kinds
+
+
+def _check_positions(config: Json, model_type: str, max_seqlen: int) -> None:
+    num_positions = number_in(config, "max_position_embeddings") or _NUM_POSITIONS[model_type]
+    if max_seqlen > num_positions:
+        raise refusal(
+            f"has angles for {num_positions} tokens (max_position_embeddings) and sequences have up to {max_seqlen}: "
+            f"--max-input-length {num_positions} is what it can"
+        )
+
+
+def _check_rope(config: Json, model_type: str) -> None:
+    rope = object_in(config, "rope_scaling") or object_in(config, "rope_parameters")
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise refusal("computes the same angles in all layers, and config.json has them by layers' types")
+    for name in _WORDS_OF_ROTARY:
+        if config.get(name) is not None:
+            raise refusal(f"would follow {name} of config.json in its angles, and transformers does not")
+    if any(place.get("partial_rotary_factor") not in (None, 1) for place in (config, rope)):
+        raise refusal("rotates whole heads, and config.json has a partial_rotary_factor")
+    kind = _rope_type(rope)
+    if kind not in _ROPE_TYPES[model_type]:
+        raise refusal(f"does not compute rope_type {kind[:40]!r} for {model_type} as transformers does")
+    if kind == _PLAIN and rope.get("factor") not in (None, 1):
+        raise refusal("would scale its angles by the factor in config.json, which transformers does not without a type")
+    missing = [name for name in _OF_LLAMA3 if _number_in({**rope, **config}, name) is None]
+    if kind == _LLAMA3 and missing:
+        raise refusal(f"has another default for {missing[0]} of rope_type {_LLAMA3!r}, which config.json lacks")
+
+
+def _rope_type(rope: Json) -> str:
+    """Raises ModelError where the two words for it differ: each of the libraries has its own favourite."""
+    named = {str(rope[word]) for word in ("rope_type", "type") if rope.get(word) is not None} or {_PLAIN}
+    if len(named) > 1:
+        raise refusal("can't tell which angles are meant: rope_type and type in config.json differ")
+    return named.pop()
+
+
+def _number_in(config: Json, name: str) -> float | None:
+    """None where there is none, or something else."""
+    value = config.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

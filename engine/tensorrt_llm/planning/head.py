@@ -1,0 +1,165 @@
+"""What our model classes make of the rows of tokens: pooled rows, scores or answers. Decided from the JSON files.
+
+A model is refused where the engine would compute something else than transformers and sentence-transformers do. The
+result is plain data, as the library gives a model's class nothing but its configuration: it travels as an entry of it.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from engine.model.json_files import Json, read_object
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import AnswerScore, SequenceScores, Task
+from engine.selftest import sample_ids
+from engine.tensorrt_llm.planning import backbone
+from engine.tensorrt_llm.planning.families import family_of, refusal
+
+POOLINGS = ("last", "mean", "cls")
+CONFIG_KEY = "embedline"  # the entry's name: an attribute of the pretrained configuration
+
+
+class HeadKind(enum.StrEnum):
+    """What a row is."""
+
+    EMBED = "embed"  # the pooled row itself
+    SCORE = "score"  # one raw score a label, by the `score` layer of …ForSequenceClassification
+    ANSWER = "yes_no"  # the next token's raw score of yes, less that of no
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Fit for JSON by `to_config`."""
+
+    kind: HeadKind
+    pooling: str  # which rows count: "last", "mean" or "cls"
+    is_causal: bool  # False = every token of a sequence sees every other
+    num_outputs: int  # numbers in a row: the hidden size, the labels, or one
+    yes_id: int | None = None  # rows of the vocabulary, for ANSWER alone
+    no_id: int | None = None  # None = the raw score of yes alone
+
+    def to_config(self) -> dict[str, Any]:
+        """What `from_config` makes it of again."""
+        return {**dataclasses.asdict(self), "kind": str(self.kind)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """`config` may have come through JSON."""
+        return cls(**{**config, "kind": HeadKind(config["kind"])})
+
+
+_LAST = "last"
+_TEXT = "The quick brown fox"
+_SAMPLE_SEQLEN = 32  # tokens
+
+
+def check_config(folder: ModelFolder) -> None:
+    """Raises ModelError where the library would stumble over config.json, before it is told which class is meant."""
+    if not folder.architectures:
+        raise refusal("looks for architectures in config.json, which lacks the entry")
+
+
+def head_of(folder: ModelFolder) -> Head:
+    """Raises ModelError with one line where the engine can't serve the model, or would be wrong about it.
+
+    `folder.max_seqlen` may have been shortened: a window that no sequence reaches is none.
+    """
+    family = family_of(folder.architecture)
+    _check(folder)
+    config = read_object(folder.path / "config.json")
+    backbone.check(config, family.model_type, max_seqlen=folder.max_seqlen)
+    is_causal = backbone.is_causal(config)
+    match folder.heads:
+        case () if folder.task is Task.EMBED:
+            return _of_embeddings(folder, is_causal=is_causal)
+        case (SequenceScores() as scores,):
+            return _of_scores(folder, scores, is_causal=is_causal)
+        case (AnswerScore() as answer,):
+            return _of_answer(folder, answer, is_causal=is_causal)
+    raise refusal(f"gives rows for texts, scores and labels, and the model is for {folder.task}")
+
+
+def notes_of(folder: ModelFolder) -> tuple[str, ...]:
+    """What an operator may want to know of a model that `head_of` takes, a line each."""
+    config = read_object(folder.path / "config.json")
+    window = backbone.window_of(config, folder.architecture)
+    notes = [f"no sequence is longer than the window of {window} tokens"] if window is not None else []
+    if folder.task is Task.EMBED and folder.poolings == (_LAST,):
+        notes += _about_the_end(folder, config)
+    return tuple(notes)
+
+
+def _check(folder: ModelFolder) -> None:
+    """What no head is served with."""
+    if folder.is_static:
+        raise refusal("has no use for static embeddings")
+    if folder.tokenizer_folder:
+        raise refusal(f"reads weights beside config.json, and the model's are in {folder.tokenizer_folder!r}")
+    if not folder.include_prompt:
+        raise refusal("pools all tokens, and the model leaves its prompt's out (include_prompt)")
+    if folder.hides_tokens or folder.late is not None or folder.query_table is not None:
+        raise refusal(f"gives rows for texts, scores and labels, and the model is for {folder.task}")
+
+
+def _of_embeddings(folder: ModelFolder, *, is_causal: bool) -> Head:
+    if len(folder.poolings) != 1 or folder.poolings[0] not in POOLINGS:
+        raise refusal(f"pools by one of {', '.join(POOLINGS)}, and the model by {folder.pooling}")
+    return Head(kind=HeadKind.EMBED, pooling=folder.poolings[0], is_causal=is_causal, num_outputs=folder.hidden_size)
+
+
+def _of_scores(folder: ModelFolder, scores: SequenceScores, *, is_causal: bool) -> Head:
+    if not is_causal and pad_id_of(folder) is not None:
+        # See engine.tensorrt_llm.planning.head: here, the tokens at the end would be seen.
+        raise refusal("can't leave out padding tokens at the end of texts where is_causal of config.json is false")
+    return Head(kind=HeadKind.SCORE, pooling=_LAST, is_causal=is_causal, num_outputs=len(scores.labels))
+
+
+def _of_answer(folder: ModelFolder, answer: AnswerScore, *, is_causal: bool) -> Head:
+    if max(answer.yes_id, answer.no_id or 0) >= folder.vocab_size:
+        raise refusal(f"needs yes and no among the {folder.vocab_size} tokens of config.json's vocab_size")
+    return Head(
+        kind=HeadKind.ANSWER,
+        pooling=_LAST,
+        is_causal=is_causal,
+        num_outputs=1,
+        yes_id=answer.yes_id,
+        no_id=answer.no_id,
+    )
+
+
+def _about_the_end(folder: ModelFolder, config: Json) -> list[str]:
+    """The pooled token is whatever the tokenizer ends with, as in sentence-transformers."""
+    named = config.get("eos_token_id")
+    ends = [end for end in (named if isinstance(named, list) else [named]) if type(end) is int]
+    if not ends or not (folder.path / "tokenizer.json").is_file():
+        return []
+    ids = sample_ids.of_texts(folder, [_TEXT], max_seqlen=_SAMPLE_SEQLEN)[0]
+    if not ids.size or int(ids[-1]) in ends:
+        return []
+    return [
+        f"the tokenizer ends texts with token {int(ids[-1])}, not with config.json's eos_token_id "
+        f"({', '.join(map(str, ends))}): that row is pooled, as sentence-transformers does"
+    ]
+
+
+def pad_id_of(folder: ModelFolder) -> int | None:
+    """The token that is to be left out at the end of sequences; None where none is, as for all but classifiers."""
+    if not any(isinstance(head, SequenceScores) for head in folder.heads):
+        return None
+    pad_id = read_object(folder.path / "config.json").get("pad_token_id")
+    return pad_id if type(pad_id) is int else None
+
+
+def without_trailing(token_ids: list[int], pad_id: int | None) -> list[int]:
+    """The token ids of one sequence without the padding tokens at their end, but at least the first.
+
+    transformers' classifiers take the last token that is not the padding token, wherever it comes from, or the first
+    where there is no other; the library takes the last token. In a causal model no token sees those after it, so the
+    scores are the same once the padding tokens at the end are left out.
+    """
+    end = len(token_ids)
+    while pad_id is not None and end > 1 and token_ids[end - 1] == pad_id:
+        end -= 1
+    return token_ids[:end]

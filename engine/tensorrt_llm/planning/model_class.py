@@ -1,0 +1,64 @@
+"""Which model class of TensorRT-LLM computes a model, what it is given, and what comes out. Plain data."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.model.model_folder import ModelFolder
+from engine.tensorrt_llm.planning.families import Family, family_of
+from engine.tensorrt_llm.planning.head import CONFIG_KEY, Head, HeadKind, head_of, pad_id_of
+from engine.types import OutputKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """`model_kwargs` are set on the checkpoint's configuration before a class is looked up."""
+
+    architecture: str  # the class's name in the library's table
+    family: Family | None  # of ours, to be registered before; None = upstream's own
+    config: dict[str, Any] = field(default_factory=dict)
+    output: OutputKind
+    num_outputs: int  # numbers a row
+    takes_token_types: bool = False  # as `token_type_ids` [T]
+    pad_id: int | None = None  # a token that is left out where sequences end with it; see `trailing`
+    dtype: str | None = None  # that it computes in whatever it is told; None = as it is told
+    note: str
+
+    @property
+    def model_kwargs(self) -> dict[str, Any]:
+        """Fit for JSON."""
+        return {"architectures": [self.architecture], **self.config}
+
+
+_OUTPUTS = {
+    HeadKind.EMBED: OutputKind.POOLED,
+    HeadKind.SCORE: OutputKind.LOGITS,
+    HeadKind.ANSWER: OutputKind.LOGITS,
+}
+
+
+# A window is asked for by layers that attend to all, too; `fitness` has seen that no sequence is longer than it.
+_NO_WINDOW = {"mistral": {"sliding_window": None}}
+
+
+def ours(folder: ModelFolder) -> Served:
+    """By our own class. Raises ModelError where it would not be right about the model."""
+    family, head = family_of(folder.architecture), head_of(folder)
+    return Served(
+        architecture=family.architecture,
+        family=family,
+        config={**_NO_WINDOW.get(family.model_type, {}), CONFIG_KEY: head.to_config()},
+        output=_OUTPUTS[head.kind],
+        num_outputs=head.num_outputs,
+        pad_id=pad_id_of(folder),
+        note=f"Embedline's class on {family.backbone}: {_described(head)}",
+    )
+
+
+def _described(head: Head) -> str:
+    made = {
+        HeadKind.EMBED: "the row",
+        HeadKind.SCORE: "scores",
+        HeadKind.ANSWER: "yes less no",
+    }
+    mask = "each token sees those before it" if head.is_causal else "each token sees all"
+    return f"{made[head.kind]} of the {head.pooling} pooling, {mask}"

@@ -1,0 +1,84 @@
+"""Plans how a model is computed, and in which dtype, from its files, the GPUs and the flags. Loads and writes nothing.
+
+The server asks before it starts anything, the engine's process before it imports the library, and `embedline doctor`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.machine.cuda_driver import Gpu
+from engine.model.model_folder import ModelFolder
+from engine.tensorrt_llm.planning import checkpoint
+from engine.tensorrt_llm.planning.checkpoint import Checkpoint
+from engine.tensorrt_llm.planning.families import FAMILIES
+from engine.tensorrt_llm.planning.head import check_config
+from engine.tensorrt_llm.planning.model_class import Served, ours
+from engine.tensorrt_llm.planning.quantization import BLOCKS
+from engine.tensorrt_llm.planning.stock import stock
+from engine.types import ModelError
+
+_DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """Flags, as they are given."""
+
+    dtype: str
+    quantization: str
+    is_stock: bool  # by upstream's own class
+    records_graphs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """How the model will be computed."""
+
+    served: Served
+    stored: Checkpoint  # the weights as they are
+    makes_copy: bool  # whether a block-FP8 copy is computed in their place
+    dtype: str
+
+
+def plan(folder: ModelFolder, gpus: Iterable[Gpu], wishes: Wishes) -> Planned:
+    """Raises ModelError with one line where the model can't be served so on each of these GPUs."""
+    check_config(folder)
+    served = stock(folder) if wishes.is_stock else ours(folder)
+    if served.takes_token_types and wishes.records_graphs:
+        raise ModelError(f"--tensorrt-llm-cuda-graphs is not for {served.architecture}, which has token types")
+    dtype = _dtype(wishes.dtype, folder.architecture)
+    stored = checkpoint.classify(folder)
+    makes_copy = _makes_copy(stored, wishes.quantization)
+    computed = Checkpoint(algorithm=BLOCKS) if makes_copy else stored
+    checkpoint.check_dtype(computed, dtype)
+    for gpu in gpus:
+        checkpoint.check_gpu(computed, gpu)
+    return Planned(served=served, stored=stored, makes_copy=makes_copy, dtype=dtype)
+
+
+def _dtype(asked: str, architecture: str) -> str:
+    if asked not in _DTYPES:
+        raise ModelError(
+            f"--dtype {asked} is not for --engine tensorrt-llm, which has {', '.join(_DTYPES)}; "
+            "--engine transformers computes in it"
+        )
+    family = FAMILIES.get(architecture)
+    if asked == "float16" and family is not None and not family.has_float16:
+        raise ModelError(
+            f"--dtype float16 is not for {architecture} in the tensorrt-llm engine, which computes it in bfloat16 "
+            "alone; leave it out"
+        )
+    return _DTYPES[asked]
+
+
+def _makes_copy(stored: Checkpoint, quantization: str) -> bool:
+    """Raises ModelError where weights that are quantized are asked for in another way."""
+    if not stored.algorithm:
+        return quantization == "fp8"
+    if quantization == "none":
+        raise ModelError(
+            f"{stored.note}, and --quantization none asks for them as they were before; take the model's plain weights"
+        )
+    if quantization == "fp8" and "FP8" not in stored.algorithm:
+        raise ModelError(f"{stored.note}, not as --quantization fp8; leave it out, or take the model's plain weights")
+    return False

@@ -1,0 +1,179 @@
+"""How the library would read a quantized checkpoint, decided from the same JSON files and by the library's rules.
+
+Those are its ModelConfig.load_hf_quant_config, read_modelopt_quant_config and
+update_quant_config_from_compressed_tensors. The library silently takes some checkpoints for plain weights, such as FP8
+without blocks in config.json. These are refused here, and so is what its versions read differently. Knows no tensors:
+engine.tensorrt_llm.planning.tensors compares what the files have with this.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from engine.model import quantization
+from engine.model.json_files import Json, object_in, read_optional
+from engine.tensorrt_llm.planning.families import unreadable
+
+# The library's own names
+FP8 = "FP8"  # a scale for each weight
+BLOCKS = "FP8_BLOCK_SCALES"  # and one for each 128 x 128 of it
+ROWS = "FP8_PER_CHANNEL_PER_TOKEN"
+NVFP4 = "NVFP4"
+
+_MODELOPT = {"FP8": FP8, "fp8_pb_wo": BLOCKS, "FP8_PER_CHANNEL_PER_TOKEN": ROWS, "NVFP4": NVFP4}
+_GROUP_SIZES = {BLOCKS: 128, NVFP4: 16}
+_BLOCK = 128
+_MAX_NAME = 60  # characters of a name in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """Of the linear layers that are not left plain."""
+
+    name: str
+    left_plain: tuple[str, ...]  # patterns of modules' names, see engine.tensorrt_llm.planning.quantization
+
+
+def algorithm_of(folder: Path) -> Algorithm | None:
+    """None where the library takes the weights as they are, and may.
+
+    Raises ModelError where they are quantized and it would not see it, or refuse it, or be wrong.
+    """
+    stored = quantization.describe(folder)
+    config = read_optional(folder / "config.json")
+    inline, beside = object_in(config, "quantization_config"), quantization.beside(folder)
+    _check_cache(inline, beside)
+    if stored is None:
+        quantization.check_plain(folder)
+        return None
+    if beside.get("quant_algo"):
+        return _modelopt(beside)
+    match str(inline.get("quant_method", "")).lower():
+        case "fp8":
+            return _fp8(inline)
+        case "compressed-tensors":
+            return _compressed_tensors(inline)
+        case method if method.startswith("modelopt") or "quant_algo" in inline:
+            raise unreadable("reads what Model Optimizer writes by hf_quant_config.json, which the folder lacks")
+        case "":
+            raise unreadable(f"would take them for plain weights: {stored.note}, and not by quantization_config")
+        case method:
+            raise unreadable(f"would take them for plain weights: {stored.note}, by {method[:_MAX_NAME]}")
+
+
+def _check_cache(inline: Json, beside: Json) -> None:
+    """With one, attention's output would be FP8 too, by a scale that most checkpoints lack."""
+    for where in (inline, object_in(inline, "quantization"), beside):
+        for name in ("kv_cache_quant_algo", "kv_cache_scheme"):
+            if where.get(name) is not None:
+                raise unreadable(
+                    f"keeps no keys and values, and {name} in the model's files asks for quantized ones (a copy "
+                    "without that entry is read)"
+                )
+
+
+def _modelopt(config: Json) -> Algorithm:
+    written = str(config["quant_algo"])
+    name = _MODELOPT.get(written)
+    if name is None:
+        raise unreadable(f"does not read quant_algo {written[:_MAX_NAME]!r} of hf_quant_config.json")
+    if config.get("group_size") not in (None, _GROUP_SIZES.get(name), 0):
+        raise unreadable(
+            f"reads {name} in groups of {_GROUP_SIZES.get(name, 'no size')}, unlike hf_quant_config.json's"
+        )
+    return Algorithm(name, _names(config, "exclude_modules" if "exclude_modules" in config else "ignore"))
+
+
+def _fp8(config: Json) -> Algorithm:
+    if config.get("weight_block_size") != [_BLOCK, _BLOCK]:
+        raise unreadable(
+            f"reads fp8 of config.json in blocks of {_BLOCK} x {_BLOCK} alone, and weight_block_size is another"
+        )
+    return Algorithm(BLOCKS, _names(config, "modules_to_not_convert"))
+
+
+def _compressed_tensors(config: Json) -> Algorithm:
+    groups = list(object_in(config, "config_groups").values())
+    if len(groups) != 1:
+        raise unreadable(f"reads one of config_groups of compressed-tensors, and config.json has {len(groups)}")
+    weights, inputs = object_in(groups[0], "weights"), object_in(groups[0], "input_activations")
+    left_plain = _names(config, "ignore")
+    match weights.get("strategy"), inputs.get("strategy"):
+        case "channel", "token":
+            return Algorithm(ROWS, left_plain)
+        case "block", "group" if inputs.get("group_size") == _BLOCK and _is_in_blocks(weights):
+            return Algorithm(BLOCKS, left_plain)
+        case "tensor_group", _:
+            raise unreadable(
+                "reads NVFP4 as Model Optimizer stores it; compressed-tensors has other names for its tensors"
+            )
+        case of_weights, of_inputs:
+            raise unreadable(
+                "reads FP8 of compressed-tensors with scales per channel and token, or in blocks of 128, and "
+                f"config.json's are per {str(of_weights)[:_MAX_NAME]} and {str(of_inputs)[:_MAX_NAME]}"
+            )
+
+
+def _is_in_blocks(weights: Json) -> bool:
+    return weights.get("block_structure") == [_BLOCK, _BLOCK]
+
+
+def _names(config: Json, key: str) -> tuple[str, ...]:
+    names = config.get(key) or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise unreadable(f"needs a list of names as {key!r} in the model's files")
+    return tuple(names)
+
+
+_REGEX = "re:"
+_BELOW = ".*"
+# Turned into shell patterns, since one from a stranger's file may run for hours: what can be, and what it becomes.
+_PIECES = re.compile(r"(?P<any>\.\*)|(?P<one>\.)|\\(?P<escaped>[.\-_])|(?P<literal>[\w\-])")
+
+
+class LeftPlain:
+    """Which linear layers the library builds as plain ones, by the names that the files list.
+
+    Older versions compare a module's name with shell patterns. Newer ones also look at the modules around it, and take
+    a pattern that begins with "re:" as a regular expression. So some modules are certainly left plain and some may be;
+    a checkpoint is right for every version only where both come to the same.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        """Raises ModelError for a regular expression that is more than names and wildcards."""
+        self._shell = [pattern for pattern in patterns if not pattern.startswith(_REGEX)]
+        self._regex = [_as_shell(pattern) for pattern in patterns if pattern.startswith(_REGEX)]
+
+    def certainly(self, modules: Iterable[str]) -> bool:
+        """Whether any of these is, in every version."""
+        return any(_matches(module, self._shell) for module in modules)
+
+    def maybe(self, modules: Iterable[str]) -> bool:
+        """Whether any of these is, in some version."""
+        patterns = [*self._shell, *self._regex]
+        patterns += [pattern.removesuffix(_BELOW) for pattern in patterns if pattern.endswith(_BELOW)]
+        return any(_matches(around, patterns) for module in modules for around in _and_around(module))
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _and_around(module: str) -> Iterator[str]:
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
+
+
+def _as_shell(pattern: str) -> str:
+    expression = pattern.removeprefix(_REGEX).removeprefix("^").removesuffix("$")
+    made, place = "", 0
+    while place < len(expression):
+        piece = _PIECES.match(expression, place)
+        if piece is None:
+            raise unreadable("can't tell which modules are left plain by a regular expression in the model's files")
+        made += {"any": "*", "one": "?"}.get(piece.lastgroup or "", piece[0].removeprefix("\\"))
+        place = piece.end()
+    return made

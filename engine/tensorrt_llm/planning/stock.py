@@ -1,0 +1,124 @@
+"""Upstream's own model classes, where one gives rows as we need them: a cross-check, and a fallback for operators."""
+
+from collections.abc import Iterator
+
+from engine.model.detection.architecture import REWARD
+from engine.model.json_files import Json, number_in, read_object
+from engine.model.model_folder import ModelFolder
+from engine.model.tasks import SequenceScores, Task
+from engine.tensorrt_llm.planning.families import refusal
+from engine.tensorrt_llm.planning.head import HeadKind, head_of, pad_id_of
+from engine.tensorrt_llm.planning.model_class import Served
+from engine.tensorrt_llm.planning.tensors import check_plain, tensors_in
+from engine.types import ModelError, OutputKind
+
+STOCK = "stock"  # of --tensorrt-llm-model-class
+KNOWN_CLASSES = frozenset((REWARD,))  # which upstream has, and transformers has not
+_BERT, _EMBEDDING = "BertForSequenceClassification", "Qwen3ForTextEmbedding"
+
+
+def stock(folder: ModelFolder) -> Served:
+    """Raises ModelError where upstream has no class for it, or one that is not right about it."""
+    if folder.architecture == _BERT_TYPE and folder.architectures[:1] == (_BERT,):
+        return _bert(folder)
+    if folder.architectures[:1] == (REWARD,):
+        return _reward(folder)
+    if folder.architecture == "qwen3" and folder.task is Task.EMBED:
+        return _qwen3(folder)
+    raise ModelError(
+        f"--tensorrt-llm-model-class stock has no class for {folder.architecture} with task {folder.task}; it has "
+        f"{_BERT}, {_EMBEDDING} and {REWARD}"
+    )
+
+
+def _bert(folder: ModelFolder) -> Served:
+    _check_bert(folder)
+    return Served(
+        architecture=_BERT,
+        family=None,
+        output=OutputKind.LOGITS,
+        num_outputs=_num_labels(folder),
+        takes_token_types=True,
+        dtype="float16",
+        note=f"upstream's {_BERT}, which computes in float16",
+    )
+
+
+def _reward(folder: ModelFolder) -> Served:
+    """Two layers of scores on the last token: `score.0`, ReLU, `score.2`."""
+    head = head_of(folder)
+    if (folder.architecture, head.kind, head.num_outputs, head.is_causal) != ("qwen2", HeadKind.SCORE, 1, True):
+        raise refusal(f"gives one score of a causal qwen2 by {REWARD}, and config.json has it of another kind")
+    return Served(
+        architecture=REWARD,
+        family=None,
+        output=OutputKind.LOGITS,
+        num_outputs=1,
+        pad_id=pad_id_of(folder),  # as the model's own code has it
+        note=f"upstream's {REWARD}",
+    )
+
+
+def _qwen3(folder: ModelFolder) -> Served:
+    head = head_of(folder)
+    if (head.kind, head.pooling, head.is_causal) != (HeadKind.EMBED, "last", True) or not folder.normalize:
+        raise ModelError(
+            f"--tensorrt-llm-model-class stock: {_EMBEDDING} gives the last token's row, scaled to length 1, "
+            "of a causal model, and this one is not of that kind; leave the flag out"
+        )
+    return Served(
+        architecture=_EMBEDDING,
+        family=None,
+        output=OutputKind.POOLED,
+        num_outputs=folder.hidden_size,
+        note=f"upstream's {_EMBEDDING}",
+    )
+
+
+def _num_labels(folder: ModelFolder) -> int:
+    (labels,) = [head.labels for head in folder.heads if isinstance(head, SequenceScores)]
+    return len(labels)
+
+
+_BERT_TYPE = "bert"
+_BERT_DEFAULTS = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+_BERT_NUM_LAYERS = 12  # where config.json is silent
+_BERT_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+_BERT_LAYER = (
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
+
+
+def _check_bert(folder: ModelFolder) -> None:
+    """Raises ModelError where upstream's BERT would compute something else than transformers does, or lacks a tensor.
+
+    It looks every tensor up by the name that transformers writes, computes exact GELU, adds position 0, 1, … and types,
+    pools by the first token, and computes in float16 whatever dtype it is given. Upstream has no other BERT.
+    """
+    config = read_object(folder.path / "config.json")
+    for name, computed in _BERT_DEFAULTS.items():
+        if config.get(name, computed) != computed:
+            raise refusal(f"computes {computed} in BERT alone, and config.json has another {name}")
+    if len(folder.heads) != 1 or not isinstance(folder.heads[0], SequenceScores):
+        raise refusal(f"gives one row of scores by BERT, and the model is for {folder.task}")
+    check_plain(tensors_in(folder.path), _bert_names(config))
+
+
+def _bert_names(config: Json) -> Iterator[str]:
+    """One after the other, as config.json may speak of a billion layers."""
+    yield from (f"bert.embeddings.{table}.weight" for table in _BERT_TABLES)
+    yield from _weight_and_bias("bert.embeddings.LayerNorm", "bert.pooler.dense", "classifier")
+    for index in range(number_in(config, "num_hidden_layers") or _BERT_NUM_LAYERS):
+        yield from _weight_and_bias(*(f"bert.encoder.layer.{index}.{part}" for part in _BERT_LAYER))
+
+
+def _weight_and_bias(*modules: str) -> Iterator[str]:
+    for module in modules:
+        yield from (f"{module}.weight", f"{module}.bias")

@@ -1,0 +1,172 @@
+"""How quantized checkpoints are classified, by the library's rules, and what is refused before it would go wrong."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.machine.cuda_driver import Gpu
+from engine.model import model_folder
+from engine.model.tasks import AnswerScore
+from engine.tensorrt_llm.planning.checkpoint import PLAIN, Checkpoint, check_dtype, check_gpu, classify
+from engine.tensorrt_llm.planning.quantization import BLOCKS, FP8, NVFP4, ROWS
+from engine.tools.quantize.job import quantize
+from engine.types import ModelError
+from tests.engine.tensorrt_llm.header_models import HIDDEN, Headers, plain
+from tests.engine.tensorrt_llm.quantized_models import (
+    ACCEPTED,
+    BLOCKWISE,
+    ROWWISE,
+    compressed,
+    modelopt,
+    quantized,
+    refused,
+    write,
+)
+from tests.engine.tools.quantize.models import wide
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_each_algorithm(case: str, prefix: str, tmp_path: Path) -> None:
+    algorithm, scale, inline, beside = ACCEPTED[case]
+    folder = write(tmp_path, quantized(algorithm, prefix=prefix, scale=scale), inline, beside)
+    found = classify(folder)
+    assert found.algorithm == algorithm
+    assert found.note.startswith(f"the weights are stored as {'NVFP4' if algorithm == NVFP4 else 'FP8'} (")
+
+
+def test_plain_weights(tmp_path: Path) -> None:
+    assert classify(write(tmp_path, plain())) == Checkpoint(algorithm=PLAIN)
+    assert classify(write(tmp_path, plain(prefix="model."))) == Checkpoint(algorithm=PLAIN)
+
+
+@pytest.mark.holds("TensorRT-LLM")
+@pytest.mark.parametrize(
+    ("inline", "beside", "named"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, None, "weight_block_size"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, None, "weight_block_size"),
+        ({**BLOCKWISE, "weight_block_size": [64, 128]}, None, "weight_block_size"),
+        ({"quant_method": "fbgemm_fp8"}, None, "would take them for plain weights"),
+        (compressed({"strategy": "tensor"}, {"strategy": "tensor"}), None, "per tensor and tensor"),
+        (compressed({"strategy": "channel"}, {"strategy": "tensor"}), None, "per channel and tensor"),
+        (compressed({"strategy": "channel"}, None), None, "per channel and None"),
+        (
+            compressed({"strategy": "block", "block_structure": [128, 128]}, {"strategy": "group", "group_size": 64}),
+            None,
+            "per block and group",
+        ),
+        (
+            compressed({"strategy": "block", "block_structure": [64, 128]}, {"strategy": "group", "group_size": 128}),
+            None,
+            "per block and group",
+        ),
+        (
+            compressed(
+                {"strategy": "tensor_group", "num_bits": 4},
+                {"strategy": "tensor_group"},
+                format="nvfp4-pack-quantized",
+            ),
+            None,
+            "NVFP4 as Model Optimizer stores it",
+        ),
+        (
+            {**ROWWISE, "config_groups": {"a": ROWWISE["config_groups"]["group_0"], "b": {"weights": None}}},
+            None,
+            "config.json has 2",
+        ),
+        ({**ROWWISE, "ignore": "lm_head"}, None, "a list of names as 'ignore'"),
+        ({**ROWWISE, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, None, "kv_cache_scheme"),
+        (None, modelopt("FP8", kv_cache_quant_algo="FP8"), "kv_cache_quant_algo"),
+        (None, modelopt("FP8_PB_WO"), "quant_algo 'FP8_PB_WO'"),
+        (None, modelopt("NVFP4", group_size=32), "NVFP4 in groups of 16"),
+        (None, modelopt("W4A16_AWQ"), "W4A16_AWQ"),
+        (None, modelopt("MIXED_PRECISION"), "MIXED_PRECISION"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, None, "hf_quant_config.json, which the folder lacks"),
+        ({"quant_algo": "FP8"}, None, "hf_quant_config.json, which the folder lacks"),
+        ({"quant_method": "gptq", "bits": 4}, None, "gptq"),
+    ],
+)
+def test_what_the_library_would_refuse_or_get_wrong(inline: Any, beside: Any, named: str, tmp_path: Path) -> None:
+    assert named in refused(write(tmp_path, quantized(FP8), inline, beside))
+
+
+@pytest.mark.parametrize("where", ["compression_config", "config_of_text"])
+def test_where_the_library_does_not_look(where: str, tmp_path: Path) -> None:
+    said: Any = ROWWISE if where == "compression_config" else {"quantization_config": ROWWISE}
+    key = where if where == "compression_config" else "text_config"
+    assert "would take them for plain weights" in refused(write(tmp_path, quantized(ROWS), **{key: said}))
+
+
+def test_quantized_weights_that_no_file_describes(tmp_path: Path) -> None:
+    assert "nothing in the model's files says by what scales" in refused(write(tmp_path, quantized(FP8)))
+
+
+@pytest.mark.parametrize(
+    ("head", "named"),
+    [
+        ({"score.weight": ("F8_E4M3", (3, HIDDEN))}, "needs plain numbers in the tensor 'score.weight'"),
+        ({}, "looks for the tensor 'score.weight'"),
+        ({"score.weight": ("BF16", (3, HIDDEN))}, ""),
+    ],
+)
+def test_the_layer_of_scores_is_plain(head: Headers, named: str, tmp_path: Path) -> None:
+    config = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 3}
+    folder = write(tmp_path, quantized(FP8) | head, None, modelopt("FP8"), **config)
+    assert named in refused(folder) if named else classify(folder).algorithm == FP8
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_rows_of_answers_are_plain(is_tied: bool, tmp_path: Path) -> None:
+    tensors = quantized(FP8) | {"lm_head.weight": ("F8_E4M3", (100, HIDDEN))}
+    folder = write(tmp_path, tensors, None, modelopt("FP8"), tie_word_embeddings=is_tied)
+    folder = dataclasses.replace(folder, heads=(AnswerScore(yes_id=1, no_id=2),))
+    assert classify(folder).algorithm == FP8 if is_tied else "tensor 'lm_head.weight'" in refused(folder)
+
+
+def test_what_embedline_quantize_writes_is_read(tmp_path: Path) -> None:
+    quantize(wide(tmp_path / "plain"), tmp_path / "fp8", report=lambda *_: None)
+    assert classify(model_folder.read(tmp_path / "plain", pooling="mean")).algorithm == PLAIN
+    assert classify(model_folder.read(tmp_path / "fp8", pooling="mean")).algorithm == BLOCKS
+
+
+def test_of_other_architectures_plain_weights_alone(tmp_path: Path) -> None:
+    bert: Headers = {"bert.encoder.layer.0.attention.self.query.weight": ("F32", (HIDDEN, HIDDEN))}
+    assert classify(write(tmp_path, bert, model_type="bert")).algorithm == PLAIN
+    folder = write(tmp_path, quantized(FP8), None, modelopt("FP8"), model_type="bert")
+    assert "has no quantized layers for bert" in refused(folder)
+
+
+def test_blocks_are_computed_in_bfloat16() -> None:
+    check_dtype(Checkpoint(algorithm=BLOCKS), "bfloat16")
+    check_dtype(Checkpoint(algorithm=FP8), "float16")
+    with pytest.raises(ModelError, match="--dtype float16 is not for FP8_BLOCK_SCALES"):
+        check_dtype(Checkpoint(algorithm=BLOCKS), "float16")
+
+
+COMPUTES: dict[str, set[tuple[int, int]]] = {
+    PLAIN: {(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)},
+    FP8: {(8, 9), (9, 0), (10, 0), (10, 3), (12, 0)},
+    BLOCKS: {(9, 0), (10, 0), (10, 3)},
+    ROWS: {(9, 0)},
+    NVFP4: {(10, 0), (10, 3), (12, 0)},
+}
+
+
+@pytest.mark.holds("TensorRT-LLM")
+@pytest.mark.parametrize("algorithm", COMPUTES)
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)])
+def test_which_gpu_computes_what(algorithm: str, capability: tuple[int, int]) -> None:
+    gpu = Gpu(1, "Some GPU", capability, 1 << 34)
+    checkpoint = Checkpoint(algorithm=algorithm)
+    if capability in COMPUTES[algorithm]:
+        check_gpu(checkpoint, gpu)
+        return
+    with pytest.raises(ModelError) as refusal:
+        check_gpu(checkpoint, gpu)
+    message = str(refusal.value)
+    assert message.startswith(f"cuda:1 (Some GPU, compute capability {capability[0]}.{capability[1]}) ")
+    assert ("--engine" in message) or ("plain weights" in message)
+    assert "\n" not in message

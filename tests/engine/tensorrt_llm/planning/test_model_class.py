@@ -1,0 +1,93 @@
+"""Which class computes a model, and what is said to it."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model.tasks import AnswerScore, Task
+from engine.tensorrt_llm.planning.families import FAMILIES
+from engine.tensorrt_llm.planning.head import CONFIG_KEY, Head, HeadKind
+from engine.tensorrt_llm.planning.model_class import ours
+from engine.types import ModelError, OutputKind
+from tests.engine.tensorrt_llm.header_models import HIDDEN, VOCAB, plain, write_model
+
+SCORE = {"score.weight": ("BF16", (3, HIDDEN))}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_each_family_has_a_class_of_its_own(model_type: str, tmp_path: Path) -> None:
+    served = ours(write_model(tmp_path, model_type=model_type, sliding_window=None))
+
+    assert served.family is FAMILIES[model_type]
+    assert served.model_kwargs["architectures"] == [FAMILIES[model_type].architecture]
+    assert (served.output, served.num_outputs) == (OutputKind.POOLED, HIDDEN)
+    assert not served.takes_token_types
+
+
+def test_no_class_of_the_librarys_own_is_replaced() -> None:
+    names = [family.architecture for family in FAMILIES.values()]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("Embedline") for name in names)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_head_reaches_the_class_as_it_is(is_causal: bool, tmp_path: Path) -> None:
+    served = ours(write_model(tmp_path, is_causal=is_causal))
+
+    config: Any = json.loads(json.dumps(served.model_kwargs))[CONFIG_KEY]
+
+    assert Head.from_config(config) == Head(
+        kind=HeadKind.EMBED, pooling="last", is_causal=is_causal, num_outputs=HIDDEN
+    )
+
+
+def test_mistrals_window_is_taken_away(tmp_path: Path) -> None:
+    """Its layers ask for one where every token sees all, too; texts are no longer than it, or it is refused."""
+    folder = dataclasses.replace(write_model(tmp_path, model_type="mistral", sliding_window=64), max_seqlen=64)
+
+    assert ours(folder).model_kwargs["sliding_window"] is None
+    assert "sliding_window" not in ours(write_model(tmp_path / "other")).model_kwargs
+
+
+def test_scores_are_raw(tmp_path: Path) -> None:
+    folder = write_model(
+        tmp_path, plain(prefix="model.") | SCORE, architectures=["Qwen3ForSequenceClassification"], num_labels=3
+    )
+
+    served = ours(folder)
+
+    assert (served.output, served.num_outputs) == (OutputKind.LOGITS, 3)
+    assert served.config[CONFIG_KEY]["kind"] == "score"
+
+
+def test_an_answer_is_one_number(tmp_path: Path) -> None:
+    folder = dataclasses.replace(
+        write_model(tmp_path), task=Task.RERANK, heads=(AnswerScore(yes_id=VOCAB - 1, no_id=4),)
+    )
+
+    served = ours(folder)
+
+    assert (served.output, served.num_outputs) == (OutputKind.LOGITS, 1)
+    assert served.config[CONFIG_KEY]["yes_id"] == VOCAB - 1
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "Embedline's class on Qwen3Model: the row of the last pooling, each token sees those before it"),
+        (
+            {"model_type": "llama", "is_causal": False},
+            "Embedline's class on LlamaModel: the row of the last pooling, each token sees all",
+        ),
+    ],
+)
+def test_the_note_says_what_is_computed(config: dict[str, Any], words: str, tmp_path: Path) -> None:
+    assert ours(write_model(tmp_path, **config)).note == words
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no class for the architecture 'gemma2'"):
+        ours(write_model(tmp_path, model_type="gemma2"))
