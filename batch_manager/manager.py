@@ -15,8 +15,7 @@ from batch_manager.batches import Batch, Release, Request
 from batch_manager.effects import Dispatch, Effect, Refuse
 from batch_manager.engine_link import EngineLink
 from batch_manager.held import HeldRequest, pack
-from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
-from batch_manager.policy import Policy
+from batch_manager.messages import Answer, Policy, Refusal, RequestRefused, Submission
 from batch_manager.publish import Publisher
 from batch_manager.scheduler import Scheduler
 from engine.types import EngineErrorKind, EngineLimits, Results

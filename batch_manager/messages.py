@@ -1,4 +1,7 @@
-"""Frames between a frontend and a batch manager: SUBMIT, answered by ANSWER or REFUSED under the same id; CANCEL."""
+"""What a batch manager is sent and what it sends.
+
+The supervisor sends START. A frontend sends SUBMIT, answered by ANSWER or REFUSED under the same id, and CANCEL.
+"""
 
 import enum
 import struct
@@ -20,6 +23,41 @@ CANCEL = 0x0303  # no payload, no answer
 _SUBMIT = struct.Struct("<HBBHHdI")
 _ANSWER = struct.Struct("<dd")  # seconds waiting, seconds computing; then the rows as engine.messages has them
 _REFUSED = struct.Struct("<Bif")  # reason, index of the sequence (-1 = none), seconds after which to try again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How batches are sized and shared. Seconds and tokens; see docs/ARCHITECTURE.md for how to choose them."""
+
+    max_batch_tokens: int | None = None  # None = each engine's own measured limit, beyond which it gains nothing
+    # Below this, smaller batches save no time worth having; an engine whose fixed cost alone is above the
+    # allowed seconds would otherwise be driven down to one sequence a batch.
+    min_batch_tokens: int = 256
+    # Interactive work counts as present while it waits and for this long after the last of it arrived: the batch that
+    # a query has to wait for was packed before the query arrived.
+    interactive_memory: float = 1.0
+    bulk_share: float = 0.3  # of each batch while interactive work waits too
+    engine_restart_grace: float = 5.0  # how long work waits for a model without an engine, at the start too
+    retry_after: float = 5.0  # sent to clients that are refused because there is no engine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where an engine listens, and what it computes."""
+
+    path: str  # of a Unix socket
+    model: int  # index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerStart:
+    """START for a batch manager."""
+
+    listener_fd: int  # of its listening Unix socket, for frontends
+    page_fd: int  # the shared page
+    models: list[str]  # names, in the order of their indices
+    engines: list[EngineAddress]  # the engines of this manager
+    policy: Policy
 
 
 class Refusal(enum.IntEnum):

@@ -26,9 +26,8 @@ from batch_manager.batches import Batch, Request, halves, singles
 from batch_manager.deadlines import Deadlines
 from batch_manager.effects import Deliver, Dispatch, Effect, Refuse
 from batch_manager.engines import Engine
-from batch_manager.messages import Refusal
+from batch_manager.messages import Policy, Refusal
 from batch_manager.model import Model
-from batch_manager.policy import Policy
 from engine.types import EngineErrorKind, EngineLimits
 
 

@@ -3,15 +3,14 @@
 import socket
 
 from batch_manager.manager import Manager
-from batch_manager.start import ManagerStart
+from batch_manager.messages import ManagerStart
 from wire import connection
 from wire.child import Child, run
 from wire.page import Page
 
 
-async def serve(child: Child) -> None:
+async def serve(child: Child, start: ManagerStart) -> None:
     """Serve frontends until told to stop; then finish or refuse what is held."""
-    start = ManagerStart.from_spec(child.spec)
     page = Page.attach(start.page_fd)
     manager = Manager(start.models, start.policy, page=page, index=child.index, metrics=child.metrics)
     server = await connection.serve(
@@ -32,4 +31,4 @@ async def serve(child: Child) -> None:
 
 
 if __name__ == "__main__":
-    run(serve)
+    run(serve, ManagerStart)

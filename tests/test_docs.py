@@ -12,7 +12,7 @@ import engine.messages
 import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
-from batch_manager.policy import Policy
+from batch_manager.messages import Policy
 from server.dialects.reading import inputs, json_body
 from server.http import body as asgi
 from server.http import headers, http_server, protocol

@@ -8,12 +8,10 @@ import enum
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.control import Json
 from wire.frames import Buffer
 from wire.vocabulary import RequestClass
 
@@ -76,19 +74,11 @@ class TokenizerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerStart:
-    """What START tells a worker; goes there by `dataclasses.asdict` and comes out by `from_spec`."""
+    """START for a tokenizer worker."""
 
     listener_fd: int  # of its listening Unix socket
     models: list[str]  # names
     tokenizers: list[TokenizerSpec]  # of the same models
-
-    @classmethod
-    def from_spec(cls, spec: Json) -> Self:
-        """`spec` may hold more, such as what every child is told."""
-        tokenizers = [
-            TokenizerSpec(**{**fields, "template": tuple(fields["template"])}) for fields in spec["tokenizers"]
-        ]
-        return cls(listener_fd=spec["listener_fd"], models=spec["models"], tokenizers=tokenizers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,11 +139,10 @@ class Worker:
         self._metrics.count("embedline_tokenize_seconds_total", name, by=answer.seconds)
 
 
-async def serve_frontends(child: Child) -> None:
+async def serve_frontends(child: Child, start: TokenizerStart) -> None:
     """The role. Raises StartError where a model folder has no usable tokenizer."""
     # One piece on one core: the pool is the parallelism, and the library's own threads would fight it.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    start = TokenizerStart.from_spec(child.spec)
     worker = Worker([_load(spec) for spec in start.tokenizers], models=start.models, metrics=child.metrics)
     listener = socket.socket(fileno=start.listener_fd)
     server = await serve(listener, worker.received, worker.accepted, worker.lost)
@@ -185,4 +184,4 @@ def _load(spec: TokenizerSpec) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    child.run(serve_frontends)
+    child.run(serve_frontends, TokenizerStart)

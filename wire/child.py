@@ -5,15 +5,16 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from wire import control
 from wire.connection import Connection
-from wire.control import Json, Request
+from wire.control import Json, ProcessStart, Request
 from wire.metrics import Recorder
 from wire.process import begin, settle
 
-Role = Callable[["Child"], Coroutine[Any, Any, None]]
+_Start = TypeVar("_Start")
+Role = Callable[["Child", _Start], Coroutine[Any, Any, None]]
 
 
 class StartError(Exception):
@@ -23,19 +24,19 @@ class StartError(Exception):
 class Child:
     """This process as the supervisor knows it.
 
-    spec      what START said: "title", "index" and whatever the role needs
+    process   what START said to every process; set once it has come
     on_state  called with each STATE; those before it is set are lost, so whoever sets it asks for the newest after that
     metrics   deltas that the next heartbeat carries
     stopping  set once the supervisor says STOP, after which the role should return
     """
 
     def __init__(self) -> None:
-        self.spec: Json = {}
+        self.process: ProcessStart
         self.metrics = Recorder()
         self.stopping = asyncio.Event()
         self.on_state: Callable[[Json], None] = lambda state: None
-        self._started = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._start: asyncio.Future[memoryview] = self._loop.create_future()
         self._replies: dict[int, asyncio.Future[Json]] = {}
         self._num_requests = 0
         self._connection = Connection(self._received, lambda _: os._exit(1))
@@ -43,25 +44,26 @@ class Child:
     @property
     def index(self) -> int:
         """Which of its role this process is."""
-        return int(self.spec["index"])
+        return self.process.index
 
     @property
     def title(self) -> str:
         """As `ps` shows it after "embedline: ": the role and the index."""
-        return str(self.spec["title"])
+        return self.process.title
 
     @property
     def role(self) -> str:
         """What it is, whichever of its role."""
         return self.title.rpartition(" ")[0]
 
-    async def join(self, control_fd: int) -> None:
-        """Shake hands with the supervisor and wait for START."""
+    async def join(self, control_fd: int, kind: type[_Start]) -> _Start:
+        """Shake hands with the supervisor and wait for START. Returns what it says to the role."""
         channel = socket.socket(fileno=control_fd)
         await self._loop.create_unix_connection(lambda: self._connection, sock=channel)
-        await self._started.wait()
-        begin(self.spec["title"], self.spec["log_level"], json_output=self.spec.get("json_output", False))
+        self.process, start = control.decode_start(await self._start, kind)
+        begin(self.title, self.process.log_level, json_output=self.process.json_output)
         self._beat(self._loop.time())
+        return start
 
     def ready(self, info: Json | None = None) -> None:
         """Tell the supervisor that this process serves."""
@@ -92,23 +94,23 @@ class Child:
         self._connection.send(control.HEARTBEAT, 0, control.encode({"metrics": self.metrics.drain()}))
 
     def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
-        fields = control.decode(payload)
         if kind == control.START:
-            self.spec = fields
-            self._started.set()
+            self._start.set_result(payload)
         elif kind == control.STATE:
-            self.on_state(fields)
+            self.on_state(control.decode(payload))
             self._connection.send(control.SEEN, frame_id, control.encode({}))
         elif kind == control.STOP:
             self.stopping.set()
         elif kind == control.REPLY:
             reply = self._replies.pop(frame_id)
             if not reply.done():  # whoever asked may have left
-                reply.set_result(fields)
+                reply.set_result(control.decode(payload))
 
 
-def run(role: Role, *, exits_on_error: bool = True) -> None:
+def run(role: Role[_Start], kind: type[_Start], *, exits_on_error: bool = True) -> None:
     """Be a child process: `<python> -P -m <module> <control descriptor> <supervisor's pid>`.
+
+    `role` is called once START has come, with what it says to the role: a dataclass of this kind.
 
     An error that nobody catches in a callback leaves a process alive of which nobody knows what it
     still does. It exits and is started again; what it held is sent again. Not so a process whose
@@ -119,7 +121,7 @@ def run(role: Role, *, exits_on_error: bool = True) -> None:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         if exits_on_error:
             runner.get_loop().set_exception_handler(_exit_on_error)
-        sys.exit(runner.run(_main(role, control_fd)))
+        sys.exit(runner.run(_main(role, kind, control_fd)))
 
 
 def _exit_on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -127,11 +129,11 @@ def _exit_on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
     os._exit(1)
 
 
-async def _main(role: Role, control_fd: int) -> int:
+async def _main(role: Role[_Start], kind: type[_Start], control_fd: int) -> int:
     child = Child()
-    await child.join(control_fd)
+    start = await child.join(control_fd, kind)
     try:
-        await role(child)
+        await role(child, start)
     except StartError as error:
         child.fail(str(error))
         return 2

@@ -1,13 +1,15 @@
 """The control channel between the supervisor and each process it starts: frames of one JSON object each.
 
-supervisor -> child   START (once, what to do), STATE (what the house looks like now), STOP, REPLY
+supervisor -> child   START (once, what to do), STATE (the state of the server now), STOP, REPLY
 child -> supervisor   READY (once it can serve), FAILED (then it exits with 2), HEARTBEAT, REQUEST
 """
 
 import enum
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from wire.dataclass_json import from_json, to_json
 from wire.frames import Buffer
 
 START = 0x0100
@@ -23,13 +25,24 @@ SEEN = 0x0114
 HEARTBEAT_SECONDS = 0.5
 
 Json = dict[str, Any]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStart:
+    """What START says to every process, besides what its role needs."""
+
+    title: str  # as `ps` shows it after "embedline: ": the role and the index
+    index: int  # of the process within its role
+    log_level: str
+    json_output: bool = False  # log one JSON object a line
 
 
 class Request(enum.StrEnum):
     """What a child may ask of the supervisor; the answer is a REPLY under the same frame id."""
 
     METRICS = "metrics"  # the page, as {"text"}
-    STATE = "state"  # the house as it is now, as in STATE
+    STATE = "state"  # the state of the server now, as in STATE
 
 
 def encode(fields: Json) -> list[Buffer]:
@@ -41,3 +54,15 @@ def decode(payload: Buffer) -> Json:
     """The inverse of `encode`."""
     fields: Json = json.loads(bytes(payload))
     return fields
+
+
+def encode_start(process: ProcessStart, role: Any) -> list[Buffer]:
+    """START. `role` is the dataclass that the process's package defines for it."""
+    return encode({**to_json(process), **to_json(role)})
+
+
+def decode_start(payload: Buffer, kind: type[_T]) -> tuple[ProcessStart, _T]:
+    """The inverse of `encode_start`. Raises ProtocolError where this is no START for a role of this kind."""
+    fields = decode(payload)
+    process = {name: fields.pop(name) for name in ProcessStart.__dataclass_fields__ if name in fields}
+    return from_json(ProcessStart, process), from_json(kind, fields)

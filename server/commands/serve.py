@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from server.http.auth import ApiKey, Keys
+from server.http.auth import Keys
 from server.http.http_server import HttpServer
-from server.settings.api_keys import api_keys
+from server.settings.api_keys import ApiKey, api_keys
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect

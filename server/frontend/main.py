@@ -24,9 +24,8 @@ from wire.control import Request
 from wire.page import Page
 
 
-async def serve(child: Child) -> None:
+async def serve(child: Child, start: FrontendStart) -> None:
     """The role of a frontend."""
-    start = FrontendStart.from_spec(child.spec)
     page = Page.attach(start.page_fd)
     state = FrontendState(page, strict_model_name=start.strict_model_name)
     child.on_state = state.update
@@ -74,4 +73,4 @@ async def serve(child: Child) -> None:
 
 
 if __name__ == "__main__":
-    run(serve, exits_on_error=False)
+    run(serve, FrontendStart, exits_on_error=False)

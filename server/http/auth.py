@@ -1,27 +1,13 @@
 """API keys: who may ask, and for which routes nobody is asked. Knows keys by their digests alone."""
 
-import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from server.requests.errors import Unauthorized
+from server.settings.api_keys import ApiKey, digest
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
 _SCHEMES = (b"bearer ", b"api-key ")
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """A key as the server keeps it."""
-
-    name: str  # for logs
-    digest: bytes  # SHA-256
-
-
-def digest(key: bytes) -> bytes:
-    """What is kept of a key."""
-    return hashlib.sha256(key).digest()
 
 
 class Keys:

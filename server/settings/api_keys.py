@@ -3,11 +3,12 @@
 Messages name places, never keys.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from server.http.auth import ApiKey, digest
 from server.settings.flag import SettingsError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -15,6 +16,19 @@ _KEY = re.compile(r"[!-~]+")  # what fits into a header
 _HASHED = "sha256="
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_BYTES = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as the server keeps it."""
+
+    name: str  # for logs
+    digest: bytes  # SHA-256
+
+
+def digest(key: bytes) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key).digest()
 
 
 def api_keys(keys: Sequence[str], file: str | None) -> list[ApiKey]:

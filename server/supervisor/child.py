@@ -9,11 +9,11 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from wire import control
 from wire.connection import Connection
-from wire.control import Json
+from wire.control import Json, ProcessStart
 
 # What the environment may overrule. numpy computes a product on the thread that asks for it: a team of threads for each
 # waits more than it computes, by a factor of three and a half where two engine threads ask at the same time.
@@ -23,14 +23,16 @@ APP_ROOT = Path(__file__).resolve().parents[2]  # the folder that has server/, e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a process is to be."""
+    """A process to start."""
 
     role: str  # "engine", "tokenizer", "batch manager", "frontend"
     index: int
     module: str
     python: str  # the interpreter
-    spec: Json  # START, less title and index
+    start: Any  # what START says to its role: a dataclass of the role's package
     fds: tuple[int, ...]  # inherited, under the same numbers
+    log_level: str = "info"
+    json_output: bool = False  # whether it logs JSON
     model: int | None = None  # index of the one model it serves; None = all of them
 
     @property
@@ -115,8 +117,11 @@ class ChildProcess:
         _, run.connection = await self._loop.create_unix_connection(
             lambda: Connection(self._received, lambda _: None), sock=ours
         )
-        spec = {"title": self.plan.title, "index": self.plan.index, **self.plan.spec}
-        run.connection.send(control.START, 0, control.encode(spec))
+        plan = self.plan
+        process = ProcessStart(
+            title=plan.title, index=plan.index, log_level=plan.log_level, json_output=plan.json_output
+        )
+        run.connection.send(control.START, 0, control.encode_start(process, plan.start))
 
     def send_state(self, number: int, state: Json) -> None:
         """Send it the state of the server; `state_seen` follows."""

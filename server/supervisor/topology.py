@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batch_manager.client import ManagerAddress
-from batch_manager.policy import Policy
-from batch_manager.start import EngineAddress, ManagerStart
+from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine.machine import devices
 from engine.start import EngineStart
 from server.frontend.start import FrontendStart
-from server.http.auth import ApiKey
 from server.requests.admission import WaitBudgets
+from server.settings.api_keys import ApiKey
 from server.settings.settings import Settings
 from server.supervisor.child import Plan
 from server.supervisor.engine_options import engine_options
@@ -93,8 +92,8 @@ class Topology:
             *(self._manager(index, listening) for index, listening in enumerate(self._managers)),
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
-        log = {"log_level": self._settings.log_level, "json_output": self._settings.json_output}
-        return [dataclasses.replace(plan, spec={**log, **plan.spec}) for plan in plans]
+        log_level, json_output = self._settings.log_level, self._settings.json_output
+        return [dataclasses.replace(plan, log_level=log_level, json_output=json_output) for plan in plans]
 
     def stop_listening(self) -> None:
         """Close our copy of the HTTP port; it closes with the last frontend that serves it."""
@@ -122,7 +121,7 @@ class Topology:
             python=self._settings.engine_python,
             fds=(engine.socket.fd,),
             model=engine.model,
-            spec=dataclasses.asdict(start),
+            start=start,
         )
 
     @property
@@ -143,7 +142,7 @@ class Topology:
             module="tokenizer_pool.worker",
             python=sys.executable,
             fds=(listening.fd,),
-            spec=dataclasses.asdict(start),
+            start=start,
         )
 
     def _manager(self, index: int, listening: ListeningSocket) -> Plan:
@@ -162,7 +161,7 @@ class Topology:
             module="batch_manager.worker",
             python=sys.executable,
             fds=(listening.fd, self.page.fd),
-            spec=dataclasses.asdict(start),
+            start=start,
         )
 
     @property
@@ -182,7 +181,7 @@ class Topology:
             module="server.frontend.main",
             python=sys.executable,
             fds=(self._http.fileno(), self.page.fd),
-            spec=self._frontend_start().to_spec(),
+            start=self._frontend_start(),
         )
 
     def _frontend_start(self) -> FrontendStart:

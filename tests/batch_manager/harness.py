@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from batch_manager.batches import Batch, Request, Slice
 from batch_manager.effects import Dispatch, Effect, Refuse
-from batch_manager.messages import Refusal
-from batch_manager.policy import Policy
+from batch_manager.messages import Policy, Refusal
 from batch_manager.scheduler import Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from wire.vocabulary import RequestClass

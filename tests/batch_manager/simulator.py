@@ -11,8 +11,7 @@ from functools import partial
 
 from batch_manager.batches import Batch, Request
 from batch_manager.effects import Dispatch, Effect
-from batch_manager.messages import Refusal
-from batch_manager.policy import Policy
+from batch_manager.messages import Policy, Refusal
 from batch_manager.scheduler import Scheduler
 from engine.types import EngineLimits, OutputKind
 from wire.vocabulary import RequestClass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch_manager.policy import Policy
+from batch_manager.messages import Policy
 from engine.types import OutputKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits
 

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from batch_manager.messages import Refusal
-from batch_manager.policy import Policy
+from batch_manager.messages import Policy, Refusal
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from tests.batch_manager.harness import Harness, Sequence, limits, sequences
 from wire.vocabulary import RequestClass

@@ -2,8 +2,7 @@
 
 import pytest
 
-from batch_manager.messages import Refusal
-from batch_manager.policy import Policy
+from batch_manager.messages import Policy, Refusal
 from engine.types import EngineLimits, OutputKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits
 

@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 
-from batch_manager.messages import Refusal
-from batch_manager.policy import Policy
+from batch_manager.messages import Policy, Refusal
 from engine.types import EngineLimits
 from tests.batch_manager.simulator import TOKENS_PER_SECOND, Load, Simulator
 from wire.vocabulary import RequestClass

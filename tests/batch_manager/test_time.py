@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from batch_manager.messages import Refusal
-from batch_manager.policy import Policy
+from batch_manager.messages import Policy, Refusal
 from engine.types import EngineErrorKind
 from tests.batch_manager.harness import BULK, INTERACTIVE, Harness, limits
 

@@ -14,13 +14,14 @@ from engine.types import OutputKind, Rows
 from server.frontend.observer import Observer
 from server.frontend.state import FrontendState
 from server.http.app import HotPath
-from server.http.auth import ApiKey, Keys
+from server.http.auth import Keys
 from server.http.body import App, BodyReader, Message
 from server.http.get_routes import make_app
 from server.http.route import Resources
 from server.requests.admission import Admission, WaitBudgets
 from server.requests.models import ModelTable, ServedModel
 from server.requests.pipeline import Pipeline
+from server.settings.api_keys import ApiKey
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Truncation

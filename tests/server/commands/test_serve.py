@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from server.commands.serve import Prepared, _say
-from server.http.auth import ApiKey, digest
+from server.settings.api_keys import ApiKey, digest
 
 ANYONE, EMPTY = "anyone who reaches", "API_KEY is empty"
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from server.http.auth import HEALTH_PATHS, ApiKey, Keys, digest
+from server.http.auth import HEALTH_PATHS, Keys
 from server.http.post_routes import ROUTES
 from server.requests.errors import Unauthorized
+from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call
 
 KEYS = [ApiKey("first", digest(b"key-1")), ApiKey("second", digest(b"key-2"))]

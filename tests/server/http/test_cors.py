@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from server.http.auth import ApiKey, digest
 from server.http.body import Receive, Scope, Send
 from server.http.cors import with_cors
+from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, call
 
 ORIGIN = "https://page.example"

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from server.http.auth import ApiKey, digest
 from server.http.cors import with_cors
 from server.http.post_routes import ROUTES
+from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call
 
 PATH = "/v1/embeddings"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.http.auth import ApiKey
-from server.settings.api_keys import api_keys
+from server.settings.api_keys import ApiKey, api_keys
 from server.settings.flag import SettingsError
 
 

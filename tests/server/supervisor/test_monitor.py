@@ -2,7 +2,8 @@
 
 import pytest
 
-from server.http.auth import ApiKey, Keys, digest
+from server.http.auth import Keys
+from server.settings.api_keys import ApiKey, digest
 from server.supervisor.monitor import make_monitor
 from tests.server.edge import call
 

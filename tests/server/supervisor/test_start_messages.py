@@ -6,12 +6,11 @@ import json
 import pytest
 
 from batch_manager.client import ManagerAddress
-from batch_manager.policy import Policy
-from batch_manager.start import EngineAddress, ManagerStart
+from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine.start import EngineStart
 from server.frontend.start import FrontendStart
-from server.http.auth import ApiKey, digest
 from server.requests.admission import WaitBudgets
+from server.settings.api_keys import ApiKey, digest
 from wire.control import Json
 
 FRONTEND = FrontendStart(

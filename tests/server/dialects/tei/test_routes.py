@@ -12,7 +12,7 @@ from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from engine.types import OutputKind
 from server.dialects.tei import embed
-from server.http.auth import ApiKey, digest
+from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call, house
 from tokenizer_pool.messages import Refusal, TextRefused
 
