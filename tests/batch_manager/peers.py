@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from batch_manager import messages
-from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
+from batch_manager.messages import Answer, EngineAddress, ManagerStart, Policy, Refusal, RequestRefused, Submission
 from batch_manager.worker import serve
 from engine import messages as engine_messages
 from engine.types import Batch, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results, Rows
 from wire import connection
 from wire.child import Child
 from wire.connection import Connection
+from wire.control import ProcessStart
 from wire.frames import Buffer
 from wire.page import Page
 from wire.vocabulary import RequestClass
@@ -207,10 +208,10 @@ class Frontend:
         self._answers.pop(frame_id).set_result(answer)
 
 
-class House:
+class ManagerRole:
     """A batch manager with scripted engines."""
 
-    def __init__(self, folder: Path, num_engines: int, policy: dict[str, float]) -> None:
+    def __init__(self, folder: Path, num_engines: int, policy: Policy) -> None:
         self.path = folder / "manager"
         self.page = Page.create(num_frontends=1, num_managers=2, num_models=1)
         self.engines = [Engine(folder / f"engine {at}") for at in range(num_engines)]
@@ -218,15 +219,14 @@ class House:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(self.path))
         self.listener.listen()
-        self.child.spec = {
-            "title": "batch manager 1",
-            "index": 1,
-            "listener_fd": os.dup(self.listener.fileno()),
-            "page_fd": self.page.fd,
-            "engines": [{"path": str(engine.path), "model": 0} for engine in self.engines],
-            "models": ["tiny"],
-            "policy": policy,
-        }
+        self.child.process = ProcessStart(title="batch manager 1", index=1, log_level="info")
+        self.start = ManagerStart(
+            listener_fd=os.dup(self.listener.fileno()),
+            page_fd=self.page.fd,
+            models=["tiny"],
+            engines=[EngineAddress(str(engine.path), 0) for engine in self.engines],
+            policy=policy,
+        )
 
     @property
     def engine(self) -> Engine:
@@ -240,26 +240,26 @@ class House:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, *, num_engines: int = 1, has_engines: bool = True, **policy: float
-) -> AsyncIterator[House]:
+    folder: Path, *, num_engines: int = 1, has_engines: bool = True, **policy: Any
+) -> AsyncIterator[ManagerRole]:
     """The batch manager's role between these peers. On leaving it is told to stop and must come to an end."""
     async with asyncio.timeout(20):
-        house = House(folder, num_engines, policy)
+        manager = ManagerRole(folder, num_engines, Policy(**policy))
         if has_engines:
-            for engine in house.engines:
+            for engine in manager.engines:
                 await engine.open()
-        role = asyncio.create_task(serve(house.child))
+        role = asyncio.create_task(serve(manager.child, manager.start))
         try:
-            yield house
-            house.child.stopping.set()
+            yield manager
+            manager.child.stopping.set()
             await role
-            assert all(engine.was_served_well for engine in house.engines)
+            assert all(engine.was_served_well for engine in manager.engines)
         finally:
             role.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await role
-            for engine in house.engines:
+            for engine in manager.engines:
                 engine.close()
-            house.listener.close()
-            os.close(house.page.fd)
+            manager.listener.close()
+            os.close(manager.page.fd)
             await asyncio.sleep(0)

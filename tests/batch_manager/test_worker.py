@@ -29,9 +29,9 @@ INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 @pytest.mark.holds("Every text gets its own row")
 def test_rows_come_back_to_whom_they_belong(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            house.engine.is_automatic = True
-            frontends = [await house.frontend(), await house.frontend()]
+        async with running(tmp_path) as manager:
+            manager.engine.is_automatic = True
+            frontends = [await manager.frontend(), await manager.frontend()]
             asked = [submission(*seqlens, first=100 * at) for at, seqlens in enumerate([(5,), (3, 4), (1,), (9, 2, 2)])]
             answers = await asyncio.gather(*(frontends[at % 2].ask(one) for at, one in enumerate(asked)))
             for answer, one in zip(answers, asked, strict=True):
@@ -42,12 +42,12 @@ def test_rows_come_back_to_whom_they_belong(run: Run, tmp_path: Path) -> None:
 
 def test_requests_that_come_together_share_a_batch(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            house.engine.is_automatic = True
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            manager.engine.is_automatic = True
+            frontend = await manager.frontend()
             await frontend.ask(submission(1))
             await asyncio.gather(*(frontend.ask(submission(2, first=at)) for at in range(10)))
-            assert house.engine.num_batches == 2
+            assert manager.engine.num_batches == 2
 
     run(test())
 
@@ -57,13 +57,13 @@ def test_requests_that_come_together_share_a_batch(run: Run, tmp_path: Path) -> 
 )
 def test_a_request_larger_than_a_batch_is_split_and_rejoined(run: Run, tmp_path: Path, outputs: OutputKind) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            house.engine.is_automatic = True
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            manager.engine.is_automatic = True
+            frontend = await manager.frontend()
             large = submission(*range(1, 60), outputs=outputs)
             small = submission(7, 8, first=5000, outputs=outputs)
             answers = await asyncio.gather(frontend.ask(large), frontend.ask(small))
-            assert house.engine.num_batches > 10
+            assert manager.engine.num_batches > 10
             assert_same(answers[0], expected(large))
             assert_same(answers[1], expected(small))
 
@@ -72,14 +72,15 @@ def test_a_request_larger_than_a_batch_is_split_and_rejoined(run: Run, tmp_path:
 
 def test_parts_may_come_in_any_order(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            house.engine.limits = EngineLimits(max_num_tokens=100, max_num_seqs=16, max_seqlen=100, streams=2, depth=2)
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            engine = manager.engine
+            engine.limits = EngineLimits(max_num_tokens=100, max_num_seqs=16, max_seqlen=100, streams=2, depth=2)
+            frontend = await manager.frontend()
             one = submission(60, 60, outputs=OutputKind.POOLED | OutputKind.TOKENS)
             answer = frontend.submit(one)
-            (first, first_batch), (second, second_batch) = [await house.engine.batches.get() for _ in range(2)]
-            house.engine.answer(second, rows_of(second_batch), 0.25)
-            house.engine.answer(first, rows_of(first_batch), 0.5)
+            (first, first_batch), (second, second_batch) = [await manager.engine.batches.get() for _ in range(2)]
+            manager.engine.answer(second, rows_of(second_batch), 0.25)
+            manager.engine.answer(first, rows_of(first_batch), 0.5)
             result = await answer
             assert_same(result, expected(one))
             assert isinstance(result, Answer)
@@ -91,9 +92,9 @@ def test_parts_may_come_in_any_order(run: Run, tmp_path: Path) -> None:
 
 def test_token_types_travel_and_are_zero_where_none_were_given(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            house.engine.is_automatic = True
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            manager.engine.is_automatic = True
+            frontend = await manager.frontend()
             ids, types = ids_of(40, 50, 30), (ids_of(40, 50, 30) % 3).astype(np.int32)
             given = Submission(
                 0, INTERACTIVE, OutputKind.POOLED, float("inf"), (40, 50, 30), ids.tobytes(), types.tobytes()
@@ -108,17 +109,17 @@ def test_token_types_travel_and_are_zero_where_none_were_given(run: Run, tmp_pat
 @pytest.mark.holds("Cancellation")
 def test_a_cancelled_request_is_not_computed_and_not_answered(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
             computing = frontend.submit(submission(90))
-            frame_id, batch = await house.engine.batches.get()
+            frame_id, batch = await manager.engine.batches.get()
             cancelled = frontend.submit(submission(50, 30))
             kept = frontend.submit(submission(5))
-            await until(lambda: house.page.queued_tokens[1, 0, INTERACTIVE] == 175)
+            await until(lambda: manager.page.queued_tokens[1, 0, INTERACTIVE] == 175)
             frontend.cancel(2)
-            await until(lambda: house.page.queued_tokens[1, 0, INTERACTIVE] == 95)
-            house.engine.is_automatic = True
-            house.engine.answer(frame_id, rows_of(batch))
+            await until(lambda: manager.page.queued_tokens[1, 0, INTERACTIVE] == 95)
+            manager.engine.is_automatic = True
+            manager.engine.answer(frame_id, rows_of(batch))
             assert_same(await computing, expected(submission(90)))
             assert_same(await kept, expected(submission(5)))
             assert not cancelled.done()
@@ -131,8 +132,8 @@ def test_a_cancelled_request_is_not_computed_and_not_answered(run: Run, tmp_path
 
 def test_a_deadline_is_kept_by_the_clock(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engines=False) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path, has_engines=False) as manager:
+            frontend = await manager.frontend()
             asked_at = time.monotonic()
             later = frontend.submit(submission(5, deadline=asked_at + 0.2))
             sooner = await frontend.ask(submission(5, deadline=asked_at + 0.05))
@@ -146,8 +147,8 @@ def test_a_deadline_is_kept_by_the_clock(run: Run, tmp_path: Path) -> None:
 
 def test_no_engine_for_longer_than_the_grace(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engines=False, engine_restart_grace=0.05, retry_after=3.0) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path, has_engines=False, engine_restart_grace=0.05, retry_after=3.0) as manager:
+            frontend = await manager.frontend()
             refused = await frontend.ask(submission(5))
             assert refusal(refused) == (Refusal.NO_ENGINE, -1)
             assert isinstance(refused, RequestRefused)
@@ -158,16 +159,16 @@ def test_no_engine_for_longer_than_the_grace(run: Run, tmp_path: Path) -> None:
 
 def test_a_new_manager_leaves_the_old_ones_rate_until_it_knows_better(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engines=False) as house:
-            house.page.tokens_per_second[1, 0] = 123.0
-            frontend = await house.frontend()
+        async with running(tmp_path, has_engines=False) as manager:
+            manager.page.tokens_per_second[1, 0] = 123.0
+            frontend = await manager.frontend()
             answer = frontend.submit(submission(60))
-            await until(lambda: house.page.queued_tokens[1, 0, INTERACTIVE] == 60)
-            assert house.page.tokens_per_second[1, 0] == 123.0
-            house.engine.is_automatic = True
-            await house.engine.open()
+            await until(lambda: manager.page.queued_tokens[1, 0, INTERACTIVE] == 60)
+            assert manager.page.tokens_per_second[1, 0] == 123.0
+            manager.engine.is_automatic = True
+            await manager.engine.open()
             await answer
-            await until(lambda: house.page.tokens_per_second[1, 0] > 123.0)
+            await until(lambda: manager.page.tokens_per_second[1, 0] > 123.0)
 
     run(test())
 
@@ -177,13 +178,13 @@ def test_batch_ids_of_a_new_manager_are_not_those_of_the_old(run: Run, tmp_path:
         frame_ids = []
         for life in ("first", "second"):
             (tmp_path / life).mkdir()
-            async with running(tmp_path / life) as house:
-                frontend = await house.frontend()
+            async with running(tmp_path / life) as manager:
+                frontend = await manager.frontend()
                 for _ in range(3):
                     answer = frontend.submit(submission(5))
-                    frame_id, batch = await house.engine.batches.get()
+                    frame_id, batch = await manager.engine.batches.get()
                     frame_ids.append(frame_id)
-                    house.engine.answer(frame_id, rows_of(batch))
+                    manager.engine.answer(frame_id, rows_of(batch))
                     await answer
         assert len(set(frame_ids)) == 6
 
@@ -192,17 +193,17 @@ def test_batch_ids_of_a_new_manager_are_not_those_of_the_old(run: Run, tmp_path:
 
 def test_stopping_finishes_what_an_engine_can_do_and_refuses_new_work(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
             held = frontend.submit(submission(60, 60))
-            frame_id, batch = await house.engine.batches.get()
-            house.child.stopping.set()
+            frame_id, batch = await manager.engine.batches.get()
+            manager.child.stopping.set()
             assert refusal(await frontend.ask(submission(5))) == (Refusal.STOPPING, -1)
-            house.engine.is_automatic = True
-            house.engine.answer(frame_id, rows_of(batch))
+            manager.engine.is_automatic = True
+            manager.engine.answer(frame_id, rows_of(batch))
             while not held.done():
-                frame_id, batch = await house.engine.batches.get()
-                house.engine.answer(frame_id, rows_of(batch))
+                frame_id, batch = await manager.engine.batches.get()
+                manager.engine.answer(frame_id, rows_of(batch))
                 await asyncio.wait([held], timeout=0.01)
             assert_same(held.result(), expected(submission(60, 60)))
             await frontend.lost.wait()
@@ -212,11 +213,11 @@ def test_stopping_finishes_what_an_engine_can_do_and_refuses_new_work(run: Run, 
 
 def test_stopping_without_an_engine_refuses_what_waits(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engines=False) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path, has_engines=False) as manager:
+            frontend = await manager.frontend()
             held = frontend.submit(submission(60, 60))
-            await until(lambda: house.page.queued_tokens[1, 0, INTERACTIVE] == 120)
-            house.child.stopping.set()
+            await until(lambda: manager.page.queued_tokens[1, 0, INTERACTIVE] == 120)
+            manager.child.stopping.set()
             assert refusal(await held) == (Refusal.STOPPING, -1)
 
     run(test())
@@ -224,27 +225,27 @@ def test_stopping_without_an_engine_refuses_what_waits(run: Run, tmp_path: Path)
 
 def test_the_page_and_the_metrics_tell_what_is_so(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            page, frontend = house.page, await house.frontend()
+        async with running(tmp_path) as manager:
+            page, frontend = manager.page, await manager.frontend()
             began = time.monotonic()
             answers = [frontend.submit(submission(90)), frontend.submit(submission(30, request_class=BULK))]
-            frame_id, batch = await house.engine.batches.get()
+            frame_id, batch = await manager.engine.batches.get()
             await until(lambda: page.queued_tokens[1, 0].tolist() == [90, 30])
             assert page.engines_ready[1, 0] == 1
             assert began <= page.oldest_since[1, 0, BULK] <= time.monotonic()
             assert page.oldest_since[1, 0, INTERACTIVE] == 0
             assert (page.last_batch_at[1, 0], page.tokens_per_second[1, 0]) == (0, 0)
-            house.engine.is_automatic = True
-            house.engine.answer(frame_id, rows_of(batch), 0.009)
+            manager.engine.is_automatic = True
+            manager.engine.answer(frame_id, rows_of(batch), 0.009)
             await asyncio.gather(*answers)
             await until(lambda: page.queued_tokens[1, 0].tolist() == [0, 0])
             assert page.last_batch_at[1, 0] >= began
             assert page.tokens_per_second[1, 0] > 0
             assert page.oldest_since[1].tolist() == [[0, 0]]
             assert not page.queued_tokens[0].any()
-            house.engine.cut()
+            manager.engine.cut()
             await until(lambda: page.engines_ready[1, 0] == 0)
-            metrics = house.child.metrics.drain()
+            metrics = manager.child.metrics.drain()
             assert ["embedline_batch_release_total", "tiny", "full", 1] in metrics["counts"]
             assert ["embedline_batch_release_total", "tiny", "drained", 1] in metrics["counts"]
             histograms = {tuple(names): cells for *names, cells in metrics["histograms"]}
@@ -263,12 +264,12 @@ def test_the_page_and_the_metrics_tell_what_is_so(run: Run, tmp_path: Path) -> N
 
 def test_the_engine_may_come_late(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, has_engines=False) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path, has_engines=False) as manager:
+            frontend = await manager.frontend()
             waiting, too_long = frontend.submit(submission(60)), frontend.submit(submission(5, LIMITS.max_seqlen + 1))
-            await until(lambda: house.page.queued_tokens[1, 0, INTERACTIVE] == 166)
-            house.engine.is_automatic = True
-            await house.engine.open()
+            await until(lambda: manager.page.queued_tokens[1, 0, INTERACTIVE] == 166)
+            manager.engine.is_automatic = True
+            await manager.engine.open()
             assert_same(await waiting, expected(submission(60)))
             assert refusal(await too_long) == (Refusal.TOO_LONG, 1)
 

@@ -30,19 +30,19 @@ INTERACTIVE = RequestClass.INTERACTIVE
 
 def test_an_engine_that_is_lost_and_comes_back_costs_a_retry(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
             computing, staged = submission(60), submission(70, 20, 30, first=500)
             answers = [frontend.submit(computing), frontend.submit(staged)]
-            await house.engine.batches.get()
-            await until(lambda: house.engine.num_batches == 2)
-            house.engine.is_automatic = True
-            house.engine.cut()
+            await manager.engine.batches.get()
+            await until(lambda: manager.engine.num_batches == 2)
+            manager.engine.is_automatic = True
+            manager.engine.cut()
             for answer, one in zip(answers, [computing, staged], strict=True):
                 assert_same(await answer, expected(one))
-            house.engine.cut()  # with nothing in it
-            await until(lambda: house.page.engines_ready[1, 0] == 0)
-            counts = house.child.metrics.drain()["counts"]
+            manager.engine.cut()  # with nothing in it
+            await until(lambda: manager.page.engines_ready[1, 0] == 0)
+            counts = manager.child.metrics.drain()["counts"]
             assert ["embedline_batch_failures_total", "tiny", "lost", 2] in counts
 
     run(test())
@@ -50,16 +50,16 @@ def test_an_engine_that_is_lost_and_comes_back_costs_a_retry(run: Run, tmp_path:
 
 def test_a_sequence_that_takes_the_engine_down_twice_is_poison(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
 
             def answer(frame_id: int, batch: Batch) -> None:
                 if 13 in batch.token_ids:
-                    house.engine.cut()
+                    manager.engine.cut()
                 else:
-                    house.engine.answer(frame_id, rows_of(batch))
+                    manager.engine.answer(frame_id, rows_of(batch))
 
-            script = asyncio.create_task(house.engine.answer_all(answer))
+            script = asyncio.create_task(manager.engine.answer_all(answer))
             good, bad = submission(3, 4, first=100), submission(6, 6, 6)
             answers = await asyncio.gather(frontend.ask(good), frontend.ask(bad))
             assert_same(answers[0], expected(good))
@@ -71,23 +71,23 @@ def test_a_sequence_that_takes_the_engine_down_twice_is_poison(run: Run, tmp_pat
 
 def test_nothing_is_done_for_a_frontend_that_is_gone(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            gone, stays = await house.frontend(), await house.frontend()
+        async with running(tmp_path) as manager:
+            gone, stays = await manager.frontend(), await manager.frontend()
             gone.submit(submission(100))
-            frame_id, batch = await house.engine.batches.get()
+            frame_id, batch = await manager.engine.batches.get()
             gone.submit(submission(50, 50, 50))
-            await until(lambda: house.engine.num_batches == 2)
+            await until(lambda: manager.engine.num_batches == 2)
             gone.connection.close()
             await gone.lost.wait()
-            house.engine.answer(frame_id, rows_of(batch))
+            manager.engine.answer(frame_id, rows_of(batch))
             answer = stays.submit(submission(5))
-            frame_id, batch = await house.engine.batches.get()
-            house.engine.answer(frame_id, rows_of(batch))
-            frame_id, batch = await house.engine.batches.get()
+            frame_id, batch = await manager.engine.batches.get()
+            manager.engine.answer(frame_id, rows_of(batch))
+            frame_id, batch = await manager.engine.batches.get()
             assert batch.num_tokens == 5
-            house.engine.answer(frame_id, rows_of(batch))
+            manager.engine.answer(frame_id, rows_of(batch))
             assert_same(await answer, expected(submission(5)))
-            assert house.engine.num_batches == 3
+            assert manager.engine.num_batches == 3
 
     run(test())
 
@@ -121,8 +121,8 @@ def empty(results: Results) -> list[Any]:
 
 def test_rows_of_tokens_that_are_not_one_for_each_token_are_a_failed_batch(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
 
             def answer(frame_id: int, batch: Batch) -> None:
                 results = rows_of(batch)
@@ -131,9 +131,9 @@ def test_rows_of_tokens_that_are_not_one_for_each_token_are_a_failed_batch(run: 
                     offsets = rows.offsets.copy()
                     offsets[1] -= 1  # they still add up: the next sequence has one more, or there is one less in all
                     results[OutputKind.TOKENS] = Rows(rows.values[: offsets[-1]], offsets)
-                house.engine.answer(frame_id, results)
+                manager.engine.answer(frame_id, results)
 
-            script = asyncio.create_task(house.engine.answer_all(answer))
+            script = asyncio.create_task(manager.engine.answer_all(answer))
             asked = [submission(*seqlens, outputs=OutputKind.TOKENS) for seqlens in ((3, 4), (6, 6, 6))]
             answers = await asyncio.gather(*map(frontend.ask, asked))
             assert_same(answers[0], expected(asked[0]))
@@ -148,16 +148,16 @@ def test_a_malformed_answer_is_a_failed_batch(
     run: Run, tmp_path: Path, corrupt: Callable[[Results], list[Any]]
 ) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
 
             def answer(frame_id: int, batch: Batch) -> None:
                 if 13 in batch.token_ids:
-                    house.engine.send(engine_messages.RESULT, frame_id, corrupt(rows_of(batch)))
+                    manager.engine.send(engine_messages.RESULT, frame_id, corrupt(rows_of(batch)))
                 else:
-                    house.engine.answer(frame_id, rows_of(batch))
+                    manager.engine.answer(frame_id, rows_of(batch))
 
-            script = asyncio.create_task(house.engine.answer_all(answer))
+            script = asyncio.create_task(manager.engine.answer_all(answer))
             asked = [submission(3, first=100), submission(6, 6, 6), submission(5, 5, first=200)]
             answers = await asyncio.gather(*map(frontend.ask, asked))
             assert_same(answers[0], expected(asked[0]))
@@ -171,11 +171,11 @@ def test_a_malformed_answer_is_a_failed_batch(
 @pytest.mark.parametrize("kind", [engine_messages.FAILED, 0x0777])
 def test_an_answer_that_says_nothing_is_a_failed_batch(run: Run, tmp_path: Path, kind: int) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
             answer = frontend.submit(submission(6))
-            frame_id, _ = await house.engine.batches.get()
-            house.engine.send(kind, frame_id, [b"?"])
+            frame_id, _ = await manager.engine.batches.get()
+            manager.engine.send(kind, frame_id, [b"?"])
             assert refusal(await answer) == (Refusal.ENGINE_FAILED, 0)
 
     run(test())
@@ -183,16 +183,16 @@ def test_an_answer_that_says_nothing_is_a_failed_batch(run: Run, tmp_path: Path,
 
 def test_ragged_rows_that_do_not_add_up_are_malformed(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
             for offsets in ([0, 2, 1, 5], [1, 2, 3, 5], [0, 2, 3, 4], [0, 5]):
                 answer = frontend.submit(submission(1, 2, 2, outputs=OutputKind.TOKENS))
-                frame_id, _ = await house.engine.batches.get()
+                frame_id, _ = await manager.engine.batches.get()
                 rows = Rows(np.zeros((5, 2), np.float32), np.array(offsets, np.int32))
-                house.engine.answer(frame_id, {OutputKind.TOKENS: rows})
+                manager.engine.answer(frame_id, {OutputKind.TOKENS: rows})
                 for _ in range(2):  # its halves
-                    frame_id, batch = await house.engine.batches.get()
-                    house.engine.answer(frame_id, rows_of(batch))
+                    frame_id, batch = await manager.engine.batches.get()
+                    manager.engine.answer(frame_id, rows_of(batch))
                 assert_same(await answer, expected(submission(1, 2, 2, outputs=OutputKind.TOKENS)))
 
     run(test())
@@ -208,21 +208,21 @@ def test_ragged_rows_that_do_not_add_up_are_malformed(run: Run, tmp_path: Path) 
 )
 def test_a_failed_batch_is_bisected(run: Run, tmp_path: Path, kind: EngineErrorKind, reason: Refusal) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
 
             def answer(frame_id: int, batch: Batch) -> None:
                 if 13 in batch.token_ids:
-                    house.engine.fail(frame_id, kind)
+                    manager.engine.fail(frame_id, kind)
                 else:
-                    house.engine.answer(frame_id, rows_of(batch))
+                    manager.engine.answer(frame_id, rows_of(batch))
 
-            script = asyncio.create_task(house.engine.answer_all(answer))
+            script = asyncio.create_task(manager.engine.answer_all(answer))
             good, bad = submission(6, 6, first=50), submission(6, 6, 6)
             answers = await asyncio.gather(frontend.ask(good), frontend.ask(bad))
             assert_same(answers[0], expected(good))
             assert refusal(answers[1]) == (reason, 2)
-            counts = house.child.metrics.drain()["counts"]
+            counts = manager.child.metrics.drain()["counts"]
             assert ["embedline_refused_total", reason.name.lower(), 1] in counts
             script.cancel()
 
@@ -231,13 +231,13 @@ def test_a_failed_batch_is_bisected(run: Run, tmp_path: Path, kind: EngineErrorK
 
 def test_a_fatal_failure_and_the_lost_connection_after_it(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
             answer = frontend.submit(submission(6))
-            frame_id, _ = await house.engine.batches.get()
-            house.engine.fail(frame_id, EngineErrorKind.FATAL)
-            house.engine.is_automatic = True
-            house.engine.cut()
+            frame_id, _ = await manager.engine.batches.get()
+            manager.engine.fail(frame_id, EngineErrorKind.FATAL)
+            manager.engine.is_automatic = True
+            manager.engine.cut()
             assert_same(await answer, expected(submission(6)))
 
     run(test())
@@ -245,12 +245,12 @@ def test_a_fatal_failure_and_the_lost_connection_after_it(run: Run, tmp_path: Pa
 
 def test_answers_to_nothing_and_unknown_frames_are_passed_over(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            frontend = await house.frontend()
-            await until(lambda: bool(house.engine.connections))
-            house.engine.answer(77, {OutputKind.POOLED: Rows(np.zeros((1, 4), np.float32))})
-            house.engine.send(0x7777, 0, [b"?"])
-            house.engine.is_automatic = True
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
+            await until(lambda: bool(manager.engine.connections))
+            manager.engine.answer(77, {OutputKind.POOLED: Rows(np.zeros((1, 4), np.float32))})
+            manager.engine.send(0x7777, 0, [b"?"])
+            manager.engine.is_automatic = True
             assert_same(await frontend.ask(submission(6)), expected(submission(6)))
 
     run(test())
@@ -259,9 +259,9 @@ def test_answers_to_nothing_and_unknown_frames_are_passed_over(run: Run, tmp_pat
 @pytest.mark.parametrize("fault", ["no sequences", "empty sequence", "ids missing", "unknown model", "id in use"])
 def test_a_frontend_that_breaks_the_rules_loses_its_own_connection_only(run: Run, tmp_path: Path, fault: str) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
+        async with running(tmp_path) as manager:
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-            good, bad = await house.frontend(), await house.frontend()
+            good, bad = await manager.frontend(), await manager.frontend()
             bad.submit(submission(90))
             ids = ids_of(6).tobytes()
             broken = {
@@ -274,8 +274,8 @@ def test_a_frontend_that_breaks_the_rules_loses_its_own_connection_only(run: Run
             frame_id = 1 if fault == "id in use" else 2
             bad.connection.send(messages.SUBMIT, frame_id, messages.encode_submission(broken))
             await bad.lost.wait()
-            house.engine.is_automatic = True
-            house.engine.cut()
+            manager.engine.is_automatic = True
+            manager.engine.cut()
             assert_same(await good.ask(submission(6)), expected(submission(6)))
 
     run(test())
@@ -283,15 +283,15 @@ def test_a_frontend_that_breaks_the_rules_loses_its_own_connection_only(run: Run
 
 def test_two_engines_share_the_work_and_take_over_from_each_other(run: Run, tmp_path: Path) -> None:
     async def test() -> None:
-        async with running(tmp_path, num_engines=2) as house:
-            first, second = house.engines
-            frontend = await house.frontend()
-            await until(lambda: house.page.engines_ready[1, 0] == 2)
+        async with running(tmp_path, num_engines=2) as manager:
+            first, second = manager.engines
+            frontend = await manager.frontend()
+            await until(lambda: manager.page.engines_ready[1, 0] == 2)
             answers = [frontend.submit(submission(100, first=at)) for at in (1, 1000)]
-            await until(lambda: [engine.num_batches for engine in house.engines] == [1, 1])
+            await until(lambda: [engine.num_batches for engine in manager.engines] == [1, 1])
             second.is_automatic = True
             first.close()
-            await until(lambda: house.page.engines_ready[1, 0] == 1)
+            await until(lambda: manager.page.engines_ready[1, 0] == 1)
             frame_id, batch = await second.batches.get()
             second.answer(frame_id, rows_of(batch))
             assert_same(await answers[0], expected(submission(100, first=1)))

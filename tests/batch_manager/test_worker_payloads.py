@@ -15,9 +15,9 @@ def test_an_answer_that_no_frame_can_carry_is_refused(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            house.engine.is_automatic = True
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            manager.engine.is_automatic = True
+            frontend = await manager.frontend()
             await frontend.ask(submission(1))
             monkeypatch.setattr(frames, "MAX_PAYLOAD", 5_000)  # 4 bytes a token to the manager, 8 back
             large = submission(*[50] * 20, outputs=OutputKind.TOKENS)
@@ -32,16 +32,16 @@ def test_an_answer_that_no_frame_can_carry_is_refused(
 
 def test_a_batch_that_no_frame_can_carry_is_halved(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        async with running(tmp_path) as house:
-            house.engine.is_automatic = True
-            frontend = await house.frontend()
+        async with running(tmp_path) as manager:
+            manager.engine.is_automatic = True
+            frontend = await manager.frontend()
             await frontend.ask(submission(1))
             monkeypatch.setattr(frames, "MAX_PAYLOAD", 300)
             asked = [submission(40, first=1), submission(50, first=100)]
             answers = await asyncio.gather(*map(frontend.ask, asked))
             for answer, one in zip(answers, asked, strict=True):
                 assert_same(answer, expected(one))
-            counts = house.child.metrics.drain()["counts"]
+            counts = manager.child.metrics.drain()["counts"]
             assert ["embedline_batch_failures_total", "tiny", "out_of_memory", 1] in counts
 
     run(test())

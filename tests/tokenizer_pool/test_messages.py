@@ -1,8 +1,5 @@
 """What frontends and workers say to each other survives the way."""
 
-import json
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 
@@ -13,8 +10,6 @@ from tokenizer_pool.messages import (
     Refusal,
     TextRefused,
     TokenizedPiece,
-    TokenizerSpec,
-    TokenizerStart,
     Truncation,
 )
 from tokenizer_pool.token_ids import PROMPT_TOKEN
@@ -24,16 +19,6 @@ from wire.vocabulary import RequestClass
 
 def sent(parts: list[Buffer]) -> memoryview:
     return memoryview(b"".join(bytes(part) for part in parts))
-
-
-def test_what_a_worker_is_told_at_its_start() -> None:
-    tokenizers = [
-        TokenizerSpec(folder="/models/x", max_seqlen=512, do_lower_case=True, vocab_size=30522),
-        TokenizerSpec(folder="/models/y", max_seqlen=8192, template=("<s>", "{query} {document}"), marks_prompts=True),
-    ]
-    start = TokenizerStart(listener_fd=7, models=["x", "y"], tokenizers=tokenizers)
-    spec = json.loads(json.dumps({"title": "what every child is told", **asdict(start)}))
-    assert TokenizerStart.from_spec(spec) == start
 
 
 @pytest.mark.parametrize("texts", [["one"], ["", "zwölf 👍", "\x00", "x" * 70_000]])

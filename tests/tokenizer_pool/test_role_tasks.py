@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,10 +31,6 @@ SPEC = TokenizerSpec(folder=str(get_model_path()), max_seqlen=512)
 class FakeChild(Child):
     """A child without a supervisor."""
 
-    def __init__(self, spec: Json) -> None:
-        super().__init__()
-        self.spec = spec
-
     def ready(self, info: Json | None = None) -> None:
         pass
 
@@ -45,8 +41,9 @@ async def serving(folder: Path, spec: TokenizerSpec) -> AsyncIterator[tuple[Toke
     path = str(folder / "worker.sock")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
-    child = FakeChild(asdict(TokenizerStart(listener_fd=listener.detach(), models=["m"], tokenizers=[spec])))
-    role = asyncio.ensure_future(serve_frontends(child))
+    child = FakeChild()
+    start = TokenizerStart(listener_fd=listener.detach(), models=["m"], tokenizers=[spec])
+    role = asyncio.ensure_future(serve_frontends(child, start))
     pool = TokenizerPool([path], max_seqlens=[spec.max_seqlen])
     pool.open()
     try:

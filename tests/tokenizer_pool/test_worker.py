@@ -4,7 +4,6 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -172,30 +171,29 @@ def test_a_long_text_that_never_ends_ends_the_worker(run: Run, tmp_path: Path, m
 class FakeChild(Child):
     """A child without a supervisor."""
 
-    def __init__(self, spec: Json) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.spec = spec
         self.is_ready = asyncio.Event()
 
     def ready(self, info: Json | None = None) -> None:
         self.is_ready.set()
 
 
-def started_child(tmp_path: Path, *specs: TokenizerSpec) -> tuple[FakeChild, str]:
+def start_of(tmp_path: Path, *specs: TokenizerSpec) -> tuple[TokenizerStart, str]:
     path = str(tmp_path / "worker.sock")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     names = [f"model {index}" for index in range(len(specs))]
     start = TokenizerStart(listener_fd=listener.detach(), models=names, tokenizers=list(specs))
-    return FakeChild(asdict(start)), path
+    return start, path
 
 
 def test_the_role_from_start_to_stop(run: Run, tmp_path: Path) -> None:
     short = TokenizerSpec(folder=SPEC.folder, max_seqlen=16)
 
     async def scenario() -> None:
-        child, path = started_child(tmp_path, SPEC, short)
-        role = asyncio.ensure_future(serve_frontends(child))
+        child, (start, path) = FakeChild(), start_of(tmp_path, SPEC, short)
+        role = asyncio.ensure_future(serve_frontends(child, start))
         await child.is_ready.wait()
         pool = TokenizerPool([path], max_seqlens=[SPEC.max_seqlen, short.max_seqlen])
         pool.open()
@@ -234,8 +232,8 @@ def assert_counted(child: Child, *, num_texts: int, num_tokens: int) -> None:
 @pytest.mark.holds("A query waits for at most one running tokenizer piece")
 def test_a_query_overtakes_a_request_of_2048_texts(run: Run, tmp_path: Path) -> None:
     async def scenario() -> None:
-        child, path = started_child(tmp_path, SPEC)
-        role = asyncio.ensure_future(serve_frontends(child))
+        child, (start, path) = FakeChild(), start_of(tmp_path, SPEC)
+        role = asyncio.ensure_future(serve_frontends(child, start))
         pool = TokenizerPool([path], max_seqlens=[SPEC.max_seqlen])
         pool.open()
         answered: list[str] = []
@@ -267,10 +265,10 @@ def test_a_model_without_a_usable_tokenizer_stops_the_start(
     run: Run, tmp_path: Path, spec: TokenizerSpec, message: str
 ) -> None:
     async def scenario() -> None:
-        child, _ = started_child(tmp_path, SPEC, spec)
+        child, (start, _) = FakeChild(), start_of(tmp_path, SPEC, spec)
         with pytest.raises(StartError, match=message):
-            await serve_frontends(child)
+            await serve_frontends(child, start)
         assert not child.is_ready.is_set()
-        socket.close(child.spec["listener_fd"])
+        socket.close(start.listener_fd)
 
     run(scenario())

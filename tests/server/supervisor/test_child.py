@@ -9,7 +9,7 @@ import pytest
 
 from server.supervisor.child import ChildEvents, ChildProcess, Plan, SpawnError
 
-PLAN = Plan(role="engine", index=0, module="engine", python="python3", spec={}, fds=())
+PLAN = Plan(role="engine", index=0, module="engine", python="python3", start=None, fds=())
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("4", "4")])

@@ -1,7 +1,6 @@
-"""What START tells a process comes out as it went in, through JSON and beside what every process is told."""
+"""START comes out as it went in, for every role."""
 
-import dataclasses
-import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +10,8 @@ from engine.start import EngineStart
 from server.frontend.start import FrontendStart
 from server.requests.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, digest
-from wire.control import Json
+from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
+from wire.control import ProcessStart, decode_start, encode_start
 
 FRONTEND = FrontendStart(
     listener_fd=3,
@@ -35,19 +35,23 @@ MANAGER = ManagerStart(
     listener_fd=3, page_fd=4, models=["a"], engines=[EngineAddress("/e", 0)], policy=Policy(max_batch_tokens=7)
 )
 ENGINE = EngineStart(listener_fd=3, engine="fake", model="a", reason="asked", options={"device": "cpu", "path": None})
+TOKENIZER = TokenizerStart(
+    listener_fd=7,
+    models=["x", "y"],
+    tokenizers=[
+        TokenizerSpec(folder="/models/x", max_seqlen=512, do_lower_case=True, vocab_size=30522),
+        TokenizerSpec(folder="/models/y", max_seqlen=8192, template=("<s>", "{query} {document}"), marks_prompts=True),
+    ],
+)
+PROCESS = ProcessStart(title="a process 1", index=1, log_level="info", json_output=True)
 
 
-def as_sent(spec: Json) -> Json:
-    sent: Json = json.loads(json.dumps({"title": "a process", "index": 0, **spec}))
-    return sent
-
-
-def test_they_come_out_as_they_went_in() -> None:
-    assert FrontendStart.from_spec(as_sent(FRONTEND.to_spec())) == FRONTEND
-    assert ManagerStart.from_spec(as_sent(dataclasses.asdict(MANAGER))) == MANAGER
-    assert EngineStart.from_spec(as_sent(dataclasses.asdict(ENGINE))) == ENGINE
+@pytest.mark.parametrize("start", [FRONTEND, MANAGER, ENGINE, TOKENIZER])
+def test_they_come_out_as_they_went_in(start: Any) -> None:
+    payload = b"".join(map(bytes, encode_start(PROCESS, start)))
+    assert decode_start(payload, type(start)) == (PROCESS, start)
 
 
 @pytest.mark.holds("API keys never leak")
-def test_keys_do_not_travel() -> None:
-    assert "sesame" not in json.dumps(FRONTEND.to_spec())
+def test_keys_are_not_sent() -> None:
+    assert b"sesame" not in b"".join(map(bytes, encode_start(PROCESS, FRONTEND)))

@@ -59,9 +59,9 @@ def test_limits_of_the_whole_server_are_shared_out_among_its_frontends(
 
     assert len(frontends) == 4
     for frontend in frontends:
-        assert frontend.spec["payload_limit"] == payload_limit  # one body's
-        assert frontend.spec["open_payload_limit"] == open_payload // 4
-        assert frontend.spec["max_concurrent_requests"] == 1024
+        assert frontend.start.payload_limit == payload_limit  # one body's
+        assert frontend.start.open_payload_limit == open_payload // 4
+        assert frontend.start.max_concurrent_requests == 1024
 
 
 @pytest.fixture
@@ -80,23 +80,23 @@ def test_every_model_has_an_engine_on_every_device(folder: SocketFolder) -> None
         plans = topology.plans()
 
     engines = by_role(plans, "engine")
-    assert [(e.model, e.spec["model"], e.spec["options"]["device"]) for e in engines] == [
+    assert [(e.model, e.start.model, e.start.options["device"]) for e in engines] == [
         (0, "one", "a"),
         (0, "one", "b"),
         (1, "two", "c"),
     ]
     assert [plan.index for plan in engines] == [0, 1, 2]
     managers = by_role(plans, "batch manager")
-    served = [engine["path"] for manager in managers for engine in manager.spec["engines"]]
+    served = [engine.path for manager in managers for engine in manager.start.engines]
     assert len(served) == len(set(served)) == 3  # each engine has exactly one batch manager
-    assert all(manager.spec["engines"] and manager.spec["models"] == ["one", "two"] for manager in managers)
+    assert all(manager.start.engines and manager.start.models == ["one", "two"] for manager in managers)
     for frontend in by_role(plans, "frontend"):
-        assert [manager["models"] for manager in frontend.spec["managers"]] == [(0, 1), (0,)]
-        assert frontend.spec["max_seqlens"] == [256, 256]
+        assert [manager.models for manager in frontend.start.managers] == [(0, 1), (0,)]
+        assert frontend.start.max_seqlens == [256, 256]
     (tokenizer,) = by_role(plans, "tokenizer")[:1]
-    assert [spec["max_seqlen"] for spec in tokenizer.spec["tokenizers"]] == [256, 256]
+    assert [spec.max_seqlen for spec in tokenizer.start.tokenizers] == [256, 256]
     assert topology.page.num_models == 2
-    assert {plan.spec["log_level"] for plan in plans} == {"info"}
+    assert {plan.log_level for plan in plans} == {"info"}
 
 
 def test_each_model_has_settings_of_its_own(folder: SocketFolder, minilm_folder: Path) -> None:
@@ -107,14 +107,14 @@ def test_each_model_has_settings_of_its_own(folder: SocketFolder, minilm_folder:
     with bind("127.0.0.1", 0, "--port") as http:
         plans = topology_of(chosen, folder, http, cache_dir="/cache").plans()
 
-    one, two = (plan.spec["options"] for plan in by_role(plans, "engine"))
+    one, two = (plan.start.options for plan in by_role(plans, "engine"))
     assert (one["dimensions"], one["max_num_tokens"], one["max_seqlen"]) == (8, 100, 16)
     assert (two["path"], two["dtype"], two["max_num_tokens"]) == (str(minilm_folder), "bfloat16", None)
     assert (two["quantization"], two["cache_dir"]) == ("none", "/cache")
     (manager,) = by_role(plans, "batch manager")
-    assert manager.spec["policy"]["max_batch_tokens"] is None  # they differ, so each engine holds to its own
+    assert manager.start.policy.max_batch_tokens is None  # they differ, so each engine holds to its own
     (frontend,) = by_role(plans, "frontend")[:1]
-    assert frontend.spec["max_seqlens"] == [16, 256]
+    assert frontend.start.max_seqlens == [16, 256]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_batch_managers_share_the_engines_out(
         topology = topology_of(chosen, folder, http)
         managers = by_role(topology.plans(), "batch manager")
     assert len(managers) == topology.page.num_managers == number
-    assert sum(len(manager.spec["engines"]) for manager in managers) == len(devices.split(","))
+    assert sum(len(manager.start.engines) for manager in managers) == len(devices.split(","))
 
 
 def test_engines_on_the_cpu_share_its_cores(
@@ -152,7 +152,7 @@ def test_engines_on_the_cpu_share_its_cores(
     ]
     with bind("127.0.0.1", 0, "--port") as http:
         engines = by_role(topology_of(settings(*models), folder, http).plans(), "engine")
-    options = [engine.spec["options"] for engine in engines]
+    options = [engine.start.options for engine in engines]
     assert [one["num_threads"] for one in options if one["device"] == "cpu"] == [4, 4, 4]
     assert [one["device"] for one in options] == ["cpu", "cpu", "cpu", "cuda:0"]
     assert [one["memory_share"] for one in options] == [1.0] * 4
