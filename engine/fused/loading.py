@@ -28,7 +28,7 @@ from engine.fused.quantization.quantizing import quantized
 from engine.fused.start import Phases
 from engine.rows.head_torch import load_head
 from engine.selftest import selfcheck
-from engine.store.cache import check_owner
+from engine.store.folder_rights import check_owner
 from engine.types import MAX_NUM_SEQS, DeviceTrouble
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise

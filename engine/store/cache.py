@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.failures import one_line
-from engine.store import digests
+from engine.store import fingerprint
+from engine.store.folder_rights import check_owner
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine")
@@ -141,15 +141,6 @@ class Cache:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_owner(folder: Path) -> None:
-    """Raises OSError where others than this user and root can write into it, or can have done so."""
-    status = folder.stat()
-    if status.st_uid not in (0, os.geteuid()):
-        raise PermissionError("it belongs to another user")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError("its group or everybody may write into it")
-
-
 def _write_manifest(folder: Path, facts: Json) -> None:
     content = {"facts": facts, "files": _digests(folder)}
     manifest = {**content, "digest": _digest_of(content)}
@@ -172,7 +163,7 @@ def _digest_of(content: Json) -> str:
 def _digests(folder: Path) -> dict[str, str]:
     """Of every file but the manifest."""
     files = [file for file in folder.iterdir() if file.name != _MANIFEST]
-    return {file.name: digests.sampled(file) if _is_large(file) else digests.whole(file) for file in files}
+    return {file.name: fingerprint.sampled(file) if _is_large(file) else fingerprint.whole(file) for file in files}
 
 
 def _force_large_files(folder: Path) -> None:

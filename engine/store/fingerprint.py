@@ -1,4 +1,7 @@
-"""What a kept model depends on, as a key for the cache. Imports none of the libraries whose versions it reads."""
+"""Digests of files, and the key of a model in the cache: a digest of all that it was made from.
+
+Imports none of the libraries whose versions it reads.
+"""
 
 import hashlib
 import json
@@ -6,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from engine.store import digests
-
 _ENGINE = Path(__file__).parents[1]
+_BLOCK = 64 << 10  # bytes
+_NUM_BLOCKS = 64
 
 
 def key(
@@ -19,15 +22,21 @@ def key(
     choices: Mapping[str, object],
     others: Iterable[Path] = (),
 ) -> str:
-    """32 hexadecimal digits. `packages` and `sources` make the model out of the folder's files and those `others` in
-    folders of its own, `choices` are what else it is made for, and fit into JSON; for sources see `source`. Raises
-    OSError where a file can't be read."""
+    """32 hexadecimal digits for what is made from a model's `folder`.
+
+    packages: names of installed packages whose versions count
+    sources:  patterns of our own files that count; see `source`
+    choices:  all else that it is made for, fit for JSON
+    others:   files of the model in subfolders
+
+    Raises OSError where a file can't be read.
+    """
     parts = [_model_files(folder, others), _versions(packages), source(sources), dict(choices)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def source(patterns: Iterable[str]) -> str:
-    """Of our own files of these patterns, beginning in engine/: with another version of them, no old form is taken."""
+    """A digest of our own files that match these patterns, which begin in engine/."""
     digest = hashlib.sha256()
     files = [sorted(_ENGINE.glob(pattern)) for pattern in patterns]
     assert all(files), "a pattern matches no file"
@@ -39,17 +48,15 @@ def source(patterns: Iterable[str]) -> str:
 def _model_files(folder: Path, others: Iterable[Path]) -> dict[str, str]:
     """A digest of each file that says what the model is, by name.
 
-    Small ones are read whole. Of weights and of the tokenizer it is the time of the last change in nanoseconds and
-    samples: files of gigabytes would take seconds to read. What changes a file in place changes its time; what brings
-    other weights under an old time differs in nearly every byte.
+    Small files are read whole. Weights and the tokenizer count by samples and the time of the last change, because
+    reading gigabytes would take seconds. A change in place changes that time; other weights with the same time differ
+    in nearly every byte.
     """
     small = (folder / name for name in ("config.json", "hf_quant_config.json"))
     large = (*folder.glob("*.safetensors"), *others, folder / "model.safetensors.index.json", folder / "tokenizer.json")
-    found = {file.name: digests.whole(file) for file in small if file.is_file()}
+    found = {file.name: whole(file) for file in small if file.is_file()}
     timed = {
-        str(file.relative_to(folder)): f"{file.stat().st_mtime_ns} {digests.sampled(file)}"
-        for file in large
-        if file.is_file()
+        str(file.relative_to(folder)): f"{file.stat().st_mtime_ns} {sampled(file)}" for file in large if file.is_file()
     }
     return found | timed
 
@@ -57,3 +64,21 @@ def _model_files(folder: Path, others: Iterable[Path]) -> dict[str, str]:
 def _versions(packages: Iterable[str]) -> dict[str, str]:
     installed = {package: list(metadata.distributions(name=package)) for package in packages}
     return {package: found[0].version if found else "" for package, found in installed.items()}
+
+
+def whole(file: Path) -> str:
+    """A digest of every byte. Raises OSError."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sampled(file: Path) -> str:
+    """A digest of the size and of 64 blocks of 64 KiB, evenly from the first byte to the last. Raises OSError."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    last = max(0, size - _BLOCK)
+    with file.open("rb", buffering=0) as stream:
+        for number in range(_NUM_BLOCKS):
+            stream.seek(last * number // (_NUM_BLOCKS - 1))
+            digest.update(stream.read(_BLOCK))
+    return digest.hexdigest()

@@ -1,5 +1,9 @@
-"""Finds a model in the hub's cache folder by the folder's layout alone, because the library that writes it takes a
-fifth of a second to import. Never reaches the network; knows nothing of what the files say."""
+"""Finds a model in the hub's cache folder, and says which files of a repository are fetched. Never uses the network.
+
+The library could find it too (snapshot_download with local_files_only), but importing that takes 0.16 s of CPU time
+(huggingface_hub 2.4), at every start of every server. This file needs only the layout of the folder, and it also checks
+that no file is missing.
+"""
 
 import json
 import os

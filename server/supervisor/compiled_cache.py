@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.store.rights import remedy
+from engine.store.folder_rights import remedy
 from server.settings.flag import SettingsError
 
 _OFF = "off"

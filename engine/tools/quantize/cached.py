@@ -3,7 +3,7 @@
 The cache's folder holds:
 
     lock         locked by the process that looks for a copy or makes one; others wait
-    KEY          a copy; locked, shared, by each process that uses it, until that process ends
+    KEY          a copy; locked, shared, by each server that uses it (see copy_process.hold)
     KEY.partial  unfinished work (see engine.tools.quantize.job); removed by the next process that has the lock
 
 The locks are the kernel's (flock): no lock outlives its process.
@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from engine.failures import one_line
-from engine.store import digests, fingerprint
-from engine.store.cache import check_owner
-from engine.store.rights import remedy
+from engine.store import fingerprint
+from engine.store.folder_rights import check_owner, remedy
 from engine.tools.quantize import job
 from engine.tools.quantize.plan import Plan, plan
 from engine.tools.quantize.selection import BLOCK
@@ -43,8 +42,8 @@ _MIB, _GIB = 1 << 20, 1 << 30
 def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
     """A folder with the files of `folder`, its linear layers in FP8 with a float32 scale for each 128 by 128 numbers.
 
-    One process makes it while others wait. If that process is killed, the next one starts again. The copy is not
-    removed while this process lives. Takes minutes for a large model the first time.
+    One process makes it while others wait. If that process is killed, the next one starts again. Takes
+    minutes for a large model the first time.
 
     Raises ModelError with one line: the weights are FP8 already or do not divide into blocks, there is no cache, or no
     room in it.
@@ -66,7 +65,7 @@ def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
                 logger.info("block-FP8 weights taken from %s", copy)
             else:
                 _make(folder, planned, copy)
-            _use(copy)
+            os.utime(copy)  # the time of the last use, for _prune
     except OSError as error:
         raise ModelError(
             f"--quantization fp8 can't keep an FP8 copy of the model in {root}: {one_line(error)}{remedy(error)}; "
@@ -85,14 +84,6 @@ def _locked(root: Path) -> Iterator[None]:
             logger.info("another process is at work on the FP8 copies in %s: waiting for it", root)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _use(copy: Path) -> None:
-    """Keep others from removing the copy while this process lives."""
-    descriptor = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)  # never closed: the lock lasts as long
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    with contextlib.suppress(PermissionError):  # the copy of another user may be read
-        os.utime(descriptor)  # the time of the last use, for _prune
 
 
 def _prune(root: Path) -> None:
@@ -156,7 +147,7 @@ def _first_that_differs(copy: Path, planned: Plan) -> str | None:
         if (copy / name).read_text(encoding="utf-8") != text:
             return f"{name!r} is not as it was written"
     for name, path in planned.copied.items():
-        if digests.sampled(copy / name) != digests.sampled(path):
+        if fingerprint.sampled(copy / name) != fingerprint.sampled(path):
             return f"{name!r} is not what the model has"
     return None
 

@@ -22,6 +22,7 @@ from engine.model import model_folder
 from engine.model.arrays import read_arrays
 from engine.tools.quantize import blocks, cached, shard
 from engine.tools.quantize.cached import block_fp8
+from engine.tools.quantize.copy_process import hold
 from tests.engine.folder_files import change, write
 from tests.engine.tools.quantize.fuse import Fuse, Killed
 from tests.engine.tools.quantize.models import contents, copies, end_of_processes
@@ -223,7 +224,9 @@ def test_the_newest_copies_stay_and_those_in_use(
     for number in range(4):
         folder = shutil.copytree(embedder, tmp_path / f"model {number}")
         change(folder / "config.json", rms_norm_eps=1e-5 * (number + 2))
-        keys.append(block_fp8(folder, cache_dir=cache).name)
+        copy = block_fp8(folder, cache_dir=cache)
+        hold(copy)
+        keys.append(copy.name)
         if number == 2:  # all three are in use
             assert copies(cache) == sorted(keys)
             for seconds, key in enumerate(keys):
@@ -263,7 +266,6 @@ def test_cut_off_anywhere_the_next_start_makes_the_same(
         copy = block_fp8(embedder, cache_dir=str(cache))
         assert contents(copy) == whole
         assert copies(str(cache)) == [copy.name]
-        end_of_processes(cache)
         if fuse.rest >= 0:
             break
     else:

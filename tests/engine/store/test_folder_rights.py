@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from engine.store.folder_rights import remedy
 from engine.store.hub import _why
-from engine.store.rights import remedy
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM])

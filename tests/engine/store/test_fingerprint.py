@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.store import cache as cache_module
-from engine.store import digests
+from engine.store import fingerprint
 from engine.store.cache import Cache
 
 BLOCK, NUM_BLOCKS = 64 << 10, 64
@@ -16,37 +16,37 @@ BLOCK, NUM_BLOCKS = 64 << 10, 64
 
 def test_the_whole_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
-    assert digests.whole(tmp_path / "file") == hashlib.sha256(b"abc").hexdigest()
+    assert fingerprint.whole(tmp_path / "file") == hashlib.sha256(b"abc").hexdigest()
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK, 3 * BLOCK + 1])
 def test_of_a_small_file_a_sample_is_every_byte(size: int, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(size))
-    before = digests.sampled(file)
-    assert digests.sampled(file) == before
+    before = fingerprint.sampled(file)
+    assert fingerprint.sampled(file) == before
     for place in {0, size // 2, size - 1} if size else set():
         content = bytearray(size)
         content[place] = 1
         file.write_bytes(content)
-        assert digests.sampled(file) != before
+        assert fingerprint.sampled(file) != before
     file.write_bytes(bytes(size + 1))
-    assert digests.sampled(file) != before
+    assert fingerprint.sampled(file) != before
 
 
 def test_of_a_large_file_it_is_blocks_from_end_to_end(tmp_path: Path) -> None:
     file, size = tmp_path / "file", 4 * NUM_BLOCKS * BLOCK
     with file.open("wb") as stream:
         stream.truncate(size)
-    before, last = digests.sampled(file), size - BLOCK
+    before, last = fingerprint.sampled(file), size - BLOCK
     for number in (0, 1, 31, NUM_BLOCKS - 1):
         for place in (last * number // (NUM_BLOCKS - 1), last * number // (NUM_BLOCKS - 1) + BLOCK - 1):
             write(file, place, b"x")
-            assert digests.sampled(file) != before
+            assert fingerprint.sampled(file) != before
             write(file, place, b"\0")
-    assert digests.sampled(file) == before
+    assert fingerprint.sampled(file) == before
     write(file, 2 * BLOCK, b"x")
-    assert digests.sampled(file) == before  # between two blocks
+    assert fingerprint.sampled(file) == before  # between two blocks
 
 
 def write(file: Path, place: int, content: bytes) -> None:
@@ -61,7 +61,7 @@ def test_large_files_of_an_entry_are_sampled(
 ) -> None:
     synced: list[int] = []
     monkeypatch.setattr(cache_module, "_MAX_WHOLE", 4 * NUM_BLOCKS * BLOCK)
-    monkeypatch.setattr(digests, "whole", lambda file: f"whole {file.name}")
+    monkeypatch.setattr(fingerprint, "whole", lambda file: f"whole {file.name}")
     monkeypatch.setattr(os, "fsync", synced.append)
     cache = Cache(tmp_path)
     size = 4 * NUM_BLOCKS * BLOCK + 1
