@@ -16,6 +16,7 @@ from batch_manager.messages import Policy
 from server.dialects.reading import inputs, json_body
 from server.http import body as asgi
 from server.http import headers, http_server, protocol
+from server.http.post_routes import ROUTES
 from server.metrics.declared import ALL
 from server.metrics.gauges import LEVELS
 from server.metrics.processes import PROCESS_LEVELS
@@ -36,7 +37,7 @@ WIRE_FORMAT = (ROOT / "docs" / "wire-format.md").read_text()
 BEHAVIOUR = (ROOT / "docs" / "behaviour.md").read_text()
 PAGES = [str(page) for page in pages()]
 # Pages that name other programs' flags too.
-FLAG_PAGES = ["docs/ARCHITECTURE.md", "docs/behaviour.md", "docs/models.md"]
+FLAG_PAGES = [f"docs/{name}.md" for name in ("ARCHITECTURE", "api", "behaviour", "models", "quickstart", "tuning")]
 
 
 def section(title: str, page: str) -> str:
@@ -192,6 +193,23 @@ def anchors(text: str) -> set[str]:
     """Headings as links spell them."""
     titles = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index] == ["README.md"]
+
+
+def test_the_page_of_the_api_names_every_route() -> None:
+    named = re.findall(r"`(?:GET |POST )?(/[\w/]*)`", (ROOT / "docs" / "api.md").read_text())
+    assert {route.path for route in ROUTES} <= set(named)
+
+
+def test_alerts_are_about_metrics_that_exist() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    named = {name for example in examples(page) for name in re.findall(r"\bembedline_[a-z_]+", example.code)}
+    assert len(named) > 5
+    assert named <= {one.name for one in (*ALL, *LEVELS, *PROCESS_LEVELS)}
 
 
 @pytest.mark.parametrize("page", FLAG_PAGES)

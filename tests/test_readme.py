@@ -1,6 +1,6 @@
-"""The README's examples and the files in examples/ print what they say, against a server with the real model.
+"""The examples of the README, of docs/clients.md and in examples/ print what they say, with the real model.
 
-Of the README's only the port is replaced; the files take the server's address from EMBEDLINE_URL.
+Of the pages' only the port is replaced; the files take the server's address from EMBEDLINE_URL.
 """
 
 import importlib.util
@@ -19,7 +19,8 @@ from tests.server_e2e.running import PATIENCE, Server, serving
 
 README = (ROOT / "README.md").read_text()
 ADDRESS = "localhost:8080"
-RUN = [example for example in examples(README) if example.language in ("bash", "python")]
+CLIENTS = (ROOT / "docs" / "clients.md").read_text()
+RUN = [example for example in examples(README) + examples(CLIENTS) if example.language in ("bash", "python")]
 
 
 FILES = sorted(path for path in (ROOT / "examples").iterdir() if path.suffix != ".md")
@@ -84,7 +85,7 @@ def said_by(file: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.clients
 @pytest.mark.parametrize("example", RUN, ids=name_of)
-def test_an_example_prints_what_the_readme_says(example: Example, server: Server, tmp_path: Path) -> None:
+def test_an_example_prints_what_its_page_says(example: Example, server: Server, tmp_path: Path) -> None:
     if example.language == "bash":
         skip_without("bash", "curl")
 
@@ -112,7 +113,7 @@ def test_every_file_is_in_the_table_of_examples() -> None:
     assert sorted(re.findall(r"^\| \[([\w.]+)\]\(\1\)", page, re.MULTILINE)) == [file.name for file in FILES]
 
 
-def test_the_readme_shows_every_kind_of_client() -> None:
+def test_the_pages_show_every_kind_of_client() -> None:
     assert {name_of(example) for example in RUN} == {"curl", "openai", "numpy", "baseten_performance_client"}
 
 
