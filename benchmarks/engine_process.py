@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.processes import machine_cpu_seconds
 from embedline.bench.summary import percentile
 from engine import registry
+from engine.messages import LoadOptions
 from engine.selftest.warmup import warm_up
 from engine.types import Batch, Engine, EngineError, OutputKind
 
@@ -47,7 +48,7 @@ class Loaded:
 
     def __init__(self, job: dict[str, Any]) -> None:
         name, reason = registry.choose(job["engine"], quantization=job["options"]["quantization"])
-        self._engine: Engine = registry.load(name, name="m", reason=reason, options=job["options"])
+        self._engine: Engine = registry.load(name, name="m", reason=reason, options=LoadOptions(**job["options"]))
         limits = warm_up(self._engine)
         in_time = max(_MIN_BATCH_TOKENS, int(limits.tokens_per_second * limits.max_batch_seconds))
         self.batch_tokens = min(in_time, limits.target_num_tokens or limits.max_num_tokens)

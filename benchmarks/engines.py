@@ -6,6 +6,7 @@ Each engine is loaded in a process of its own and gets packed batches of mixed t
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.fma_peak import Peak, measure_peak
 from benchmarks.report import PACKAGES, Report, parse
 from benchmarks.texts import Corpus, Prose
+from engine.messages import LoadOptions
 from engine.store.model_source import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,20 +80,18 @@ def gflop(config: dict[str, Any], corpus: Corpus) -> float:
 def run_alone(subject: Subject, corpora: tuple[Corpus, Corpus], *, cache: Path, seconds: float) -> dict[str, Any]:
     """Start a process, let it measure, and read what it found. Raises EngineFailed."""
     corpus, query = corpora
-    options = {
-        "device": "cpu",
-        "path": str(resolve(MODEL).path),
-        "dtype": "auto",
-        "pooling": None,
-        "quantization": subject.quantization,
-        "cache_dir": str(cache),
-        "max_num_tokens": 16_384,
-        "max_num_seqs": 1024,
-        "num_threads": os.cpu_count() or 1,
-    }
+    options = LoadOptions(
+        device="cpu",
+        path=str(resolve(MODEL).path),
+        quantization=subject.quantization,
+        cache_dir=str(cache),
+        max_num_tokens=16_384,
+        max_num_seqs=1024,
+        num_threads=os.cpu_count() or 1,
+    )
     job = {
         "engine": subject.engine,
-        "options": options,
+        "options": dataclasses.asdict(options),
         "texts": [*corpus.texts, query.texts[0]],
         "token_ids": [*corpus.token_ids, query.token_ids[0]],
         "num_corpus": len(corpus.texts),

@@ -13,11 +13,11 @@ import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.messages import FakeOptions, LoadOptions
 from engine.types import (
     MAX_NUM_SEQS,
     ROWS_OF_TOKENS,
@@ -106,23 +106,12 @@ class Fault:
 class FakeEngine:
     """Computes in the thread that collects, so one batch runs while the next waits."""
 
-    def __init__(
-        self,
-        info: ModelInfo,
-        limits: EngineLimits,
-        *,
-        cost_seconds: float,
-        token_rate: float,
-        faults: Sequence[Fault],
-        num_labels: int = 1,
-    ) -> None:
+    def __init__(self, info: ModelInfo, limits: EngineLimits, *, options: FakeOptions, faults: Sequence[Fault]) -> None:
         self.info = info
         self.limits = limits
-        self._cost_seconds = cost_seconds  # a batch
-        self._token_rate = token_rate  # tokens a second; 0 = tokens cost nothing
+        self._options = options
         self._faults = faults
         self._table = table(info.dimensions)
-        self._num_labels = num_labels
         self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._num_submitted = 0
         self._never = threading.Event()  # waited for to let time pass
@@ -152,7 +141,8 @@ class FakeEngine:
         for fault in self._faults:
             if fault.strikes(batch, batch_number):
                 self._strike(fault.action)
-        seconds = self._cost_seconds + (batch.num_tokens / self._token_rate if self._token_rate else 0)
+        rate = self._options.tokens_per_second
+        seconds = self._options.cost_ms / 1000 + (batch.num_tokens / rate if rate else 0)
         if seconds:
             self._never.wait(seconds)
         results = self._results(batch)
@@ -171,9 +161,9 @@ class FakeEngine:
                 case OutputKind.POOLED:
                     results[kind] = Rows(pooled)
                 case OutputKind.LOGITS:
-                    results[kind] = Rows(pooled[:, : self._num_labels])
+                    results[kind] = Rows(pooled[:, : self._options.num_labels])
                 case OutputKind.TOKEN_LOGITS:
-                    results[kind] = Rows(of_tokens[:, : self._num_labels], batch.cu_seqlens)
+                    results[kind] = Rows(of_tokens[:, : self._options.num_labels], batch.cu_seqlens)
                 case OutputKind.SPARSE:
                     results[kind] = _counts(batch)
                 case _:
@@ -218,42 +208,37 @@ def _counts(batch: Batch) -> Rows:
     return Rows(np.concatenate(entries).astype(np.float32), offsets)
 
 
-def load(*, name: str, reason: str, options: dict[str, Any]) -> FakeEngine:
-    """options: dimensions, max_seqlen, vocab_size, max_num_tokens, max_num_seqs, cost_ms, tokens_per_second, faults,
-    and perhaps outputs (pooled and token rows unless given) and num_labels."""
-    faults = [Fault.parse(text) for text in options["faults"]]
+def load(*, name: str, reason: str, options: LoadOptions) -> FakeEngine:
+    """Raises ModelError."""
+    fake = options.fake
+    assert fake is not None
+    assert options.max_seqlen is not None
+    faults = [Fault.parse(text) for text in fake.faults]
     if any(fault.where == "load" for fault in faults):
         os._exit(70)
-    if options["dimensions"] < IDENTITY_FLOATS:
+    if fake.dimensions < IDENTITY_FLOATS:
         raise ModelError(f"--fake-dim must be at least {IDENTITY_FLOATS}")
     info = ModelInfo(
         name=name,
         engine="fake",
         reason=reason,
-        outputs=OutputKind(options.get("outputs", OutputKind.POOLED | OutputKind.TOKENS)),
-        dimensions=options["dimensions"],
-        max_seqlen=options["max_seqlen"],
-        vocab_size=options["vocab_size"],
+        outputs=fake.outputs,
+        dimensions=fake.dimensions,
+        max_seqlen=options.max_seqlen,
+        vocab_size=fake.vocab_size,
         pooling="none",
         normalize=False,
         dtype="float32",
-        device=options.get("device", "cpu"),
+        device=options.device,
         architecture="",
         notes=("rows are made of the token ids' hash, not by a model",),
     )
-    max_num_tokens = max(options["max_num_tokens"] or _MAX_NUM_TOKENS, options["max_seqlen"])
+    max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, options.max_seqlen)
     limits = EngineLimits(
         max_num_tokens=max_num_tokens,
-        max_num_seqs=options["max_num_seqs"] or MAX_NUM_SEQS,
-        max_seqlen=options["max_seqlen"],
+        max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
+        max_seqlen=options.max_seqlen,
         depth=_DEPTH,
         target_num_tokens=max_num_tokens,  # its costs are linear, and faults count the batches of a warm-up
     )
-    return FakeEngine(
-        info,
-        limits,
-        cost_seconds=options["cost_ms"] / 1000,
-        token_rate=options["tokens_per_second"],
-        faults=faults,
-        num_labels=options.get("num_labels", 1),
-    )
+    return FakeEngine(info, limits, options=fake, faults=faults)

@@ -1,16 +1,17 @@
-"""Frames between a batch manager and an engine worker.
+"""What an engine worker is sent and what it sends. Needs numpy and the standard library alone.
 
-The batch manager connects; the worker sends READY once the model is warm, takes BATCH frames (never
-more than `depth` unanswered) and answers each with RESULT or FAILED under the same frame id.
+The supervisor sends START. Then a batch manager connects; the worker sends READY once the model is warm, takes BATCH
+frames (never more than `depth` unanswered) and answers each with RESULT or FAILED under the same frame id.
 """
 
-import dataclasses
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from engine.machine.cuda_driver import Gpu
 from engine.types import (
     Batch,
     EngineError,
@@ -21,6 +22,7 @@ from engine.types import (
     Results,
     Rows,
 )
+from wire.dataclass_json import from_json, to_json
 from wire.frames import Buffer
 
 READY = 0x0400
@@ -37,19 +39,63 @@ _ROWS = struct.Struct("<HHIII")  # output kind, is ragged, number of offsets, ro
 _FAILED = struct.Struct("<I")  # EngineErrorKind; then the message in UTF-8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeOptions:
+    """What the fake engine needs to know besides the limits."""
+
+    dimensions: int  # numbers in a row
+    vocab_size: int
+    outputs: OutputKind = OutputKind.POOLED | OutputKind.TOKENS
+    num_labels: int = 1  # numbers in a row of scores
+    cost_ms: float = 0.0  # milliseconds that each batch takes
+    tokens_per_second: float = 0.0  # what tokens cost on top; 0 = nothing
+    faults: tuple[str, ...] = ()  # see engine.fake.Fault.parse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """What an engine's `load` takes. An engine ignores what does not concern it."""
+
+    device: str  # "cpu", "cuda:0", …
+    path: str = ""  # the model's folder; "" for the fake engine alone
+    dtype: str = "auto"
+    quantization: str = "none"
+    attention: str = "auto"  # "auto" or "tiles"; for the fused engine
+    pooling: str | None = None  # None = as the folder says
+    task: str | None = None  # None = as the folder says
+    max_seqlen: int | None = None  # tokens of one sequence; None = as many as the model takes
+    max_num_tokens: int | None = None  # of a batch; None = the engine's own default
+    max_num_seqs: int | None = None  # of a batch; None = the engine's own default
+    num_threads: int = 1  # of the CPU
+    cache_dir: str | None = None  # where engines keep what they compile and quantize; None = nowhere
+    memory_share: float = 1.0  # of a GPU's memory that this process may take, above 0 and at most 1
+    gpu: Gpu | None = None  # as the driver describes it; None for the CPU
+    model_class: str = "embedline"  # or "stock"; for the tensorrt-llm engine
+    records_graphs: bool = False  # CUDA graphs; for the tensorrt-llm engine
+    is_gated: bool = True  # quantized layers that cost too much fidelity go back; for the fused engine
+    fake: FakeOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStart:
+    """START."""
+
+    listener_fd: int  # of the worker's listening Unix socket
+    engine: str  # a name of engine.registry
+    model: str  # as served
+    reason: str  # why this engine, for the log and /info
+    options: LoadOptions
+
+
 def encode_ready(info: ModelInfo, limits: EngineLimits) -> list[Buffer]:
     """READY: JSON, sent once a connection."""
-    return [json.dumps({"info": dataclasses.asdict(info), "limits": dataclasses.asdict(limits)}).encode()]
+    return [json.dumps({"info": to_json(info), "limits": to_json(limits)}).encode()]
 
 
 def decode_ready(payload: Buffer) -> tuple[ModelInfo, EngineLimits]:
-    """The inverse of `encode_ready`."""
+    """The inverse of `encode_ready`. Raises ProtocolError."""
     fields = json.loads(bytes(payload))
-    info, limits = fields["info"], fields["limits"]
-    info["outputs"] = OutputKind(info["outputs"])
-    info["notes"] = tuple(info["notes"])
-    limits["token_buckets"] = tuple(limits["token_buckets"])
-    return ModelInfo(**info), EngineLimits(**limits)
+    return from_json(ModelInfo, fields["info"]), from_json(EngineLimits, fields["limits"])
 
 
 def encode_batch(

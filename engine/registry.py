@@ -3,11 +3,11 @@
 import importlib
 import importlib.util
 import logging
-from typing import Any
 
 from engine.failures import engine_error, one_line
 from engine.machine.devices import kind_of
 from engine.machine.memory import release
+from engine.messages import LoadOptions
 from engine.types import DeviceTrouble, Engine, EngineErrorKind, ModelError, ProcessSpent
 
 logger = logging.getLogger("embedline.engine")
@@ -84,7 +84,7 @@ def _that_quantizes(asked: str, quantization: str, kind: str) -> tuple[str, str]
     return engines[0] if asked == AUTO else asked, f"--engine {asked} with --quantization {quantization}"
 
 
-def load(engine: str, *, name: str, reason: str, options: dict[str, Any]) -> Engine:
+def load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine:
     """Load a model. Raises ModelError with one line for the operator where it can't be served.
 
     A named engine serves it or fails. "auto" tries one after the other, and ModelInfo.reason says why the first ones
@@ -92,7 +92,7 @@ def load(engine: str, *, name: str, reason: str, options: dict[str, Any]) -> Eng
     """
     if engine != AUTO:
         return _load(engine, name=name, reason=reason, options=options)
-    kind = kind_of(options["device"])
+    kind = kind_of(options.device)
     failures: list[str] = []
     for candidate in _PREFERRED[kind]:
         if candidate in _NOT_OURS and importlib.util.find_spec(_PACKAGES[candidate]) is None:
@@ -111,7 +111,7 @@ def load(engine: str, *, name: str, reason: str, options: dict[str, Any]) -> Eng
     raise ModelError(f"--engine auto finds none that serves it on {_WHERE[kind]}: {'; '.join(failures)}")
 
 
-def _load(engine: str, *, name: str, reason: str, options: dict[str, Any]) -> Engine:
+def _load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine:
     try:
         module = importlib.import_module(_ENGINES[engine])
         loaded: Engine = module.load(name=name, reason=reason, options=options)  # some import what they need here
@@ -124,5 +124,5 @@ def _load(engine: str, *, name: str, reason: str, options: dict[str, Any]) -> En
         instead = _INSTEAD.get(engine_error(error).kind)
         if instead is None:
             raise
-        raise DeviceTrouble(f"{options['device']} fails the {engine} engine ({one_line(error)}); {instead}") from error
+        raise DeviceTrouble(f"{options.device} fails the {engine} engine ({one_line(error)}); {instead}") from error
     return loaded

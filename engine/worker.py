@@ -20,12 +20,12 @@ from typing import NoReturn
 import numpy as np
 
 from engine import messages, registry
+from engine.messages import EngineStart
 from engine.selftest.warmup import warm_up
-from engine.start import EngineStart
 from engine.types import Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
 from wire import control
 from wire.blocking import BlockingConnection
-from wire.control import Json
+from wire.control import Json, ProcessStart
 from wire.frames import PayloadTooLarge, ProtocolError
 from wire.process import begin, settle
 
@@ -155,9 +155,8 @@ def main() -> NoReturn:
     settle(parent_pid)
     threading.excepthook = _die  # a worker that lost a thread would hold its batches for ever
     supervisor = BlockingConnection(socket.socket(fileno=control_fd))
-    spec = _wait_for_start(supervisor)
-    begin(spec["title"], spec["log_level"], json_output=spec.get("json_output", False))
-    start = EngineStart.from_spec(spec)
+    process, start = _wait_for_start(supervisor)
+    begin(process.title, process.log_level, json_output=process.json_output)
     loading = _Heartbeat(supervisor)
     try:
         engine = registry.load(start.engine, name=start.model, reason=start.reason, options=start.options)
@@ -183,11 +182,11 @@ def _die(args: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def _wait_for_start(supervisor: BlockingConnection) -> Json:
+def _wait_for_start(supervisor: BlockingConnection) -> tuple[ProcessStart, EngineStart]:
     while True:
         for kind, _, payload in supervisor.receive():
             if kind == control.START:
-                return control.decode(payload)
+                return control.decode_start(payload, EngineStart)
 
 
 class _Heartbeat:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from engine import registry
+from engine.messages import LoadOptions
 from engine.types import Batch, EngineError, OutputKind
 
 _NUM_TOKENS = 32
@@ -26,17 +27,14 @@ def main() -> None:
     if is_gpu:
         torch.zeros(1, device=asked["device"])
     imported = time.perf_counter()
-    options = {
-        "path": asked["path"],
-        "device": asked["device"],
-        "dtype": "auto",
-        "pooling": None,
-        "max_num_tokens": None if is_gpu else 256,
-        "max_num_seqs": 1024 if is_gpu else 16,
-        "num_threads": 1,
-        "quantization": asked["quantization"],
-        "cache_dir": str(Path(asked["cache"], "weights")),
-    }
+    options = LoadOptions(
+        path=asked["path"],
+        device=asked["device"],
+        max_num_tokens=None if is_gpu else 256,
+        max_num_seqs=1024 if is_gpu else 16,
+        quantization=asked["quantization"],
+        cache_dir=str(Path(asked["cache"], "weights")),
+    )
     engine = registry.load("fused", name="m", reason="a benchmark", options=options)
     loaded = time.perf_counter()
     token_ids = np.arange(5, 5 + _NUM_TOKENS, dtype=np.int32)

@@ -3,10 +3,8 @@
 import dataclasses
 import importlib.util
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from engine.cpu import memory
 from engine.cpu.engine import DEPTH, CompiledEngine
@@ -15,6 +13,7 @@ from engine.cpu.facts import Choices, Facts
 from engine.cpu.outputs import TOKEN_ROWS, Makers, head_in_graph, makers_of, sizes_of, steps_of
 from engine.failures import one_line
 from engine.machine import host
+from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.arrays import weights_files
 from engine.model.model_folder import ModelFolder
@@ -42,21 +41,16 @@ _SOURCES = (
 )
 
 
-def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, Any]) -> CompiledEngine:
-    """options: path, device, dtype, pooling (None = as the folder has it), max_num_tokens (None = 16384), max_num_seqs,
-    and perhaps max_seqlen (None = as the folder has it), num_threads (0 = all cores), quantization ("none") and
-    cache_dir (None = compiled models are not kept).
-
-    Raises ModelError with one line.
-    """
+def load_with(backend: Backend, *, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
+    """Raises ModelError with one line."""
     _check(backend, options)
     folder = _folder(options)
     _check_outputs(backend, folder, options)
-    max_num_tokens = max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen)
+    max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen)
     memory.check_length(
         folder,
         num_copies=backend.num_score_copies,
-        num_threads=_num_threads(options),
+        num_threads=options.num_threads,
         max_num_tokens=DEPTH * max_num_tokens,
         has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
     )
@@ -67,7 +61,7 @@ def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, An
     info = _info(folder, loader.choices, facts, sizes, name=name, reason=reason)
     limits = EngineLimits(
         max_num_tokens=max_num_tokens,
-        max_num_seqs=options["max_num_seqs"] or MAX_NUM_SEQS,
+        max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
         max_seqlen=folder.max_seqlen,
         depth=DEPTH,
         overlaps=True,
@@ -76,28 +70,24 @@ def load_with(backend: Backend, *, name: str, reason: str, options: dict[str, An
     return CompiledEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
 
 
-def _folder(options: dict[str, Any]) -> ModelFolder:
-    folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
-    asked = options.get("max_seqlen") or folder.max_seqlen
+def _folder(options: LoadOptions) -> ModelFolder:
+    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
+    asked = options.max_seqlen or folder.max_seqlen
     return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
 
 
-def _num_threads(options: dict[str, Any]) -> int:
-    return options.get("num_threads") or os.cpu_count() or 1
-
-
-def _check(backend: Backend, options: dict[str, Any]) -> None:
-    if options["device"] != "cpu":
-        raise ModelError(f"the {backend.name} engine runs on the CPU, not on {options['device']!r}")
+def _check(backend: Backend, options: LoadOptions) -> None:
+    if options.device != "cpu":
+        raise ModelError(f"the {backend.name} engine runs on the CPU, not on {options.device!r}")
     missing = [package for package in backend.packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ModelError(f"the {backend.name} engine needs {missing[0]}, which is not installed: pip install {_EXTRA}")
     if _quantization(options) not in backend.quantizations:
-        raise ModelError(f"--quantization {options['quantization']} is not for the {backend.name} engine on the CPU")
-    backend.check(options["dtype"])
+        raise ModelError(f"--quantization {options.quantization} is not for the {backend.name} engine on the CPU")
+    backend.check(options.dtype)
 
 
-def _check_outputs(backend: Backend, folder: ModelFolder, options: dict[str, Any]) -> None:
+def _check_outputs(backend: Backend, folder: ModelFolder, options: LoadOptions) -> None:
     """Whether one compiled model gives what is asked of it. Raises ModelError."""
     if folder.is_static:
         raise ModelError(f"the {backend.name} engine computes no static embeddings; --engine static does")
@@ -113,15 +103,15 @@ def _check_outputs(backend: Backend, folder: ModelFolder, options: dict[str, Any
     if _quantization(options) != "none" and folder.outputs & ~embeds:
         kinds = ", ".join(kind.name or "" for kind in folder.outputs & ~embeds)
         raise ModelError(
-            f"--quantization {options['quantization']} of the {backend.name} engine is for models that give embeddings "
+            f"--quantization {options.quantization} of the {backend.name} engine is for models that give embeddings "
             f"alone, and this one gives {kinds}; serve it with --quantization none"
         )
 
 
-def _choices(backend: Backend, folder: ModelFolder, options: dict[str, Any]) -> Choices:
+def _choices(backend: Backend, folder: ModelFolder, options: LoadOptions) -> Choices:
     return Choices(
         engine=backend.name,
-        dtype="float32" if options["dtype"] == "auto" else options["dtype"],
+        dtype="float32" if options.dtype == "auto" else options.dtype,
         quantization=_quantization(options),
         pooling=", ".join((folder.pooling, *map(str, folder.steps))),
         computes=_computes(folder),
@@ -136,22 +126,20 @@ def _computes(folder: ModelFolder) -> str:
     return token_rows if head is None else repr(head)
 
 
-def _quantization(options: dict[str, Any]) -> str:
+def _quantization(options: LoadOptions) -> str:
     """On a CPU "auto" leaves the model as it is: the speed is paid for in fidelity, so it has to be asked for."""
-    quantization: str = options.get("quantization", "none")
-    return "none" if quantization == "auto" else quantization
+    return "none" if options.quantization == "auto" else options.quantization
 
 
 class _Loader:
     """One model's way to a compiled one."""
 
-    def __init__(self, backend: Backend, folder: ModelFolder, choices: Choices, options: dict[str, Any]) -> None:
+    def __init__(self, backend: Backend, folder: ModelFolder, choices: Choices, options: LoadOptions) -> None:
         self.choices = choices
         self._backend = backend
         self._folder = folder
-        self._num_threads = _num_threads(options)
-        cache_dir = options.get("cache_dir")
-        self._cache = Cache(Path(cache_dir, "compiled") if cache_dir else None)
+        self._num_threads = options.num_threads
+        self._cache = Cache(Path(options.cache_dir, "compiled") if options.cache_dir else None)
 
     def load(self, makers: Makers) -> tuple[Executor, Facts]:
         key = fingerprint.key(

@@ -5,12 +5,12 @@ Knows neither its configuration nor its weights; imports torch alone.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from engine.fused.checks import check_outputs
 from engine.machine.devices import CPU, CUDA, check_dtype_of_fused, dtype_of_auto, has_bfloat16
+from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.types import ModelError
@@ -30,18 +30,18 @@ class Choices:
     memory_share: float = 1.0  # of the GPU's memory: what this process may take
 
 
-def choose(options: dict[str, Any]) -> Choices:
-    """See engine.fused.start.load for the options. Raises ModelError."""
-    device, capability = _device(options["device"])
-    folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
+def choose(options: LoadOptions) -> Choices:
+    """Raises ModelError."""
+    device, capability = _device(options.device)
+    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
     check_outputs(folder)
-    asked = options.get("max_seqlen") or folder.max_seqlen
+    asked = options.max_seqlen or folder.max_seqlen
     return Choices(
         folder=dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen)),
         device=device,
         capability=capability,
-        dtype=_dtype(options["dtype"], folder.architecture, capability),
-        memory_share=options.get("memory_share", 1.0),
+        dtype=_dtype(options.dtype, folder.architecture, capability),
+        memory_share=options.memory_share,
     )
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,6 +25,7 @@ from engine.fused.quantization.cache import Keeping, Kept
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
 from engine.fused.start import Phases
+from engine.messages import LoadOptions
 from engine.rows.head_torch import load_head
 from engine.selftest import selfcheck
 from engine.store.folder_rights import check_owner
@@ -49,16 +49,15 @@ class Loaded:
     outcome: Outcome | None  # of the gate; None where nothing was to be quantized
 
 
-def load(phases: Phases, *, name: str, reason: str, options: dict[str, Any]) -> Loaded:
+def load(phases: Phases, *, name: str, reason: str, options: LoadOptions) -> Loaded:
     """See engine.fused.start.load."""
     chosen = choices.choose(options)
     if chosen.capability is not None:
         torch.cuda.set_device(chosen.device)  # of this thread, before anything opens the first GPU
         if chosen.memory_share < 1.0:
             torch.cuda.set_per_process_memory_fraction(chosen.memory_share, chosen.device)
-    cache_dir = options.get("cache_dir")
-    if cache_dir and chosen.capability is not None:
-        keep_kernels(Path(cache_dir), os.environ)
+    if options.cache_dir and chosen.capability is not None:
+        keep_kernels(Path(options.cache_dir), os.environ)
     try:
         return _Loading(chosen, phases, name=name, reason=reason, options=options).load()
     except torch.OutOfMemoryError as error:
@@ -71,7 +70,7 @@ def load(phases: Phases, *, name: str, reason: str, options: dict[str, Any]) -> 
 class _Loading:
     """One model's way to an engine."""
 
-    def __init__(self, chosen: Choices, phases: Phases, *, name: str, reason: str, options: dict[str, Any]) -> None:
+    def __init__(self, chosen: Choices, phases: Phases, *, name: str, reason: str, options: LoadOptions) -> None:
         self._chosen = chosen
         self._phases = phases
         self._name = name
@@ -85,7 +84,7 @@ class _Loading:
             kept = self._keeping.find()
         model, outcome = self._from_folder() if kept is None else self._from_cache(kept)
         with self._phases("probe"):
-            asked = self._options["max_num_tokens"] or _MAX_NUM_TOKENS
+            asked = self._options.max_num_tokens or _MAX_NUM_TOKENS
             engine = probe.fitting(model, max(asked, chosen.folder.max_seqlen))
         with self._phases("check"):
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
@@ -108,7 +107,7 @@ class _Loading:
         if given_up is not None:
             return dataclasses.replace(model, notes=(*model.notes, f"{given_up.note}, at an earlier start")), given_up
         with self._phases("precision"):
-            wish, is_gated = self._options.get("quantization", "none"), self._options.get("is_gated", True)
+            wish, is_gated = self._options.quantization, self._options.is_gated
             model, outcome = quantized(model, wish, plain=found.source.linear, is_gated=is_gated)
         if outcome is not None:
             with self._phases("keeping"):
@@ -120,7 +119,7 @@ class _Loading:
         with self._phases("weights"):
             head = load_head(folder.path, folder.steps, device=self._chosen.device)
         with self._phases("attention"):
-            may_choose = self._options.get("attention", "auto") == "auto"
+            may_choose = self._options.attention == "auto"
             attention = _attention(self._chosen, spec, ops, weights) if may_choose else None
         return Model(
             name=self._name,
@@ -131,8 +130,8 @@ class _Loading:
             head=head,
             ops=ops,
             attention=attention,
-            max_num_seqs=self._options["max_num_seqs"] or MAX_NUM_SEQS,
-            num_threads=self._options.get("num_threads") or 1,
+            max_num_seqs=self._options.max_num_seqs or MAX_NUM_SEQS,
+            num_threads=self._options.num_threads,
             notes=notes,
         )
 

@@ -4,20 +4,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from engine.fused.engine import FusedEngine
+from engine.messages import LoadOptions
 
 logger = logging.getLogger("embedline.engine")
 
 
-def load(*, name: str, reason: str, options: dict[str, Any]) -> FusedEngine:
-    """options: path, device ("cpu" or "cuda:0", …), dtype, pooling (None = as the folder has it), max_num_tokens (None
-    = 16384), max_num_seqs, and perhaps max_seqlen (None = as the folder has it), quantization ("none"), num_threads
-    (of the CPU) and cache_dir (None = quantized weights are not kept).
-
-    Raises ModelError with one line.
-    """
+def load(*, name: str, reason: str, options: LoadOptions) -> FusedEngine:
+    """Raises ModelError with one line."""
     phases = Phases()
     with phases("import"):
         from engine.fused import loading
@@ -25,7 +20,7 @@ def load(*, name: str, reason: str, options: dict[str, Any]) -> FusedEngine:
     logger.info("%s %s", name, phases)
     for note in loaded.engine.info.notes:
         logger.info("%s: %s", name, note)
-    if options.get("quantization") == "fp8" and loaded.outcome is not None and loaded.outcome.reverted:
+    if options.quantization == "fp8" and loaded.outcome is not None and loaded.outcome.reverted:
         num_plain, num_quantized = len(loaded.outcome.reverted), len(loaded.outcome.quantized)
         logger.warning(
             "%s: FP8 was asked for, and %d of %d layers stay plain", name, num_plain, num_plain + num_quantized

@@ -5,12 +5,11 @@ A batch takes milliseconds, so it is computed by the thread that collects it whi
 Shapes: T tokens of a batch, B sequences, D numbers a row.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.blocking import BlockingEngine
+from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.rows.head_numpy import HostHead, load_head
@@ -64,15 +63,14 @@ def _means(token_rows: NDArray[np.float32], cu_seqlens: NDArray[np.int32]) -> ND
     return means
 
 
-def load(*, name: str, reason: str, options: dict[str, Any]) -> StaticEngine:
-    """options: path, dtype, pooling (None or mean), max_num_tokens (None = the engine's choice) and max_num_seqs; the
-    device does not matter. Raises ModelError."""
-    folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
-    _check(folder, options["dtype"])
+def load(*, name: str, reason: str, options: LoadOptions) -> StaticEngine:
+    """Runs on the CPU, whatever device the options name. Raises ModelError."""
+    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
+    _check(folder, options.dtype)
     table, head = read_table(folder.weights_folder / "model.safetensors"), load_head(folder.path, folder.steps)
     limits = EngineLimits(
-        max_num_tokens=max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen),
-        max_num_seqs=options["max_num_seqs"] or MAX_NUM_SEQS,
+        max_num_tokens=max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen),
+        max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
         max_seqlen=folder.max_seqlen,
         depth=_DEPTH,
     )

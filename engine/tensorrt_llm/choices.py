@@ -3,10 +3,10 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.machine.cuda_driver import Gpu
 from engine.machine.devices import CUDA, kind_of
+from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.tensorrt_llm.planning import checkpoint, package
@@ -39,13 +39,13 @@ class Choices:
     notes: tuple[str, ...]
 
 
-def choose(options: dict[str, Any]) -> Choices:
-    """See engine.tensorrt_llm.engine.load for the options. Raises ModelError with one line."""
+def choose(options: LoadOptions) -> Choices:
+    """Raises ModelError with one line."""
     found = package.find()
     folder = _folder(options)
     gpu = _gpu(options)
     planned = plan(folder, [gpu], _wishes(options))
-    stored, weights, notes = _weights(folder, planned, options.get("cache_dir"))
+    stored, weights, notes = _weights(folder, planned, options.cache_dir)
     return Choices(
         folder=folder,
         served=planned.served,
@@ -54,38 +54,35 @@ def choose(options: dict[str, Any]) -> Choices:
         package=found,
         gpu=gpu,
         dtype=planned.dtype,
-        max_num_tokens=max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen),
-        max_num_seqs=options["max_num_seqs"] or _MAX_NUM_SEQS,
-        records_graphs=bool(options.get("records_graphs")),
-        memory_share=options.get("memory_share", 1.0),
+        max_num_tokens=max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen),
+        max_num_seqs=options.max_num_seqs or _MAX_NUM_SEQS,
+        records_graphs=options.records_graphs,
+        memory_share=options.memory_share,
         notes=(*notes, *notes_of(folder)),
     )
 
 
-def _wishes(options: dict[str, Any]) -> Wishes:
+def _wishes(options: LoadOptions) -> Wishes:
     return Wishes(
-        dtype=options["dtype"],
-        quantization=options.get("quantization", "auto"),
-        is_stock=options.get("model_class") == STOCK,
-        records_graphs=bool(options.get("records_graphs")),
+        dtype=options.dtype,
+        quantization=options.quantization,
+        is_stock=options.model_class == STOCK,
+        records_graphs=options.records_graphs,
     )
 
 
-def _folder(options: dict[str, Any]) -> ModelFolder:
+def _folder(options: LoadOptions) -> ModelFolder:
     """As far as texts may be long."""
-    known = KNOWN_CLASSES if options.get("model_class") == STOCK else frozenset()
-    folder = model_folder.read(
-        options["path"], pooling=options["pooling"], task=options.get("task"), known_classes=known
-    )
-    asked = options.get("max_seqlen") or folder.max_seqlen
+    known = KNOWN_CLASSES if options.model_class == STOCK else frozenset()
+    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task, known_classes=known)
+    asked = options.max_seqlen or folder.max_seqlen
     return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
 
 
-def _gpu(options: dict[str, Any]) -> Gpu:
-    if kind_of(options["device"]) != CUDA or not options.get("gpu"):
+def _gpu(options: LoadOptions) -> Gpu:
+    if kind_of(options.device) != CUDA or options.gpu is None:
         raise ModelError("--engine tensorrt-llm needs an NVIDIA GPU; --engine auto serves most models on the CPU")
-    found = options["gpu"]
-    return Gpu(found["index"], found["name"], (found["capability"][0], found["capability"][1]), found["num_bytes"])
+    return options.gpu
 
 
 def _weights(folder: ModelFolder, planned: Planned, cache_dir: str | None) -> tuple[Checkpoint, Path, tuple[str, ...]]:

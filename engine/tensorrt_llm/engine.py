@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.blocking import BlockingEngine
+from engine.messages import LoadOptions
 from engine.rows.head_numpy import HostHead, load_head
 from engine.selftest import selfcheck
 from engine.tensorrt_llm import choices
@@ -81,18 +82,13 @@ def _sequences(batch: Batch, pad_id: int | None) -> list[list[int]]:
     return [without_trailing(ids[start:end], pad_id) for start, end in itertools.pairwise(bounds)]
 
 
-def load(*, name: str, reason: str, options: dict[str, Any]) -> TensorrtLlmEngine:
-    """options: path, device ("cuda:0", …), gpu (a cuda_driver.Gpu as a dict), dtype, pooling and task (None = as the
-    folder has it), max_num_tokens (None = 16384), max_num_seqs (None = 32), and perhaps max_seqlen, quantization
-    ("auto"), cache_dir, memory_share, model_class ("embedline" or "stock") and records_graphs (False).
-
-    Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported.
-    """
+def load(*, name: str, reason: str, options: LoadOptions) -> TensorrtLlmEngine:
+    """Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported."""
     chosen = choices.choose(options)
     os.environ.update(llm_arguments.NO_TELEMETRY)
-    show_only(options["device"], os.environ)
+    show_only(options.device, os.environ)
     try:
-        engine = _proved(chosen, _info(chosen, name=name, reason=reason, device=options["device"]))
+        engine = _proved(chosen, _info(chosen, name=name, reason=reason, device=options.device))
     except DeviceTrouble:
         raise
     except ModelError as error:

@@ -12,12 +12,12 @@ Knows batches and rows; how a model is run is `forward`'s, whether packed or pad
 import dataclasses
 import queue
 import threading
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from engine.failures import engine_error, one_line
+from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.transformers.forward import Forward, hiding
@@ -119,18 +119,17 @@ class TransformersEngine:
         return {kind: self._makers[kind](token_rows, batch) for kind in batch.outputs}
 
 
-def load(*, name: str, reason: str, options: dict[str, Any]) -> TransformersEngine:
-    """options: path, device, dtype, pooling and task (None = as the folder has it), max_num_tokens (None = the engine's
-    choice), max_num_seqs and num_threads, which is how many batches the CPU computes at a time. Raises ModelError."""
+def load(*, name: str, reason: str, options: LoadOptions) -> TransformersEngine:
+    """On the CPU it computes `options.num_threads` batches at a time. Raises ModelError."""
     where = place(options)
-    folder = model_folder.read(options["path"], pooling=options["pooling"], task=options.get("task"))
+    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
     if folder.is_static:
         raise ModelError("these are static embeddings, which --engine static serves")
     queries = query_table(folder)
     check_fits(folder, where)
     torch.set_num_threads(1)  # as the threads that compute, so that what is measured here holds for them
     choice = _prepare(folder, where)
-    limits = _limits(folder, options, streams=1 if where.is_gpu or not choice.is_reentrant else options["num_threads"])
+    limits = _limits(folder, options, streams=1 if where.is_gpu or not choice.is_reentrant else options.num_threads)
     if where.is_gpu:
         alone, mixed = _GPU_BATCH_SECONDS
         limits = dataclasses.replace(limits, max_batch_seconds=alone, max_batch_seconds_mixed=mixed)
@@ -146,10 +145,10 @@ def _route_notes(folder: ModelFolder) -> tuple[str, ...]:
     return (*((hiding,) if folder.hides_tokens else ()), *((table,) if folder.query_table else ()))
 
 
-def _limits(folder: ModelFolder, options: dict[str, Any], *, streams: int) -> EngineLimits:
+def _limits(folder: ModelFolder, options: LoadOptions, *, streams: int) -> EngineLimits:
     return EngineLimits(
-        max_num_tokens=max(options["max_num_tokens"] or _MAX_NUM_TOKENS, folder.max_seqlen),
-        max_num_seqs=options["max_num_seqs"] or MAX_NUM_SEQS,
+        max_num_tokens=max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen),
+        max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
         max_seqlen=folder.max_seqlen,
         streams=streams,
         depth=streams + 1,

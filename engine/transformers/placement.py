@@ -1,11 +1,11 @@
 """Where a model is computed and in what numbers, and whether it fits there. Knows nothing of batches."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from engine.machine.devices import CPU, CUDA, dtype_of_auto, has_bfloat16
+from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder
 from engine.model.weights import weights_of
 from engine.types import DeviceTrouble, ModelError
@@ -28,12 +28,12 @@ class Place:
         return self.device.type == CUDA
 
 
-def place(options: dict[str, Any]) -> Place:
-    """Of an engine's options device, dtype and memory_share. Raises ModelError.
+def place(options: LoadOptions) -> Place:
+    """By the options device, dtype and memory_share. Raises ModelError.
 
     A GPU is made the calling thread's, and this process is held to its share of it.
     """
-    device, dtype = options["device"], options["dtype"]
+    device, dtype = options.device, options.dtype
     if dtype not in ("auto", *_DTYPES):
         raise ModelError(f"--dtype {dtype!r} is not one of auto, {', '.join(_DTYPES)}")
     if device == CPU:
@@ -42,7 +42,7 @@ def place(options: dict[str, Any]) -> Place:
     if dtype == "bfloat16" and not has_bfloat16(capability):
         raise ModelError(f"--dtype bfloat16: {device} does not compute in it; float32 and float16 work there")
     torch.cuda.set_device(device)  # or pinning memory would open the first GPU
-    found = Place(torch.device(device), _dtype(dtype, capability), options.get("memory_share", 1.0))
+    found = Place(torch.device(device), _dtype(dtype, capability), options.memory_share)
     if found.memory_share < 1.0:
         torch.cuda.set_per_process_memory_fraction(found.memory_share, found.device)
     return found

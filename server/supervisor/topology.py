@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from batch_manager.client import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine.machine import devices
-from engine.start import EngineStart
+from engine.messages import EngineStart
 from server.frontend.start import FrontendStart
 from server.requests.admission import WaitBudgets
 from server.settings.api_keys import ApiKey

@@ -5,20 +5,11 @@ import pytest
 
 from engine import fake
 from engine.types import Batch, EngineError, EngineErrorKind, ModelError, OutputKind, Results
+from tests.engine.load_options import fake_options
 
 
 def load(**options: object) -> fake.FakeEngine:
-    defaults = {
-        "dimensions": 16,
-        "max_seqlen": 64,
-        "vocab_size": 1000,
-        "max_num_tokens": 256,
-        "max_num_seqs": 8,
-        "cost_ms": 0,
-        "tokens_per_second": 0,
-        "faults": [],
-    }
-    return fake.load(name="m", reason="asked", options={**defaults, **options})
+    return fake.load(name="m", reason="asked", options=fake_options(**options))
 
 
 def batch_of(*sequences: list[int], outputs: OutputKind = OutputKind.POOLED) -> Batch:

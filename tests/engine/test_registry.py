@@ -12,6 +12,7 @@ import pytest
 
 from engine import registry
 from engine.machine.memory import release
+from engine.messages import LoadOptions
 from engine.types import DeviceTrouble, Engine, ModelError
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
@@ -32,8 +33,8 @@ class Loader:
         monkeypatch.setattr(importlib, "import_module", self._module)
 
     def _module(self, path: str) -> Any:
-        def load(*, name: str, reason: str, options: dict[str, Any]) -> str:
-            engine = path.removeprefix("engine.").removesuffix(".engine").removeprefix("compiled.")
+        def load(*, name: str, reason: str, options: LoadOptions) -> str:
+            engine = next(name for name, module in registry._ENGINES.items() if module == path).replace("-", "_")
             self.tried.append(engine)
             self.reason = reason
             if engine in self._failures:
@@ -45,7 +46,7 @@ class Loader:
 
 def load(device: str) -> Engine:
     engine, reason = registry.choose("auto", device=device)
-    return registry.load(engine, name="m", reason=reason, options={"device": device})
+    return registry.load(engine, name="m", reason=reason, options=LoadOptions(device=device))
 
 
 @pytest.mark.parametrize(("device", "first"), [(GPU, "fused"), ("cuda:3", "fused"), ("cpu", "openvino")])
@@ -112,7 +113,7 @@ def test_trouble_of_the_device_is_known_by_its_words(
 ) -> None:
     loader = Loader(monkeypatch, fused=error)
     with pytest.raises(ModelError) as refused:
-        registry.load(engine, name="m", reason="", options={"device": GPU})
+        registry.load(engine, name="m", reason="", options=LoadOptions(device=GPU))
     assert loader.tried == ["fused"]
     assert f"cuda:0 fails the fused engine (RuntimeError: {error})" in str(refused.value)
     assert words in str(refused.value)

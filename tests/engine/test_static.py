@@ -163,7 +163,7 @@ def test_it_warms_up_and_says_what_it_is(tmp_path: Path) -> None:
 def test_it_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
     folder = save_static(tmp_path / "model", Dense(DIMENSIONS, 10))
     program = (
-        "import sys; from engine import registry; "
+        "import sys; from engine import registry; from engine.messages import LoadOptions; "
         f"registry.load('static', name='m', reason='', options={options(folder)!r}); "
         "print(sorted({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
     )

@@ -14,27 +14,20 @@ import numpy as np
 import pytest
 
 from engine import fake, messages
+from engine.messages import EngineStart, LoadOptions
 from engine.types import EngineErrorKind, OutputKind
+from tests.engine.load_options import fake_options
 from wire import control
 from wire.blocking import BlockingConnection
+from wire.control import ProcessStart
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = {
-    "dimensions": 16,
-    "max_seqlen": 64,
-    "vocab_size": 1000,
-    "max_num_tokens": 256,
-    "max_num_seqs": 8,
-    "cost_ms": 0,
-    "tokens_per_second": 0,
-    "faults": [],
-}
 
 
 class EngineProcess:
     """A running engine worker and our two ends of its sockets."""
 
-    def __init__(self, folder: Path, options: dict[str, Any], *, engine: str = "fake") -> None:
+    def __init__(self, folder: Path, options: LoadOptions, *, engine: str = "fake") -> None:
         self.path = str(folder / "engine.sock")
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listener.bind(self.path)
@@ -49,17 +42,11 @@ class EngineProcess:
             )
         ours.settimeout(20)
         self.supervisor = BlockingConnection(ours)
-        spec = {
-            "title": "engine 0",
-            "index": 0,
-            "log_level": "ERROR",
-            "listener_fd": self.listener.fileno(),
-            "engine": engine,
-            "reason": "asked",
-            "model": "m",
-            "options": {**OPTIONS, **options},
-        }
-        self.supervisor.send(control.START, 0, control.encode(spec))
+        process = ProcessStart(title="engine 0", index=0, log_level="ERROR")
+        start = EngineStart(
+            listener_fd=self.listener.fileno(), engine=engine, model="m", reason="asked", options=options
+        )
+        self.supervisor.send(control.START, 0, control.encode_start(process, start))
 
     def wait_for(self, wanted: int) -> dict[str, Any]:
         """The next control frame of this kind."""
@@ -108,7 +95,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
     started: list[EngineProcess] = []
 
     def begin(**options: Any) -> EngineProcess:
-        started.append(EngineProcess(tmp_path, options))
+        started.append(EngineProcess(tmp_path, fake_options(**options)))
         return started[-1]
 
     yield begin

@@ -9,7 +9,8 @@ from engine import fake, messages
 from engine.fake import FakeEngine
 from engine.types import Batch, EngineClosed, EngineError, OutputKind, Results
 from engine.worker import Worker
-from tests.engine.test_worker import OPTIONS, receive
+from tests.engine.load_options import fake_options
+from tests.engine.test_worker import receive
 from wire.blocking import BlockingConnection
 
 
@@ -40,7 +41,7 @@ def test_a_batch_that_overtakes_another_has_its_time_too() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         manager, connection = BlockingConnection(ours), BlockingConnection(theirs)
-        engine = Overtaking(fake.load(name="m", reason="asked", options=OPTIONS))
+        engine = Overtaking(fake.load(name="m", reason="asked", options=fake_options()))
         worker = Worker(engine, theirs, engine.limits)
         ids = np.array([1, 2, 3], np.int32).tobytes()
         payload = memoryview(b"".join(messages.encode_batch(OutputKind.POOLED, [3], [ids])))

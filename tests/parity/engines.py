@@ -3,12 +3,12 @@
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.types import Engine, OutputKind, Rows
+from tests.engine.load_options import load_options
 from tests.parity.architectures import VOCAB_SIZE
 from tests.parity.references import Outputs
 from tests.parity.texts import Text, packed
@@ -18,14 +18,12 @@ _MODULES = {
     "openvino": "engine.cpu.executors.openvino",
     "static": "engine.static.engine",
 }
-_OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}
-_LIMITS: dict[str, Any] = {"max_num_tokens": 4096, "max_num_seqs": 64}
 
 
 def load(name: str, folder: Path) -> Engine:
     """One of _MODULES. Raises ModelError."""
     module = importlib.import_module(_MODULES[name])
-    loaded: Engine = module.load(name="m", reason="asked", options={"path": str(folder), **_OPTIONS, **_LIMITS})
+    loaded: Engine = module.load(name="m", reason="asked", options=load_options(folder))
     return loaded
 
 

@@ -12,7 +12,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from benchmarks.gpu import random_models, shapes
 from engine.fused.quantization import gate_texts
 from engine.machine import cuda_driver
 from engine.machine.cuda_driver import Gpu
+from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.selftest import sample_ids, selfcheck
@@ -68,20 +68,16 @@ def _by_engine(job: Job, work: Path) -> Outcome:
     return Outcome(rows=rows, max_num_tokens=engine.limits.max_num_tokens, speeds=speeds, notes=engine.info.notes)
 
 
-def _options(job: Job, path: Path, work: Path) -> dict[str, Any]:
+def _options(job: Job, path: Path, work: Path) -> LoadOptions:
     found = cuda_driver.find().gpus
-    return {
-        "path": str(path),
-        "device": "cuda:0",
-        "gpu": dataclasses.asdict(found[0] if found else _NO_GPU),
-        "dtype": "auto",
-        "pooling": None,
-        "max_num_tokens": None if found else _TOKENS_OF_A_TOY,
-        "max_num_seqs": None,
-        "quantization": "none",
-        "cache_dir": str(work / "cache"),
-        **job.options,
-    }
+    fixed = LoadOptions(
+        path=str(path),
+        device="cuda:0",
+        gpu=found[0] if found else _NO_GPU,
+        max_num_tokens=None if found else _TOKENS_OF_A_TOY,
+        cache_dir=str(work / "cache"),
+    )
+    return dataclasses.replace(fixed, **job.options)
 
 
 def _folder_of(job: Job, work: Path) -> Path:

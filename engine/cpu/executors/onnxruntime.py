@@ -15,6 +15,7 @@ from engine.cpu.executor import INPUT_IDS, OUTPUT, Executor, Run
 from engine.cpu.loading import load_with
 from engine.cpu.minibatch import MAX_PADDED_TOKENS
 from engine.machine import host
+from engine.messages import LoadOptions
 from engine.types import ModelError
 
 if TYPE_CHECKING:
@@ -101,6 +102,6 @@ def _run(ort: ModuleType, session: Any) -> Run:
     return run
 
 
-def load(*, name: str, reason: str, options: dict[str, Any]) -> CompiledEngine:
+def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
     """See loading.load_with. Raises ModelError."""
     return load_with(OnnxRuntime(), name=name, reason=reason, options=options)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from engine.cpu.engine import CompiledEngine
 from engine.cpu.executor import Executor, Run
 from engine.cpu.loading import load_with
+from engine.messages import LoadOptions
 from engine.types import ModelError
 
 if TYPE_CHECKING:
@@ -93,6 +94,6 @@ def import_openvino() -> ModuleType:
     return importlib.import_module("openvino")
 
 
-def load(*, name: str, reason: str, options: dict[str, Any]) -> CompiledEngine:
+def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
     """See loading.load_with. Raises ModelError."""
     return load_with(OpenVino(), name=name, reason=reason, options=options)

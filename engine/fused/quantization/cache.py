@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.spec import Spec
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.scheme import scheme_of
+from engine.messages import LoadOptions
 from engine.model.arrays import weights_files
 from engine.store import fingerprint, tensor_file
 from engine.store.cache import Cache, Entry, Json
@@ -168,14 +168,12 @@ _SOURCES = (
 class Keeping:
     """Of one start. Only models whose gate was asked for are kept: others are read as fast as they are."""
 
-    def __init__(self, chosen: Choices, options: dict[str, Any]) -> None:
-        """See engine.fused.start.load for the options."""
-        wish, cache_dir = options.get("quantization", "none"), options.get("cache_dir")
+    def __init__(self, chosen: Choices, options: LoadOptions) -> None:
         self._key = None
-        if cache_dir and wish != "none" and options.get("is_gated", True):
+        if options.cache_dir and options.quantization != "none" and options.is_gated:
             with contextlib.suppress(OSError):  # whoever reads the files will say what is wrong with them
-                self._key = _key(chosen, wish)
-            cache = Cache(Path(cache_dir, _FOLDER), max_entries=_MAX_ENTRIES)
+                self._key = _key(chosen, options.quantization)
+            cache = Cache(Path(options.cache_dir, _FOLDER), max_entries=_MAX_ENTRIES)
             self._store = Store(cache, device=chosen.device, dtype=chosen.dtype)
 
     def find(self) -> Kept | None:

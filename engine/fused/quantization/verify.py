@@ -1,10 +1,10 @@
 """What quantization costs a model on a device: it is loaded as for serving, and what the gate found is told. Serves
 nothing, and neither takes a quantized model from the cache nor leaves one there."""
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,6 +13,7 @@ from engine.fused.choices import Choices
 from engine.fused.quantization import gate_texts, precision
 from engine.fused.quantization.gate import MIN_MEDIAN, MIN_P1, Outcome
 from engine.fused.start import Phases
+from engine.messages import LoadOptions
 
 _REASON = "it is to be verified"
 
@@ -30,14 +31,11 @@ class Verified:
     with_auto: str  # a line: what --quantization auto makes of this model on this device
 
 
-def verify(name: str, options: dict[str, Any]) -> Verified:
-    """See engine.fused.start.load for the options; what they have for "quantization" quantizes, or can't be had.
-
-    Raises ModelError where the model can't be loaded so.
-    """
-    if options["cache_dir"]:
-        loading.keep_kernels(Path(options["cache_dir"]), os.environ)
-    loaded = loading.load(Phases(), name=name, reason=_REASON, options={**options, "cache_dir": None})
+def verify(name: str, options: LoadOptions) -> Verified:
+    """Raises ModelError where the model can't be loaded with these options, whose quantization is not "none"."""
+    if options.cache_dir:
+        loading.keep_kernels(Path(options.cache_dir), os.environ)
+    loaded = loading.load(Phases(), name=name, reason=_REASON, options=dataclasses.replace(options, cache_dir=None))
     loaded.engine.close()
     chosen, outcome = loaded.model.chosen, loaded.outcome
     assert outcome is not None

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.cpu.engine import CompiledEngine
+from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import (
@@ -24,6 +25,7 @@ from engine.model.tasks import (
     VocabularyWeights,
 )
 from engine.types import Batch, OutputKind, Results
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import VOCAB_SIZE, batch
 
 ENGINES = ("openvino", "onnxruntime")
@@ -36,9 +38,8 @@ _TASKS: dict[type[Head], Task] = {
 }
 
 
-def options(folder: Path, **others: Any) -> dict[str, Any]:
-    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 2}
-    return {**fixed, "max_num_tokens": 4096, "max_num_seqs": 64, **others}
+def options(folder: Path, **others: Any) -> LoadOptions:
+    return load_options(folder, **{"num_threads": 2, **others})
 
 
 def load(name: str, folder: Path, **others: Any) -> CompiledEngine:

@@ -26,7 +26,8 @@ from tests.tiers import full
 START = """
 import json, sys
 from importlib import import_module
-name, given = sys.argv[1], json.loads(sys.argv[2])
+from engine.messages import LoadOptions
+name, given = sys.argv[1], LoadOptions(**json.loads(sys.argv[2]))
 engine = import_module("engine.cpu.executors." + name).load(name="m", reason="", options=given)
 heavy = ("torch", "transformers", "openvino_telemetry", "openvino.tools.ovc.convert", "onnx")
 print(json.dumps([[module for module in heavy if module in sys.modules], engine.info.notes[0]]))
@@ -36,7 +37,7 @@ UNSET = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")  # set by whatever runs thes
 
 def start(name: str, folder: Path, **others: object) -> tuple[list[str], str]:
     """In a new process: which heavy modules the start imported, and what is noted."""
-    given = json.dumps(options(folder, **others))
+    given = json.dumps(dataclasses.asdict(options(folder, **others)))
     with tempfile.TemporaryDirectory() as home:
         answer = subprocess.run(
             [sys.executable, "-c", START, name, given],

@@ -25,11 +25,13 @@ from engine.fused.engine import FusedEngine
 from engine.fused.quantization import gate
 from engine.fused.runner.packing import Packer, views
 from engine.fused.runner.shape import Shape
+from engine.messages import LoadOptions
 from engine.selftest import selfcheck
 from engine.selftest.warmup import warm_up
 from engine.transformers import engine as transformers
 from engine.types import Batch, Engine, EngineError, EngineErrorKind, ModelError, OutputKind, Results
 from tests.engine.fused.test_memory import QWEN3_8B
+from tests.engine.load_options import load_options
 from tests.engine.test_worker import EngineProcess, receive, send_batch
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
 from wire import control
@@ -39,9 +41,8 @@ SEQLENS = (5, 17, 1, 30, 9, 40)
 BOTH = OutputKind.POOLED | OutputKind.TOKENS
 
 
-def options(folder: Path, **others: Any) -> dict[str, Any]:
-    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}
-    return {**fixed, "max_num_tokens": None, "max_num_seqs": 64, **others}
+def options(folder: Path, **others: Any) -> LoadOptions:
+    return load_options(folder, **{"max_num_tokens": None, **others})
 
 
 def load(folder: Path, **others: Any) -> FusedEngine:

@@ -11,17 +11,17 @@ from engine.fused import choices, loading
 from engine.fused.checkpoint import from_folder
 from engine.fused.checks import Memory
 from engine.fused.choices import Choices
+from engine.messages import LoadOptions
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
-
-OPTIONS = {"device": "cpu", "dtype": "auto", "pooling": "mean", "max_num_tokens": None, "max_num_seqs": 64}
 
 
 @pytest.fixture
 def chosen(tmp_path: Path) -> Choices:
     """For a GPU, of which the process may have a quarter."""
-    found = choices.choose({**OPTIONS, "path": str(save("bert", tmp_path / "model")), "memory_share": 0.25})
+    found = choices.choose(load_options(save("bert", tmp_path / "model"), pooling="mean", memory_share=0.25))
     assert found.memory_share == 0.25
     return dataclasses.replace(found, device=torch.device("cuda:1"), capability=(9, 0))
 
@@ -34,7 +34,7 @@ def test_the_process_is_held_to_it(share: float, chosen: Choices, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *these: told.append(these))
     monkeypatch.setattr(loading, "_Loading", lambda *_, **__: Loading(told))
 
-    loading.load(None, name="m", reason="", options={})  # type: ignore[arg-type]  # phases, which nothing uses
+    loading.load(None, name="m", reason="", options=LoadOptions(device="cpu"))  # type: ignore[arg-type]  # phases, which nothing uses
 
     held = [(0.25, torch.device("cuda:1"))] if share < 1.0 else []
     assert told == [torch.device("cuda:1"), *held, "loaded"]

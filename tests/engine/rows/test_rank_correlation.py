@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from engine import registry
 from engine.model import model_folder
 from engine.types import Batch, EngineError, OutputKind
+from tests.engine.load_options import load_options
 from tokenizer_pool.messages import TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer
 
@@ -63,16 +64,7 @@ def rows_of(texts: list[str], engine: str, folder: Path, **options: Any) -> NDAr
         engine,
         name="m",
         reason="",
-        options={
-            "path": str(folder),
-            "device": "cpu",
-            "dtype": "auto",
-            "pooling": None,
-            "max_num_tokens": 65536,
-            "max_num_seqs": 1024,
-            "num_threads": 2,
-            **options,
-        },
+        options=load_options(folder, max_num_tokens=65536, max_num_seqs=1024, num_threads=2, **options),
     )
     try:
         loaded.submit(Batch("m", OutputKind.POOLED, tokens.token_ids, tokens.offsets))

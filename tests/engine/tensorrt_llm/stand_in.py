@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.machine.cuda_driver import Gpu
+from engine.messages import LoadOptions
 from engine.tensorrt_llm import engine as tensorrt_llm_engine
 from engine.tensorrt_llm.engine import TensorrtLlmEngine
 from engine.types import EngineError, Results, main_output
@@ -62,17 +63,10 @@ def _forget() -> None:
 
 def load(folder: Path, **others: Any) -> TensorrtLlmEngine:
     """With small limits; others: more of the engine's options."""
-    options: dict[str, Any] = {
-        "path": str(folder),
-        "device": "cuda:0",
-        "gpu": dataclasses.asdict(H200),
-        "dtype": "auto",
-        "pooling": None,
-        "task": None,
-        "max_num_tokens": 256,
-        "max_num_seqs": 16,
-    }
-    return tensorrt_llm_engine.load(name="m", reason="a test", options={**options, **others})
+    fixed = LoadOptions(
+        path=str(folder), device="cuda:0", gpu=H200, quantization="auto", max_num_tokens=256, max_num_seqs=16
+    )
+    return tensorrt_llm_engine.load(name="m", reason="a test", options=dataclasses.replace(fixed, **others))
 
 
 def answer(engine: TensorrtLlmEngine, sequences: Sequence[Sequence[int]], **others: Any) -> Results | EngineError:

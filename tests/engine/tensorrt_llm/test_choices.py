@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.machine.cuda_driver import Gpu
+from engine.messages import LoadOptions
 from engine.tensorrt_llm import choices
 from engine.tensorrt_llm.choices import Choices
 from engine.tensorrt_llm.planning import package
@@ -21,16 +22,9 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(folder: Path, **others: Any) -> Choices:
-    options: dict[str, Any] = {
-        "path": str(folder),
-        "device": "cuda:0",
-        "gpu": dataclasses.asdict(Gpu(0, "NVIDIA H100", (9, 0), 80 << 30)),
-        "dtype": "auto",
-        "pooling": "last-token",
-        "max_num_tokens": None,
-        "max_num_seqs": None,
-    }
-    return choices.choose({**options, **others})
+    gpu = Gpu(0, "NVIDIA H100", (9, 0), 80 << 30)
+    fixed = LoadOptions(path=str(folder), device=gpu.device, gpu=gpu, quantization="auto", pooling="last-token")
+    return choices.choose(dataclasses.replace(fixed, **others))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.machine.cuda_driver import Gpu
 from engine.tensorrt_llm.planning import package
 from engine.types import (
     DeviceTrouble,
@@ -181,7 +182,7 @@ def test_a_version_without_graphs(model: Model) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_what_is_refused_before_the_library_is_imported(model: Model, tmp_path: Path) -> None:
-    gpu = {"index": 0, "name": "Tesla T4", "capability": (7, 5), "num_bytes": 1 << 34}
+    gpu = Gpu(0, "Tesla T4", (7, 5), 1 << 34)
     assert "has no bfloat16" in refusal(model, gpu=gpu)
     assert "needs an NVIDIA GPU" in refusal(model, device="cpu", gpu=None)
     assert "--dtype float32 is not for --engine tensorrt-llm" in refusal(model, dtype="float32")
@@ -198,7 +199,7 @@ def _runner(engine: Any) -> Any:
 def test_another_gpu_is_the_only_one_that_is_seen(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     with library():
-        gpu = dataclasses.asdict(dataclasses.replace(H200, index=1))
+        gpu = dataclasses.replace(H200, index=1)
         assert load(model.folder, **model.options, device="cuda:1", gpu=gpu).info.device == "cuda:1"
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
         assert os.environ["TRTLLM_NO_USAGE_STATS"] == "1"

@@ -36,6 +36,7 @@ from engine.types import (
     OutputKind,
 )
 from tests.engine.folder_files import change
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import arbitrary, batch, save
 
 TEXTS = (
@@ -60,13 +61,8 @@ TEXTS = (
 )
 
 
-def options(folder: Path, **others: Any) -> dict[str, Any]:
-    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}
-    return {**fixed, "max_num_tokens": 4096, "max_num_seqs": 64, **others}
-
-
 def load(folder: Path, **others: Any) -> TransformersEngine:
-    return engine.load(name="m", reason="asked", options=options(folder, **others))
+    return engine.load(name="m", reason="asked", options=load_options(folder, **others))
 
 
 @pytest.fixture(scope="module")

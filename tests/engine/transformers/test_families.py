@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
 from engine.types import Batch, OutputKind
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import FAMILIES, HIDDEN_SIZE, PADDED, VOCAB_SIZE, Reference, arbitrary, batch, save
 
 SEQLENS = (5, 17, 1, 30, 9, 9, 13)  # more in all than a sequence may have
 
 
 def load(folder: Path, *, pooling: str = "mean") -> TransformersEngine:
-    options = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": pooling}
-    limits = {"max_num_tokens": 256, "max_num_seqs": 16, "num_threads": 1}
-    return engine.load(name="m", reason="asked", options={**options, **limits})
+    options = load_options(folder, pooling=pooling, max_num_tokens=256, max_num_seqs=16)
+    return engine.load(name="m", reason="asked", options=options)
 
 
 def compute(loaded: TransformersEngine, *batches: Batch) -> list[NDArray[np.float32]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.rows.head_torch import TorchHead
 from engine.rows.pooling_torch import Pooling
@@ -19,15 +20,15 @@ from engine.transformers.engine import TransformersEngine
 from engine.transformers.heads.makers import embeddings
 from engine.transformers.placement import Place, check_fits, place
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import FAMILIES, arbitrary, batch, save
 
 HOPPER, TURING = (9, 0), (7, 5)
 GIB = 1 << 30
 
 
-def options(folder: Path, **others: Any) -> dict[str, Any]:
-    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 3}
-    return {**fixed, "max_num_tokens": 4096, "max_num_seqs": 64, **others}
+def options(folder: Path, **others: Any) -> LoadOptions:
+    return load_options(folder, **{"num_threads": 3, **others})
 
 
 def load(folder: Path, **others: Any) -> TransformersEngine:
@@ -58,7 +59,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     ],
 )
 def test_what_it_computes_in(device: str, dtype: str, expected: torch.dtype, chosen: list[Any]) -> None:
-    where = place({"device": device, "dtype": dtype})
+    where = place(LoadOptions(device=device, dtype=dtype))
     assert where == Place(torch.device(device), expected)
     assert where.is_gpu == (device != "cpu")
     assert chosen == ([device] if where.is_gpu else [])  # else pinned memory would be the first GPU's
@@ -68,10 +69,10 @@ def test_a_share_of_the_memory(minilm_folder: Path, chosen: list[Any], monkeypat
     """The process is held to it before anything is loaded, and what is more than it is refused though it is free."""
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *told: chosen.append(told))
 
-    place({"device": "cuda:0", "dtype": "auto", "memory_share": 1.0})
-    place({"device": "cpu", "dtype": "auto", "memory_share": 0.5})
+    place(LoadOptions(device="cuda:0", memory_share=1.0))
+    place(LoadOptions(device="cpu", memory_share=0.5))
     assert chosen == ["cuda:0"]
-    where = place({"device": "cuda:0", "dtype": "float32", "memory_share": 0.25})
+    where = place(LoadOptions(device="cuda:0", dtype="float32", memory_share=0.25))
     assert chosen[1:] == ["cuda:0", (0.25, torch.device("cuda:0"))]
 
     folder = model_folder.read(minilm_folder)
@@ -94,14 +95,14 @@ def test_a_share_of_the_memory(minilm_folder: Path, chosen: list[Any], monkeypat
 @pytest.mark.usefixtures("chosen")
 def test_where_it_does_not_compute(device: str, dtype: str, words: str) -> None:
     with pytest.raises(ModelError) as refused:
-        place({"device": device, "dtype": dtype})
+        place(LoadOptions(device=device, dtype=dtype))
     assert words in str(refused.value)
 
 
 def test_a_torch_that_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ModelError, match=rf"^torch {torch.__version__} can't use 'cuda:0'.".replace("+", r"\+")):
-        place({"device": "cuda:0", "dtype": "auto"})
+        place(LoadOptions(device="cuda:0"))
 
 
 @pytest.mark.usefixtures("chosen")

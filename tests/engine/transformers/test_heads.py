@@ -19,6 +19,7 @@ from engine.transformers.loading import load_model
 from engine.transformers.selftest import choose_forward
 from engine.types import Batch, ModelError, OutputKind, Rows
 from tests.engine.folder_files import change
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import (
     GENERATING,
     MASKED,
@@ -221,8 +222,7 @@ def test_scores_of_tokens_are_the_whole_models(family: str, tmp_path: Path) -> N
 
 def test_the_engine_gives_scores(tmp_path: Path) -> None:
     folder = save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
-    options = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}
-    loaded = engine.load(name="m", reason="asked", options={**options, "max_num_tokens": None, "max_num_seqs": 64})
+    loaded = engine.load(name="m", reason="asked", options=load_options(folder))
     assert loaded.info.outputs is OutputKind.LOGITS
     assert any("BertForSequenceClassification on the first token's row" in note for note in loaded.info.notes)
     sequences = arbitrary(SEQLENS)

@@ -14,6 +14,7 @@ from engine.transformers.forward import PackedForward
 from engine.transformers.loading import load_model
 from engine.transformers.prepack import PrepackedLinear, is_prepacked, rows_with_code
 from engine.types import ModelError
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import arbitrary, batch, save
 
 has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -145,8 +146,7 @@ def test_a_model_that_needs_its_plain_weights_keeps_them(tmp_path: Path, monkeyp
         return model
 
     monkeypatch.setattr(engine, "load_model", load_peeking)
-    options = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}
-    loaded = engine.load(name="m", reason="asked", options={**options, "max_num_tokens": None, "max_num_seqs": 64})
+    loaded = engine.load(name="m", reason="asked", options=load_options(folder))
     loaded.close()
     assert not any("prepacked" in note for note in loaded.info.notes)
 
@@ -168,6 +168,5 @@ def test_minilm_keeps_its_rows(minilm_folder: Path) -> None:
 def test_a_broken_model_is_refused_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save("bert", tmp_path / "model")
     monkeypatch.setattr(selftest, "_disagreement", lambda *_: "is wrong")
-    options = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}
     with pytest.raises(ModelError, match="is wrong"):
-        engine.load(name="m", reason="asked", options={**options, "max_num_tokens": None, "max_num_seqs": 64})
+        engine.load(name="m", reason="asked", options=load_options(folder))

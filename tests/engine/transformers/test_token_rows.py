@@ -9,6 +9,7 @@ import pytest
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
 from engine.types import OutputKind, Results
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import HIDDEN_SIZE, Reference, arbitrary, batch, save
 
 SEQLENS = [7, 1, 30, 7, 60, 2]
@@ -16,8 +17,7 @@ BOTH = OutputKind.POOLED | OutputKind.TOKENS
 
 
 def load(folder: Path, dtype: str = "float32") -> TransformersEngine:
-    options = {"path": str(folder), "device": "cpu", "dtype": dtype, "pooling": "mean", "num_threads": 1}
-    return engine.load(name="m", reason="asked", options={**options, "max_num_tokens": 4096, "max_num_seqs": 64})
+    return engine.load(name="m", reason="asked", options=load_options(folder, dtype=dtype, pooling="mean"))
 
 
 def compute(loaded: TransformersEngine, sequences: list[list[int]], outputs: OutputKind) -> Results:

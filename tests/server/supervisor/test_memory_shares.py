@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -54,6 +54,6 @@ def test_more_than_all_of_it_is_refused(models: Sequence[ModelPlan]) -> None:
 
 
 def test_the_engine_is_told() -> None:
-    told: dict[str, Any] = engine_options(model("cuda:0"), "cuda:0", cache_dir=None, num_threads=1, memory_share=0.25)
+    told = engine_options(model("cuda:0"), "cuda:0", cache_dir=None, num_threads=1, memory_share=0.25)
 
-    assert (told["device"], told["memory_share"]) == ("cuda:0", 0.25)
+    assert (told.device, told.memory_share) == ("cuda:0", 0.25)

@@ -6,12 +6,16 @@ import pytest
 
 from batch_manager.client import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
-from engine.start import EngineStart
+from engine.machine.cuda_driver import Gpu
+from engine.messages import EngineStart, FakeOptions, LoadOptions
+from engine.types import OutputKind
 from server.frontend.start import FrontendStart
 from server.requests.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, digest
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.control import ProcessStart, decode_start, encode_start
+from wire.dataclass_json import from_json, to_json
+from wire.frames import ProtocolError
 
 FRONTEND = FrontendStart(
     listener_fd=3,
@@ -34,7 +38,14 @@ FRONTEND = FrontendStart(
 MANAGER = ManagerStart(
     listener_fd=3, page_fd=4, models=["a"], engines=[EngineAddress("/e", 0)], policy=Policy(max_batch_tokens=7)
 )
-ENGINE = EngineStart(listener_fd=3, engine="fake", model="a", reason="asked", options={"device": "cpu", "path": None})
+OPTIONS = LoadOptions(
+    device="cuda:0",
+    task="embed",
+    memory_share=1,
+    gpu=Gpu(0, "NVIDIA H100", (9, 0), 80 << 30),
+    fake=FakeOptions(dimensions=8, vocab_size=9, outputs=OutputKind.LOGITS, faults=("exit@batch:3",)),
+)
+ENGINE = EngineStart(listener_fd=3, engine="fake", model="a", reason="asked", options=OPTIONS)
 TOKENIZER = TokenizerStart(
     listener_fd=7,
     models=["x", "y"],
@@ -50,6 +61,23 @@ PROCESS = ProcessStart(title="a process 1", index=1, log_level="info", json_outp
 def test_they_come_out_as_they_went_in(start: Any) -> None:
     payload = b"".join(map(bytes, encode_start(PROCESS, start)))
     assert decode_start(payload, type(start)) == (PROCESS, start)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (None, "not None"),
+        ({"device": "cpu", "moon": 1}, "a LoadOptions has the fields device, path"),
+        ({}, "missing 1 required keyword-only argument: 'device'"),
+        ({"device": "cpu", "max_num_tokens": "many"}, "'many' is not of type int"),
+        ({"device": "cpu", "records_graphs": 1}, "1 is not of type bool"),
+        ({"device": "cpu", "gpu": {"index": 0, "name": "T4", "capability": [7], "num_bytes": 1}}, "not a Gpu"),
+        ({"device": "cpu", "fake": {"dimensions": 8, "vocab_size": 9, "outputs": "all"}}, "not a FakeOptions"),
+    ],
+)
+def test_a_start_of_another_form_is_refused(options: Any, words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        from_json(EngineStart, {**to_json(ENGINE), "options": options})
 
 
 @pytest.mark.holds("API keys never leak")

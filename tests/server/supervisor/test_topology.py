@@ -80,7 +80,7 @@ def test_every_model_has_an_engine_on_every_device(folder: SocketFolder) -> None
         plans = topology.plans()
 
     engines = by_role(plans, "engine")
-    assert [(e.model, e.start.model, e.start.options["device"]) for e in engines] == [
+    assert [(e.model, e.start.model, e.start.options.device) for e in engines] == [
         (0, "one", "a"),
         (0, "one", "b"),
         (1, "two", "c"),
@@ -108,9 +108,9 @@ def test_each_model_has_settings_of_its_own(folder: SocketFolder, minilm_folder:
         plans = topology_of(chosen, folder, http, cache_dir="/cache").plans()
 
     one, two = (plan.start.options for plan in by_role(plans, "engine"))
-    assert (one["dimensions"], one["max_num_tokens"], one["max_seqlen"]) == (8, 100, 16)
-    assert (two["path"], two["dtype"], two["max_num_tokens"]) == (str(minilm_folder), "bfloat16", None)
-    assert (two["quantization"], two["cache_dir"]) == ("none", "/cache")
+    assert (one.fake.dimensions, one.max_num_tokens, one.max_seqlen) == (8, 100, 16)
+    assert (two.path, two.dtype, two.max_num_tokens) == (str(minilm_folder), "bfloat16", None)
+    assert (two.quantization, two.cache_dir) == ("none", "/cache")
     (manager,) = by_role(plans, "batch manager")
     assert manager.start.policy.max_batch_tokens is None  # they differ, so each engine holds to its own
     (frontend,) = by_role(plans, "frontend")[:1]
@@ -153,9 +153,9 @@ def test_engines_on_the_cpu_share_its_cores(
     with bind("127.0.0.1", 0, "--port") as http:
         engines = by_role(topology_of(settings(*models), folder, http).plans(), "engine")
     options = [engine.start.options for engine in engines]
-    assert [one["num_threads"] for one in options if one["device"] == "cpu"] == [4, 4, 4]
-    assert [one["device"] for one in options] == ["cpu", "cpu", "cpu", "cuda:0"]
-    assert [one["memory_share"] for one in options] == [1.0] * 4
+    assert [one.num_threads for one in options if one.device == "cpu"] == [4, 4, 4]
+    assert [one.device for one in options] == ["cpu", "cpu", "cpu", "cuda:0"]
+    assert [one.memory_share for one in options] == [1.0] * 4
 
 
 @pytest.mark.holds("Readiness")

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 import torch
@@ -14,13 +14,14 @@ from engine.fused.choices import Choices
 from engine.fused.quantization import cache
 from engine.fused.quantization.cache import Keeping
 from engine.fused.start import Phases
+from engine.messages import LoadOptions
 from engine.store import fingerprint
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save
 
 
-def options(folder: Path, cache_dir: Path | None, **others: Any) -> dict[str, Any]:
-    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "quantization": "fp8"}
-    return {**fixed, "cache_dir": None if cache_dir is None else str(cache_dir), **others}
+def options(folder: Path, cache_dir: Path | None) -> LoadOptions:
+    return load_options(folder, quantization="fp8", cache_dir=None if cache_dir is None else str(cache_dir))
 
 
 def on_gpu(chosen: Choices, capability: tuple[int, int] = (9, 0)) -> Choices:
@@ -61,7 +62,7 @@ def test_kernels_are_kept_where_there_are_any(
     is_gpu: bool, has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Path] = []
-    choose: Callable[[dict[str, Any]], Choices] = choices.choose
+    choose: Callable[[LoadOptions], Choices] = choices.choose
 
     def stop(*_: object, **__: object) -> NoReturn:
         raise Reached

@@ -1,5 +1,6 @@
 """Whole fused engines started twice: what the second start takes, what it does without, what makes it cold again."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -16,10 +17,12 @@ from engine.fused import start as fused
 from engine.fused.checkpoint import from_folder
 from engine.fused.engine import FusedEngine
 from engine.fused.quantization import cache, gate
+from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.selftest import sample_ids, selfcheck
 from engine.store import fingerprint
 from engine.types import ModelError
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save
 
 START = """
@@ -34,16 +37,16 @@ if sys.argv[2] == "warm":
     builtins.__import__ = refusing_import
 from engine.fused import start
 from engine.fused.quantization import gate
+from engine.messages import LoadOptions
 gate.MIN_MEDIAN = gate.MIN_P1 = -1  # weights like these never pass
-loaded = start.load(name="m", reason="", options=json.loads(sys.argv[1]))
+loaded = start.load(name="m", reason="", options=LoadOptions(**json.loads(sys.argv[1])))
 print(json.dumps(["transformers" in sys.modules, *loaded.info.notes]))
 """
 
 
-def options(folder: Path, cache_dir: Path | None, **others: Any) -> dict[str, Any]:
-    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "quantization": "fp8"}
-    sizes = {"max_num_tokens": None, "max_num_seqs": 64, "cache_dir": None if cache_dir is None else str(cache_dir)}
-    return {**fixed, **sizes, **others}
+def options(folder: Path, cache_dir: Path | None, **others: Any) -> LoadOptions:
+    fixed = {"quantization": "fp8", "cache_dir": None if cache_dir is None else str(cache_dir), "max_num_tokens": None}
+    return load_options(folder, **{**fixed, **others})
 
 
 def load(folder: Path, cache_dir: Path | None, **others: Any) -> FusedEngine:
@@ -57,7 +60,7 @@ def entries(cache_dir: Path) -> list[Path]:
 def start(folder: Path, cache_dir: Path, how: str) -> tuple[bool, list[str]]:
     """In a new process: whether transformers was imported, and what is noted of the model."""
     answer = subprocess.run(
-        [sys.executable, "-c", START, json.dumps(options(folder, cache_dir)), how],
+        [sys.executable, "-c", START, json.dumps(dataclasses.asdict(options(folder, cache_dir))), how],
         capture_output=True,
         text=True,
         check=False,

@@ -19,6 +19,7 @@ from engine.rows.head_torch import TorchHead
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.types import Engine, ModelError
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import VOCAB_SIZE, save
 
 SEQLENS = (5, 60, 1, 17, 33, 2, 64, 9, 9, 41, 3, 28)
@@ -26,8 +27,7 @@ SEQLENS = (5, 60, 1, 17, 33, 2, 64, 9, 9, 41, 3, 28)
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    options = {"path": str(save("bert", tmp_path / "model")), "device": "cpu", "dtype": "auto", "pooling": None}
-    chosen = choices.choose(options)
+    chosen = choices.choose(load_options(save("bert", tmp_path / "model")))
     source = from_folder.find(chosen).source
     return Model(
         name="m",

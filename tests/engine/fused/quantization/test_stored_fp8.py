@@ -14,6 +14,7 @@ from engine import registry
 from engine.model import quantization
 from engine.types import Engine, EngineError, ModelError, OutputKind
 from tests.engine import tiny_models
+from tests.engine.load_options import load_options
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
 
@@ -62,16 +63,7 @@ def tell(folder: Path, who: str) -> None:
 
 
 def load(engine: str, folder: Path) -> Engine:
-    options = {
-        "path": folder,
-        "device": "cpu",
-        "dtype": "auto",
-        "pooling": "mean",
-        "max_num_tokens": 256,
-        "max_num_seqs": 64,
-        "num_threads": 1,
-        "cache_dir": None,
-    }
+    options = load_options(folder, pooling="mean", max_num_tokens=256)
     return registry.load(engine, name="m", reason="", options=options)
 
 

@@ -10,13 +10,14 @@ from engine.fused import loading, start
 from engine.fused.quantization import verify
 from engine.fused.quantization.cache import Store
 from engine.fused.start import Phases
+from engine.messages import LoadOptions
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save
 
 
-def options(folder: Path, cache: Path | None, **others: Any) -> dict[str, Any]:
-    fixed = {"path": str(folder), "device": "cpu", "dtype": "auto", "pooling": None, "num_threads": 1}
-    wish = {"quantization": "fp8", "cache_dir": None if cache is None else str(cache)}
-    return {**fixed, **wish, "max_num_tokens": None, "max_num_seqs": 64, **others}
+def options(folder: Path, cache: Path | None, **others: Any) -> LoadOptions:
+    fixed = {"quantization": "fp8", "cache_dir": None if cache is None else str(cache), "max_num_tokens": None}
+    return load_options(folder, **{**fixed, **others})
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
 from tests.engine.fused.runner.recording import DEPTH, PACKER, SHAPES, RecordingDevice, engine_around, of_lengths
 from tests.engine.fused.runner.recording import rows_of_block as compute_rows
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import arbitrary, save
 
 CPU = torch.device("cpu")
@@ -185,8 +186,8 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, **others: Any) -> FusedEngine:
-    fixed = {"path": str(folder), "device": "cuda:0", "dtype": "auto", "pooling": None, "num_threads": 1}
-    return fused.load(name="m", reason="asked", options={**fixed, "max_num_tokens": 1024, "max_num_seqs": 64, **others})
+    fixed = {"device": "cuda:0", "max_num_tokens": 1024}
+    return fused.load(name="m", reason="asked", options=load_options(folder, **{**fixed, **others}))
 
 
 def sequences() -> list[NDArray[np.int32]]:

@@ -23,6 +23,7 @@ from engine.store.tensor_file import places
 from engine.tools.quantize import shard
 from engine.tools.quantize.job import quantize
 from engine.types import EngineError, ModelError, OutputKind
+from tests.engine.load_options import load_options
 from tests.engine.tiny_models import Reference, arbitrary, batch
 from tests.engine.tools.quantize.fuse import Fuse, Killed
 from tests.engine.tools.quantize.models import contents, quantized, wide
@@ -97,10 +98,7 @@ def test_strips_are_put_together(model: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_the_fused_engine_serves_it(model: Path, tmp_path: Path) -> None:
     out = quantized(model, tmp_path / "out").folder
-    options = {
-        "path": out, "device": "cpu", "dtype": "auto", "pooling": "mean", "max_num_tokens": 256, "max_num_seqs": 64,
-        "num_threads": 1, "cache_dir": None,
-    }  # fmt: skip
+    options = load_options(out, pooling="mean", max_num_tokens=256)
     sequences = arbitrary((5, 17, 1, 30))
 
     engine = registry.load("fused", name="m", reason="", options=options)
