@@ -6,14 +6,29 @@ import struct
 from collections.abc import Sequence
 from typing import Protocol
 
-from batch_manager.answers import MalformedAnswer, Shapes, check_results
+import numpy as np
+
 from batch_manager.batches import Batch
 from engine import messages
-from engine.types import EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Results
+from engine.types import (
+    ROWS_OF_TOKENS,
+    EngineErrorKind,
+    EngineLimits,
+    ModelInfo,
+    OutputKind,
+    Results,
+    Rows,
+)
 from wire.frames import Buffer, PayloadTooLarge
 from wire.link import Link
 
+Shapes = dict[OutputKind, tuple[bool, int]]  # is ragged, D
+
 logger = logging.getLogger("embedline.batch_manager")
+
+
+class MalformedAnswer(Exception):
+    """An engine's answer does not fit its batch."""
 
 
 class EngineEvents(Protocol):
@@ -116,3 +131,29 @@ class EngineLink:
             logger.warning("engine %d was lost with %d batches", self._engine_id, num_batches)
         self._sent.clear()
         self._events.engine_lost(self._engine_id, num_batches)
+
+
+def check_results(results: Results, outputs: OutputKind, *, seqlens: Sequence[int], shapes: Shapes) -> None:
+    """Raise MalformedAnswer unless there are rows of every output kind for sequences of these lengths, in the
+    shapes that this model's rows always have; a kind not seen before is put into `shapes`."""
+    if set(results) != set(outputs):
+        raise MalformedAnswer("its output kinds are not those that were asked for")
+    for kind, rows in results.items():
+        if not _fits(rows, len(seqlens)) or (kind in ROWS_OF_TOKENS and not _is_row_per_token(rows, seqlens)):
+            raise MalformedAnswer(f"its {kind.name} rows do not belong to {len(seqlens)} sequences")
+        shape = (rows.offsets is not None, rows.values.shape[1])
+        if not shape[1] or shapes.setdefault(kind, shape) != shape:
+            raise MalformedAnswer(f"its {kind.name} rows, {shape[1]} numbers each, are not shaped as this model's are")
+
+
+def _fits(rows: Rows, num_seqs: int) -> bool:
+    if rows.offsets is None:
+        return len(rows.values) == num_seqs
+    offsets = rows.offsets
+    if len(offsets) != num_seqs + 1 or offsets[0] != 0 or offsets[-1] != len(rows.values):
+        return False
+    return bool((offsets[1:] >= offsets[:-1]).all())
+
+
+def _is_row_per_token(rows: Rows, seqlens: Sequence[int]) -> bool:
+    return rows.offsets is not None and np.diff(rows.offsets).tolist() == list(seqlens)

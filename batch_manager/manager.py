@@ -10,19 +10,18 @@ import time
 from collections.abc import Sequence
 
 from batch_manager import messages
-from batch_manager.answers import Shapes
 from batch_manager.batches import Batch, Release, Request
-from batch_manager.effects import Dispatch, Effect, Refuse
-from batch_manager.engine_link import EngineLink
-from batch_manager.held import HeldRequest, pack
+from batch_manager.engine_link import EngineLink, Shapes
+from batch_manager.held_requests import HeldRequest, pack
 from batch_manager.messages import Answer, Policy, Refusal, RequestRefused, Submission
-from batch_manager.publish import Publisher
-from batch_manager.scheduler import Scheduler
+from batch_manager.model import Model
+from batch_manager.scheduler import Dispatch, Effect, Refuse, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, Results
 from wire.connection import Connection
 from wire.frames import PayloadTooLarge
 from wire.metrics import POWERS, RATIOS, Recorder
 from wire.page import Page
+from wire.vocabulary import RequestClass
 
 _RETRIES = {Release.RETRY: "failed", Release.SUSPECT: "suspect"}
 
@@ -42,7 +41,8 @@ class Manager:
         # an engine may still hold batches of this process's predecessor: no id of theirs may be given again
         first_batch_id = time.monotonic_ns()
         self._scheduler = Scheduler(policy, num_models=len(models), now=time.monotonic(), first_batch_id=first_batch_id)
-        self._publisher = Publisher(page, index)
+        self._page = page
+        self._index = index  # of this batch manager, on the page
         self._num_requests = 0
         self._held: dict[int, HeldRequest] = {}  # by request id
         self._frontends: dict[Connection, dict[int, int]] = {}  # frame id -> request id
@@ -193,7 +193,7 @@ class Manager:
         self._tick_is_due = False
         now = time.monotonic()
         self._apply(self._scheduler.dispatch(now), now)
-        self._publisher.publish(self._scheduler.models)
+        _publish(self._scheduler.models, self._page, self._index)
         self._set_timer(self._scheduler.next_timer(), now)
         if not self._scheduler.num_requests:
             self._empty.set()
@@ -252,3 +252,16 @@ class Manager:
         held = self._held.pop(request_id)
         del self._frontends[held.connection][held.frame_id]
         return held
+
+
+def _publish(models: Sequence[Model], page: Page, index: int) -> None:
+    """Write how much waits, since when and how fast it goes into the page's cells of batch manager `index`."""
+    for number, model in enumerate(models):
+        for request_class in RequestClass:
+            oldest = model.backlog.oldest(request_class)
+            page.queued_tokens[index, number, request_class] = model.queued_tokens[request_class]
+            page.oldest_since[index, number, request_class] = 0.0 if oldest == math.inf else oldest
+        if model.tokens_per_second:  # else what the predecessor of this process found is the best guess
+            page.tokens_per_second[index, number] = model.tokens_per_second
+        page.engines_ready[index, number] = len(model.engines)
+        page.last_batch_at[index, number] = model.last_batch_at

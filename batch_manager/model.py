@@ -6,10 +6,9 @@ from itertools import pairwise
 
 from batch_manager.backlog import Backlog, Budget
 from batch_manager.batches import Batch, Release, Request, Slice
-from batch_manager.engines import Engine
+from batch_manager.engines import Engine, Rate
 from batch_manager.messages import Policy
 from batch_manager.queue import Queue
-from batch_manager.rate import Rate
 from engine.types import EngineLimits
 from wire.vocabulary import NUM_CLASSES, RequestClass
 

@@ -1,11 +1,14 @@
-"""Waiting work of one model, output kind and class. It alone owns the order within a class."""
+"""Waiting work of one model, output kind and class, in order; and the open requests of all, by their deadlines."""
 
+import heapq
 import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
 from batch_manager.batches import Batch, Request, Slice
+
+_MIN_HEAP_SIZE = 1024
 
 
 class Queue:
@@ -141,3 +144,35 @@ def _last_that_fits(piece: Slice, room_tokens: int, room_seqs: int) -> int:
     cu_seqlens = piece.request.cu_seqlens
     last = min(piece.stop, piece.start + room_seqs)
     return bisect_right(cu_seqlens, cu_seqlens[piece.start] + room_tokens, piece.start, last + 1) - 1
+
+
+class Deadlines:
+    """Deadlines of requests, soonest first. Requests are not taken out when they close; they are swept now and then,
+    so that the heap holds at most about twice as many as are open."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._sweep_at = _MIN_HEAP_SIZE
+
+    def add(self, request: Request) -> None:
+        """Watch a request that has a deadline."""
+        heapq.heappush(self._heap, (request.deadline, request.request_id, request))
+        if len(self._heap) > self._sweep_at:
+            self._heap = [entry for entry in self._heap if entry[2].is_open]
+            heapq.heapify(self._heap)
+            self._sweep_at = max(_MIN_HEAP_SIZE, 2 * len(self._heap))
+
+    @property
+    def next(self) -> float:
+        """The soonest deadline of an open request; inf where there is none."""
+        heap = self._heap
+        while heap and not heap[0][2].is_open:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else math.inf
+
+    def take_due(self, now: float) -> list[Request]:
+        """Open requests whose deadline has come; they are no longer watched."""
+        due = []
+        while self.next <= now:
+            due.append(heapq.heappop(self._heap)[2])
+        return due

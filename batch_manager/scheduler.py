@@ -21,14 +21,45 @@ Whatever is tried again is refused instead if its deadline has come or its clien
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from batch_manager.batches import Batch, Request, halves, singles
-from batch_manager.deadlines import Deadlines
-from batch_manager.effects import Deliver, Dispatch, Effect, Refuse
+from batch_manager.batches import Batch, Request, Slice, halves, singles
 from batch_manager.engines import Engine
 from batch_manager.messages import Policy, Refusal
 from batch_manager.model import Model
+from batch_manager.queue import Deadlines
 from engine.types import EngineErrorKind, EngineLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send this batch to this engine."""
+
+    engine_id: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The rows of these sequences are in, from sequence `at` of the finished batch on."""
+
+    piece: Slice
+    at: int
+    is_last: bool  # the request has all its rows now
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request gets no rows, and is no longer known."""
+
+    request_id: int
+    reason: Refusal
+    index: int = -1  # of the sequence that is to blame
+    retry_after: float = 0.0  # seconds
+
+
+# What the scheduler wants done. Whoever drives it does it at once, in order.
+Effect = Dispatch | Refuse
 
 
 class Scheduler:

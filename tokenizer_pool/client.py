@@ -11,10 +11,9 @@ from itertools import zip_longest
 import numpy as np
 
 from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece, Token
-from tokenizer_pool.job import Answer, Job, Part
 from tokenizer_pool.lane import AnyJob, Lane
 from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
-from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Pace, cap, cut
+from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Answer, Job, Pace, Part, cap, cut
 from tokenizer_pool.tasks import AnyAnswer, AnyPiece
 from tokenizer_pool.token_ids import TokenizedTexts, flatten, join, offsets_of
 from wire.vocabulary import RequestClass

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenizer_pool import messages
-from tokenizer_pool.job import Job, Part
 from tokenizer_pool.messages import Refusal, TextRefused
-from tokenizer_pool.pieces import MAX_PIECE_SECONDS
+from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Job, Part
 from tokenizer_pool.tasks import TASKS, AnyAnswer, AnyPiece
 from wire.link import Link
 from wire.vocabulary import NUM_CLASSES, RequestClass

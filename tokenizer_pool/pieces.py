@@ -1,14 +1,18 @@
-"""Cuts a request's texts into pieces that a worker tokenizes in a few milliseconds each.
+"""A request cut into pieces that a worker tokenizes in a few milliseconds each, and the job that joins their answers.
 
 Knows lengths and how fast workers have been; nothing of connections or of what tokenizing is.
 """
 
+import asyncio
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import accumulate, repeat
+from typing import Generic, TypeVar
 
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+from tokenizer_pool.tasks import AnyAnswer, AnyPiece
 
 # How long a query may find a worker busy: a piece that runs is not interrupted.
 MAX_PIECE_SECONDS = 0.005
@@ -21,6 +25,8 @@ MAX_CHARS_PER_TOKEN = 250
 _FASTEST = 1e-7  # seconds a character, of any tokenizer on one core
 
 _TEXT_CHARS = 20  # what a text costs besides its characters, in characters
+
+Answer = TypeVar("Answer", bound=AnyAnswer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +94,47 @@ def cut(texts: Sequence[Sized], *, prompt: str, max_chars: int, pair_texts: Sequ
         spans.append(Span(start, stop, ends[stop - 1] - done))
         start, done = stop, ends[stop - 1]
     return spans
+
+
+class Part:
+    """A piece of a request."""
+
+    __slots__ = ("deaths", "num_chars", "piece", "seconds", "start")
+
+    def __init__(self, piece: AnyPiece, *, start: int, num_chars: int) -> None:
+        self.piece = piece
+        self.start = start  # index of its first item in the request
+        self.num_chars = num_chars  # of work, as Span has it
+        self.seconds = 0.0  # of work, estimated when it is sent
+        self.deaths = 0  # of workers that may have been its doing
+
+
+class Job(Generic[Answer]):
+    """The parts of one request.
+
+    It is done once all are answered, one is refused, or whoever waited for `future` has left.
+    """
+
+    __slots__ = ("_answers", "_num_missing", "future", "unsent")
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        self.unsent = deque(parts)
+        self._answers: dict[int, Answer] = {}  # by the part's start
+        self._num_missing = len(parts)
+
+    def take(self, part: Part, answer: Answer) -> None:
+        """A worker's answer."""
+        self._answers[part.start] = answer
+        self._num_missing -= 1
+        if not self._num_missing and not self.future.done():
+            self.future.set_result([self._answers[start] for start in sorted(self._answers)])
+
+    def refuse(self, part: Part, refused: TextRefused) -> None:
+        """A worker's refusal, or our own; its index is one of the part's."""
+        if self.future.done():
+            return
+        index = refused.index + part.start if refused.index >= 0 else -1
+        self.future.set_exception(
+            TextRefused(refused.reason, index, num_tokens=refused.num_tokens, max_tokens=refused.max_tokens)
+        )

@@ -15,10 +15,10 @@ from tokenizer_pool.guarded import of_each
 from tokenizer_pool.loading import TokenizerError, has_token_types, load, load_as_it_stands
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.pairs import Pairs
-from tokenizer_pool.subwords import Subwords
 from tokenizer_pool.template import Template
 from tokenizer_pool.token_ids import PROMPT_TOKEN
 
+_UNKNOWN = "<unk>"  # the usual name, for kinds of tokenizers that do not say theirs
 _DIRECTIONS = {Truncation.RIGHT: "right", Truncation.LEFT: "left"}
 
 
@@ -173,6 +173,27 @@ class Tokenizer:
         if self._vocab_size is not None:
             _check_ids(piece.token_ids >= self._vocab_size, piece.offsets)
         return piece
+
+
+class Subwords:
+    """Which tokens continue a word, as transformers' pipeline for token classification tells it.
+
+    Tokenizers that mark such tokens (WordPiece's ##) are believed; with others a token continues a word where no space
+    is next to its first character.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        model = backend.model
+        self._are_marked = bool(getattr(model, "continuing_subword_prefix", None))
+        self._unknown_id = backend.token_to_id(getattr(model, "unk_token", None) or _UNKNOWN)
+
+    def continues(self, text: str, token_id: int, name: str, start: int, stop: int) -> bool:
+        """Whether the token of that name, which stands for text[start:stop], continues a word."""
+        if token_id == self._unknown_id:
+            return False
+        if self._are_marked:
+            return len(name) != stop - start
+        return start > 0 and " " not in text[start - 1 : start + 1]
 
 
 def _tokens(text: str, encoding: tokenizers.Encoding, subwords: Subwords) -> list[Token]:

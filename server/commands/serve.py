@@ -21,8 +21,8 @@ from server.supervisor.compiled_cache import cache_folder
 from server.supervisor.engine_python import check_engine_python
 from server.supervisor.memory_shares import memory_shares
 from server.supervisor.model_plan import ModelPlan, plan_models
-from server.supervisor.monitor import make_monitor
-from server.supervisor.ports import bind, bind_monitor
+from server.supervisor.monitor import bind_monitor, make_monitor
+from server.supervisor.ports import bind
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.topology import Topology

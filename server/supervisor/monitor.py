@@ -1,5 +1,7 @@
-"""The supervisor's own small page, which answers when everything else is stuck: metrics, liveness, readiness."""
+"""The supervisor's own port, which answers when everything else is stuck: /metrics, /livez, /readyz."""
 
+import logging
+import socket
 from collections.abc import Callable
 
 from starlette.applications import Starlette
@@ -9,6 +11,25 @@ from starlette.routing import Route
 
 from server.http.auth import Keys
 from server.requests.errors import Unauthorized, openai_answer
+from server.settings.flag import SettingsError
+from server.supervisor.ports import bind
+
+_DEFAULT_PROMETHEUS_PORT = 9000
+
+logger = logging.getLogger("embedline.server")
+
+
+def bind_monitor(hostname: str, port: int | None) -> socket.socket | None:
+    """The supervisor's own port. The default one may be taken; one that was asked for may not."""
+    if port == 0:
+        return None
+    if port is not None:
+        return bind(hostname, port, "--prometheus-port")
+    try:
+        return bind(hostname, _DEFAULT_PROMETHEUS_PORT, "--prometheus-port")
+    except SettingsError:
+        logger.warning("port %d is taken; there is no second /metrics", _DEFAULT_PROMETHEUS_PORT)
+        return None
 
 
 def make_monitor(metrics: Callable[[], str], why_not_ready: Callable[[], str | None], keys: Keys) -> Starlette:

@@ -1,16 +1,12 @@
-"""The TCP ports that the supervisor binds and owns."""
+"""A listening TCP port, or one line that says why there is none."""
 
 import errno
-import logging
 import socket
 
 from server.settings.flag import SettingsError
 
-_DEFAULT_PROMETHEUS_PORT = 9000
 _BACKLOG = 2048
 _HIGH_PORT = 8080  # any from 1024 on would do
-
-logger = logging.getLogger("embedline.server")
 
 
 def bind(hostname: str, port: int, flag: str) -> socket.socket:
@@ -41,16 +37,3 @@ def _remedy(error: OSError, flag: str) -> str:
         f"; low ports are root's here: take {flag} {_HIGH_PORT}, or lower net.ipv4.ip_unprivileged_port_start "
         f"(docker run --sysctl net.ipv4.ip_unprivileged_port_start=0)"
     )
-
-
-def bind_monitor(hostname: str, port: int | None) -> socket.socket | None:
-    """The supervisor's own port. The default one may be taken; one that was asked for may not."""
-    if port == 0:
-        return None
-    if port is not None:
-        return bind(hostname, port, "--prometheus-port")
-    try:
-        return bind(hostname, _DEFAULT_PROMETHEUS_PORT, "--prometheus-port")
-    except SettingsError:
-        logger.warning("port %d is taken; there is no second /metrics", _DEFAULT_PROMETHEUS_PORT)
-        return None

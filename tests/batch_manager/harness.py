@@ -6,9 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from batch_manager.batches import Batch, Request, Slice
-from batch_manager.effects import Dispatch, Effect, Refuse
 from batch_manager.messages import Policy, Refusal
-from batch_manager.scheduler import Scheduler
+from batch_manager.scheduler import Dispatch, Effect, Refuse, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from wire.vocabulary import RequestClass
 

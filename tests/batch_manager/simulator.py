@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from batch_manager.batches import Batch, Request
-from batch_manager.effects import Dispatch, Effect
 from batch_manager.messages import Policy, Refusal
-from batch_manager.scheduler import Scheduler
+from batch_manager.scheduler import Dispatch, Effect, Scheduler
 from engine.types import EngineLimits, OutputKind
 from wire.vocabulary import RequestClass
 

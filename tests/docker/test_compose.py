@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.ports import _DEFAULT_PROMETHEUS_PORT
+from server.supervisor.monitor import _DEFAULT_PROMETHEUS_PORT
 from server.supervisor.supervisor import _LAST_WORDS_SECONDS
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"

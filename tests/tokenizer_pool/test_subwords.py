@@ -5,8 +5,7 @@ from pathlib import Path
 from tests.tokenizer_pool.builders import bert_folder, roberta
 from tokenizer_pool.details import DetailedPiece, Token, decode_detailed, encode_detailed
 from tokenizer_pool.messages import TokenizerSpec
-from tokenizer_pool.subwords import Subwords
-from tokenizer_pool.tokenizer import Tokenizer
+from tokenizer_pool.tokenizer import Subwords, Tokenizer
 
 
 def test_word_piece_marks_them(tmp_path: Path) -> None:

@@ -1,44 +1,49 @@
-"""Rows out of an engine's answer into the requests that were in its batch. Knows nothing of scheduling."""
+"""What the batch manager's process keeps of a request besides its lengths: who asked, its ids, its rows so far."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.types import ROWS_OF_TOKENS, OutputKind, Results, Rows
+from batch_manager.batches import Batch, Request, Slice
+from batch_manager.messages import Submission
+from engine.types import OutputKind, Results, Rows
+from wire.connection import Connection
+from wire.frames import Buffer
 
 
-class MalformedAnswer(Exception):
-    """An engine's answer does not fit its batch."""
+class HeldRequest:
+    """One request of a frontend until it is answered: its ids, its rows so far, its times in seconds."""
+
+    __slots__ = ("assembly", "compute_seconds", "connection", "frame_id", "queue_seconds", "request", "submission")
+
+    def __init__(self, connection: Connection, frame_id: int, *, submission: Submission, request: Request) -> None:
+        self.connection = connection
+        self.frame_id = frame_id
+        self.submission = submission
+        self.request = request
+        self.assembly = Assembly(request.num_seqs)
+        self.queue_seconds = 0.0
+        self.compute_seconds = 0.0
+
+    def cut(self, ids: Buffer, piece: Slice) -> Buffer:
+        """The part of an int32 buffer over the whole request that belongs to a slice of it; a view."""
+        if piece.num_tokens == self.request.num_tokens:
+            return ids
+        cu_seqlens = self.request.cu_seqlens
+        return memoryview(ids)[4 * cu_seqlens[piece.start] : 4 * cu_seqlens[piece.stop]]
 
 
-Shapes = dict[OutputKind, tuple[bool, int]]  # is ragged, D
-
-
-def check_results(results: Results, outputs: OutputKind, *, seqlens: Sequence[int], shapes: Shapes) -> None:
-    """Raise MalformedAnswer unless there are rows of every output kind for sequences of these lengths, in the
-    shapes that this model's rows always have; a kind not seen before is put into `shapes`."""
-    if set(results) != set(outputs):
-        raise MalformedAnswer("its output kinds are not those that were asked for")
-    for kind, rows in results.items():
-        if not _fits(rows, len(seqlens)) or (kind in ROWS_OF_TOKENS and not _is_row_per_token(rows, seqlens)):
-            raise MalformedAnswer(f"its {kind.name} rows do not belong to {len(seqlens)} sequences")
-        shape = (rows.offsets is not None, rows.values.shape[1])
-        if not shape[1] or shapes.setdefault(kind, shape) != shape:
-            raise MalformedAnswer(f"its {kind.name} rows, {shape[1]} numbers each, are not shaped as this model's are")
-
-
-def _fits(rows: Rows, num_seqs: int) -> bool:
-    if rows.offsets is None:
-        return len(rows.values) == num_seqs
-    offsets = rows.offsets
-    if len(offsets) != num_seqs + 1 or offsets[0] != 0 or offsets[-1] != len(rows.values):
-        return False
-    return bool((offsets[1:] >= offsets[:-1]).all())
-
-
-def _is_row_per_token(rows: Rows, seqlens: Sequence[int]) -> bool:
-    return rows.offsets is not None and np.diff(rows.offsets).tolist() == list(seqlens)
+def pack(batch: Batch, held: Mapping[int, HeldRequest]) -> tuple[list[Buffer], list[Buffer]]:
+    """The token ids and the token types of a batch in pieces, not copied; no types where all are zero."""
+    packed = [(held[piece.request.request_id], piece) for piece in batch.slices]
+    token_ids = [one.cut(one.submission.token_ids, piece) for one, piece in packed]
+    if not any(one.submission.token_type_ids for one, _ in packed):
+        return token_ids, []
+    return token_ids, [
+        one.cut(one.submission.token_type_ids, piece) if one.submission.token_type_ids else bytes(4 * piece.num_tokens)
+        for one, piece in packed
+    ]
 
 
 def cut_rows(rows: Rows, start: int, stop: int) -> Rows:
