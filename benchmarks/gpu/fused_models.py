@@ -11,14 +11,14 @@ from engine.fused.adapters.registry import find
 from engine.fused.assembly import ModelCompute, max_graph_tokens
 from engine.fused.attention.choice import AttentionChoice, ChosenAttend, candidates_for, choose
 from engine.fused.attention.timing import GpuTiming
-from engine.fused.checkpoint.fuse import Source
+from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import ModuleCheckpoint
 from engine.fused.model.blocks import Blocks, Weights
 from engine.fused.model.forwards import forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.spec import Spec
 from engine.fused.quantization.precision import eligible
-from engine.fused.quantization.quantizing import LinearSwitch
+from engine.fused.quantization.quantizing import QuantizableLinears
 from engine.fused.quantization.scheme import scheme_of
 from engine.fused.runner.packing import Packer, layout
 from engine.fused.runner.shape import Shape as BatchShape
@@ -38,7 +38,7 @@ class FusedModel:
     def __init__(self, model: RandomModel, *, is_fp8: bool, max_num_tokens: int = _NUM_TOKENS) -> None:
         adapter = find(model.shape.model_type)
         assert adapter is not None, model.shape.model_type
-        source = Source(
+        source = FusedWeights(
             ModuleCheckpoint(model.module),
             adapter,
             model.config,
@@ -52,7 +52,7 @@ class FusedModel:
         self.device = model.device
         if is_fp8:
             scheme = scheme_of(FP8_SCHEME)
-            switch = LinearSwitch(self.weights.linears, scheme, plain=source.linear)
+            switch = QuantizableLinears(self.weights.linears, scheme, plain=source.linear)
             switch.set(eligible(self.spec, multiple=scheme.multiple))
         self.ops = ops_for(model.device)
         self.attention = _attention_of(model, self.spec, self.ops)
@@ -69,8 +69,8 @@ class FusedModel:
             max_num_tokens=max(max_num_tokens, model.shape.max_seqlen),
             max_num_seqs=MAX_NUM_SEQS,
             max_seqlen=model.shape.max_seqlen,
-            takes_types=False,
-            told_seqlen=None if self.attention is None else self.attention.told_seqlen,
+            has_token_types=False,
+            kernel_max_seqlen=None if self.attention is None else self.attention.kernel_max_seqlen,
         )
 
     def packed(self, batch: Batch) -> tuple[Tensor, BatchShape]:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, Norm, Ops, QuantizedRows, Tiles, Wanted
+from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, Norm, NormOutputs, Ops, QuantizedRows, Tiles
 
 Arguments = tuple[Tensor, ...]
 Make = Callable[[int, torch.device, int], Arguments]  # tokens, device, seed -> what `call` takes
@@ -92,7 +92,7 @@ def _add_norm(kind: str, h: int, *, is_quantized: bool) -> Case:
             delta,
             residual,
             _norm(kind, weights),
-            wanted=Wanted.TOTAL | (Wanted.QUANTIZED if is_quantized else Wanted.ROWS),
+            outputs=NormOutputs.RESIDUAL | (NormOutputs.QUANTIZED if is_quantized else NormOutputs.ROWS),
         )
         found = normed.quantized if is_quantized else normed.rows
         assert found is not None

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.executor import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch
 
+INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"  # of a converted model
 # More at once is hardly faster on a core, and makes queries wait for longer (decision 9 has the measurements).
 MAX_PADDED_TOKENS = 512
 # What a mini-batch costs beside its tokens, in tokens: 2.5 ms against 0.11 ms a token of all-MiniLM-L6-v2 on one core.

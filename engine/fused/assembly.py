@@ -63,8 +63,8 @@ def assemble(model: Model, *, max_num_tokens: int, records: bool = True) -> Fuse
         max_num_tokens=max_num_tokens,
         max_num_seqs=model.max_num_seqs,
         max_seqlen=folder.max_seqlen,
-        takes_types="types" in tensors,
-        told_seqlen=None if model.attention is None else model.attention.told_seqlen,
+        has_token_types="types" in tensors,
+        kernel_max_seqlen=None if model.attention is None else model.attention.kernel_max_seqlen,
     )
     packer = Packer(
         vocab_size=len(tensors["words"]),

@@ -21,10 +21,10 @@ from engine.fused.model.blocks import Weights
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
+from engine.fused.phases import Phases
 from engine.fused.quantization.cache import Keeping, Kept
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
-from engine.fused.start import Phases
 from engine.messages import LoadOptions
 from engine.rows.head_torch import load_head
 from engine.selftest import selfcheck

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.cpu.engine import CompiledEngine
-from engine.cpu.executor import INPUT_IDS, OUTPUT, Executor, Run
+from engine.cpu.executor import OUTPUT, Executor, Run
 from engine.cpu.loading import load_with
-from engine.cpu.minibatch import MAX_PADDED_TOKENS
+from engine.cpu.minibatch import INPUT_IDS, MAX_PADDED_TOKENS
 from engine.machine import host
 from engine.messages import LoadOptions
 from engine.types import ModelError

@@ -7,7 +7,7 @@ import dataclasses
 
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, activation_of, affine, demand, in_layers
+from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, activation_of, affine, in_layers, require
 from engine.fused.model.spec import LayerSpec, Spec
 
 _LAYER = affine(
@@ -34,7 +34,7 @@ _ALBERT_LAYER = affine(
 
 def common_spec(config: PretrainedConfig) -> Spec:
     """Of BERT and its kin, as far as they name alike what they have. Raises ModelError."""
-    demand(config, is_decoder=(False,), add_cross_attention=(False,))
+    require(config, is_decoder=(False,), add_cross_attention=(False,))
     width = getattr(config, "embedding_size", config.hidden_size)
     return Spec(
         architecture=config.model_type,
@@ -69,7 +69,7 @@ def embeddings(spec: Spec) -> Recipes:
 
 
 def _spec_of(config: PretrainedConfig) -> Spec:
-    demand(config, position_embedding_type=("absolute",), use_task_id=(False,))  # ERNIE may have a table of tasks
+    require(config, position_embedding_type=("absolute",), use_task_id=(False,))  # ERNIE may have a table of tasks
     return common_spec(config)
 
 
@@ -79,7 +79,7 @@ def _layout(spec: Spec) -> Recipes:
 
 
 def _albert(config: PretrainedConfig) -> Spec:
-    demand(config, num_hidden_groups=(1,), inner_group_num=(1,), position_embedding_type=("absolute",))
+    require(config, num_hidden_groups=(1,), inner_group_num=(1,), position_embedding_type=("absolute",))
     return dataclasses.replace(common_spec(config), embedding_size=config.embedding_size)
 
 

@@ -19,7 +19,7 @@ from engine.fused.adapters.llama import (
     layout,
     whole_heads,
 )
-from engine.fused.adapters.recipe import Adapter, Layout, demand
+from engine.fused.adapters.recipe import Adapter, Layout, require
 from engine.fused.model.spec import Spec
 
 _SANDWICH: Names = {
@@ -37,13 +37,13 @@ def _scaled(config: PretrainedConfig, *, activation: str) -> Spec:
 
 def _gemma(config: PretrainedConfig) -> Spec:
     # In transformers it depends on the attention function and on padding whether these two obey it.
-    demand(config, use_bidirectional_attention=(False,))
+    require(config, use_bidirectional_attention=(False,))
     whole_heads(config)
     return _scaled(config, activation=config.hidden_act)
 
 
 def _gemma2(config: PretrainedConfig) -> Spec:
-    demand(config, use_bidirectional_attention=(False,))
+    require(config, use_bidirectional_attention=(False,))
     whole_heads(config)
     spec = dataclasses.replace(
         _scaled(config, activation=config.hidden_activation),
@@ -55,7 +55,7 @@ def _gemma2(config: PretrainedConfig) -> Spec:
 
 
 def _gemma3(config: PretrainedConfig) -> Spec:
-    demand(config, is_causal=(True,))
+    require(config, is_causal=(True,))
     return dataclasses.replace(
         _scaled(config, activation=config.hidden_activation),
         scaling=config.query_pre_attn_scalar**-0.5,

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.bert import common_spec, embeddings
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, demand, in_layers
+from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers, require
 from engine.fused.model.spec import Spec
 
 _NUM_BUCKETS = 32  # transformers looks distances up as if there were so many, whatever the configuration says
@@ -28,7 +28,7 @@ _LAYER = affine(
 
 
 def _spec_of(config: PretrainedConfig) -> Spec:
-    demand(config, relative_attention_num_buckets=(_NUM_BUCKETS,))
+    require(config, relative_attention_num_buckets=(_NUM_BUCKETS,))
     return dataclasses.replace(common_spec(config), num_types=0)
 
 

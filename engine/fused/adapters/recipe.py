@@ -78,7 +78,7 @@ def activation_of(name: object) -> str:
     return activation
 
 
-def demand(config: PretrainedConfig, **allowed: tuple[object, ...]) -> None:
+def require(config: PretrainedConfig, **allowed: tuple[object, ...]) -> None:
     """Each field, where it is set, must have one of these values. Raises ModelError."""
     for name, values in allowed.items():
         value = getattr(config, name, None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.bert import common_spec, embeddings
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, demand, in_layers
+from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers, require
 from engine.fused.model.rotary import angles, check
 from engine.fused.model.spec import Spec
 
@@ -52,13 +52,13 @@ _OLD_CHOICES: dict[str, tuple[object, ...]] = {
 
 
 def _nomic(config: PretrainedConfig) -> Spec:
-    demand(config, **_OLD_CHOICES)
-    demand(config, **{old: (getattr(config, name),) for old, name in _OLD_SIZES.items()})
+    require(config, **_OLD_CHOICES)
+    require(config, **{old: (getattr(config, name),) for old, name in _OLD_SIZES.items()})
     return _rotated(config, is_gated=True)
 
 
 def _gte(config: PretrainedConfig) -> Spec:
-    demand(config, logn_attention_scale=(False,), layer_norm_type=("layer_norm",))
+    require(config, logn_attention_scale=(False,), layer_norm_type=("layer_norm",))
     return _rotated(config, is_gated=True)
 
 
@@ -67,9 +67,9 @@ def _jina(config: PretrainedConfig) -> Spec:
 
 
 def _rotated(config: PretrainedConfig, *, is_gated: bool) -> Spec:
-    demand(config, position_embedding_type=("rope", "rotary"))
+    require(config, position_embedding_type=("rope", "rotary"))
     check(config)
-    demand(config, rotary_emb_base=(config.rope_parameters["rope_theta"],))
+    require(config, rotary_emb_base=(config.rope_parameters["rope_theta"],))
     spec = common_spec(config)
     head_dim = getattr(config, "head_dim", None) or spec.head_dim
     return dataclasses.replace(

@@ -51,7 +51,7 @@ class AttentionChoice:
         """For batches whose longest sequence is that long; None = by tiles."""
         return self.candidates[bisect.bisect_left(self.bounds, max_seqlen)].attend
 
-    def told_seqlen(self, max_seqlen: int) -> int:
+    def kernel_max_seqlen(self, max_seqlen: int) -> int:
         """What `Inputs.max_seqlen` may be for such batches: the same, or, as tiles need not know it, the most for which
         tiles attend as well."""
         step = bisect.bisect_left(self.bounds, max_seqlen)

@@ -8,7 +8,7 @@ import torch
 
 from engine.fused.adapters import registry
 from engine.fused.checkpoint.dequantize import DequantizedCheckpoint
-from engine.fused.checkpoint.fuse import Source
+from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import Checkpoint, SafetensorsCheckpoint
 from engine.fused.checks import Memory, check_memory
 from engine.fused.choices import Choices
@@ -20,14 +20,14 @@ from engine.types import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
+class OpenedModel:
     """Where weights are read from."""
 
-    source: Source
+    source: FusedWeights
     notes: tuple[str, ...]  # what is to be said of it
 
 
-def find(chosen: Choices) -> Original:
+def find(chosen: Choices) -> OpenedModel:
     """Raises ModelError where the fused engine does not know the model, and where its weights will not fit."""
     folder = chosen.folder
     adapter = registry.find(folder.architecture)
@@ -40,13 +40,13 @@ def find(chosen: Choices) -> Original:
     checkpoint: Checkpoint = SafetensorsCheckpoint(folder.path, chosen.device)
     if stored is not None:
         checkpoint = DequantizedCheckpoint(checkpoint, stored)
-    source = Source(
+    source = FusedWeights(
         checkpoint, adapter, config, dtype=chosen.dtype, device=chosen.device, num_positions=folder.max_seqlen
     )
     if chosen.capability is not None:
         _check_sizes(source.spec)
         _check_memory(source, chosen)
-    return Original(source, () if stored is None else (stored.note,))
+    return OpenedModel(source, () if stored is None else (stored.note,))
 
 
 def _check_sizes(spec: Spec) -> None:
@@ -61,7 +61,7 @@ def _check_sizes(spec: Spec) -> None:
             )
 
 
-def _check_memory(source: Source, chosen: Choices) -> None:
+def _check_memory(source: FusedWeights, chosen: Choices) -> None:
     free, total = torch.cuda.mem_get_info(chosen.device)
     check_memory(
         source.spec,

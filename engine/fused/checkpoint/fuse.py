@@ -22,7 +22,7 @@ _LINEARS = frozenset(("qkv", "o", "up", "down", "projection"))
 _PLAIN = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
 
-class Source:
+class FusedWeights:
     """One model's weights: read whole or, as often as wanted, layer by layer."""
 
     def __init__(

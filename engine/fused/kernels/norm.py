@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.fused.kernels.launch import block_for, num_warps_for, row_stride
 from engine.fused.kernels.quantize import empty_quantized, peak_bits, quantized, scale_of
-from engine.fused.model.ops import Norm, NormedRows, Wanted
+from engine.fused.model.ops import Norm, NormedRows, NormOutputs
 
 
 def add_norm(
@@ -16,7 +16,7 @@ def add_norm(
     norm: Norm,
     *,
     delta_norm: Norm | None,
-    wanted: Wanted,
+    outputs: NormOutputs,
 ) -> NormedRows:
     """See Ops.
 
@@ -25,9 +25,9 @@ def add_norm(
     """
     width = delta.shape[1]
     is_sum = residual is not None or delta_norm is not None
-    total = _empty_like(delta) if is_sum and Wanted.TOTAL in wanted else None
-    rows = _empty_like(delta) if Wanted.ROWS in wanted else None
-    quantized_rows = empty_quantized(delta.shape, delta.device) if Wanted.QUANTIZED in wanted else None
+    total = _empty_like(delta) if is_sum and NormOutputs.RESIDUAL in outputs else None
+    rows = _empty_like(delta) if NormOutputs.ROWS in outputs else None
+    quantized_rows = empty_quantized(delta.shape, delta.device) if NormOutputs.QUANTIZED in outputs else None
     block = block_for(width)
     _add_norm[(len(delta),)](
         delta,
@@ -50,7 +50,7 @@ def add_norm(
         BLOCK=block,
         num_warps=num_warps_for(block),
     )
-    return NormedRows(total if is_sum or Wanted.TOTAL not in wanted else delta, rows, quantized_rows)
+    return NormedRows(total if is_sum or NormOutputs.RESIDUAL not in outputs else delta, rows, quantized_rows)
 
 
 def _empty_like(rows: Tensor) -> Tensor:

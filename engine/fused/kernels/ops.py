@@ -20,10 +20,10 @@ from engine.fused.model.ops import (
     Inputs,
     Norm,
     NormedRows,
+    NormOutputs,
     QuantizedRows,
     Rows,
     Tiles,
-    Wanted,
 )
 
 
@@ -41,10 +41,10 @@ class TritonOps:
         norm: Norm,
         *,
         delta_norm: Norm | None = None,
-        wanted: Wanted = Wanted.TOTAL | Wanted.ROWS,
+        outputs: NormOutputs = NormOutputs.RESIDUAL | NormOutputs.ROWS,
     ) -> NormedRows:
         """See Ops."""
-        return add_norm(delta, residual, norm, delta_norm=delta_norm, wanted=wanted)
+        return add_norm(delta, residual, norm, delta_norm=delta_norm, outputs=outputs)
 
     def rotate(self, rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads) -> None:
         """See Ops."""

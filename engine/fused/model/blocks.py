@@ -75,7 +75,7 @@ class Blocks:
     def linear(self, name: str, rows: Rows) -> Tensor:
         """The product; plain rows are quantized first where that is what the layer takes."""
         linear = self._weights.linears[name]
-        return linear(self._as_taken_by(linear, rows))
+        return linear(self._quantized_for(linear, rows))
 
     def attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
         """[T, h] of normalised rows [T, h]."""
@@ -92,7 +92,7 @@ class Blocks:
         """[B, h] of normalised rows [T, h]: what `attention` gives for the pooled tokens, at the price of theirs."""
         spec = self.spec
         qkv = self._weights.linears[f"layers.{layer}.qkv"]
-        rows = self._as_taken_by(qkv, rows)
+        rows = self._quantized_for(qkv, rows)
         query_end = spec.num_heads * spec.head_dim
         pooled = inputs.pooled
         query = qkv.part(0, query_end)(rows_at(rows, pooled))
@@ -120,7 +120,7 @@ class Blocks:
     ) -> Tensor:
         return self.ops.attend(query, key, value, inputs.tiles, rule)
 
-    def _as_taken_by(self, linear: Linear, rows: Rows) -> Rows:
+    def _quantized_for(self, linear: Linear, rows: Rows) -> Rows:
         if linear.is_quantized and isinstance(rows, Tensor):
             return self.ops.quantize(rows)
         return rows
@@ -170,7 +170,7 @@ def _selected(values: Tensor, index: Tensor) -> Tensor:
     return values.view(torch.uint8).index_select(0, index).view(values.dtype)
 
 
-def taken(normed: NormedRows) -> Rows:
+def linear_input(normed: NormedRows) -> Rows:
     """What a linear layer is to take of them."""
     if normed.quantized is not None:
         return normed.quantized

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.fused.model.blocks import Blocks, taken
-from engine.fused.model.ops import Inputs, NormedRows, Wanted
+from engine.fused.model.blocks import Blocks, linear_input
+from engine.fused.model.ops import Inputs, NormedRows, NormOutputs
 
 
 class Forward(Protocol):
@@ -44,7 +44,7 @@ class BertForward:
             blocks.embed(inputs),
             None,
             blocks.norm("embedding_norm"),
-            wanted=Wanted.ROWS if has_projection else self._rows_for("layers.0.qkv"),
+            outputs=NormOutputs.ROWS if has_projection else self._rows_for("layers.0.qkv"),
         )
         if not has_projection:
             return normed
@@ -57,24 +57,24 @@ class BertForward:
         residual = normed.rows
         assert residual is not None
         if is_pruned:
-            attended = blocks.pooled_attention(layer, taken(normed), inputs)
+            attended = blocks.pooled_attention(layer, linear_input(normed), inputs)
             residual = residual.index_select(0, inputs.pooled)
         else:
-            attended = blocks.attention(layer, taken(normed), inputs)
+            attended = blocks.attention(layer, linear_input(normed), inputs)
         between = blocks.ops.add_norm(
-            attended, residual, blocks.norm(f"{name}.attention_norm"), wanted=self._rows_for(f"{name}.up")
+            attended, residual, blocks.norm(f"{name}.attention_norm"), outputs=self._rows_for(f"{name}.up")
         )
         is_last = layer + 1 == self._num_layers
         return blocks.ops.add_norm(
-            blocks.mlp(layer, taken(between)),
+            blocks.mlp(layer, linear_input(between)),
             between.rows,
             blocks.norm(f"{name}.mlp_norm"),
-            wanted=Wanted.ROWS if is_last else self._rows_for(f"layers.{layer + 1}.qkv"),
+            outputs=NormOutputs.ROWS if is_last else self._rows_for(f"layers.{layer + 1}.qkv"),
         )
 
-    def _rows_for(self, linear: str) -> Wanted:
+    def _rows_for(self, linear: str) -> NormOutputs:
         """What the next sum adds to, and what this linear layer takes."""
-        return Wanted.ROWS | Wanted.QUANTIZED if self._blocks.is_quantized(linear) else Wanted.ROWS
+        return NormOutputs.ROWS | NormOutputs.QUANTIZED if self._blocks.is_quantized(linear) else NormOutputs.ROWS
 
 
 class LlamaForward:
@@ -88,58 +88,62 @@ class LlamaForward:
         """See Forward."""
         normed = self._embed(inputs)
         for layer in range(self._num_layers - 1):
-            total, delta = self._layer(layer, normed, inputs, is_pruned=False)
+            residual, delta = self._layer(layer, normed, inputs, is_pruned=False)
             normed = self._add_norm(
                 delta,
-                total,
+                residual,
                 f"layers.{layer + 1}.attention_norm",
                 f"layers.{layer}.after_mlp_norm",
                 f"layers.{layer + 1}.qkv",
             )
         last = self._num_layers - 1
-        total, delta = self._layer(last, normed, inputs, is_pruned=is_pruned)
-        return self._end(delta, total, f"layers.{last}.after_mlp_norm")
+        residual, delta = self._layer(last, normed, inputs, is_pruned=is_pruned)
+        return self._end(delta, residual, f"layers.{last}.after_mlp_norm")
 
     def _embed(self, inputs: Inputs) -> NormedRows:
         blocks = self._blocks
         embedded = blocks.embed(inputs)
         if not blocks.has("embedding_norm"):
             return self._add_norm(embedded, None, "layers.0.attention_norm", None, "layers.0.qkv")
-        quantized = Wanted.QUANTIZED if blocks.is_quantized("layers.0.qkv") else Wanted(0)
-        normed = blocks.ops.add_norm(embedded, None, blocks.norm("embedding_norm"), wanted=Wanted.ROWS | quantized)
+        quantized = NormOutputs.QUANTIZED if blocks.is_quantized("layers.0.qkv") else NormOutputs(0)
+        normed = blocks.ops.add_norm(
+            embedded, None, blocks.norm("embedding_norm"), outputs=NormOutputs.ROWS | quantized
+        )
         return NormedRows(normed.rows, normed.rows, normed.quantized)
 
     def _layer(self, layer: int, normed: NormedRows, inputs: Inputs, *, is_pruned: bool) -> tuple[Tensor, Tensor]:
         """The sum so far, and what the MLP adds to it."""
         blocks, name = self._blocks, f"layers.{layer}"
-        total = normed.total
-        assert total is not None
+        residual = normed.residual
+        assert residual is not None
         if is_pruned:
-            attended = blocks.pooled_attention(layer, taken(normed), inputs)
-            total = total.index_select(0, inputs.pooled)
+            attended = blocks.pooled_attention(layer, linear_input(normed), inputs)
+            residual = residual.index_select(0, inputs.pooled)
         else:
-            attended = blocks.attention(layer, taken(normed), inputs)
-        between = self._add_norm(attended, total, f"{name}.mlp_norm", f"{name}.after_attention_norm", f"{name}.up")
-        assert between.total is not None
-        return between.total, blocks.mlp(layer, taken(between))
+            attended = blocks.attention(layer, linear_input(normed), inputs)
+        between = self._add_norm(attended, residual, f"{name}.mlp_norm", f"{name}.after_attention_norm", f"{name}.up")
+        assert between.residual is not None
+        return between.residual, blocks.mlp(layer, linear_input(between))
 
     def _add_norm(
-        self, delta: Tensor, total: Tensor | None, norm: str, delta_norm: str | None, linear: str
+        self, delta: Tensor, residual: Tensor | None, norm: str, delta_norm: str | None, linear: str
     ) -> NormedRows:
         """Rows as the linear layer takes them."""
         blocks = self._blocks
         return blocks.ops.add_norm(
             delta,
-            total,
+            residual,
             blocks.norm(norm),
             delta_norm=blocks.norm(delta_norm) if delta_norm and blocks.has(delta_norm) else None,
-            wanted=Wanted.TOTAL | (Wanted.QUANTIZED if blocks.is_quantized(linear) else Wanted.ROWS),
+            outputs=NormOutputs.RESIDUAL | (NormOutputs.QUANTIZED if blocks.is_quantized(linear) else NormOutputs.ROWS),
         )
 
-    def _end(self, delta: Tensor, total: Tensor, delta_norm: str) -> Tensor:
+    def _end(self, delta: Tensor, residual: Tensor, delta_norm: str) -> Tensor:
         blocks = self._blocks
         after = blocks.norm(delta_norm) if blocks.has(delta_norm) else None
-        rows = blocks.ops.add_norm(delta, total, blocks.norm("final_norm"), delta_norm=after, wanted=Wanted.ROWS).rows
+        rows = blocks.ops.add_norm(
+            delta, residual, blocks.norm("final_norm"), delta_norm=after, outputs=NormOutputs.ROWS
+        ).rows
         assert rows is not None
         return rows
 

@@ -70,19 +70,19 @@ class Norm:
     eps: float
 
 
-class Wanted(enum.Flag):
-    """What `add_norm` is to give; what nobody reads need not be written."""
+class NormOutputs(enum.Flag):
+    """What `add_norm` returns. What nobody reads is not written to memory."""
 
-    TOTAL = enum.auto()  # residual + delta, before the norm
+    RESIDUAL = enum.auto()  # residual + delta, before the norm
     ROWS = enum.auto()  # normalised
     QUANTIZED = enum.auto()  # the same, quantized out of float32
 
 
 @dataclass(frozen=True, slots=True)
 class NormedRows:
-    """What was wanted; None for the rest."""
+    """What was asked for; None for the rest."""
 
-    total: Tensor | None  # [T, h]
+    residual: Tensor | None  # [T, h]
     rows: Tensor | None  # [T, h]
     quantized: QuantizedRows | None
 
@@ -133,7 +133,7 @@ class Ops(Protocol):
         norm: Norm,
         *,
         delta_norm: Norm | None = None,  # of delta, before it is added (Gemma's norms after attention and MLP)
-        wanted: Wanted = Wanted.TOTAL | Wanted.ROWS,
+        outputs: NormOutputs = NormOutputs.RESIDUAL | NormOutputs.ROWS,
     ) -> NormedRows:
         """The sum and its norm. Sums are rounded to the dtype of delta before they are normalised. A total that is
         delta itself is no copy."""

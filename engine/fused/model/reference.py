@@ -11,10 +11,10 @@ from engine.fused.model.ops import (
     Inputs,
     Norm,
     NormedRows,
+    NormOutputs,
     QuantizedRows,
     Rows,
     Tiles,
-    Wanted,
 )
 
 _MAX_FP8 = 448.0  # the largest float8_e4m3fn
@@ -40,7 +40,7 @@ class ReferenceOps:
         norm: Norm,
         *,
         delta_norm: Norm | None = None,
-        wanted: Wanted = Wanted.TOTAL | Wanted.ROWS,
+        outputs: NormOutputs = NormOutputs.RESIDUAL | NormOutputs.ROWS,
     ) -> NormedRows:
         """See Ops."""
         total = delta.float() if delta_norm is None else _normalise(delta.float(), delta_norm)
@@ -49,9 +49,9 @@ class ReferenceOps:
         total = total.to(delta.dtype)
         normed = _normalise(total.float(), norm)
         return NormedRows(
-            total if Wanted.TOTAL in wanted else None,
-            normed.to(delta.dtype) if Wanted.ROWS in wanted else None,
-            self.quantize(normed) if Wanted.QUANTIZED in wanted else None,
+            total if NormOutputs.RESIDUAL in outputs else None,
+            normed.to(delta.dtype) if NormOutputs.ROWS in outputs else None,
+            self.quantize(normed) if NormOutputs.QUANTIZED in outputs else None,
         )
 
     def rotate(self, rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads) -> None:

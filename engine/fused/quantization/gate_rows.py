@@ -21,7 +21,7 @@ _NUM_TOKENS = 4096  # of a batch: so that quantizing and measuring need no more 
 _NUM_TOKENS_ON_CPU = 1024  # few, so that what a batch goes through stays in a core's cache
 
 
-class Measuring:
+class GateRows:
     """Of one model, whose linear layers may be exchanged between two calls of `rows`."""
 
     def __init__(self, model: Model) -> None:

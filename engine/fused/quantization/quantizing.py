@@ -9,7 +9,7 @@ from engine.fused.assembly import Model
 from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.quantization import gate, gate_texts, precision
 from engine.fused.quantization.fidelity import Rows
-from engine.fused.quantization.gate_rows import Measuring
+from engine.fused.quantization.gate_rows import GateRows
 from engine.fused.quantization.scheme import Scheme, scheme_of
 from engine.selftest.sample_ids import Sequences
 from engine.types import ModelError
@@ -44,8 +44,8 @@ def _through_gate(
     model: Model, scheme: Scheme, names: tuple[str, ...], *, plain: Callable[[str], PlainLinear], is_gated: bool
 ) -> gate.Outcome:
     """The layers are left as the gate wants them."""
-    switch = LinearSwitch(model.weights.linears, scheme, plain=plain)
-    measuring = Measuring(model)
+    switch = QuantizableLinears(model.weights.linears, scheme, plain=plain)
+    measuring = GateRows(model)
 
     def compute(sequences: Sequences, quantized: frozenset[str]) -> Rows:
         switch.set(quantized)
@@ -61,7 +61,7 @@ def _noted(model: Model, *notes: str) -> Model:
     return dataclasses.replace(model, notes=(*model.notes, *notes))
 
 
-class LinearSwitch:
+class QuantizableLinears:
     """Of some linear layers each is either plain or quantized; it is made anew when that changes, so no more than one
     of the two is held here."""
 

@@ -10,9 +10,9 @@ import torch
 
 from engine.fused import loading
 from engine.fused.choices import Choices
+from engine.fused.phases import Phases
 from engine.fused.quantization import gate_texts, precision
 from engine.fused.quantization.gate import MIN_MEDIAN, MIN_P1, Outcome
-from engine.fused.start import Phases
 from engine.messages import LoadOptions
 
 _REASON = "it is to be verified"

@@ -42,7 +42,7 @@ class DeviceSizes:
 @dataclass(frozen=True, slots=True)
 class _Started:
     rows: dict[OutputKind, Tensor]  # on the device
-    landed: dict[OutputKind, Tensor]  # the same in pinned memory, once `copied` has happened
+    host_rows: dict[OutputKind, Tensor]  # the same in pinned memory, once `copied` has happened
 
 
 class CudaDevice:
@@ -93,18 +93,18 @@ class CudaDevice:
             self._computed[slot].record(self._computing)
         with torch.cuda.stream(self._copying):
             self._copying.wait_event(self._computed[slot])
-            landed = {kind: _landed(part) for kind, part in rows.items()}
+            host_rows = {kind: _copied_to_host(part) for kind, part in rows.items()}
             self._copied[slot].record(self._copying)
-        self._started[slot] = _Started(rows, landed)
+        self._started[slot] = _Started(rows, host_rows)
         if self._is_worth_a_graph(shape):
-            self._graphs.met(shape)
+            self._graphs.record_if_repeated(shape)
 
     def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
         """See Device."""
         self._use_device()
         self._copied[slot].synchronize()  # lets other threads run meanwhile
-        landed = self._started.pop(slot).landed
-        return {kind: rows.float().numpy() for kind, rows in landed.items()}
+        host_rows = self._started.pop(slot).host_rows
+        return {kind: rows.float().numpy() for kind, rows in host_rows.items()}
 
     def settle(self) -> None:
         """See Device."""
@@ -167,6 +167,6 @@ def _memory_outside_torch() -> int:
     return total - free - torch.cuda.memory_reserved()
 
 
-def _landed(rows: Tensor) -> Tensor:
+def _copied_to_host(rows: Tensor) -> Tensor:
     """A copy in pinned memory, begun on the current stream. torch keeps such memory and gives it out again."""
     return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True).copy_(rows, non_blocking=True)

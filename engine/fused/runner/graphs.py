@@ -34,8 +34,8 @@ class Graphs:
         self._max_num = max_num
         self._max_bytes = max_bytes
         self._graphs: collections.OrderedDict[Shape, Graph] = collections.OrderedDict()  # the last used is the last
-        self._met: set[Shape] = set()
-        self._refused: set[Shape] = set()
+        self._seen_once: set[Shape] = set()
+        self._unrecordable: set[Shape] = set()
 
     def find(self, shape: Shape) -> Graph | None:
         """None where this shape is not recorded; it is computed call by call then."""
@@ -44,25 +44,25 @@ class Graphs:
             self._graphs.move_to_end(shape)
         return graph
 
-    def met(self, shape: Shape) -> None:
+    def record_if_repeated(self, shape: Shape) -> None:
         """Record this shape if it was met before, unless it is or could not be."""
-        if shape in self._graphs or shape in self._refused:
+        if shape in self._graphs or shape in self._unrecordable:
             return
-        if shape not in self._met:
-            self._met.add(shape)
+        if shape not in self._seen_once:
+            self._seen_once.add(shape)
             return
         try:
             self._graphs[shape] = self._record(shape)
         except RuntimeError as error:  # out of memory is one
-            self._refused.add(shape)
+            self._unrecordable.add(shape)
             logger.warning(
                 "batches of %d tokens run without a graph, for recording one failed: %s",
                 shape.num_tokens,
                 one_line(error),
             )
-        self._forget_some()
+        self._evict()
 
-    def _forget_some(self) -> None:
+    def _evict(self) -> None:
         while len(self._graphs) > self._max_num or (len(self._graphs) > 1 and self._num_bytes() > self._max_bytes):
             self._settle()
             self._graphs.popitem(last=False)

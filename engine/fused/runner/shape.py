@@ -44,9 +44,9 @@ class Shapes:
     max_num_tokens: int  # of a batch
     max_num_seqs: int
     max_seqlen: int
-    takes_types: bool  # whether the model tells token types apart
+    has_token_types: bool  # whether the model tells token types apart
     # what its attention is told of the longest sequence, given a bucket for it; None = nothing it needs to know
-    told_seqlen: Callable[[int], int] | None = None
+    kernel_max_seqlen: Callable[[int], int] | None = None
 
     @property
     def largest(self) -> Shape:
@@ -54,7 +54,7 @@ class Shapes:
         num_tokens = _aligned(self.max_num_tokens)
         num_seqs = min(self.max_num_seqs, num_tokens)
         num_tiles = max_num_tiles(num_tokens, num_seqs, block=_ALIGNMENT)
-        return Shape(num_tokens, num_seqs, num_tiles, _ALIGNMENT, self.max_seqlen, self.takes_types, ALL_OUTPUTS)
+        return Shape(num_tokens, num_seqs, num_tiles, _ALIGNMENT, self.max_seqlen, self.has_token_types, ALL_OUTPUTS)
 
     def of(self, batch: Batch) -> Shape:
         """The shape of this batch. Raises ValueError where it is over a limit."""
@@ -69,15 +69,15 @@ class Shapes:
             num_seqs=num_seqs,
             num_tiles=max_num_tiles(num_tokens, num_seqs, block=block),
             block=block,
-            max_seqlen=self._seqlen_told(longest),
-            has_types=self.takes_types and batch.token_type_ids is not None,
+            max_seqlen=self._kernel_max_seqlen(longest),
+            has_types=self.has_token_types and batch.token_type_ids is not None,
             outputs=batch.outputs,
         )
 
-    def _seqlen_told(self, longest: int) -> int:
-        if self.told_seqlen is None:
+    def _kernel_max_seqlen(self, longest: int) -> int:
+        if self.kernel_max_seqlen is None:
             return self.max_seqlen
-        return min(self.told_seqlen(min(_at_least(longest, _SEQLEN_BUCKETS), self.max_seqlen)), self.max_seqlen)
+        return min(self.kernel_max_seqlen(min(_at_least(longest, _SEQLEN_BUCKETS), self.max_seqlen)), self.max_seqlen)
 
 
 @functools.lru_cache

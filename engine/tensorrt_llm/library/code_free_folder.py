@@ -19,7 +19,7 @@ _JSON = ".json"
 
 
 @contextlib.contextmanager
-def shown(folder: Path) -> Iterator[Path]:
+def without_code(folder: Path) -> Iterator[Path]:
     """The folder itself where it has no code; else one of links to its other files, for as long as it is loaded from.
 
     Raises ModelError where a JSON file can't be read.

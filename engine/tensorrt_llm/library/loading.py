@@ -11,7 +11,7 @@ from engine.failures import engine_error, one_line
 from engine.tensorrt_llm.choices import Choices
 from engine.tensorrt_llm.library import code_free_folder, models, private
 from engine.tensorrt_llm.library.llm_arguments import arguments, buckets
-from engine.tensorrt_llm.library.private import ServedLimits
+from engine.tensorrt_llm.library.private import LibraryLimits
 from engine.tensorrt_llm.planning import package
 from engine.types import DeviceTrouble, EngineErrorKind, EngineLimits, ModelError
 
@@ -27,7 +27,7 @@ class Library:
     """A model in it."""
 
     llm: Any  # tensorrt_llm.LLM
-    limits: ServedLimits | None  # what it checks batches against; None = not known
+    limits: LibraryLimits | None  # what it checks batches against; None = not known
 
     def encode(self, sequences: list[list[int]], beside: dict[str, Any]) -> Any:
         """A tensor of rows [B, L] on the host. Not for two threads at the same time.
@@ -54,17 +54,17 @@ def load(chosen: Choices) -> Library:
 def _load(chosen: Choices) -> Library:
     api = importlib.import_module("tensorrt_llm.llmapi")
     package.check_features(api.LLM, api.TorchLlmArgs)
-    _take_no_more_than(chosen.memory_share)
+    _limit_gpu_memory(chosen.memory_share)
     if chosen.served.family is not None:
         models.register(chosen.served.family)
     graph_config = _graph_config(api, chosen) if chosen.records_graphs else None
     wanted = arguments(chosen, api.TorchLlmArgs.model_fields, graph_config=graph_config)
-    with code_free_folder.shown(chosen.weights) as folder:
-        llm = _made(api.LLM, str(folder), wanted)
+    with code_free_folder.without_code(chosen.weights) as folder:
+        llm = _build_llm(api.LLM, str(folder), wanted)
     return Library(llm, private.limits_of(llm))
 
 
-def _take_no_more_than(share: float) -> None:
+def _limit_gpu_memory(share: float) -> None:
     """Of the memory of the one GPU that this process sees."""
     import torch
 
@@ -72,7 +72,7 @@ def _take_no_more_than(share: float) -> None:
         torch.cuda.set_per_process_memory_fraction(share, 0)
 
 
-def _made(llm_class: Any, path: str, wanted: dict[str, Any]) -> Any:
+def _build_llm(llm_class: Any, path: str, wanted: dict[str, Any]) -> Any:
     """Whether it can do without a tokenizer has been read, and never been seen."""
     try:
         return llm_class(path, **wanted)
@@ -99,10 +99,10 @@ def _graph_config(api: Any, chosen: Choices) -> Any:
     )
 
 
-def limits(chosen: Choices, served: ServedLimits | None) -> EngineLimits:
+def limits(chosen: Choices, served: LibraryLimits | None) -> EngineLimits:
     """What was asked for, or less where the library has less. Raises ModelError where a whole text does not fit in."""
     max_seqlen = chosen.folder.max_seqlen
-    served = served or ServedLimits(chosen.max_num_seqs, chosen.max_num_tokens, max_seqlen)
+    served = served or LibraryLimits(chosen.max_num_seqs, chosen.max_num_tokens, max_seqlen)
     longest = min(served.max_seq_len, served.max_num_tokens)
     if longest < max_seqlen:
         raise ModelError(

@@ -49,7 +49,7 @@ def full_mask() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedLimits:
+class LibraryLimits:
     """What the library checks a batch against; upstream's own server reads them in the same place."""
 
     max_batch_size: int  # sequences
@@ -57,12 +57,12 @@ class ServedLimits:
     max_seq_len: int
 
 
-def limits_of(llm: Any) -> ServedLimits | None:
+def limits_of(llm: Any) -> LibraryLimits | None:
     """None where this version keeps them somewhere else."""
     model_engine = getattr(getattr(llm, "_encoder_executor", None), "model_engine", None)
     found = [getattr(model_engine, name, None) for name in ("batch_size", "max_num_tokens", "max_seq_len")]
     sizes = [size for size in found if isinstance(size, int)]
-    return ServedLimits(*sizes) if len(sizes) == len(found) else None
+    return LibraryLimits(*sizes) if len(sizes) == len(found) else None
 
 
 def _named(modules: tuple[str, ...], name: str) -> Any:

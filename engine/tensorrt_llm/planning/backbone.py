@@ -10,7 +10,7 @@ from engine.tensorrt_llm.planning.families import refusal
 
 _ACTIVATIONS = ("silu", "swish")  # of gated MLPs there, whatever hidden_act says
 # Which its tables of angles follow, and transformers' do not.
-_WORDS_OF_ROTARY = ("rotary_pct", "rotary_dim", "rotary_emb_base", "qk_rope_head_dim")
+_ROTARY_ENTRIES = ("rotary_pct", "rotary_dim", "rotary_emb_base", "qk_rope_head_dim")
 _PLAIN, _LLAMA3 = "default", "llama3"
 _ROPE_TYPES = {
     "llama": (_PLAIN, _LLAMA3),
@@ -90,7 +90,7 @@ def _check_rope(config: Json, model_type: str) -> None:
     rope = object_in(config, "rope_scaling") or object_in(config, "rope_parameters")
     if any(isinstance(value, dict) for value in rope.values()):
         raise refusal("computes the same angles in all layers, and config.json has them by layers' types")
-    for name in _WORDS_OF_ROTARY:
+    for name in _ROTARY_ENTRIES:
         if config.get(name) is not None:
             raise refusal(f"would follow {name} of config.json in its angles, and transformers does not")
     if any(place.get("partial_rotary_factor") not in (None, 1) for place in (config, rope)):

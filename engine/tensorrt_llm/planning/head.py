@@ -73,11 +73,11 @@ def head_of(folder: ModelFolder) -> Head:
     is_causal = backbone.is_causal(config)
     match folder.heads:
         case () if folder.task is Task.EMBED:
-            return _of_embeddings(folder, is_causal=is_causal)
+            return _embedding_head(folder, is_causal=is_causal)
         case (SequenceScores() as scores,):
-            return _of_scores(folder, scores, is_causal=is_causal)
+            return _score_head(folder, scores, is_causal=is_causal)
         case (AnswerScore() as answer,):
-            return _of_answer(folder, answer, is_causal=is_causal)
+            return _answer_head(folder, answer, is_causal=is_causal)
     raise refusal(f"gives rows for texts, scores and labels, and the model is for {folder.task}")
 
 
@@ -87,7 +87,7 @@ def notes_of(folder: ModelFolder) -> tuple[str, ...]:
     window = backbone.window_of(config, folder.architecture)
     notes = [f"no sequence is longer than the window of {window} tokens"] if window is not None else []
     if folder.task is Task.EMBED and folder.poolings == (_LAST,):
-        notes += _about_the_end(folder, config)
+        notes += _notes_on_last_token(folder, config)
     return tuple(notes)
 
 
@@ -103,20 +103,20 @@ def _check(folder: ModelFolder) -> None:
         raise refusal(f"gives rows for texts, scores and labels, and the model is for {folder.task}")
 
 
-def _of_embeddings(folder: ModelFolder, *, is_causal: bool) -> Head:
+def _embedding_head(folder: ModelFolder, *, is_causal: bool) -> Head:
     if len(folder.poolings) != 1 or folder.poolings[0] not in POOLINGS:
         raise refusal(f"pools by one of {', '.join(POOLINGS)}, and the model by {folder.pooling}")
     return Head(kind=HeadKind.EMBED, pooling=folder.poolings[0], is_causal=is_causal, num_outputs=folder.hidden_size)
 
 
-def _of_scores(folder: ModelFolder, scores: SequenceScores, *, is_causal: bool) -> Head:
+def _score_head(folder: ModelFolder, scores: SequenceScores, *, is_causal: bool) -> Head:
     if not is_causal and pad_id_of(folder) is not None:
         # See engine.tensorrt_llm.planning.head: here, the tokens at the end would be seen.
         raise refusal("can't leave out padding tokens at the end of texts where is_causal of config.json is false")
     return Head(kind=HeadKind.SCORE, pooling=_LAST, is_causal=is_causal, num_outputs=len(scores.labels))
 
 
-def _of_answer(folder: ModelFolder, answer: AnswerScore, *, is_causal: bool) -> Head:
+def _answer_head(folder: ModelFolder, answer: AnswerScore, *, is_causal: bool) -> Head:
     if max(answer.yes_id, answer.no_id or 0) >= folder.vocab_size:
         raise refusal(f"needs yes and no among the {folder.vocab_size} tokens of config.json's vocab_size")
     return Head(
@@ -129,7 +129,7 @@ def _of_answer(folder: ModelFolder, answer: AnswerScore, *, is_causal: bool) -> 
     )
 
 
-def _about_the_end(folder: ModelFolder, config: Json) -> list[str]:
+def _notes_on_last_token(folder: ModelFolder, config: Json) -> list[str]:
     """The pooled token is whatever the tokenizer ends with, as in sentence-transformers."""
     named = config.get("eos_token_id")
     ends = [end for end in (named if isinstance(named, list) else [named]) if type(end) is int]

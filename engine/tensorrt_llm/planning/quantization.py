@@ -33,7 +33,7 @@ class Algorithm:
     """Of the linear layers that are not left plain."""
 
     name: str
-    left_plain: tuple[str, ...]  # patterns of modules' names, see engine.tensorrt_llm.planning.quantization
+    excluded: tuple[str, ...]  # patterns of modules' names, see engine.tensorrt_llm.planning.quantization
 
 
 def algorithm_of(folder: Path) -> Algorithm | None:
@@ -99,12 +99,12 @@ def _compressed_tensors(config: Json) -> Algorithm:
     if len(groups) != 1:
         raise unreadable(f"reads one of config_groups of compressed-tensors, and config.json has {len(groups)}")
     weights, inputs = object_in(groups[0], "weights"), object_in(groups[0], "input_activations")
-    left_plain = _names(config, "ignore")
+    excluded = _names(config, "ignore")
     match weights.get("strategy"), inputs.get("strategy"):
         case "channel", "token":
-            return Algorithm(ROWS, left_plain)
+            return Algorithm(ROWS, excluded)
         case "block", "group" if inputs.get("group_size") == _BLOCK and _is_in_blocks(weights):
-            return Algorithm(BLOCKS, left_plain)
+            return Algorithm(BLOCKS, excluded)
         case "tensor_group", _:
             raise unreadable(
                 "reads NVFP4 as Model Optimizer stores it; compressed-tensors has other names for its tensors"
@@ -133,7 +133,7 @@ _BELOW = ".*"
 _PIECES = re.compile(r"(?P<any>\.\*)|(?P<one>\.)|\\(?P<escaped>[.\-_])|(?P<literal>[\w\-])")
 
 
-class LeftPlain:
+class ExcludedModules:
     """Which linear layers the library builds as plain ones, by the names that the files list.
 
     Older versions compare a module's name with shell patterns. Newer ones also look at the modules around it, and take
@@ -154,14 +154,14 @@ class LeftPlain:
         """Whether any of these is, in some version."""
         patterns = [*self._shell, *self._regex]
         patterns += [pattern.removesuffix(_BELOW) for pattern in patterns if pattern.endswith(_BELOW)]
-        return any(_matches(around, patterns) for module in modules for around in _and_around(module))
+        return any(_matches(around, patterns) for module in modules for around in _enclosing_modules(module))
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _and_around(module: str) -> Iterator[str]:
+def _enclosing_modules(module: str) -> Iterator[str]:
     while module:
         yield module
         module = module.rpartition(".")[0]

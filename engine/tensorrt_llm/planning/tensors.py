@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine.model.weights import header_of, weight_files
 from engine.tensorrt_llm.planning.families import refusal, unreadable
-from engine.tensorrt_llm.planning.quantization import BLOCKS, FP8, NVFP4, ROWS, Algorithm, LeftPlain
+from engine.tensorrt_llm.planning.quantization import BLOCKS, FP8, NVFP4, ROWS, Algorithm, ExcludedModules
 from engine.types import ModelError
 
 # What the library makes one linear layer of, by its name there: what files have, within a layer
@@ -87,35 +87,35 @@ Check = Callable[[Tensors, str], None]  # of one linear layer
 
 def check(tensors: Tensors, algorithm: Algorithm | None) -> None:
     """Raises ModelError where a linear layer is not as the algorithm has it, or as the files say of it."""
-    left_plain = LeftPlain(algorithm.left_plain if algorithm else ())
+    excluded = ExcludedModules(algorithm.excluded if algorithm else ())
     for layer in layers_in(tensors):
         for joined, parts in JOINED.items():
             modules = [f"{layer}.{part}" for part in parts]
-            _check_joined(tensors, modules, algorithm, left_plain, f"{layer}.{joined}")
+            _check_joined(tensors, modules, algorithm, excluded, f"{layer}.{joined}")
 
 
 def check_plain(tensors: Tensors, names: Iterable[str]) -> None:
     """Raises ModelError where one of these is missing, or stored in other than plain numbers."""
     for name in names:
-        if _needed(tensors, name).dtype not in _PLAIN:
+        if _required_tensor(tensors, name).dtype not in _PLAIN:
             raise unreadable(f"needs plain numbers in the tensor {name!r}, and it is stored as {tensors[name].dtype}")
 
 
 def _check_joined(
-    tensors: Tensors, modules: list[str], algorithm: Algorithm | None, left_plain: LeftPlain, joined: str
+    tensors: Tensors, modules: list[str], algorithm: Algorithm | None, excluded: ExcludedModules, joined: str
 ) -> None:
     weights = {f"{module}.weight" for module in modules}
-    plain = {name for name in weights if _needed(tensors, name).dtype in _PLAIN}
+    plain = {name for name in weights if _required_tensor(tensors, name).dtype in _PLAIN}
     names = [f"model.{each}" for each in (*modules, joined)]
     if plain and plain != weights:
         raise unreadable(f"joins {', '.join(sorted(weights))}, and only some of them are quantized")
     if plain:
-        if algorithm is not None and not left_plain.certainly(names):
+        if algorithm is not None and not excluded.certainly(names):
             raise unreadable(f"takes the tensor {min(plain)!r} for a quantized one, and it is stored plain")
         return
     if algorithm is None:
         raise unreadable(f"takes the tensor {min(weights)!r} for a plain one, and it is stored quantized")
-    if left_plain.maybe(names):
+    if excluded.maybe(names):
         raise unreadable(
             f"may take the tensor {min(weights)!r} for a plain one, as the model's files say, and it is not"
         )
@@ -152,12 +152,12 @@ def _check_nvfp4(tensors: Tensors, module: str) -> None:
     name = f"{module}.weight"
     weight = _typed(tensors, name, (_BYTES,))
     if len(weight.shape) != 2:
-        raise _misshapen(name, weight, "two in a byte, [N, K / 2]")
+        raise _wrong_shape(name, weight, "two in a byte, [N, K / 2]")
     rows, columns = weight.shape[0], 2 * weight.shape[1]
     _check_multiples(name, (rows, columns), NVFP4)
     scale = f"{module}.weight_scale"
     if _typed(tensors, scale, (_E4M3,)).shape != (rows, columns // _GROUP):
-        raise _misshapen(scale, tensors[scale], f"{[rows, columns // _GROUP]}")
+        raise _wrong_shape(scale, tensors[scale], f"{[rows, columns // _GROUP]}")
     _scale(tensors, f"{module}.weight_scale_2", ((), (1,)))
     if f"{module}.input_scale" not in tensors:
         raise unreadable(
@@ -174,30 +174,30 @@ def _weight(tensors: Tensors, module: str, algorithm: str) -> tuple[int, int]:
     name = f"{module}.weight"
     weight = _typed(tensors, name, (_E4M3,))
     if len(weight.shape) != 2:
-        raise _misshapen(name, weight, "[N, K]")
+        raise _wrong_shape(name, weight, "[N, K]")
     _check_multiples(name, weight.shape, algorithm)
     return weight.shape[0], weight.shape[1]
 
 
 def _scale(tensors: Tensors, name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     if _typed(tensors, name, _PLAIN).shape not in shapes:
-        raise _misshapen(name, tensors[name], " or ".join(str(list(shape)) for shape in shapes))
+        raise _wrong_shape(name, tensors[name], " or ".join(str(list(shape)) for shape in shapes))
 
 
 def _typed(tensors: Tensors, name: str, dtypes: Iterable[str]) -> Tensor:
-    tensor = _needed(tensors, name)
+    tensor = _required_tensor(tensors, name)
     if tensor.dtype not in dtypes:
         raise unreadable(f"expects the tensor {name!r} as {' or '.join(sorted(dtypes))}, and it is {tensor.dtype}")
     return tensor
 
 
-def _needed(tensors: Tensors, name: str) -> Tensor:
+def _required_tensor(tensors: Tensors, name: str) -> Tensor:
     if name not in tensors:
         raise unreadable(f"looks for the tensor {name!r}, which the weights lack")
     return tensors[name]
 
 
-def _misshapen(name: str, tensor: Tensor, expected: str) -> Exception:
+def _wrong_shape(name: str, tensor: Tensor, expected: str) -> Exception:
     return unreadable(f"expects the tensor {name!r} to be {expected}, and it is {list(tensor.shape)}")
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from engine.cpu import workload
 from engine.cpu.engine import CompiledEngine
-from engine.cpu.executor import ATTENTION_MASK, INPUT_IDS, Executor
-from engine.cpu.minibatch import MAX_PADDED_TOKENS, cut, padded
+from engine.cpu.executor import Executor
+from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, MAX_PADDED_TOKENS, cut, padded
 from engine.cpu.outputs import Makers, Pooled, tokens
 from engine.rows.head_numpy import HostHead
 from engine.rows.pooling_numpy import Pooling

@@ -11,7 +11,7 @@ import torch
 
 from engine.failures import engine_error
 from engine.fused.engine import FusedEngine
-from engine.fused.start import Phases
+from engine.fused.phases import Phases
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, OutputKind
 from tests.engine.fused.runner.recording import DEPTH, RecordingDevice, engine_around, expected_rows, of_lengths
 from tests.engine.tiny_models import batch
@@ -256,7 +256,7 @@ def test_messages_of_libraries_are_cut() -> None:
 
 def test_phases_add_up_and_are_named_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(10.0)
-    monkeypatch.setattr("engine.fused.start.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("engine.fused.phases.time.perf_counter", lambda: next(clock))
     phases = Phases()
     for name in ("weights", "check", "weights"):
         with phases(name):

@@ -52,7 +52,7 @@ def test_what_is_reckoned_with(chosen: Choices, monkeypatch: pytest.MonkeyPatch)
     seen: list[Memory] = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (7 << 30, 8 << 30))
     monkeypatch.setattr(from_folder, "check_memory", lambda *_, memory, **__: seen.append(memory))
-    source: Any = type("Source", (), {"spec": None})
+    source: Any = type("FusedWeights", (), {"spec": None})
 
     from_folder._check_memory(source, chosen)
 

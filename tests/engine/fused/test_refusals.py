@@ -8,7 +8,7 @@ import pytest
 from transformers import PretrainedConfig
 
 from engine.failures import not_finite
-from engine.fused.adapters.recipe import activation_of, demand
+from engine.fused.adapters.recipe import activation_of, require
 from engine.fused.checks import check_outputs
 from engine.fused.model.rotary import check
 from engine.model import model_folder
@@ -53,7 +53,7 @@ def test_a_configuration_that_is_not_for_it_names_another_engine() -> None:
     config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e4}
     config.hidden_size = 8
     refused = []
-    for asked in (lambda: activation_of("sine"), lambda: demand(config, hidden_size=(16,)), lambda: check(config)):
+    for asked in (lambda: activation_of("sine"), lambda: require(config, hidden_size=(16,)), lambda: check(config)):
         with pytest.raises(ModelError) as error:
             asked()
         refused.append(str(error.value))

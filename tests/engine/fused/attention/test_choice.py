@@ -46,14 +46,14 @@ def test_the_fastest_is_chosen_by_length() -> None:
     ] * 4
     assert choice.candidates == (TILES, FLASH, CUDNN)
     assert choice.bounds == (256, 1024)
-    assert [choice.told_seqlen(length) for length in (1, 256, 512, 2048)] == [256, 256, 512, 2048]
+    assert [choice.kernel_max_seqlen(length) for length in (1, 256, 512, 2048)] == [256, 256, 512, 2048]
     assert choice.note == "attention by tiles up to 256 tokens, flash up to 1024 tokens, cudnn above, measured at load"
 
 
 def test_tiles_win_ties() -> None:
     choice = choose(ALL, Times({("flash", 128): 0.96, ("cudnn", 512): 0.96}), max_seqlen=512)
     assert choice.candidates == (TILES,)
-    assert choice.told_seqlen(1) == choice.told_seqlen(512) > 512
+    assert choice.kernel_max_seqlen(1) == choice.kernel_max_seqlen(512) > 512
     assert choice.attend_for(500) is None
     assert choice.note == "attention by tiles, measured at load"
 
@@ -79,14 +79,14 @@ def test_nothing_is_measured_where_there_is_no_choice() -> None:
     choice = choose((TILES,), times, max_seqlen=512)
     assert times.asked == []
     assert choice.attend_for(512) is None
-    assert choice.told_seqlen(1) == choice.told_seqlen(512)
+    assert choice.kernel_max_seqlen(1) == choice.kernel_max_seqlen(512)
 
 
 def test_what_attention_is_told_leads_to_the_same_choice() -> None:
     choice = choose(ALL, Times({("flash", 512): 0.5, ("cudnn", 8192): 0.4}), max_seqlen=32768)
     assert choice.candidates == (TILES, FLASH, TILES, CUDNN)
     for length in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768):
-        told = choice.told_seqlen(length)
+        told = choice.kernel_max_seqlen(length)
         assert told >= length
         assert choice.attend_for(told) is choice.attend_for(length)
 

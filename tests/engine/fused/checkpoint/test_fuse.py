@@ -13,7 +13,7 @@ from transformers import AutoModel, BertConfig, PretrainedConfig
 
 from engine.fused.adapters.bert import common_spec
 from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
-from engine.fused.checkpoint.fuse import Source
+from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import ModuleCheckpoint
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import PlainLinear
@@ -241,12 +241,12 @@ def layout_of(recipes: Recipes) -> Callable[[Spec], Recipes]:
     return lambda _: WORDS | recipes
 
 
-def small(held: Tensors, *layouts: Recipes, derive: Derive | None = None) -> Source:
+def small(held: Tensors, *layouts: Recipes, derive: Derive | None = None) -> FusedWeights:
     """Words and a norm of two numbers, by these layouts."""
     spec = dataclasses.replace(BERT, hidden_size=2, vocab_size=3, layers=())
     held = {"words": torch.ones(3, 2), "scale.weight": torch.tensor([1.0, 2.0]), **held}
     adapter = Adapter(lambda _: spec, tuple(map(layout_of, layouts)), derive=derive)
-    return Source(Held(held), adapter, PretrainedConfig(), dtype=torch.bfloat16, device=CPU, num_positions=7)
+    return FusedWeights(Held(held), adapter, PretrainedConfig(), dtype=torch.bfloat16, device=CPU, num_positions=7)
 
 
 def test_what_is_added_is_added_in_float32() -> None:

@@ -10,7 +10,7 @@ from engine.fused.kernels.embedding import embed
 from engine.fused.kernels.norm import add_norm
 from engine.fused.kernels.pooling import pool
 from engine.fused.kernels.rotary import rotate
-from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, Norm, Tiles, Wanted
+from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, Norm, NormOutputs, Tiles
 from tests.engine.fused.kernels.compile_kernels import Case
 
 NUM_ROWS = 32
@@ -22,8 +22,8 @@ def rows(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 # as the families ask: norms behind a sum need no total, those before one no plain rows beside quantized ones
-PLAIN = {"layer": Wanted.ROWS, "rms": Wanted.TOTAL | Wanted.ROWS}
-QUANTIZED = {"layer": Wanted.ROWS | Wanted.QUANTIZED, "rms": Wanted.TOTAL | Wanted.QUANTIZED}
+PLAIN = {"layer": NormOutputs.ROWS, "rms": NormOutputs.RESIDUAL | NormOutputs.ROWS}
+QUANTIZED = {"layer": NormOutputs.ROWS | NormOutputs.QUANTIZED, "rms": NormOutputs.RESIDUAL | NormOutputs.QUANTIZED}
 
 
 def ints(number: int) -> Tensor:
@@ -35,10 +35,10 @@ def norm(width: int, *, kind: str = "rms") -> Norm:
     return Norm(kind, weight, weight if kind == "layer" else None, 1e-6)
 
 
-def launch_add_norm(width: int, kind: str, *, wanted: Wanted, is_sandwich: bool = False) -> None:
+def launch_add_norm(width: int, kind: str, *, outputs: NormOutputs, is_sandwich: bool = False) -> None:
     delta_norm = norm(width) if is_sandwich else None
     one = rows(width)
-    add_norm(one, one, norm(width, kind=kind), delta_norm=delta_norm, wanted=wanted)
+    add_norm(one, one, norm(width, kind=kind), delta_norm=delta_norm, outputs=outputs)
 
 
 def launch_activate(width: int, activation: str, *, is_gated: bool, is_quantized: bool) -> None:
@@ -72,7 +72,7 @@ def launch_batches(width: int) -> None:
         tiles = Tiles(ints(5).view(1, 5), 64)
         inputs = Inputs(*(batch[:num_rows],) * 3, numbers, numbers, tiles, tiles, num_rows)
         embed(inputs, EmbeddingTables(one, one, one, 1.0))
-        add_norm(one, one, norm(width), delta_norm=None, wanted=Wanted.ROWS)
+        add_norm(one, one, norm(width), delta_norm=None, outputs=NormOutputs.ROWS)
         activate(one, "silu", is_gated=False, is_quantized=False)
         rotate(one, batch[:num_rows], torch.empty(64, 64), Heads(8, 2, 64, None, None))
         pool(one, batch[: num_rows + 1])
@@ -80,20 +80,20 @@ def launch_batches(width: int) -> None:
 
 CASES = [
     *(
-        Case(f"add_norm {width} {kind}", partial(launch_add_norm, width, kind, wanted=PLAIN[kind]))
+        Case(f"add_norm {width} {kind}", partial(launch_add_norm, width, kind, outputs=PLAIN[kind]))
         for width, kind in ((384, "layer"), (768, "layer"), (1024, "layer"), (1024, "rms"), (12288, "rms"))
     ),
     *(
         Case(
             f"add_norm {width} {kind} fp8",
-            partial(launch_add_norm, width, kind, wanted=QUANTIZED[kind]),
+            partial(launch_add_norm, width, kind, outputs=QUANTIZED[kind]),
             FP8,
         )
         for width, kind in ((1024, "layer"), (1024, "rms"), (2560, "rms"), (4096, "rms"), (12288, "rms"))
     ),
     Case(
         "add_norm 768 sandwich",
-        partial(launch_add_norm, 768, "rms", wanted=PLAIN["rms"], is_sandwich=True),
+        partial(launch_add_norm, 768, "rms", outputs=PLAIN["rms"], is_sandwich=True),
     ),
     *(
         Case(

@@ -5,29 +5,33 @@ import torch
 from torch import Tensor
 
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.model.ops import NormedRows, Wanted
+from engine.fused.model.ops import NormedRows, NormOutputs
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.kernels.samples import DTYPES, Samples, assert_near, assert_quantized_alike
 
-ALL = Wanted.TOTAL | Wanted.ROWS | Wanted.QUANTIZED
+ALL = NormOutputs.RESIDUAL | NormOutputs.ROWS | NormOutputs.QUANTIZED
 WIDTHS = (384, 768, 1000, 2560)
 KINDS = (("rms", False), ("layer", True), ("layer", False))
 
 
 def total_of(normed: NormedRows) -> Tensor:
-    assert normed.total is not None
-    return normed.total
+    assert normed.residual is not None
+    return normed.residual
 
 
-@pytest.mark.parametrize("wanted", [Wanted.TOTAL, Wanted.ROWS, Wanted.QUANTIZED])
+@pytest.mark.parametrize("outputs", [NormOutputs.RESIDUAL, NormOutputs.ROWS, NormOutputs.QUANTIZED])
 @pytest.mark.parametrize("has_residual", [True, False])
-def test_what_is_not_wanted_is_not_given(wanted: Wanted, has_residual: bool) -> None:
+def test_what_is_not_asked_for_is_not_given(outputs: NormOutputs, has_residual: bool) -> None:
     samples = Samples(8)
     delta = samples.rows(3, 384)
     residual = samples.rows(3, 384) if has_residual else None
-    normed = TritonOps().add_norm(delta, residual, samples.norm(384, "rms"), wanted=wanted)
-    given = {Wanted.TOTAL: normed.total, Wanted.ROWS: normed.rows, Wanted.QUANTIZED: normed.quantized}
-    assert {part for part, value in given.items() if value is not None} == {wanted}
+    normed = TritonOps().add_norm(delta, residual, samples.norm(384, "rms"), outputs=outputs)
+    given = {
+        NormOutputs.RESIDUAL: normed.residual,
+        NormOutputs.ROWS: normed.rows,
+        NormOutputs.QUANTIZED: normed.quantized,
+    }
+    assert {part for part, value in given.items() if value is not None} == {outputs}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -37,8 +41,8 @@ def test_sum_and_norm(width: int, kind: str, has_bias: bool, dtype: torch.dtype)
     samples = Samples(width)
     delta, residual = samples.rows(5, width, dtype), samples.rows(5, width, dtype)
     norm = samples.norm(width, kind, has_bias=has_bias)
-    actual = TritonOps().add_norm(delta, residual, norm, wanted=ALL)
-    expected = ReferenceOps().add_norm(delta, residual, norm, wanted=ALL)
+    actual = TritonOps().add_norm(delta, residual, norm, outputs=ALL)
+    expected = ReferenceOps().add_norm(delta, residual, norm, outputs=ALL)
     assert torch.equal(total_of(actual), total_of(expected))
     assert actual.rows is not None
     assert expected.rows is not None
@@ -67,8 +71,10 @@ def test_delta_is_normalised_before_it_is_added(kind: str, has_residual: bool, d
 
 def test_without_residual_the_delta_is_the_total() -> None:
     delta = Samples(1).rows(3, 384)
-    normed = TritonOps().add_norm(delta, None, Samples(2).norm(384, "layer", has_bias=True), wanted=Wanted.TOTAL)
-    assert normed.total is delta
+    normed = TritonOps().add_norm(
+        delta, None, Samples(2).norm(384, "layer", has_bias=True), outputs=NormOutputs.RESIDUAL
+    )
+    assert normed.residual is delta
     assert normed.rows is None
 
 
@@ -90,9 +96,9 @@ def test_a_row_of_nan_stays_one_and_spoils_no_other(kind: str) -> None:
     samples = Samples(4)
     delta, residual = samples.rows(6, 384), samples.rows(6, 384)
     norm = samples.norm(384, kind)
-    clean = TritonOps().add_norm(delta, residual, norm, wanted=ALL)
+    clean = TritonOps().add_norm(delta, residual, norm, outputs=ALL)
     delta[2, 17] = torch.nan
-    spoilt = TritonOps().add_norm(delta, residual, norm, wanted=ALL)
+    spoilt = TritonOps().add_norm(delta, residual, norm, outputs=ALL)
     assert clean.rows is not None
     assert spoilt.rows is not None
     assert clean.quantized is not None
@@ -109,7 +115,7 @@ def test_a_row_of_nan_stays_one_and_spoils_no_other(kind: str) -> None:
 def test_rows_of_zeros(kind: str) -> None:
     samples = Samples(5)
     zeros = torch.zeros_like(samples.rows(2, 1000))
-    normed = TritonOps().add_norm(zeros, zeros, samples.norm(1000, kind), wanted=ALL)
+    normed = TritonOps().add_norm(zeros, zeros, samples.norm(1000, kind), outputs=ALL)
     assert normed.rows is not None
     assert normed.quantized is not None
     assert not normed.rows.any()

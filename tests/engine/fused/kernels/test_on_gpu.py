@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.fused.kernels.ops import TritonOps
-from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, NormedRows, Ops, QuantizedRows, Tiles, Wanted
+from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, NormedRows, NormOutputs, Ops, QuantizedRows, Tiles
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.kernels.samples import RELATIVE, Samples, assert_near, assert_quantized_alike
 
@@ -85,8 +85,8 @@ def test_add_norm(width: int, kind: str, is_quantized: bool, dtype: torch.dtype)
     samples = Samples(width)
     delta, residual = samples.rows(NUM_ROWS, width, dtype), samples.rows(NUM_ROWS, width, dtype)
     norm = samples.norm(width, kind, has_bias=kind == "layer")
-    wanted = Wanted.TOTAL | Wanted.ROWS | (Wanted.QUANTIZED if is_quantized else Wanted(0))
-    check(lambda ops: ops.add_norm(delta, residual, norm, wanted=wanted))
+    outputs = NormOutputs.RESIDUAL | NormOutputs.ROWS | (NormOutputs.QUANTIZED if is_quantized else NormOutputs(0))
+    check(lambda ops: ops.add_norm(delta, residual, norm, outputs=outputs))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

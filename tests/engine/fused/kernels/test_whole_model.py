@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.checkpoint.fuse import Source
+from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.kernels.ops import TritonOps
 from engine.fused.model.blocks import Blocks, Weights
 from engine.fused.model.forwards import forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.quantization.quantizing import LinearSwitch
+from engine.fused.quantization.quantizing import QuantizableLinears
 from engine.fused.quantization.scheme import scheme_of
 from tests.engine.fused.kernels.samples import DEVICE
 from tests.engine.fused.model.models import inputs_of, save, source_of
@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-def rows_of(source: Source, weights: Weights, ops: Ops, *, is_pruned: bool) -> Tensor:
+def rows_of(source: FusedWeights, weights: Weights, ops: Ops, *, is_pruned: bool) -> Tensor:
     """Of the batch's own tokens or sequences; word 0, which is that of padding, is poisoned."""
     weights.tensors["words"][0] = torch.nan
     forward = forward_of(Blocks(source.spec, weights, ops))
@@ -61,7 +61,7 @@ def test_quantized_rows_are_near(family: str, tmp_path: Path) -> None:
     weights = source.weights()
     scheme = scheme_of("fp8_row")
     names = [f"layers.{layer}.{name}" for layer in range(3) for name in ("qkv", "o", "up", "down")]
-    LinearSwitch(weights.linears, scheme, plain=source.linear).set(frozenset(names))
+    QuantizableLinears(weights.linears, scheme, plain=source.linear).set(frozenset(names))
     assert any(linear.is_quantized for linear in weights.linears.values())
     actual, expected = (rows_of(source, weights, ops, is_pruned=False) for ops in (TritonOps(), ReferenceOps()))
     assert float(torch.nn.functional.cosine_similarity(actual, expected).min()) > 0.999

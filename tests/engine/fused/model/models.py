@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from engine.fused.adapters.registry import find
-from engine.fused.checkpoint.fuse import Source
+from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import Checkpoint, SafetensorsCheckpoint
 from engine.fused.model.blocks import Blocks, Weights
 from engine.fused.model.forwards import Forward, forward_of
@@ -88,13 +88,13 @@ def source_of(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
-) -> Source:
+) -> FusedWeights:
     """A folder's weights."""
     config = AutoConfig.from_pretrained(folder)
     adapter = find(config.model_type)
     assert adapter is not None
     checkpoint = checkpoint or SafetensorsCheckpoint(folder, device)
-    return Source(checkpoint, adapter, config, dtype=dtype, device=device, num_positions=NUM_POSITIONS)
+    return FusedWeights(checkpoint, adapter, config, dtype=dtype, device=device, num_positions=NUM_POSITIONS)
 
 
 def inputs_of(

@@ -13,7 +13,7 @@ from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.ops import QuantizedRows
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization.fp8_row import Fp8Row, Fp8RowLinear
-from engine.fused.quantization.quantizing import LinearSwitch
+from engine.fused.quantization.quantizing import QuantizableLinears
 from engine.fused.quantization.scheme import scheme_of
 
 K, N, T = 256, 96, 33
@@ -203,7 +203,7 @@ def test_the_switch_changes_just_what_differs() -> None:
         asked.append(name)
         return originals[name]
 
-    switch = LinearSwitch(linears, scheme_of("fp8_row"), plain=again)
+    switch = QuantizableLinears(linears, scheme_of("fp8_row"), plain=again)
     switch.set(["a", "b"])
     assert switch.quantized == {"a", "b"}
     assert linears["a"].is_quantized
@@ -229,7 +229,7 @@ def test_the_switch_waits_for_a_gpu_whose_weights_it_changed(monkeypatch: pytest
             return super().quantize(layer)
 
     linears: dict[str, Linear] = {"a": PlainLinear(on_gpu, None), "b": PlainLinear(on_gpu, None)}
-    switch = LinearSwitch(linears, OnGpu(), plain=lambda _: PlainLinear(on_gpu, None))
+    switch = QuantizableLinears(linears, OnGpu(), plain=lambda _: PlainLinear(on_gpu, None))
     switch.set(["a", "b"])
     assert waited == [torch.device("cuda:1")]
     switch.set(["a", "b"])

@@ -14,7 +14,7 @@ from engine.fused.checkpoint import from_folder
 from engine.fused.engine import FusedEngine
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import gate_rows
-from engine.fused.quantization.gate_rows import Measuring
+from engine.fused.quantization.gate_rows import GateRows
 from engine.rows.head_torch import TorchHead
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
@@ -50,8 +50,8 @@ def sequences(model: Model) -> Sequences:
 
 def test_rows_are_those_of_one_engine(model: Model, sequences: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_rows, "_NUM_TOKENS_ON_CPU", 64)  # so that there is more than one batch
-    expected = Measuring(dataclasses.replace(model, num_threads=1)).rows(sequences)
-    rows = Measuring(model).rows(sequences)
+    expected = GateRows(dataclasses.replace(model, num_threads=1)).rows(sequences)
+    rows = GateRows(model).rows(sequences)
     assert rows.shape == (len(SEQLENS), model.spec.hidden_size)
     np.testing.assert_allclose(rows, expected, atol=1e-5)
     assert np.abs(expected - np.roll(expected, 1, axis=0)).max() > 0.01  # rows differ, so their order is tested
@@ -75,7 +75,7 @@ def test_each_core_has_an_engine_of_one_thread(
 
     monkeypatch.setattr(gate_rows, "assemble", assembled)
     monkeypatch.setattr(selfcheck, "rows_of", computed)
-    Measuring(model).rows(sequences)
+    GateRows(model).rows(sequences)
     assert num_threads == [1, 1, 1]
     assert sorted(seqlen for batch in batches for seqlen in batch) == sorted(SEQLENS)
     assert all(sum(batch) <= 64 for batch in batches)
@@ -84,4 +84,4 @@ def test_each_core_has_an_engine_of_one_thread(
 def test_one_that_fails_fails_all(model: Model, sequences: Sequences) -> None:
     sequences[4][0] = VOCAB_SIZE
     with pytest.raises(ModelError, match="can't run the model"):
-        Measuring(model).rows(sequences)
+        GateRows(model).rows(sequences)

@@ -10,7 +10,7 @@ from engine.fused.model.linear import PlainLinear
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import gate, gate_texts, precision
 from engine.fused.quantization.fidelity import Rows, fidelity
-from engine.fused.quantization.quantizing import LinearSwitch
+from engine.fused.quantization.quantizing import QuantizableLinears
 from engine.fused.quantization.scheme import scheme_of
 from engine.model import model_folder
 from engine.selftest.sample_ids import Sequences
@@ -29,7 +29,7 @@ class MiniLM:
         self.plain = {
             name: linear for name, linear in self.fused.weights.linears.items() if isinstance(linear, PlainLinear)
         }
-        self.switch = LinearSwitch(self.fused.weights.linears, SCHEME, plain=self.plain.__getitem__)
+        self.switch = QuantizableLinears(self.fused.weights.linears, SCHEME, plain=self.plain.__getitem__)
         self.sequences = gate_texts.sequences(model_folder.read(folder))
 
     def rows(self, sequences: Sequences, quantized: frozenset[str]) -> Rows:

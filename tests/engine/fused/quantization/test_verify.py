@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from engine.fused import loading, start
+from engine.fused.phases import Phases
 from engine.fused.quantization import verify
 from engine.fused.quantization.cache import Store
-from engine.fused.start import Phases
 from engine.messages import LoadOptions
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save

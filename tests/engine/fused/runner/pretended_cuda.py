@@ -41,7 +41,7 @@ class PretendedCuda:
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
         monkeypatch.setattr(cuda_device, "recorded", self._recorded)
-        monkeypatch.setattr(cuda_device, "_landed", self._landed)
+        monkeypatch.setattr(cuda_device, "_copied_to_host", self._copied_to_host)
 
     @contextlib.contextmanager
     def _stream(self, stream: "Stream") -> Iterator[None]:
@@ -49,10 +49,10 @@ class PretendedCuda:
         self.events.append(f"on {stream.name}")
         yield
 
-    def _landed(self, rows: torch.Tensor) -> torch.Tensor:
-        landed = torch.empty_like(rows)
-        self.leaving.append((landed, rows))
-        return landed
+    def _copied_to_host(self, rows: torch.Tensor) -> torch.Tensor:
+        host_rows = torch.empty_like(rows)
+        self.leaving.append((host_rows, rows))
+        return host_rows
 
     def _recorded(self, work: Callable[[], None], pool: Any, stream: "Stream") -> Graph:
         assert stream.name == "computing"
@@ -100,5 +100,5 @@ class Event:
         assert threading.get_ident() in self._cuda.threads, "this thread's device is the first GPU"
         self._cuda.events.append(f"host waits for event of {self.recorded_on}")
         with torch.inference_mode():
-            for landed, rows in self._leaving:
-                landed.copy_(rows)
+            for host_rows, rows in self._leaving:
+                host_rows.copy_(rows)

@@ -38,8 +38,8 @@ class Recorder:
 
 def meet(graphs: Graphs, met: Shape) -> None:
     """Twice, for that is when it is recorded."""
-    graphs.met(met)
-    graphs.met(met)
+    graphs.record_if_repeated(met)
+    graphs.record_if_repeated(met)
 
 
 def kept(graphs: Graphs, sizes: range) -> list[int]:
@@ -49,7 +49,7 @@ def kept(graphs: Graphs, sizes: range) -> list[int]:
 def test_a_shape_is_recorded_once_when_it_comes_again() -> None:
     recorder = Recorder()
     graphs = recorder.graphs()
-    graphs.met(shape(16))
+    graphs.record_if_repeated(shape(16))
     assert graphs.find(shape(16)) is None
     assert recorder.recorded == []
     meet(graphs, shape(16))

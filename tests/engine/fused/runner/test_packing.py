@@ -14,7 +14,7 @@ from engine.fused.runner.packing import Layout, Packer, layout, views
 from engine.fused.runner.shape import Shape, Shapes
 from engine.types import Batch, OutputKind
 
-SHAPES = Shapes(max_num_tokens=300, max_num_seqs=20, max_seqlen=200, takes_types=True)
+SHAPES = Shapes(max_num_tokens=300, max_num_seqs=20, max_seqlen=200, has_token_types=True)
 PACKER = Packer(vocab_size=100, num_types=2, padding_idx=None, pooling="last")
 
 
@@ -140,7 +140,7 @@ def test_numbers_beyond_a_table_are_refused(batch: Batch, why: str) -> None:
 
 def test_types_that_the_model_ignores_may_be_anything() -> None:
     packer = dataclasses.replace(PACKER, num_types=0)
-    shapes = dataclasses.replace(SHAPES, takes_types=False)
+    shapes = dataclasses.replace(SHAPES, has_token_types=False)
     batch = made([1, 2], [0, 2], [7, -1])
     block = np.zeros(layout(shapes.largest).size, np.int32)
     packer.write(block, batch, shapes.of(batch))

@@ -24,14 +24,14 @@ LIMITS = [
 
 
 def shapes(
-    max_num_tokens: int, max_num_seqs: int, max_seqlen: int, *, told_seqlen: Callable[[int], int] | None = None
+    max_num_tokens: int, max_num_seqs: int, max_seqlen: int, *, kernel_max_seqlen: Callable[[int], int] | None = None
 ) -> Shapes:
     return Shapes(
         max_num_tokens=max_num_tokens,
         max_num_seqs=max_num_seqs,
         max_seqlen=max_seqlen,
-        takes_types=True,
-        told_seqlen=told_seqlen,
+        has_token_types=True,
+        kernel_max_seqlen=kernel_max_seqlen,
     )
 
 
@@ -65,7 +65,9 @@ def test_buckets_ascend_and_waste_at_most_half(limits: tuple[int, int, int]) -> 
 @given(st.data())
 def test_a_shape_holds_its_batch_and_the_largest_holds_any(data: st.DataObject) -> None:
     max_num_tokens, max_num_seqs, max_seqlen = data.draw(st.sampled_from(LIMITS))
-    some = shapes(max_num_tokens, max_num_seqs, max_seqlen, told_seqlen=data.draw(st.sampled_from([None, itself])))
+    some = shapes(
+        max_num_tokens, max_num_seqs, max_seqlen, kernel_max_seqlen=data.draw(st.sampled_from([None, itself]))
+    )
     seqlens = data.draw(st.lists(st.integers(1, min(max_seqlen, 3000)), min_size=1, max_size=min(max_num_seqs, 40)))
     while sum(seqlens) > max_num_tokens:
         seqlens.pop()
@@ -104,16 +106,16 @@ def test_usual_work_has_few_shapes() -> None:
 def test_only_what_tells_the_longest_sequence_has_shapes_by_it() -> None:
     short, long = batch_of([30, 2]), batch_of([31, 1])
     assert shapes(64, 8, 400).of(short) == shapes(64, 8, 400).of(long)
-    telling = shapes(4096, 8, 400, told_seqlen=itself)
+    telling = shapes(4096, 8, 400, kernel_max_seqlen=itself)
     assert [telling.of(batch_of([length])).max_seqlen for length in (1, 64, 65, 256, 257, 400)] == [
         64, 64, 128, 256, 400, 400,
     ]  # fmt: skip
-    partly = shapes(4096, 8, 400, told_seqlen=lambda max_seqlen: 150 if max_seqlen <= 150 else 1000)
+    partly = shapes(4096, 8, 400, kernel_max_seqlen=lambda max_seqlen: 150 if max_seqlen <= 150 else 1000)
     assert [partly.of(batch_of([length])).max_seqlen for length in (1, 64, 65, 256, 400)] == [150, 150, 150, 400, 400]
 
 
 def test_types_that_the_model_does_not_tell_apart_are_no_part_of_the_shape() -> None:
-    some = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, takes_types=False)
+    some = Shapes(max_num_tokens=64, max_num_seqs=8, max_seqlen=32, has_token_types=False)
     assert some.of(batch_of([3], has_types=True)) == some.of(batch_of([3]))
 
 

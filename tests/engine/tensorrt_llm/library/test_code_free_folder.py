@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.tensorrt_llm.library.code_free_folder import shown
+from engine.tensorrt_llm.library.code_free_folder import without_code
 from tests.engine.folder_files import change, write
 from tests.engine.tensorrt_llm import models, stand_in
 
@@ -23,7 +23,7 @@ class OwnConfig(Qwen3Config):
 def test_a_folder_without_code_is_shown_as_it_is(tmp_path: Path) -> None:
     write(tmp_path / "config.json", {"model_type": "qwen3"})
 
-    with shown(tmp_path) as folder:
+    with without_code(tmp_path) as folder:
         assert folder == tmp_path
 
 
@@ -35,7 +35,7 @@ def test_code_and_what_names_it_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "1_Pooling").mkdir()
 
-    with shown(tmp_path) as folder:
+    with without_code(tmp_path) as folder:
         files = {file.name: file for file in folder.iterdir()}
         assert files.keys() == {"config.json", "generation_config.json", "model.safetensors"}
         assert json.loads(files["config.json"].read_text()) == {"size": 3, "parts": [{"size": 4}]}

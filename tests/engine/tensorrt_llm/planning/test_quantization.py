@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.tensorrt_llm.planning.checkpoint import classify
-from engine.tensorrt_llm.planning.quantization import BLOCKS, LeftPlain
+from engine.tensorrt_llm.planning.quantization import BLOCKS, ExcludedModules
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.quantized_models import BLOCKWISE, quantized, refused, write
 
@@ -40,11 +40,11 @@ def test_layers_left_plain_are_as_the_files_say(tmp_path: Path) -> None:
     ],
 )
 def test_what_versions_make_of_names(patterns: list[str], certainly: bool, maybe: bool) -> None:
-    left_plain = LeftPlain(patterns)
-    assert (left_plain.certainly(["a.b.c"]), left_plain.maybe(["a.b.c"])) == (certainly, maybe)
+    excluded = ExcludedModules(patterns)
+    assert (excluded.certainly(["a.b.c"]), excluded.maybe(["a.b.c"])) == (certainly, maybe)
 
 
 @pytest.mark.parametrize("pattern", ["re:(a*)*b", "re:[ab]", "re:a+", "re:a|b", "re:\\d"])
 def test_regular_expressions_of_strangers_are_not_run(pattern: str) -> None:
     with pytest.raises(ModelError, match="regular expression in the model's files"):
-        LeftPlain([pattern])
+        ExcludedModules([pattern])
