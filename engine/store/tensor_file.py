@@ -1,15 +1,15 @@
-"""Safetensors files, read and written a tensor at a time: where each one lies, and a file of some. Knows no model.
+"""Safetensors files, read and written a tensor at a time. Says where in a file each tensor is. Knows no model.
 
-The library would hold all that it writes in the host's memory, and does not tell where in a file a tensor is. The
-format is in engine.model.weights.
+The library would hold all that it writes in memory, and does not say where in a file a tensor is. The format is
+described in engine.model.weights.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies."""
+    """Where in a file a tensor is."""
 
     begin: int  # bytes from the beginning of the file
     num_bytes: int
@@ -36,10 +36,28 @@ class Place:
     shape: tuple[int, ...]
 
 
-def places(file: Path) -> dict[str, Place]:
-    """By name; every one is within the file and of the right size. Those of a dtype that torch lacks are left out.
+class Described(Protocol):
+    """A tensor, or a description of one."""
 
-    Raises OSError, and ValueError or TypeError for what is no such file.
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of a file, and what it says."""
+
+    content: bytes  # all before the tensors
+    begins: dict[str, int]  # of each tensor, in the file's order: bytes from the beginning of the file
+    num_bytes: int  # of the whole file
+
+
+def places(file: Path) -> dict[str, Place]:
+    """By name. Each one is within the file and of the right size. Tensors of a dtype that torch lacks are left out.
+
+    Raises OSError, and ValueError or TypeError for what is no safetensors file.
     """
     header, size = header_of(file), file.stat().st_size
     try:
@@ -52,20 +70,30 @@ def places(file: Path) -> dict[str, Place]:
     return found
 
 
-def write(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A new file. Of what lies on a GPU, the host holds a tensor at a time. Raises OSError."""
-    # Large numbers first: so each one lies at a multiple of its size, which whoever maps the file needs.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header, end = {}, 0
-    for name, tensor in ordered:
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    encoded = json.dumps(header).encode()
+def head_of(tensors: Mapping[str, Described]) -> Head:
+    """Of a new file with these tensors by name."""
+    # Large numbers first: so each one is at a multiple of its size, which programs that map the file need.
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in ordered:
+        dtype, shape = tensors[name].dtype, list(tensors[name].shape)
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [begin, end]}
+    encoded = json.dumps(entries, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % _ALIGNMENT)
+    content = len(encoded).to_bytes(8, "little") + encoded
+    begins = {name: len(content) + entries[name]["data_offsets"][0] for name in ordered}
+    return Head(content, begins, len(content) + end)
+
+
+def write(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A new file. Tensors on a GPU are copied to the host one at a time. Raises OSError."""
+    head = head_of(tensors)
     with file.open("xb", buffering=0) as opened:
-        _write_all(opened, len(encoded).to_bytes(8, "little") + encoded)
-        for _, tensor in ordered:
-            _write_all(opened, bytes_of(tensor.detach().contiguous().cpu()).numpy())
+        _write_all(opened, head.content)
+        for name in head.begins:
+            _write_all(opened, bytes_of(tensors[name].detach().contiguous().cpu()).numpy())
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -81,7 +109,7 @@ def _write_all(opened: Any, content: Any) -> None:
 
 
 def _place(tensor: dict[str, Any], header_end: int) -> Place:
-    """Raises ValueError where its numbers contradict each other, KeyError and TypeError where they are no such ones."""
+    """Raises ValueError where its numbers contradict each other, KeyError or TypeError where they are not numbers."""
     (begin, end), dtype, shape = tensor["data_offsets"], _DTYPES[tensor["dtype"]], tuple(tensor["shape"])
     if not all(isinstance(number, int) and number >= 0 for number in (begin, *shape)):
         raise TypeError("not a size")

@@ -1,21 +1,13 @@
-"""Where each tensor of a new safetensors file will lie, known before any of it is computed. Reads headers alone.
+"""Where each tensor of a new safetensors file will be, known before any of it is computed. Opens no file."""
 
-So a file can be written piece by piece in any order, and a run that takes up another's work writes to the same places.
-"""
-
-import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.model.weights import header_of
-from engine.store.tensor_file import Place, places
-from engine.tools.quantize.selection import BLOCK, Stored
+import torch
 
-_ALIGNMENT = 8  # bytes, of the first tensor
-_FP8, _SCALE = "F8_E4M3", "F32"
-_NUM_BYTES = {_FP8: 1, _SCALE: 4}
+from engine.store.tensor_file import Described, Head, Place, head_of
+from engine.tools.quantize.selection import BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +16,6 @@ class Source:
 
     file: Path
     places: dict[str, Place]  # by tensor
-    stored: dict[str, Stored]  # the same tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +32,16 @@ class Piece:
 class Layout:
     """Of one new file."""
 
-    head: bytes  # all that stands before the tensors
+    head: Head
     pieces: tuple[Piece, ...]
-    num_bytes: int  # of the file
-    tensors: tuple[str, ...]  # names of all that it has
 
 
-def source_of(file: Path) -> Source:
-    """Raises OSError, and ValueError or TypeError for what is no safetensors file."""
-    found = places(file)
-    dtypes = {name: tensor["dtype"] for name, tensor in header_of(file).tensors.items() if name in found}
-    return Source(file, found, {name: Stored(dtypes[name], place.shape) for name, place in found.items()})
+@dataclass(frozen=True, slots=True)
+class _New:
+    """A tensor that the old file does not have."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 def scale_name(weight: str) -> str:
@@ -61,40 +51,20 @@ def scale_name(weight: str) -> str:
 
 def layout(source: Source, quantized: frozenset[str]) -> Layout:
     """The new file of this one."""
-    new = dict(_new_tensors(source, quantized))
-    # Large numbers first: so each one lies at a multiple of its size, which whoever maps the file needs.
-    ordered = sorted(new, key=lambda name: (-_item_bytes(new[name], source, name), name))
-    begins: dict[str, int] = {}
-    entries, end = {}, 0
-    for name in ordered:
-        begin, end = end, end + math.prod(new[name].shape) * _item_bytes(new[name], source, name)
-        begins[name] = begin
-        entries[name] = {"dtype": new[name].dtype, "shape": list(new[name].shape), "data_offsets": [begin, end]}
-    encoded = json.dumps({"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % _ALIGNMENT)
-    head = len(encoded).to_bytes(8, "little") + encoded
+    head = head_of(dict(_new_tensors(source, quantized)))
     pieces = tuple(
-        Piece(
-            name,
-            source.places[name],
-            len(head) + begins[name],
-            len(head) + begins[scale_name(name)] if name in quantized else None,
-        )
-        for name in ordered
+        Piece(name, source.places[name], begin, head.begins[scale_name(name)] if name in quantized else None)
+        for name, begin in head.begins.items()
         if name in source.places
     )
-    return Layout(head, pieces, len(head) + end, tuple(ordered))
+    return Layout(head, pieces)
 
 
-def _new_tensors(source: Source, quantized: frozenset[str]) -> Iterator[tuple[str, Stored]]:
-    for name, stored in source.stored.items():
+def _new_tensors(source: Source, quantized: frozenset[str]) -> Iterator[tuple[str, Described]]:
+    for name, place in source.places.items():
         if name not in quantized:
-            yield name, stored
+            yield name, place
             continue
-        num_rows, num_columns = stored.shape
-        yield name, Stored(_FP8, stored.shape)
-        yield scale_name(name), Stored(_SCALE, (num_rows // BLOCK, num_columns // BLOCK))
-
-
-def _item_bytes(tensor: Stored, source: Source, name: str) -> int:
-    return _NUM_BYTES.get(tensor.dtype) or source.places[name].dtype.itemsize
+        num_rows, num_columns = place.shape
+        yield name, _New(torch.float8_e4m3fn, place.shape)
+        yield scale_name(name), _New(torch.float32, (num_rows // BLOCK, num_columns // BLOCK))

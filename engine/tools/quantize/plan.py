@@ -11,8 +11,9 @@ from pathlib import Path, PurePosixPath
 from engine.model import quantization
 from engine.model.json_files import Json, read_object
 from engine.model.weights import weight_files
+from engine.store.tensor_file import places
 from engine.tools.convert.plan import copied_files
-from engine.tools.quantize.layout import Layout, Source, layout, scale_name, source_of
+from engine.tools.quantize.layout import Layout, Source, layout, scale_name
 from engine.tools.quantize.selection import BLOCK, Selection, select
 from engine.types import ModelError
 
@@ -63,17 +64,17 @@ def _sources(folder: Path, files: dict[str, Path]) -> dict[str, Source]:
                 "(embedline convert makes them of pytorch_model.bin)"
             )
         try:
-            found[name] = source_of(files[name])
+            found[name] = Source(files[name], places(files[name]))
         except (OSError, ValueError, TypeError) as error:
             raise ModelError(f"{file} is not a safetensors file") from error
     return found
 
 
 def _selection(sources: dict[str, Source]) -> Selection:
-    counted = Counter(name for source in sources.values() for name in source.stored)
+    counted = Counter(name for source in sources.values() for name in source.places)
     if any(number > 1 for number in counted.values()):
         raise ModelError("several of the files of weights have tensors of the same name")
-    selection = select({name: stored for source in sources.values() for name, stored in source.stored.items()})
+    selection = select({name: place for source in sources.values() for name, place in source.places.items()})
     if not selection.quantized:
         raise ModelError(f"nothing to quantize: no linear layer's sizes are multiples of {BLOCK}")
     if any(scale_name(name) in counted for name in selection.quantized):
@@ -100,8 +101,8 @@ def _quantization_config(selection: Selection) -> Json:
 
 
 def _index(layouts: dict[str, Layout]) -> Json:
-    size = sum(each.num_bytes - len(each.head) for each in layouts.values())
-    weight_map = {tensor: file for file, each in layouts.items() for tensor in each.tensors}
+    size = sum(each.head.num_bytes - len(each.head.content) for each in layouts.values())
+    weight_map = {tensor: file for file, each in layouts.items() for tensor in each.head.begins}
     return {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
 
 

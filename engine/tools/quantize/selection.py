@@ -10,9 +10,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
+from engine.store.tensor_file import Described
+
 BLOCK = 128  # rows and columns
 
-_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+_FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 _OUTSIDE = frozenset(("lm_head", "score", "classifier", "pooler", "head", "v_head", "summary"))
 # Written for classes that have such layers where the checkpoint has none.
 _LAYERS_OUTSIDE = frozenset(("pooler.dense", "classifier.dense", "classifier.out_proj", "head.dense"))
@@ -26,14 +30,6 @@ _JOINED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor as a file's header has it."""
-
-    dtype: str  # in safetensors' spelling
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Selection:
     """Of all tensors of a model."""
 
@@ -42,7 +38,7 @@ class Selection:
     left_plain: tuple[str, ...]  # weights of linear layers that have no whole blocks, or are joined with such
 
 
-def select(tensors: Mapping[str, Stored]) -> Selection:
+def select(tensors: Mapping[str, Described]) -> Selection:
     """`tensors` by name."""
     linear = {name for name, tensor in tensors.items() if _is_linear(name, tensor)}
     plain = {name for name in linear if any(size % BLOCK or not size for size in tensors[name].shape)}
@@ -55,7 +51,7 @@ def select(tensors: Mapping[str, Stored]) -> Selection:
     return Selection(quantized, tuple(named), tuple(sorted(linear - quantized)))
 
 
-def _is_linear(name: str, tensor: Stored) -> bool:
+def _is_linear(name: str, tensor: Described) -> bool:
     *path, kind = name.split(".")
     return (
         kind == "weight"
@@ -81,7 +77,7 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _spellings(name: str, tensor: Stored) -> set[str]:
+def _spellings(name: str, tensor: Described) -> set[str]:
     """A plain matrix's module, as a class with a head around the bare model names it and as the bare model does."""
     if len(tensor.shape) < 2 or tensor.dtype not in _FLOATS:
         return set()

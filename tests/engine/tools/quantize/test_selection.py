@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from engine.tools.quantize.selection import Selection, Stored, select
+from engine.tools.quantize.selection import Selection, select
 from tests.engine.tiny_models import _SHARED, FAMILIES, MORE_FAMILIES
 from tests.engine.tools.quantize.models import WIDE
 
@@ -31,7 +31,11 @@ def module_of(family: str, purpose: Any = AutoModel, **others: Any) -> nn.Module
 
 
 def selection_of(module: nn.Module) -> Selection:
-    return select({name: Stored("BF16", tuple(tensor.shape)) for name, tensor in module.state_dict().items()})
+    return select(module.state_dict())
+
+
+def stored(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def linear_layers(module: nn.Module) -> set[str]:
@@ -77,7 +81,7 @@ def test_names_hold_for_a_class_with_a_head_and_for_the_bare_one(family: str) ->
 
 def test_what_engines_join_is_stored_alike() -> None:
     shapes = {"q_proj": (256, 128), "k_proj": (64, 128), "v_proj": (64, 128), "o_proj": (128, 256)}
-    tensors = {f"model.layers.3.self_attn.{name}.weight": Stored("BF16", shape) for name, shape in shapes.items()}
+    tensors = {f"model.layers.3.self_attn.{name}.weight": stored(*shape) for name, shape in shapes.items()}
 
     selection = select(tensors)
 
@@ -89,24 +93,24 @@ def test_what_engines_join_is_stored_alike() -> None:
 @pytest.mark.parametrize(
     ("name", "tensor"),
     [
-        ("embed_tokens.weight", Stored("BF16", (128, 128))),
-        ("lm_head.weight", Stored("BF16", (128, 128))),
-        ("score.0.weight", Stored("BF16", (128, 128))),
-        ("model.layers.0.mlp.gate.weight", Stored("BF16", (128, 128))),
-        ("model.layers.0.mlp.router.weight", Stored("BF16", (128, 128))),
-        ("layers.0.mlp.experts.gate_up_proj", Stored("BF16", (2, 128, 128))),
-        ("block.0.layer.0.SelfAttention.relative_attention_bias.weight", Stored("F32", (128, 128))),
-        ("layers.0.mlp.up_proj.weight", Stored("BF16", (128, 130))),
-        ("layers.0.mlp.up_proj.weight", Stored("BF16", (0, 128))),
-        ("layers.0.mlp.up_proj.weight", Stored("I8", (128, 128))),
-        ("layers.0.mlp.up_proj.bias", Stored("BF16", (128,))),
-        ("layers.0.mlp.conv.weight", Stored("BF16", (128, 128, 3))),
+        ("embed_tokens.weight", stored(128, 128)),
+        ("lm_head.weight", stored(128, 128)),
+        ("score.0.weight", stored(128, 128)),
+        ("model.layers.0.mlp.gate.weight", stored(128, 128)),
+        ("model.layers.0.mlp.router.weight", stored(128, 128)),
+        ("layers.0.mlp.experts.gate_up_proj", stored(2, 128, 128)),
+        ("block.0.layer.0.SelfAttention.relative_attention_bias.weight", stored(128, 128, dtype=torch.float32)),
+        ("layers.0.mlp.up_proj.weight", stored(128, 130)),
+        ("layers.0.mlp.up_proj.weight", stored(0, 128)),
+        ("layers.0.mlp.up_proj.weight", stored(128, 128, dtype=torch.int8)),
+        ("layers.0.mlp.up_proj.bias", stored(128)),
+        ("layers.0.mlp.conv.weight", stored(128, 128, 3)),
     ],
 )
-def test_what_stays(name: str, tensor: Stored) -> None:
+def test_what_stays(name: str, tensor: torch.Tensor) -> None:
     assert not select({name: tensor}).quantized
 
 
 def test_experts_that_stay_are_named_as_one() -> None:
-    selection = select({"model.layers.0.mlp.experts.gate_up_proj": Stored("BF16", (2, 128, 128))})
+    selection = select({"model.layers.0.mlp.experts.gate_up_proj": stored(2, 128, 128)})
     assert {"model.layers.0.mlp.experts", "layers.0.mlp.experts"} <= set(selection.not_converted)
