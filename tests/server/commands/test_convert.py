@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 from engine.model import model_folder
 from engine.tools.convert.conversion import Conversion, Converted
-from server import cli
 from server.commands import convert as convert_command
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
@@ -71,43 +70,6 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     assert ended.stdout == ""
     assert re.fullmatch(r"embedline: pytorch_model\.bin is refused: [^\n]+\n", ended.stderr)
     assert sorted(tmp_path.iterdir()) == [folder]
-
-
-def test_its_arguments_and_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[tuple[Settings, str]] = []
-    kinds: list[bool] = []
-
-    def convert(settings: Settings, out: str, *, as_classifier: bool) -> int:
-        asked.append((settings, out))
-        kinds.append(as_classifier)
-        return 0
-
-    monkeypatch.setattr(cli, "run_conversion", convert)
-    for name in ("MODEL_ID", "REVISION", "HF_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_HUB_CACHE", "EMBEDLINE_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    assert exit_code(monkeypatch, "a/model", "out", "--revision", "v1", "--hf-token", "hf") == 0
-    assert asked == [(Settings(models=(ModelSettings(model_id="a/model", revision="v1"),), hf_token="hf"), "out")]
-    assert exit_code(monkeypatch, "a/model", "out", "--as-classifier") == 0
-    assert kinds == [False, True]
-    assert exit_code(monkeypatch, "a/model") == 2
-    assert exit_code(monkeypatch, "a/model", "out", "--port", "1") == 2
-    assert "--port" in capsys.readouterr().err
-
-
-def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    monkeypatch.setattr(sys, "argv", ["embedline", "convert", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code
-
-
-def test_out_is_looked_at_before_anything_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(convert_command, "resolve", lambda *_, **__: pytest.fail("fetched"))
-    (tmp_path / "mine").touch()
-    assert exit_code(monkeypatch, "a/model", str(tmp_path)) == 2
-    assert "nothing is written over" in capsys.readouterr().err
 
 
 def test_a_process_that_could_reach_the_network_is_told_of(

@@ -10,28 +10,15 @@ from pathlib import Path
 import pytest
 
 from engine.tools.quantize.job import Done
-from server import cli
 from server.commands import quantize as quantize_command
 from server.commands.progress import lines, shown
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from tests.engine.tools.quantize.models import contents, quantized, wide
+from tests.engine.tools.quantize.models import KILL_AT_A_WRITE, contents, quantized, wide
 from tests.structure.sources import ROOT
 
 # The command, killed when some of the tensors have been written.
-KILLED = """
-import os, signal, sys
-from server import cli
-real, num_calls = os.pwrite, 0
-def pwrite(*arguments):
-    global num_calls
-    num_calls += 1
-    if num_calls == 10:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments)
-os.pwrite = pwrite
-cli.main()
-"""
+KILLED = f"{KILL_AT_A_WRITE}\nfrom server import cli\ncli.main()"
 
 
 @pytest.fixture(scope="module")
@@ -77,39 +64,6 @@ def test_what_is_wrong_is_one_line(model: Path, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert re.fullmatch(r"embedline: the weights are stored quantized already[^\n]+\n", ended.stderr)
     assert sorted(tmp_path.iterdir()) == [done]
-
-
-def test_its_arguments_and_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[tuple[Settings, str]] = []
-
-    def quantize(settings: Settings, out: str) -> int:
-        asked.append((settings, out))
-        return 0
-
-    monkeypatch.setattr(cli, "run_quantization", quantize)
-    for name in ("MODEL_ID", "REVISION", "HF_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_HUB_CACHE", "EMBEDLINE_CONFIG"):
-        monkeypatch.delenv(name, raising=False)
-    assert exit_code(monkeypatch, "a/model", "out", "--revision", "v1", "--hf-token", "hf") == 0
-    assert asked == [(Settings(models=(ModelSettings(model_id="a/model", revision="v1"),), hf_token="hf"), "out")]
-    assert exit_code(monkeypatch, "a/model") == 2
-    assert exit_code(monkeypatch, "a/model", "out", "--port", "1") == 2
-    assert "--port" in capsys.readouterr().err
-
-
-def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    monkeypatch.setattr(sys, "argv", ["embedline", "quantize", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code
-
-
-def test_out_is_looked_at_before_anything_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(quantize_command, "resolve", lambda *_, **__: pytest.fail("fetched"))
-    (tmp_path / "mine").touch()
-    assert exit_code(monkeypatch, "a/model", str(tmp_path)) == 2
-    assert "nothing is written over" in capsys.readouterr().err
 
 
 def test_tensors_that_lost_more_are_told_of(

@@ -12,6 +12,19 @@ from tests.engine.tiny_models import save_whole
 # Two blocks by one, one by two and one by one; the heads of keys and values too.
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 32}
 
+# The beginning of a program that is killed when some of the tensors have been written.
+KILL_AT_A_WRITE = """
+import os, signal, sys
+real, num_calls = os.pwrite, 0
+def pwrite(*arguments):
+    global num_calls
+    num_calls += 1
+    if num_calls == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*arguments)
+os.pwrite = pwrite
+"""
+
 
 def wide(folder: Path, family: str = "qwen3", **others: Any) -> Path:
     """A random model, the same each time."""

@@ -25,22 +25,13 @@ from engine.tools.quantize.cached import block_fp8
 from engine.tools.quantize.copy_process import hold
 from tests.engine.folder_files import change, write
 from tests.engine.tools.quantize.fuse import Fuse, Killed
-from tests.engine.tools.quantize.models import contents, copies, end_of_processes
+from tests.engine.tools.quantize.models import KILL_AT_A_WRITE, contents, copies, end_of_processes
 from tests.structure.sources import ROOT
 
-# What a server's engine does, killed when some of the tensors have been written.
-KILLED = """
-import os, signal, sys
+# What a server's start does, killed when some of the tensors have been written.
+KILLED = f"""{KILL_AT_A_WRITE}
 from pathlib import Path
 from engine.tools.quantize.cached import block_fp8
-real, num_calls = os.pwrite, 0
-def pwrite(*arguments):
-    global num_calls
-    num_calls += 1
-    if num_calls == 10:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments)
-os.pwrite = pwrite
 block_fp8(Path(sys.argv[1]), cache_dir=sys.argv[2])
 """
 

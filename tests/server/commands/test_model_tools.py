@@ -1,0 +1,62 @@
+"""What `embedline convert` and `embedline quantize` have in common: arguments, flags, and where OUT may be."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from server import cli
+from server.commands import convert, quantize
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+
+RUNS = {"convert": "run_conversion", "quantize": "run_quantization"}
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    monkeypatch.setattr(sys, "argv", ["embedline", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_arguments_and_flags(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[tuple[Settings, str, dict[str, bool]]] = []
+
+    def run(settings: Settings, out: str, **others: bool) -> int:
+        asked.append((settings, out, others))
+        return 0
+
+    monkeypatch.setattr(cli, RUNS[command], run)
+    for name in ("MODEL_ID", "REVISION", "HF_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_HUB_CACHE", "EMBEDLINE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    assert exit_code(monkeypatch, command, "a/model", "out", "--revision", "v1", "--hf-token", "hf") == 0
+    settings = Settings(models=(ModelSettings(model_id="a/model", revision="v1"),), hf_token="hf")
+    assert asked == [(settings, "out", {"as_classifier": False} if command == "convert" else {})]
+    assert exit_code(monkeypatch, command, "a/model") == 2
+    assert exit_code(monkeypatch, command, "a/model", "out", "--port", "1") == 2
+    assert "--port" in capsys.readouterr().err
+
+
+def test_convert_to_a_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def run(settings: Settings, out: str, *, as_classifier: bool) -> int:
+        asked.append(as_classifier)
+        return 0
+
+    monkeypatch.setattr(cli, "run_conversion", run)
+    assert exit_code(monkeypatch, "convert", "a/model", "out", "--as-classifier") == 0
+    assert asked == [True]
+
+
+@pytest.mark.parametrize("command", [convert, quantize])
+def test_out_is_checked_before_anything_is_fetched(
+    command: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "resolve", lambda *_, **__: pytest.fail("fetched"))
+    (tmp_path / "mine").touch()
+    name = "convert" if command is convert else "quantize"
+    assert exit_code(monkeypatch, name, "a/model", str(tmp_path)) == 2
+    assert "nothing is written over" in capsys.readouterr().err
