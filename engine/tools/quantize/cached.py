@@ -3,7 +3,7 @@
 The cache's folder holds:
 
     lock         locked by the process that looks for a copy or makes one; others wait
-    KEY          a copy; locked, shared, by each server that uses it (see copy_process.hold)
+    KEY          a copy; locked, shared, by each process that uses it (see copy_process.hold)
     KEY.partial  unfinished work (see engine.tools.quantize.job); removed by the next process that has the lock
 
 The locks are the kernel's (flock): no lock outlives its process.
@@ -22,6 +22,7 @@ from engine.failures import one_line
 from engine.store import fingerprint
 from engine.store.folder_rights import check_owner, remedy
 from engine.tools.quantize import job
+from engine.tools.quantize.copy_process import hold
 from engine.tools.quantize.plan import Plan, plan
 from engine.tools.quantize.selection import BLOCK
 from engine.types import ModelError
@@ -42,8 +43,8 @@ _MIB, _GIB = 1 << 20, 1 << 30
 def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
     """A folder with the files of `folder`, its linear layers in FP8 with a float32 scale for each 128 by 128 numbers.
 
-    One process makes it while others wait. If that process is killed, the next one starts again. Takes
-    minutes for a large model the first time.
+    One process makes it while others wait. If that process is killed, the next one starts again. The copy is not
+    removed while this process lives. Takes minutes for a large model the first time.
 
     Raises ModelError with one line: the weights are FP8 already or do not divide into blocks, there is no cache, or no
     room in it.
@@ -66,6 +67,7 @@ def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
             else:
                 _make(folder, planned, copy)
             os.utime(copy)  # the time of the last use, for _prune
+            hold(copy)
     except OSError as error:
         raise ModelError(
             f"--quantization fp8 can't keep an FP8 copy of the model in {root}: {one_line(error)}{remedy(error)}; "
