@@ -1,1 +1,1 @@
-"""Models on disk: the hub, the cache of compiled models, digests, safetensors files. Knows no model's meaning."""
+"""Models on disk: the hub, the cache of compiled models, rights, safetensors files. Knows no model's meaning."""

@@ -1,8 +1,8 @@
-"""Models on disk: what an engine has made of one, in a folder named by its key. Knows nothing of what is in it.
+"""The cache of compiled models: what an engine made from a model, in a folder named by its key. Knows no content.
 
-An entry is written into a folder of its own and renamed when it is whole, so processes may start side by side, and
-one that is killed leaves nothing half done. Files are never written again once they are there: what a library maps
-into memory can't change under it. What others than this user and root could have written is not used.
+An entry is written into a new folder, which is renamed when it is whole. So processes may start at the same time, and a
+killed one leaves no half entry. Files of an entry are never changed: a library may have mapped them into memory. A
+folder that users other than this one and root can write into is not used.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ logger = logging.getLogger("embedline.engine")
 Json = dict[str, Any]
 
 _MANIFEST = "manifest.json"
-_MAX_ENTRIES = 32  # where nobody says otherwise
-# Larger files are checked by samples at each start: the 8 GB of a large model's weights take seconds to hash, and are
-# to be read within one. They are forced to the disk before they get their name, so that what can befall them is to be
-# cut short, replaced or gone, as a whole, and samples tell. What is hashed whole need not be waited for.
+_MAX_ENTRIES = 32  # by default
+# Larger files are checked by samples at each start: hashing 8 GB of weights takes seconds, and a start should read
+# them within one. They are synced to the disk before the entry gets its name, so they can only be cut short, replaced
+# or gone as a whole, which samples show. Files that are hashed whole need no sync.
 _MAX_WHOLE = 64 << 20  # bytes
 _NEW, _OLD = ".new-", ".old-"  # folders that are being written or removed
 _MAX_LEFTOVER_SECONDS = 24 * 3600  # of those that a killed process left
@@ -39,35 +39,35 @@ _MAX_LEFTOVER_SECONDS = 24 * 3600  # of those that a killed process left
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A kept model whose files are as they were written."""
+    """A model in the cache whose files are as they were written."""
 
     folder: Path
     facts: Json
 
 
 class Cache:
-    """Never raises for what is wrong with the disk: the model is then made at each start."""
+    """Raises nothing when the disk fails: the model is then made at each start."""
 
     def __init__(self, root: Path | None, *, max_entries: int = _MAX_ENTRIES) -> None:
         self._root = root  # None = nothing is kept
         self._max_entries = max_entries
 
     def find(self, key: str) -> Entry | None:
-        """The entry, None where there is none or it is damaged; a damaged one is removed."""
+        """The entry. None where there is none, or it is damaged; then it is removed."""
         if self._root is None or not self._is_ours(self._root) or not os.path.isdir(self._root / key):
             return None
         try:
             check_owner(self._root / key)
             entry = _read(self._root / key)
-            with contextlib.suppress(OSError):  # somebody else's folder may be read
-                os.utime(entry.folder / _MANIFEST)  # used last
+            with contextlib.suppress(OSError):  # a folder of root can be read, not touched
+                os.utime(entry.folder / _MANIFEST)  # the time of the last use
             return entry
-        except Exception as error:  # whatever a damaged manifest leads to
+        except Exception as error:  # a damaged manifest can cause any error
             self.discard(key, why=one_line(error))
             return None
 
     def discard(self, key: str, *, why: str) -> None:
-        """Remove an entry that is of no use."""
+        """Remove an entry that can't be used."""
         assert self._root is not None
         logger.warning("the kept model in %s is not used: %s", self._root / key, why)
         with contextlib.suppress(OSError):
@@ -76,12 +76,12 @@ class Cache:
             shutil.rmtree(gone)
 
     def can_keep(self) -> bool:
-        """Whether anything can be put into it, as far as that is known beforehand."""
+        """Whether an entry can probably be put into it."""
         return self._writable_root() is not None
 
     @contextlib.contextmanager
     def new_folder(self) -> Iterator[Path]:
-        """An empty folder, to be kept with `put` or forgotten. Raises ModelError where there can be none at all."""
+        """An empty folder, for `put`, or removed at the end. Raises ModelError where none can be made."""
         try:
             folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._writable_root()))
         except OSError as error:
@@ -92,7 +92,7 @@ class Cache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def put(self, key: str, folder: Path, facts: Json) -> None:
-        """Keep what is in a new folder, which is gone afterwards. Whoever was first with this key stays."""
+        """Keep the content of a new folder, which is gone afterwards. An entry that is there already stays."""
         if self._root is None or folder.parent != self._root:
             return
         try:
@@ -119,7 +119,7 @@ class Cache:
             return None
 
     def _is_ours(self, root: Path) -> bool:
-        """False, after one warning, where others could write into it: the cache is then left alone."""
+        """False, after one warning, where other users could write into it. The cache is not used then."""
         try:
             check_owner(root)
         except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Finds a model's folder by its name: on this machine first, then on the hub. Knows nothing of what is in it."""
+"""Finds a model's folder by its name: on this machine first, then on the hub. Knows no file's content."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """Where a model lies."""
+    """Where a model is."""
 
     path: Path
     source: str  # "local folder", "hub cache", "package …" or "hub"
@@ -33,8 +33,8 @@ def resolve(
 ) -> ResolvedModel:
     """A folder, or a repository's name in the hub's cache, an installed package or the hub, tried in this order.
 
-    With `pickled`, a conversion's wish, weights that can run code are fetched too. Raises ModelError with one line
-    where none has it.
+    With `pickled`, for a conversion, weights that can run code are fetched too. Raises ModelError with one line where
+    the model is in none of them.
     """
     return find_here(model_id, revision, cache_dir=cache_dir, pickled=pickled) or _from_hub(
         model_id, revision, cache_dir=cache_dir, token=token, pickled=pickled
@@ -44,11 +44,13 @@ def resolve(
 def find_here(
     model_id: str, revision: str | None = None, *, cache_dir: Path | None = None, pickled: bool = False
 ) -> ResolvedModel | None:
-    """As `resolve`, of what is on this machine; None where it would have to be fetched. Raises ModelError for what is
-    no name of a model."""
-    # Read when huggingface_hub is imported, here or in a child: no reports to anybody of who runs what.
+    """Like `resolve`, but only on this machine; None where the model would have to be fetched.
+
+    Raises ModelError where model_id can't be a model's name.
+    """
+    # huggingface_hub reads it when it is imported, here or in a child: no telemetry.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    folder = Path(os.path.expanduser(model_id))  # Path's own fails where nobody knows a home
+    folder = Path(os.path.expanduser(model_id))  # Path.expanduser raises where no home is known
     if model_id and _is_folder(folder):
         return ResolvedModel(folder.absolute(), "local folder", "")
     if not _REPOSITORY.fullmatch(model_id):

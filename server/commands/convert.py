@@ -16,7 +16,7 @@ _MIB = 1 << 20
 
 
 def convert(settings: Settings, out: str) -> int:
-    """Make the folder `out` of the first model and print what it has; the exit code.
+    """Make the folder `out` from the first model and print what it has. Returns the exit code.
 
     Raises ModelError with one line where that can't be done, and leaves nothing then.
     """
@@ -37,7 +37,7 @@ def convert(settings: Settings, out: str) -> int:
 
 
 def convert_to_classifier(settings: Settings, out: str) -> int:
-    """Make the folder `out` of the first model, a generative reranker, and print what it has; the exit code.
+    """Make the folder `out` from the first model, a generative reranker, and print what it has. Returns the exit code.
 
     Raises ModelError with one line where that can't be done, and leaves nothing then.
     """
@@ -49,7 +49,7 @@ def convert_to_classifier(settings: Settings, out: str) -> int:
         done = classifier.convert(found.path, new_folder)
     print(done.folder)
     print(f"  {classifier.HEAD}: token {' less token '.join(map(str, done.entries))}")
-    print(f"  embedline puts pairs into the template of {done.template}; with another server, whoever sends them must")
+    print(f"  embedline puts pairs into the template of {done.template}; with another server, the client must do that")
     return 0
 
 
@@ -65,7 +65,7 @@ def _lines(done: Conversion) -> Iterator[str]:
 
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Let SIGTERM end this process as an exception does, so that what is half done is removed."""
+    """Let SIGTERM end this process like an exception, so that unfinished files are removed."""
     before = signal.signal(signal.SIGTERM, _exit)
     try:
         yield

@@ -1,5 +1,5 @@
-"""How far a long job over bytes is, on stderr: a bar where there is a terminal and rich is installed, else a line now
-and then."""
+"""Shows on stderr how far a long job over bytes is: a bar on a terminal if rich is installed, else a line every ten
+seconds."""
 
 import contextlib
 import importlib.util
@@ -14,7 +14,7 @@ _LINE_SECONDS = 10.0
 
 @contextlib.contextmanager
 def shown(title: str) -> Iterator[Report]:
-    """What is reported in the block is shown."""
+    """Gives a function that shows progress while the block runs."""
     if sys.stderr.isatty() and importlib.util.find_spec("rich") is not None:
         with _bar(title) as report:
             yield report

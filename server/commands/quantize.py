@@ -36,8 +36,8 @@ def quantize(settings: Settings, out: str) -> int:
     large = [name for name, error in done.errors.items() if error > _MAX_ERROR]
     if large:
         print(
-            f"embedline: {len(large)} of them lost more than {100 * _MAX_ERROR:g} %, which is unusual: hold the "
-            "model's rows against those of the plain one before it is used",
+            f"embedline: {len(large)} of them lost more than {100 * _MAX_ERROR:g} %, which is unusual: compare "
+            "the model's rows with the plain model's before you use it",
             file=sys.stderr,
         )
     return 0

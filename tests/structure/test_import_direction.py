@@ -16,6 +16,10 @@ ALLOWED = {
     "embedline": (),
 }
 LAUNCHER = "embedline.__main__"
+TOOLS = ("engine.tools",)
+ENGINES = ("engine.cpu", "engine.fake", "engine.fused", "engine.static", "engine.tensorrt_llm", "engine.transformers")
+# Makes the FP8 copy of a model in the engine's own process.
+IMPORTS_A_TOOL = {"engine/tensorrt_llm/choices.py"}
 
 
 def wrong_imports(source: Source) -> list[str]:
@@ -32,6 +36,30 @@ def wrong_imports(source: Source) -> list[str]:
 @pytest.mark.parametrize("source", sources(), ids=lambda source: str(source.path))
 def test_no_import_goes_against_the_direction(source: Source) -> None:
     assert wrong_imports(source) == []
+
+
+def wrong_imports_inside_engine(source: Source) -> list[str]:
+    """Tools know no engine, and nothing in engine/ knows a tool."""
+    forbidden = ENGINES if is_within(source.module, TOOLS) else TOOLS
+    return [name for name in imported_names(source.tree()) if is_within(name, forbidden)]
+
+
+@pytest.mark.holds("Imports go one way")
+def test_tools_and_engines_do_not_import_each_other() -> None:
+    assert {str(source.path) for source in sources("engine") if wrong_imports_inside_engine(source)} <= IMPORTS_A_TOOL
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "wrong"),
+    [
+        ("engine/tools/a/b.py", "from engine.fused import loading", "engine.fused.loading"),
+        ("engine/tools/a/b.py", "from engine import fake", "engine.fake"),
+        ("engine/fused/a.py", "def f():\n    from engine.tools.a import b", "engine.tools.a.b"),
+        ("engine/worker.py", "import engine.tools", "engine.tools"),
+    ],
+)
+def test_a_planted_import_of_a_tool_is_found(path: str, text: str, wrong: str) -> None:
+    assert wrong_imports_inside_engine(Source(Path(path), text)) == [wrong]
 
 
 def test_every_package_has_files() -> None:

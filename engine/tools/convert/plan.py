@@ -1,6 +1,6 @@
-"""What of a model's folder is converted, copied and left out, by the files' names. Opens no weight file.
+"""Plans which files of a model's folder are converted, copied and left out, by their names. Opens no weights.
 
-Whoever made the folder may mean harm: a link that leads out of it, or a file that is none, ends the conversion.
+The folder may be hostile: a link out of it, or something that is no regular file, ends the conversion.
 """
 
 import os
@@ -24,7 +24,7 @@ _MAX_FILES = 10_000
 class Target:
     """Weights that become one file of safetensors, or one set of shards."""
 
-    sources: dict[str, Path]  # as the folder names them (relative, with /) -> where they really lie
+    sources: dict[str, Path]  # names in the folder (relative, with /) -> the files themselves
     shards: dict[str, str] | None  # tensor -> key in sources, as their index says; None = one file, all of it
     stem: str  # of the new file: relative to the folder, without ".safetensors"
 
@@ -34,7 +34,7 @@ class Plan:
     """All files of a folder."""
 
     targets: tuple[Target, ...]
-    copied: dict[str, Path]  # relative name, with / -> where it really lies
+    copied: dict[str, Path]  # relative name, with / -> the file itself
     left_out: tuple[str, ...]  # weights that are neither
 
     @property
@@ -44,7 +44,7 @@ class Plan:
 
 
 def plan(folder: Path) -> Plan:
-    """Raises ModelError where there is nothing to convert, or where the folder is not to be trusted."""
+    """Raises ModelError where there is nothing to convert, or the folder has something that is not allowed."""
     files = _files(folder)
     if not {"config.json", "modules.json"} & files.keys():
         raise ModelError(f"{folder} has no config.json, so it is not a model folder")
@@ -60,13 +60,15 @@ def plan(folder: Path) -> Plan:
 
 
 def copied_files(folder: Path) -> dict[str, Path]:
-    """Relative name, with / -> where it really lies, of all that is copied as it is. Raises ModelError where the folder
-    is not to be trusted."""
+    """The files that are copied as they are: relative name, with / -> the file itself.
+
+    Raises ModelError where the folder has something that is not allowed.
+    """
     return {name: path for name, path in _files(folder).items() if _is_copied(name)}
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Every file but what other engines and tools keep here: its relative name -> where it really lies."""
+    """Every file except those of other engines and tools: its relative name -> the file itself."""
     roots = _roots(folder)
     found: dict[str, Path] = {}
     for here, folders, names in os.walk(folder, onerror=_unreadable):
@@ -80,7 +82,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def _is_the_models(folder: str) -> bool:
-    """Not another engine's, a tool's, or a trainer's checkpoint."""
+    """Whether it is not another engine's, a tool's, or a training checkpoint."""
     return folder not in _OTHER_ENGINES and not folder.startswith((".", "checkpoint-"))
 
 
@@ -89,7 +91,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _roots(folder: Path) -> tuple[Path, ...]:
-    """Where files may really lie: in the folder and, as the hub's cache links to them, among the repository's blobs."""
+    """Where files may be: in the folder, and in the repository's blobs, to which the hub's cache links."""
     blobs = folder.absolute().parent.parent / "blobs"
     is_snapshot = folder.absolute().parent.name == "snapshots"
     return (folder.resolve(), blobs.resolve()) if is_snapshot else (folder.resolve(),)

@@ -1,6 +1,6 @@
-"""What a quantized folder will have, and whether a folder can become one, from its JSON files and the weights' headers.
+"""Plans a quantized folder, from a model's JSON files and the headers of its weights. Reads no weight.
 
-Whoever made the folder may mean harm: see engine.tools.convert.plan, which finds its files.
+The folder may be hostile: engine.tools.convert.plan, which finds its files, checks that.
 """
 
 import json
@@ -18,10 +18,10 @@ from engine.tools.quantize.selection import BLOCK, Selection, select
 from engine.types import ModelError
 
 _CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
-# Not copied: TensorRT-LLM asks it how weights are stored before it asks config.json, and it tells of the plain ones.
+# Not copied: TensorRT-LLM reads it before config.json, and it describes the plain weights.
 _OF_PLAIN = "hf_quant_config.json"
-# Their layers are stored the other way round, and are no linear ones to whoever reads FP8.
-_TURNED = frozenset(("gpt2", "openai-gpt"))
+# Their layers are stored transposed, so programs that read FP8 do not take them for linear layers.
+_TRANSPOSED = frozenset(("gpt2", "openai-gpt"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Plan:
 
     sources: dict[str, Source]  # by the file's name, old and new
     layouts: dict[str, Layout]
-    copied: dict[str, Path]  # relative name, with / -> where it really lies
+    copied: dict[str, Path]  # relative name, with / -> the file itself
     written: dict[str, str]  # the same -> text
     left_plain: tuple[str, ...]  # weights of linear layers whose sizes are no multiples of BLOCK
 
@@ -40,7 +40,7 @@ def plan(folder: Path) -> Plan:
     files = copied_files(folder)
     sources = _sources(folder, files)
     config = read_object(folder / _CONFIG)
-    if config.get("model_type") in _TURNED:
+    if config.get("model_type") in _TRANSPOSED:
         raise ModelError(f"the layers of {config['model_type']} are not stored as FP8 has linear layers")
     if quantization.check(folder, reads_fp8=True) is not None:
         raise ModelError("the weights are stored quantized already: take the model's plain weights")
@@ -83,7 +83,7 @@ def _selection(sources: dict[str, Source]) -> Selection:
 
 
 def _is_of_weights(name: str, sources: dict[str, Source]) -> bool:
-    """What is quantized, and other copies of it that nothing here reads."""
+    """Files of weights: those that are quantized, and other copies of them that nothing here reads."""
     path = PurePosixPath(name)
     is_other = path.name == name and path.suffix == ".safetensors" and path.name.startswith(("model-", "consolidated"))
     return name in sources or is_other or name in (_SINGLE, _INDEX)

@@ -1,8 +1,8 @@
-"""Which of a checkpoint's tensors become FP8, by their names and sizes; and how config.json names the others.
+"""Chooses the tensors that become FP8, by their names and sizes, and how config.json names the others.
 
-Those are the weights of the linear layers in a transformer's numbered layers. Embeddings, norms, heads, poolers and
-routers stay plain, as they do in checkpoints that others publish in this format, and so does what does not divide into
-whole blocks: transformers leaves it alone when it quantizes, and can't read it. Opens no file.
+FP8 are the weights of the linear layers in a transformer's numbered layers. Embeddings, norms, heads, poolers and
+routers stay plain, as in other checkpoints of this format. Weights that do not divide into whole blocks stay plain too,
+because transformers neither quantizes them nor reads them as FP8. Opens no file.
 """
 
 import re
@@ -18,10 +18,10 @@ BLOCK = 128  # rows and columns
 
 _FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 _OUTSIDE = frozenset(("lm_head", "score", "classifier", "pooler", "head", "v_head", "summary"))
-# Written for classes that have such layers where the checkpoint has none.
+# For classes that have such layers although the checkpoint has none.
 _LAYERS_OUTSIDE = frozenset(("pooler.dense", "classifier.dense", "classifier.out_proj", "head.dense"))
 _NOT_LINEAR = re.compile(r"embed|norm|router|^gate$|^shared_expert_gate$|relative_attention_bias")
-# What other engines join into one matrix, for which all of it has to be stored alike.
+# Engines join each of these groups into one matrix, so all of a group must be stored alike.
 _JOINED = {
     name: group
     for group in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("query", "key", "value"), ("w1", "w3"))
@@ -64,7 +64,7 @@ def _is_linear(name: str, tensor: Described) -> bool:
 
 
 def _joined_with(plain: set[str], linear: set[str]) -> set[str]:
-    """What is joined with something that stays plain."""
+    """Weights that engines join with one that stays plain."""
     groups: dict[tuple[str, tuple[str, ...]], set[str]] = defaultdict(set)
     for name in linear:
         parent, _, own = _module(name).rpartition(".")
@@ -78,7 +78,7 @@ def _module(name: str) -> str:
 
 
 def _spellings(name: str, tensor: Described) -> set[str]:
-    """A plain matrix's module, as a class with a head around the bare model names it and as the bare model does."""
+    """Names of a plain matrix's module: in a class with a head around the bare model, and in the bare model."""
     if len(tensor.shape) < 2 or tensor.dtype not in _FLOATS:
         return set()
     module = _module(name)
@@ -88,11 +88,11 @@ def _spellings(name: str, tensor: Described) -> set[str]:
 
 
 def _bare(module: str) -> str | None:
-    """Without the first part, where what is left still tells one layer from another."""
+    """Without the first part, where the rest still identifies one layer."""
     first, _, rest = module.partition(".")
     return rest if "." in rest and not rest.split(".")[0].isdecimal() and not first.isdecimal() else None
 
 
 def _is_matched(module: str, name: str) -> bool:
-    """Whether transformers would take `name` to mean this module: as its end, or as where it begins."""
+    """Whether transformers matches `name` with this module: as its end, or as its first parts."""
     return module.endswith(name) or module == name or module.startswith(f"{name}.")

@@ -50,7 +50,7 @@ def test_a_reranker_becomes_a_classifier(tmp_path: Path) -> None:
     assert ended.stdout.splitlines() == [
         str(out),
         f"  score.weight: token {YES} less token {NO}",
-        "  embedline puts pairs into the template of Qwen3-Reranker; with another server, whoever sends them must",
+        "  embedline puts pairs into the template of Qwen3-Reranker; with another server, the client must do that",
     ]
     assert model_folder.read(out).task == "rerank"
 
