@@ -11,9 +11,11 @@ The locks are the kernel's (flock): no lock outlives its process.
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +23,11 @@ from pathlib import Path
 from engine.failures import one_line
 from engine.store import fingerprint
 from engine.store.folder_rights import check_owner, remedy
-from engine.tools.quantize import job
-from engine.tools.quantize.copy_process import hold
+from engine.tools.quantize import copy_process, job
 from engine.tools.quantize.plan import Plan, plan
 from engine.tools.quantize.selection import BLOCK
 from engine.types import ModelError
+from wire.process import begin, settle
 
 logger = logging.getLogger("embedline.engine")
 
@@ -67,7 +69,7 @@ def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
             else:
                 _make(folder, planned, copy)
             os.utime(copy)  # the time of the last use, for _prune
-            hold(copy)
+            copy_process.hold(copy)
     except OSError as error:
         raise ModelError(
             f"--quantization fp8 can't keep an FP8 copy of the model in {root}: {one_line(error)}{remedy(error)}; "
@@ -211,3 +213,22 @@ def _lines(folder: Path, clock: Callable[[], float]) -> job.Report:
             logger.info("quantizing %s: %d %%", folder, 100 * num_done // max(total, 1))
 
     return report
+
+
+def main() -> None:
+    """The child of copy_process.py: make the copy and answer. An error is an answer too."""
+    settle(int(sys.argv[1]))
+    answer_fd = os.dup(1)
+    os.dup2(2, 1)  # what a library prints must not get into the answer
+    asked = copy_process.Job(**json.load(sys.stdin))
+    begin("fp8 copy", asked.log_level, json_output=asked.json_output)
+    try:
+        answer = {"copy": str(block_fp8(Path(asked.folder), cache_dir=asked.cache_dir))}
+    except ModelError as error:
+        answer = {"error": str(error)}
+    with open(answer_fd, "w") as opened:
+        json.dump(answer, opened)
+
+
+if __name__ == "__main__":
+    main()

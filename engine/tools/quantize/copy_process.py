@@ -1,22 +1,20 @@
 """Makes the block-FP8 copy of a model in a process of its own, so that the server's Python needs no torch.
 
-The child, `<python> -P -m engine.tools.quantize.copy_process <parent's pid>`, reads a Job as JSON from standard input,
-logs to standard error and answers in JSON on standard output. See engine/tools/quantize/cached.py for the copy.
+The child is engine/tools/quantize/cached.py. It reads a Job as JSON from standard input, logs to standard error and
+answers in JSON on standard output.
 """
 
 import fcntl
 import json
 import os
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine.failures import one_line
 from engine.types import ModelError
-from wire.process import begin, settle
 
-_MODULE = "engine.tools.quantize.copy_process"
+_CHILD = "engine.tools.quantize.cached"
 _APP_ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -40,7 +38,7 @@ def block_fp8(folder: Path, *, cache_dir: str | None, python: str, log_level: st
     path = os.pathsep.join([str(_APP_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         ended = subprocess.run(
-            [python, "-P", "-m", _MODULE, str(os.getpid())],
+            [python, "-P", "-m", _CHILD, str(os.getpid())],
             input=json.dumps(asdict(job)).encode(),
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
@@ -62,30 +60,3 @@ def hold(copy: Path) -> None:
     """Keep other processes from removing the copy while this process lives. Raises OSError."""
     descriptor = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)  # never closed: the lock lasts as long
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-
-
-def main() -> None:
-    """The child: make the copy and answer. An error is an answer too."""
-    settle(int(sys.argv[1]))
-    answer_fd = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not get into the answer
-    job = Job(**json.load(sys.stdin))
-    begin("fp8 copy", job.log_level, json_output=job.json_output)
-    answer = _answer(job)
-    with open(answer_fd, "w") as opened:
-        json.dump(answer, opened)
-
-
-def _answer(job: Job) -> dict[str, str]:
-    try:
-        from engine.tools.quantize import cached  # imports torch
-
-        return {"copy": str(cached.block_fp8(Path(job.folder), cache_dir=job.cache_dir))}
-    except ModelError as error:
-        return {"error": str(error)}
-    except ModuleNotFoundError as error:
-        return {"error": f"--quantization fp8 makes an FP8 copy of the model, which needs {error.name}: install it"}
-
-
-if __name__ == "__main__":
-    main()

@@ -35,6 +35,6 @@ def test_what_goes_wrong_is_one_line(
         made(embedder, None)
     with pytest.raises(ModelError, match=r"^the FP8 copy of the model can't be made: .*No such file"):
         made(embedder, cache, python=str(tmp_path / "python"))
-    monkeypatch.setattr(copy_process, "_MODULE", "no_such_module")
+    monkeypatch.setattr(copy_process, "_CHILD", "no_such_module")
     with pytest.raises(ModelError, match=r"ended early \(exit code 1\)$"):
         made(embedder, cache)
