@@ -1,13 +1,12 @@
 """What is served of each architecture, by which engine and how: the table in docs/models.md, as data.
 
-`python -m engine.model.coverage` writes it there. tests/parity holds each cell of it against the model's own reference.
+`make docs` writes it there. tests/parity holds each cell of it against the model's own reference.
 """
 
 import enum
 from dataclasses import dataclass
-from pathlib import Path
 
-BEGIN = "<!-- made by `python -m engine.model.coverage` -->"
+BEGIN = "<!-- made by `make docs` -->"
 END = "<!-- up to here -->"
 
 
@@ -117,8 +116,3 @@ def _cell(row: Architecture, use: Use) -> str:
 
 def _line(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-if __name__ == "__main__":
-    page = Path(__file__).parents[2] / "docs" / "models.md"
-    page.write_text(in_page(page.read_text(encoding="utf-8")), encoding="utf-8")

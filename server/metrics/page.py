@@ -1,4 +1,4 @@
-"""docs/metrics.md, written from the declarations: `python -m server.metrics.page > docs/metrics.md`."""
+"""docs/metrics.md, made from the declarations by `make docs`."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,7 +12,7 @@ _TOP = """\
 
 `/metrics` is one page for the whole server, in Prometheus's text format, on the HTTP port and on `--prometheus-port`,
 where the supervisor answers by itself when anything else is stuck.
-(`python -m server.metrics.page > docs/metrics.md` writes this page.)
+`make docs` makes this page from the source.
 
 Counts and distributions travel to the supervisor with each process's heartbeat, so those of other processes may be
 half a second old; levels are read as the page is made. A process's counts outlive it: the sums are the supervisor's.
@@ -55,7 +55,3 @@ def _rows(declared: Iterable[Declared]) -> Iterator[str]:
         alert = f" **Look when** {one.alert}." if one.alert else ""
         labels = ", ".join(f"`{label}`" for label in one.labels)
         yield f"| `{one.name}` | {one.kind} | {labels} | {one.help}{alert} |"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -1,4 +1,4 @@
-"""The page of all flags, made from the settings: `python -m server.settings.flags_page > docs/flags.md`."""
+"""docs/flags.md, made from the settings by `make docs`."""
 
 import textwrap
 
@@ -10,25 +10,25 @@ from server.settings.settings import Settings
 _WIDTH = 120
 _HEAD = f"""# Flags
 
-Of `embedline serve`. `python -m server.settings.flags_page` makes this page from the source; a test compares the two.
+The flags of `embedline serve`. `make docs` makes this page from the source.
 
-A value is looked for on the command line, then in the environment, then in the file that `--config` names (or the
-variable `{VARIABLE}`), then the default is taken. An empty variable is none. What can't be is answered with one
-line that names the flag, and exit code 2. Flags that are marked ◆ belong to a model.
+A value is taken from the command line, else from the environment, else from the file that `--config` names (or the
+variable `{VARIABLE}`), else the default. An empty variable counts as unset. A wrong value ends the start with one line
+that names the flag, and exit code 2. Flags marked ◆ belong to a model.
 
 ## Several models
 
-`--model-id` repeated, as in `--model-id A --served-model-name a --model-id B --served-model-name b`; the nth name and
-the nth revision are the nth model's, and all other flags hold for every model. A variable such as `MODEL_ID` names one
-model. Where models differ in more, they stand in a file. Clients choose by the served name; another name is answered
-with 404, and a model that is still loading with 503.
+Repeat `--model-id`, as in `--model-id A --served-model-name a --model-id B --served-model-name b`. The nth name and the
+nth revision belong to the nth model; all other flags apply to every model. A variable such as `MODEL_ID` names one
+model. If models differ in more, use a file. Clients choose by the served name. An unknown name is answered with 404,
+and a model that is still loading with 503.
 
 ## A file
 
-TOML, with the flags' names as keys (dashes or underscores) and values in TOML's own types. Several models are
-`[[model]]` tables with flags ◆ of their own; a flag ◆ at the top holds for every model whose table does not give it,
-and one on the command line or in the environment for all of them. `model-id`, `revision` and `served-model-name` then
-stand in the tables alone.
+TOML, with the flags' names as keys (dashes or underscores) and values in TOML's own types. Each of several models is a
+`[[model]]` table with its own flags ◆. A flag ◆ at the top applies to every model whose table does not set it. On the
+command line or in the environment it applies to all of them. With tables, `model-id`, `revision` and
+`served-model-name` may appear only in the tables.
 
 ```toml
 port = 8080
@@ -70,7 +70,3 @@ def _entry(flag: Flag, is_models: bool) -> str:
         facts.append("variable " + " or ".join(f"`{variable}`" for variable in flag.variables))
     text = textwrap.fill(flag.help, _WIDTH, break_on_hyphens=False, initial_indent="  ", subsequent_indent="  ")
     return f"- **{names}**{' ◆' if is_models else ''} · {' · '.join(facts)}\n\n{text}\n"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -15,124 +15,128 @@ class ModelSettings:
     model_id: str = flag(
         DEFAULT_MODEL,
         "Model",
-        "The model: a local folder, or a name on the Hugging Face hub, which is looked for in the hub's cache first. "
-        "The default is small and quick on a laptop. Repeat it to serve several: clients choose by the served name, "
-        "--revision and --served-model-name are then repeated as often and in the same order, or left out, and every "
-        "other flag holds for all of them. In the environment it is one model.",
+        "The model: a local folder, or a name on the Hugging Face hub. The hub's local cache is searched first. The "
+        "default is small and fast on a laptop. Repeat the flag to serve several models; clients choose by the served "
+        "name. Then repeat --revision and --served-model-name in the same order, or leave them out. Every other flag "
+        "applies to all models. The environment variable names one model.",
         is_own=True,
     )
     revision: str | None = flag(
         None,
         "Model",
-        "Commit, tag or branch on the hub. Give a commit to serve the same weights for ever.",
+        "Commit, tag or branch on the hub. Give a commit to serve the same weights every time.",
         is_own=True,
     )
     served_model_name: str | None = flag(
         None,
         "Model",
-        "The name that answers carry and /v1/models lists; --model-id unless given. Several models need different "
-        "ones.",
+        "The name in answers and in /v1/models; by default the --model-id. Several models need different names.",
         is_own=True,
     )
     task: str = flag(
         "auto",
         "Model",
-        "What the model is for. auto reads it from the model's files, and `embedline inspect` says what was found and "
-        "which file says so. Name one where they say too little, as rerank for a generative reranker under another "
-        "name, or where you want another use than the likeliest: embed for the rows of a classifier's encoder, sparse "
-        "for those of a masked language model. What the model has no head for is refused at the start.",
+        "What the model is for. auto reads it from the model's files; `embedline inspect` says what was found and in "
+        "which file. Set it if the files say too little (rerank for a generative reranker with an unusual name), or "
+        "if you want another use: embed for the embeddings of a classifier's encoder, sparse for those of a masked "
+        "language model. A task that the model has no head for is refused at the start.",
         one_of=("auto", *Task),
     )
     pooling: str | None = flag(
         None,
         "Model",
-        "How token vectors become one, where the model's own files do not say, or say wrong. splade makes a masked "
-        "language model give weights of words instead.",
+        "How token vectors are pooled into one vector. Set it if the model's files do not say, or are wrong. splade "
+        "gives sparse weights of vocabulary entries from a masked language model.",
         aliases=("--pooling-method",),
         one_of=("cls", "mean", "last-token", "splade"),
     )
     dense_path: str | None = flag(
         None,
         "Model",
-        "The folder of the model's Dense module, as text-embeddings-inference has it. Only the one that modules.json "
-        "names is taken: another is refused, as its rows would be others.",
+        "The folder of the model's Dense module, as in text-embeddings-inference. It must be the one that modules.json "
+        "names. Another one is refused, because it would give other rows.",
     )
     max_input_length: int | None = flag(
         None,
         "Model",
-        "Tokens of a text at most, special tokens included, where that is to be fewer than the model takes: long "
-        "texts then cost less, and say less. Longer ones are cut or refused, as --auto-truncate says.",
+        "The most tokens of a text, special tokens included. Set it below the model's own limit to make long texts "
+        "cheaper. Longer texts are truncated or refused, see --auto-truncate.",
         aliases=("--max-model-len",),
         least=8,
     )
     auto_truncate: bool = flag(
-        True, "Model", "Cut texts that are longer than the model takes; without it they are refused with 400."
+        True,
+        "Model",
+        "Truncate texts that are longer than the model's limit. With --no-auto-truncate they are refused with 400.",
     )
     default_prompt_name: str | None = flag(
         None,
         "Model",
-        "Which of the model's own prompts is put before each text; `embedline inspect` lists them. Choose the one for "
-        "what is sent most, such as the query's where documents are embedded elsewhere.",
+        "Which of the model's own prompts is put before each text; `embedline inspect` lists them. Choose the prompt "
+        "for what clients send most. A request can name another one.",
     )
     default_prompt: str | None = flag(
-        None, "Model", "Words that are put before each text, where the model was trained with words that it lacks."
+        None,
+        "Model",
+        "A prompt that is put before each text, for a model that was trained with a prompt but does not list it.",
     )
     engine: str = flag(
         "auto",
         "Engine",
-        "What computes. auto takes the first engine that is installed and serves the model; /info says which and why. "
-        "fused is made for GPUs and knows some architectures; transformers serves most, anywhere; fake needs no "
-        "weights and is for tests and for measuring everything but the model.",
+        "What computes the model. auto takes the first engine that is installed and can serve the model: on a CPU "
+        "openvino, then transformers; on a GPU fused, then transformers. tensorrt-llm serves only if you name it, "
+        "until it has run on a GPU. /info says which engine was chosen and why. fake needs no weights; use it for "
+        "tests and to measure everything but the model.",
     )
     devices: str = flag(
         "auto",
         "Engine",
-        "Where engines run: one engine process for each. auto takes the first GPU of compute capability 8.0 or more, "
-        "else the CPU; `embedline inspect` says which and why. cpu, cuda for all GPUs that CUDA_VISIBLE_DEVICES "
-        "leaves, or some of them by number, such as cuda:0,cuda:2. The whole model lies on each.",
+        "Where engines run, with one engine process for each device. auto takes the first GPU of compute capability "
+        "8.0 or more, else the CPU; `embedline inspect` says which and why. cpu; cuda for all GPUs in "
+        "CUDA_VISIBLE_DEVICES; or some by number, such as cuda:0,cuda:2. Each device holds the whole model.",
     )
     dtype: str = flag(
         "auto",
         "Engine",
-        "Compute type. On a CPU auto is float32, and the others pay only where the CPU has arithmetic for them; on a "
-        "GPU it is bfloat16.",
+        "The type to compute in. auto is float32 on a CPU and bfloat16 on a GPU. On a CPU the others are faster only "
+        "if it has instructions for them.",
         one_of=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = flag(
         "auto",
         "Engine",
-        "Fewer bits for the weights: faster, with rows that differ a little; how much is measured and logged at load. "
-        "int8 is for CPUs, fp8 for GPUs of compute capability 8.9 or more. auto leaves the model as it is on a CPU; on "
-        "a GPU the engine takes fp8 where it pays. none keeps rows as they are everywhere.",
+        "Compute with 8-bit numbers: faster, with slightly different rows. The difference is measured and logged at "
+        "load. int8 is for CPUs, fp8 for GPUs of compute capability 8.9 or more. auto changes nothing on a CPU; on a "
+        "GPU it uses fp8 for large models. none never quantizes.",
         one_of=("none", "auto", "fp8", "int8"),
     )
     attention: str = flag(
         "auto",
         "Engine",
-        "Of the fused engine on a GPU: auto measures at load which of our kernel, FlashAttention-2 and cuDNN is "
-        "fastest for the model at each length; tiles takes ours without measuring, should one of the others do harm.",
+        "For the fused engine on a GPU. auto measures at load which attention kernel is fastest at each length: ours, "
+        "FlashAttention-2 or cuDNN. tiles takes ours without measuring; choose it if one of the others fails.",
         one_of=("auto", "tiles"),
     )
     tensorrt_llm_model_class: str = flag(
         "embedline",
         "Engine",
-        "Of the tensorrt-llm engine: embedline computes the model by Embedline's own class, which pools and scores as "
-        "the model's files ask; stock by TensorRT-LLM's, of which few fit. Choose stock to hold one against the "
-        "other, or for what has no class of ours.",
+        "For the tensorrt-llm engine. embedline uses Embedline's own model class, which pools and scores as the "
+        "model's files say. stock uses TensorRT-LLM's class; few models have one. Choose stock to compare the two, or "
+        "for a model without a class of ours.",
         one_of=("embedline", "stock"),
     )
     tensorrt_llm_cuda_graphs: bool = flag(
         False,
         "Engine",
-        "Of the tensorrt-llm engine: record CUDA graphs of small batches at load, so that a lone query costs the host "
-        "less. It takes GPU memory and a longer start; larger batches run without.",
+        "For the tensorrt-llm engine. Record CUDA graphs of small batches at load, so that a single query costs the "
+        "host less. This takes GPU memory and a longer start. Larger batches run without graphs.",
     )
     gpu_memory_share: float | None = flag(
         None,
         "Engine",
-        "How much of a GPU's memory each of the model's engines may take, where several engines of this server run on "
-        "it: 0.5 is half. auto shares what the others leave equally. Give a large model more than a small one beside "
-        "it; a driver's context of about half a GB for each engine comes on top.",
+        "The share of a GPU's memory that each of the model's engines may use, if several engines of this server "
+        "share the GPU: 0.5 is half. auto divides what is left equally. Give a large model more than a small one. "
+        "Each engine needs about half a GB more for its CUDA context.",
         least=0.01,
         most=1,
         none_word="auto",
@@ -140,30 +144,30 @@ class ModelSettings:
     max_batch_tokens: int | None = flag(
         None,
         "Engine",
-        "Tokens of one batch at most. auto lets the engine say what suits it. Larger batches use a GPU better; the "
-        "time a batch takes is bounded as well, so too large a value does little harm.",
+        "The most tokens of one batch. auto uses what the engine measured at warm-up. Larger batches use a GPU "
+        "better. A batch's time is limited as well, so too large a value does little harm.",
         least=1,
         none_word="auto",
     )
     max_batch_requests: int | None = flag(
         None,
         "Engine",
-        "Sequences of one batch at most. auto is 1024, and 32 for the tensorrt-llm engine, as Baseten has it for its "
-        "own (not measured here). Lower it only where an engine runs out of memory.",
+        "The most sequences of one batch. auto is 1024, and 32 for the tensorrt-llm engine, as in Baseten's engine "
+        "(not measured here). Lower it only if an engine runs out of memory.",
         least=1,
         none_word="auto",
     )
     fake_dim: int = flag(
-        1024, "Testing", "Dimensions of the fake engine's rows. Take those of the model that it stands for.", least=4
+        1024, "Testing", "Dimensions of the fake engine's rows. Take those of the model that it replaces.", least=4
     )
-    fake_cost_ms: float = flag(0.0, "Testing", "Milliseconds that each batch takes the fake engine.", least=0)
+    fake_cost_ms: float = flag(0.0, "Testing", "Milliseconds that the fake engine takes for each batch.", least=0)
     fake_tokens_per_second: float = flag(
-        0.0, "Testing", "Tokens a second of the fake engine; at 0 tokens cost nothing.", least=0
+        0.0, "Testing", "Tokens a second of the fake engine. 0: tokens cost no time.", least=0
     )
     fake_fault: tuple[str, ...] = flag(
         (),
         "Testing",
-        "What goes wrong in the fake engine: ACTION@WHERE:VALUE, as exit@batch:3. May be repeated.",
+        "A fault to inject into the fake engine: ACTION@WHERE:VALUE, such as exit@batch:3. May be repeated.",
         env=False,
     )
 

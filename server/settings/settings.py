@@ -28,35 +28,36 @@ class Settings:
     huggingface_hub_cache: str | None = flag(
         None,
         "Model",
-        "Where the hub's files are kept. A volume here saves the download at the next start.",
+        "Where files from the hub are kept. In a container use a volume, so that the next start does not download "
+        "again.",
         default_text="as the hub's own tools have it",
     )
     hf_token: str | None = flag(
         None,
         "Model",
-        "Token for gated or private models; better given by the variable HF_TOKEN, which `ps` does not show.",
+        "Token for gated or private models. Prefer the variable HF_TOKEN, which `ps` does not show.",
         aliases=("--hf-api-token",),
         is_secret=True,
     )
     compiled_cache: str | None = flag(
         None,
         "Engine",
-        "Where engines keep what they make of a model, so that the next start is quick: compiled models, quantized "
-        "weights and compiled kernels; off keeps none. A quantized model takes about a byte a parameter, and the "
-        "newest few are kept. In a container, a volume.",
+        "Where engines keep compiled models, quantized weights and compiled kernels, so that the next start is fast. "
+        "off keeps nothing. A quantized model takes about a byte a parameter; only the newest few are kept. In a "
+        "container use a volume.",
         default_text="embedline in XDG_CACHE_HOME or ~/.cache",
     )
     engine_python: str = flag(
         sys.executable,
         "Engine",
-        "The interpreter that engine processes run under, where it must be another than the rest's.",
+        "The Python interpreter for engine processes, if it must differ from the server's.",
         default_text="the server's own",
     )
     hostname: str = flag(
         "127.0.0.1",
         "HTTP",
-        "The address to listen on: 127.0.0.1 is reached from this machine only, 0.0.0.0 from everywhere. HOSTNAME in "
-        "the environment is never read: containers set it to their own name.",
+        "The address to listen on. 127.0.0.1 can be reached from this machine only. 0.0.0.0 exposes the server; put a "
+        "TLS proxy in front. The variable HOSTNAME is never read, because containers set it to their own name.",
         aliases=("--host",),
         env=False,
     )
@@ -66,79 +67,77 @@ class Settings:
     strict_model_name: bool = flag(
         False,
         "HTTP",
-        "Refuse requests that name another model than those served with 404. Without it any name will do where one "
-        "model is served, so that clients need not be told of a new one.",
+        "Refuse requests for unknown models with 404. Without it, a server with one model accepts any name, so that "
+        "clients need not change when the model does.",
     )
     cors_allow_origin: tuple[str, ...] = flag(
         (),
         "HTTP",
-        "Web pages of this origin, such as https://example.org, may ask from a browser; * is every page there is. May "
-        "be repeated; in the environment, separated by commas. None may unless given.",
+        "Allow web pages of this origin, such as https://example.org, to send requests from a browser. * allows every "
+        "page. May be repeated; in the environment, separate with commas. By default none is allowed.",
     )
     max_concurrent_requests: int = flag(
         4096,
         "Limits",
-        "HTTP requests open at once; one more is refused with 429. Raise it for very many small clients.",
+        "The most open HTTP requests. More are refused with 429. Raise it for very many small clients.",
         least=1,
     )
     max_client_batch_size: int = flag(
-        2048, "Limits", "Inputs of one request at most; more is refused with 400.", least=1
+        2048, "Limits", "The most inputs of one request. More are refused with 400.", least=1
     )
-    payload_limit: int = flag(64_000_000, "Limits", "Bytes of one body at most; more is refused with 413.", least=1)
+    payload_limit: int = flag(64_000_000, "Limits", "The most bytes of one body. More are refused with 413.", least=1)
     interactive_max_wait: float = flag(
         10.0,
         "Limits",
-        "Seconds that a small request may be expected to wait; over that it is refused with 429 at once. Choose what "
-        "your users would wait.",
+        "If an interactive request would wait longer than this many seconds, it is refused with 429 at once. Choose "
+        "what your users would wait.",
         least=0,
     )
-    bulk_max_wait: float = flag(300.0, "Limits", "The same for bulk requests, whose senders are patient.", least=0)
+    bulk_max_wait: float = flag(300.0, "Limits", "The same as --interactive-max-wait, for bulk requests.", least=0)
     engine_restart_grace: float = flag(
         5.0,
         "Limits",
-        "Seconds that requests wait for an engine that is being started again; after that 503. Raise it above what the "
-        "engine takes to load (its log says how long), where clients would rather wait: large models take longer.",
+        "Seconds that requests wait while an engine restarts. After that they get 503. If clients would rather wait, "
+        "raise it above the engine's load time, which is in the log; large models take longer.",
         least=0,
     )
     api_key: tuple[str, ...] = flag(
         (),
         "Security",
-        "A key that every request must carry, but those for health and, without --metrics-auth, for metrics. May be "
-        "repeated. Every user of this machine can read a command line, so better use API_KEY, which takes several "
-        "separated by commas (empty is none), or --api-key-file.",
+        "A key that requests must carry, except requests for health and, without --metrics-auth, for metrics. May be "
+        "repeated. Every user of this machine can read a command line, so prefer --api-key-file, or the variable "
+        "API_KEY with keys separated by commas (empty means none).",
         is_secret=True,
     )
     api_key_file: str | None = flag(
         None,
         "Security",
-        "A file with one key a line: name:sha256=HEX, name:KEY, or KEY alone. The names stand in the log, the keys "
-        "nowhere. With HEX, made by `printf %s KEY | sha256sum`, the file need not be secret. For a Docker secret: "
-        "/run/secrets/NAME. Read once, at the start.",
+        "A file with one key a line: name:sha256=HEX, name:KEY, or KEY alone. Names appear in the log, keys never do. "
+        "With HEX, made by `printf %s KEY | sha256sum`, the file need not be secret. For a Docker secret: "
+        "/run/secrets/NAME. It is read once, at the start.",
     )
     metrics_auth: bool = flag(
-        False, "Security", "Ask for a key on /metrics too, on both ports. Prometheus can send one as a bearer token."
+        False, "Security", "Require a key for /metrics too, on both ports. Prometheus can send one as a bearer token."
     )
     log_level: str = flag(
         "info",
         "Logs and metrics",
-        "How much the processes log of themselves on standard error; debug is for finding faults.",
+        "How much the processes log on standard error. debug helps to find faults.",
         one_of=("trace", "debug", "info", "warning", "warn", "error"),  # warn, and trace for debug: as others have them
     )
     request_log: str = flag(
         "all",
         "Logs and metrics",
-        "Which requests get a line in the log, with sizes and durations, never with texts: all, errors (those that "
-        "were not answered with 200), off. Keep errors at least: a line says what was refused, and at which stage.",
+        "Which requests get a line in the request log, with sizes and durations but never texts: all, errors (every "
+        "status but 200), or off. Keep at least errors: the line says what was refused and at which stage.",
         one_of=("all", "errors", "off"),
     )
-    json_output: bool = flag(
-        False, "Logs and metrics", "Write the log as one JSON object a line, for machines that collect it."
-    )
+    json_output: bool = flag(False, "Logs and metrics", "Write the log as one JSON object a line, for log collectors.")
     prometheus_port: int | None = flag(
         None,
         "Logs and metrics",
-        "A second port with /metrics, /livez and /readyz, answered by the supervisor even when everything else is "
-        "stuck. 9000 is tried if none is given; 0 turns it off.",
+        "A second port with /metrics, /livez and /readyz. The supervisor answers there even if everything else is "
+        "stuck. Default: 9000 if it is free. 0 turns it off.",
         least=0,
         most=_MAX_PORT,
         default_text="9000, if it is free",
@@ -146,7 +145,7 @@ class Settings:
     frontends: int = flag(
         _one_process_for(4),
         "Processes",
-        "HTTP processes. More where JSON of many floats is asked for.",
+        "How many HTTP processes. Use more if clients ask for much JSON.",
         least=1,
         most=MAX_PROCESSES,
         default_text="one for four cores",
@@ -154,7 +153,7 @@ class Settings:
     tokenization_workers: int = flag(
         _one_process_for(2),
         "Processes",
-        "Tokenizer processes. One makes about 0.3 million tokens a second.",
+        "How many tokenizer processes. One makes about 0.3 million tokens a second.",
         least=1,
         most=MAX_PROCESSES,
         default_text="one for two cores",
@@ -162,8 +161,8 @@ class Settings:
     batch_managers: int | None = flag(
         None,
         "Processes",
-        "Processes that form batches. They share the engines out; one is enough for tens of thousands of requests a "
-        "second.",
+        "How many processes that form batches. They divide the engines among them. One is enough for tens of "
+        "thousands of requests a second.",
         least=1,
         most=MAX_PROCESSES,
         default_text="one for two engines",
@@ -171,40 +170,39 @@ class Settings:
     heartbeat_timeout: float = flag(
         10.0,
         "Processes",
-        "Seconds of silence after which a process is killed and started again. Raise it on machines that stall.",
+        "Seconds without a heartbeat after which a process is killed and restarted. Raise it on machines that stall.",
         least=2,
     )
     batch_timeout: float = flag(
         60.0,
         "Processes",
-        "Seconds after which a batch is taken for stuck and its engine is killed and started again; never less than "
-        "three times what its tokens should take.",
+        "Seconds after which a batch counts as stuck and its engine is killed and restarted. Never less than three "
+        "times the predicted time of the batch.",
         least=0.1,
     )
     shutdown_timeout: float = flag(
         30.0,
         "Processes",
-        "Seconds that open requests get to finish at a stop. The processes then get a few more; whoever stops the "
-        "server must wait for longer than both. The images set it to 3, as Docker kills after 10.",
+        "Seconds that open requests get to finish at shutdown. The processes then get a few more seconds; whoever "
+        "stops the server must wait longer than both. The images set it to 3, because Docker kills after 10.",
         least=0,
     )
     uds_path: str | None = flag(
         None,
         "Without effect",
-        "Taken from start commands of text-embeddings-inference. Sockets lie in a folder that the server makes for "
-        "itself.",
+        "Accepted from start commands of text-embeddings-inference. The server makes its own folder for sockets.",
     )
     otlp_endpoint: str | None = flag(
         None,
         "Without effect",
-        "Taken from start commands of text-embeddings-inference. No traces are sent; /metrics and the request log have "
-        "how long each stage took.",
+        "Accepted from start commands of text-embeddings-inference. No traces are sent; /metrics and the request log "
+        "have the duration of each stage.",
     )
     otlp_service_name: str | None = flag(
-        None, "Without effect", "Taken from start commands of text-embeddings-inference, as --otlp-endpoint is."
+        None, "Without effect", "Accepted from start commands of text-embeddings-inference, like --otlp-endpoint."
     )
     disable_spans: bool = flag(
-        False, "Without effect", "Taken from start commands of text-embeddings-inference. The log has no spans anyway."
+        False, "Without effect", "Accepted from start commands of text-embeddings-inference. The log has no spans."
     )
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from tests.parity.test_parity import cases
 
 
 def test_the_page_is_up_to_date() -> None:
-    """Where it is not: `python -m engine.model.coverage`."""
+    """Where it is not: `make docs`."""
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert coverage.in_page(page) == page
 

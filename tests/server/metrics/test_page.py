@@ -8,5 +8,5 @@ from tests.structure.sources import ROOT
 
 @pytest.mark.holds("Metrics")
 def test_the_page_is_what_the_declarations_give() -> None:
-    """`python -m server.metrics.page > docs/metrics.md` writes it anew."""
+    """`make docs` writes it."""
     assert (ROOT / "docs" / "metrics.md").read_text() == page()

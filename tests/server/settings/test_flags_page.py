@@ -8,7 +8,7 @@ from tests.documents import ROOT, flags_in, flags_of_serve
 
 @pytest.mark.holds("There is one list of flags")
 def test_the_page_is_up_to_date() -> None:
-    """Where it is not: `python -m server.settings.flags_page > docs/flags.md`."""
+    """Where it is not: `make docs`."""
     assert (ROOT / "docs" / "flags.md").read_text() == flags_page.page()
 
 
