@@ -75,6 +75,11 @@ class LoadOptions:
     is_gated: bool = True  # quantized layers that cost too much fidelity go back; for the fused engine
     fake: FakeOptions | None = None
 
+    @property
+    def kind(self) -> str:
+        """Of the device: "cpu" or "cuda"."""
+        return self.device.partition(":")[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:

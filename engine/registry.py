@@ -1,83 +1,129 @@
 """Which engines there are, and which one serves a model here. Imports an engine only when it is loaded."""
 
+import gc
 import importlib
 import importlib.util
 import logging
+import sys
+from dataclasses import dataclass
 
 from engine.failures import engine_error, one_line
-from engine.machine.devices import kind_of
-from engine.machine.memory import release
 from engine.messages import LoadOptions
 from engine.types import DeviceTrouble, Engine, EngineErrorKind, ModelError, ProcessSpent
 
 logger = logging.getLogger("embedline.engine")
 
-# name -> the module whose `load(name=, reason=, options=)` makes it
-_ENGINES = {
-    "fake": "engine.fake",
-    "openvino": "engine.cpu.executors.openvino",
-    "onnxruntime": "engine.cpu.executors.onnxruntime",
-    "tensorrt-llm": "engine.tensorrt_llm.engine",
-    "fused": "engine.fused.start",
-    "transformers": "engine.transformers.engine",
-    "static": "engine.static.engine",
-}
 AUTO = "auto"
-# The first that can serve.
-_PREFERRED = {"cpu": ("openvino", "transformers"), "cuda": ("tensorrt-llm", "fused", "transformers")}
-# Without which those can't.
-_PACKAGES = {
-    "openvino": "openvino",
-    "tensorrt-llm": "tensorrt_llm",
-    "fused": "triton",
-    "transformers": "transformers",
+CPU, CUDA = "cpu", "cuda"  # kinds of devices
+FAKE, FUSED, STATIC, TENSORRT_LLM, TRANSFORMERS = "fake", "fused", "static", "tensorrt-llm", "transformers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """All that the rest of the program needs to know of an engine before it is loaded."""
+
+    name: str  # as `--engine` takes it
+    module: str  # whose `load(name=, reason=, options=)` makes it
+    packages: tuple[str, ...] = ()  # that it computes with; auto takes it for installed where the first one is
+    extra: str = "server"  # of our package, that brings those; "" = they have to be installed by themselves
+    kinds: tuple[str, ...] = (CPU, CUDA)  # of devices that it is made for
+    checks_on_cpu: bool = False  # made for GPUs, but also runs on a CPU, slowly
+    auto_on: tuple[str, ...] = ()  # kinds of devices on which auto tries it, in the table's order
+    quantizes: str = ""  # --quantization that it does on the first of its kinds of devices
+    reads_fp8: bool = False  # weights that are stored in FP8 with scales
+    needs_bfloat16: bool = False  # of a GPU; the others also compute in what older GPUs have
+
+
+ENGINES = {
+    row.name: row
+    for row in (
+        EngineRow(name=FAKE, module="engine.fake"),
+        EngineRow(
+            name="openvino",
+            module="engine.cpu.executors.openvino",
+            packages=("openvino", "torch", "transformers"),
+            kinds=(CPU,),
+            auto_on=(CPU,),
+        ),
+        EngineRow(
+            name="onnxruntime",
+            module="engine.cpu.executors.onnxruntime",
+            packages=("onnxruntime", "onnx", "torch", "transformers"),
+            kinds=(CPU,),
+            quantizes="int8",
+        ),
+        EngineRow(
+            name=FUSED,
+            module="engine.fused.start",
+            packages=("triton", "torch", "transformers"),
+            extra="cuda",
+            kinds=(CUDA,),
+            checks_on_cpu=True,
+            auto_on=(CUDA,),
+            quantizes="fp8",
+            reads_fp8=True,
+            needs_bfloat16=True,
+        ),
+        EngineRow(
+            name=TENSORRT_LLM,
+            module="engine.tensorrt_llm.engine",
+            packages=("tensorrt_llm",),
+            extra="",
+            kinds=(CUDA,),
+            quantizes="fp8",
+            reads_fp8=True,
+            needs_bfloat16=True,
+        ),
+        EngineRow(
+            name=TRANSFORMERS,
+            module="engine.transformers.engine",
+            packages=("transformers", "torch"),
+            auto_on=(CPU, CUDA),
+        ),
+        EngineRow(name=STATIC, module="engine.static.engine", packages=("safetensors",)),
+    )
 }
-_NOT_OURS = frozenset(("tensorrt-llm",))  # whose package comes with no extra of ours: where it is not, nothing is amiss
-_QUANTIZES = {("cpu", "int8"): ("onnxruntime",), ("cuda", "fp8"): ("fused", "tensorrt-llm")}  # auto is the first
-_EXTRAS = {"fused": "cuda"}  # of our package, that bring what an engine needs; "server" brings the others' needs
-_EXTRA = "pip install 'embedline[{}]'"
 _INSTEAD = {  # what helps where a device fails an engine
     EngineErrorKind.OUT_OF_MEMORY: "free memory there, or lower --max-batch-tokens or --max-input-length",
     EngineErrorKind.FATAL: "--devices may name another, or cpu",
 }
-_WHERE = {"cpu": "the CPU", "cuda": "a GPU"}
-# auto is the engine's own choice; CPUs gain speed at the price of fidelity, so there it has to be asked for
+_WHERE = {CPU: "the CPU", CUDA: "a GPU"}
+# auto is the engine's own choice. On CPUs it is none: quantizing gains speed there at the price of fidelity.
 _ANY_ENGINE_DOES = ("none", "auto")
 
 
-def choose(asked: str, *, quantization: str = "none", device: str = "cpu") -> tuple[str, str]:
+def choose(asked: str, *, quantization: str = "none", kind: str = CPU) -> tuple[str, str]:
     """The engine's name and, for the log and /info, why. Raises ModelError where none has that name or quantizes so.
 
     The name may be "auto": which engine can serve the model shows when it is loaded, see `load`.
     """
-    if asked != AUTO and asked not in _ENGINES:
-        raise ModelError(f"--engine {asked} is not one of auto, {', '.join(_ENGINES)}")
-    if asked != "fake" and quantization not in _ANY_ENGINE_DOES:
-        return _that_quantizes(asked, quantization, kind_of(device))
+    if asked != AUTO and asked not in ENGINES:
+        raise ModelError(f"--engine {asked} is not one of auto, {', '.join(ENGINES)}")
+    if asked != FAKE and quantization not in _ANY_ENGINE_DOES:
+        return _that_quantizes(asked, quantization, kind)
     if asked != AUTO:
         return asked, f"--engine {asked}"
-    kind = kind_of(device)
-    return (
-        AUTO,
-        f"--engine auto: the first of {', '.join(_PREFERRED[kind])} that can serve this model on {_WHERE[kind]}",
-    )
+    tried = ", ".join(row.name for row in _tried_by_auto(kind))
+    return AUTO, f"--engine auto: the first of {tried} that can serve this model on {_WHERE[kind]}"
 
 
-def tried_by_auto(device: str) -> dict[str, bool]:
+def tried_by_auto(kind: str) -> dict[str, bool]:
     """The engines that "auto" tries, in this order, and whether each one's package is installed. Imports none."""
-    tried = _PREFERRED[kind_of(device)]
-    return {name: importlib.util.find_spec(_PACKAGES[name]) is not None for name in tried}
+    return {row.name: importlib.util.find_spec(row.packages[0]) is not None for row in _tried_by_auto(kind)}
+
+
+def _tried_by_auto(kind: str) -> list[EngineRow]:
+    return [row for row in ENGINES.values() if kind in row.auto_on]
 
 
 def _that_quantizes(asked: str, quantization: str, kind: str) -> tuple[str, str]:
-    if (asked, quantization, kind) == ("fused", "fp8", "cpu"):  # slow, to see what it costs in fidelity
+    rows = [row for row in ENGINES.values() if row.quantizes and row.kinds[0] == kind]
+    if asked != AUTO and ENGINES[asked].checks_on_cpu and (quantization, kind) == (ENGINES[asked].quantizes, CPU):
         return asked, f"--engine {asked} with --quantization {quantization}"
-    engines = _QUANTIZES.get((kind, quantization))
-    if engines is None:
-        others = ", ".join(
-            f"{known} is, by {by[0]}" for (its_kind, known), by in _QUANTIZES.items() if its_kind == kind
-        )
-        checks = "; --engine fused does it there, slowly, for checks" if (kind, quantization) == ("cpu", "fp8") else ""
+    engines = [row.name for row in rows if row.quantizes == quantization]
+    if not engines:
+        others = ", ".join(f"{row.quantizes} is, by {row.name}" for row in rows[:1])
+        checks = "; --engine fused does it there, slowly, for checks" if (kind, quantization) == (CPU, "fp8") else ""
         raise ModelError(f"--quantization {quantization} is not for {_WHERE[kind]}; {others}{checks}")
     if asked not in (AUTO, *engines):
         raise ModelError(f"--quantization {quantization} is not for --engine {asked}; {engines[0]} does it")
@@ -92,11 +138,9 @@ def load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine
     """
     if engine != AUTO:
         return _load(engine, name=name, reason=reason, options=options)
-    kind = kind_of(options.device)
+    kind = options.kind
     failures: list[str] = []
-    for candidate in _PREFERRED[kind]:
-        if candidate in _NOT_OURS and importlib.util.find_spec(_PACKAGES[candidate]) is None:
-            continue
+    for candidate in (row.name for row in _tried_by_auto(kind)):
         try:
             return _load(candidate, name=name, reason=reason, options=options)
         except ModelError as error:
@@ -107,16 +151,17 @@ def load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine
         reason = f"{reason}; not {failures[-1]}"
         if is_the_last:
             break
-        release()
+        release_memory()
     raise ModelError(f"--engine auto finds none that serves it on {_WHERE[kind]}: {'; '.join(failures)}")
 
 
 def _load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine:
+    row = ENGINES[engine]
     try:
-        module = importlib.import_module(_ENGINES[engine])
+        module = importlib.import_module(row.module)
         loaded: Engine = module.load(name=name, reason=reason, options=options)  # some import what they need here
     except ModuleNotFoundError as error:
-        what = "comes with its package" if engine in _NOT_OURS else _EXTRA.format(_EXTRAS.get(engine, "server"))
+        what = f"pip install 'embedline[{row.extra}]'" if row.extra else "comes with its package"
         raise ModelError(f"the {engine} engine needs {error.name}, which is not installed: {what}") from error
     except ModelError:
         raise
@@ -126,3 +171,14 @@ def _load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engin
             raise
         raise DeviceTrouble(f"{options.device} fails the {engine} engine ({one_line(error)}); {instead}") from error
     return loaded
+
+
+def release_memory() -> None:
+    """Give back the memory of a model that is no longer wanted, that of a GPU as well. Imports no torch.
+
+    Nothing may hold the model any more, nor the traceback of what failed in loading it.
+    """
+    gc.collect()  # parts of it know each other
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.fused.checks import check_outputs
-from engine.machine.devices import CPU, CUDA, check_dtype_of_fused, dtype_of_auto, has_bfloat16
+from engine.machine.devices import check_dtype_of_fused, dtype_of_auto, has_bfloat16
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
+from engine.registry import CPU, CUDA
 from engine.types import ModelError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -6,16 +6,9 @@
 from dataclasses import dataclass
 
 from engine.machine.cuda_driver import Cuda, Gpu
+from engine.registry import AUTO, CPU, CUDA, ENGINES, FAKE, FUSED, EngineRow
 from engine.types import ModelError
 
-AUTO = "auto"
-CPU = "cpu"
-CUDA = "cuda"
-_FAKE = "fake"  # computes nothing, so any name is as good
-_CPU_ENGINES = frozenset(("openvino", "onnxruntime"))
-_FUSED = "fused"
-TENSORRT_LLM = "tensorrt-llm"  # has nothing for CPUs, not even for checks
-_BFLOAT16_ENGINES = frozenset((AUTO, _FUSED, TENSORRT_LLM))  # the others also compute in what older GPUs have
 _DTYPES_OF_FUSED = {CPU: ("auto", "float32", "bfloat16"), CUDA: ("auto", "bfloat16", "float16")}
 
 Capability = tuple[int, int]
@@ -100,24 +93,39 @@ class Devices:
 class Work:
     """What devices are to be good for, as it was asked for."""
 
-    engine: str
+    engine: str  # a name of engine.registry, or auto
     dtype: str
     quantization: str
 
     @property
+    def row(self) -> EngineRow | None:
+        """The engine's; None where auto is to find one."""
+        return ENGINES.get(self.engine)
+
+    @property
     def is_for_a_cpu(self) -> bool:
         """Only CPUs' engines do this."""
-        return self.engine in _CPU_ENGINES or self.quantization == "int8"
+        return (self.row is not None and self.row.kinds == (CPU,)) or self.quantization == "int8"
 
     @property
     def is_for_a_gpu(self) -> bool:
         """On a CPU this is for checks alone, and has to be asked for."""
-        return self.engine in (_FUSED, TENSORRT_LLM) or self.quantization == "fp8"
+        return (self.row is not None and self.row.kinds == (CUDA,)) or self.quantization == "fp8"
+
+    @property
+    def has_nothing_for_a_cpu(self) -> bool:
+        """Not even for checks."""
+        return self.row is not None and CPU not in self.row.kinds and not self.row.checks_on_cpu
+
+    @property
+    def needs_bfloat16(self) -> bool:
+        """Of a GPU."""
+        return self.row is None or self.row.needs_bfloat16 or self.dtype == "bfloat16"
 
 
 def needs_driver(asked: str, work: Work) -> bool:
     """Whether `choose` looks at the GPUs at all; the driver takes its time to say which there are."""
-    if work.engine == _FAKE or (asked == AUTO and work.is_for_a_cpu):
+    if work.engine == FAKE or (asked == AUTO and work.is_for_a_cpu):
         return False
     return any(name != CPU for name in _names(asked))
 
@@ -130,11 +138,11 @@ def choose(asked: str, work: Work, cuda: Cuda) -> Devices:
     names = _names(asked)
     if asked == AUTO:
         return _auto(work, cuda)
-    if work.engine == _FAKE:
+    if work.engine == FAKE:
         return Devices(names, f"--devices {asked}")
     if set(names) == {CPU}:
-        if work.engine == TENSORRT_LLM:
-            raise ModelError("--engine tensorrt-llm is for NVIDIA GPUs alone; --engine auto serves on a CPU")
+        if work.has_nothing_for_a_cpu:
+            raise ModelError(f"--engine {work.engine} is for NVIDIA GPUs alone; --engine auto serves on a CPU")
         _check_dtype(work, CPU)
         return Devices(names, f"--devices {asked}")
     gpus = tuple(gpu for name in names for gpu in _gpus(name, cuda, instead=_on_the_cpu(work)))
@@ -150,7 +158,7 @@ def _names(asked: str) -> tuple[str, ...]:
 def _auto(work: Work, cuda: Cuda) -> Devices:
     """The first GPU that is good for this, else the CPU."""
     why = f"--devices {AUTO}"
-    if work.engine == _FAKE:
+    if work.engine == FAKE:
         return Devices((CPU,), f"{why}: the fake engine uses no device")
     if work.is_for_a_cpu:
         return Devices((CPU,), f"{why}: what is asked for is for a CPU")
@@ -186,11 +194,11 @@ def _gpus(name: str, cuda: Cuda, *, instead: str) -> tuple[Gpu, ...]:
 
 
 def _check(gpu: Gpu, work: Work) -> None:
-    if work.engine in _CPU_ENGINES:
+    if work.row is not None and work.row.kinds == (CPU,):
         raise ModelError(f"--devices {gpu.device}: --engine {work.engine} is for a CPU; fused and transformers are not")
     if work.quantization == "int8":
         raise ModelError(f"--devices {gpu.device}: --quantization int8 is for a CPU; fp8 is for GPUs that have it")
-    reason = _why_not(gpu, work, needs_bfloat16=work.engine in _BFLOAT16_ENGINES or work.dtype == "bfloat16")
+    reason = _why_not(gpu, work, needs_bfloat16=work.needs_bfloat16)
     if reason:
         raise ModelError(f"--devices: {reason}{_instead(gpu, work)}")
     _check_dtype(work, CUDA)
@@ -198,7 +206,7 @@ def _check(gpu: Gpu, work: Work) -> None:
 
 def _check_dtype(work: Work, kind: str) -> None:
     """Of what only the fused engine does; auto finds another for other types."""
-    if work.is_for_a_gpu and work.engine in (AUTO, _FUSED):
+    if work.is_for_a_gpu and work.engine in (AUTO, FUSED):
         check_dtype_of_fused(work.dtype, kind)
 
 
@@ -222,9 +230,9 @@ def _instead(gpu: Gpu, work: Work) -> str:
 def _on_the_cpu(work: Work) -> str:
     """What does without a GPU."""
     gpus = "; docker run --gpus all gives a container those that there are"
-    if work.engine == TENSORRT_LLM:  # in its image there is nothing for a CPU
+    if work.has_nothing_for_a_cpu:  # in its image there is nothing for a CPU
         return f"{gpus}; the cpu image serves most models without, as --devices cpu --engine auto does elsewhere"
-    engine = " --engine auto" if work.engine == _FUSED else ""
+    engine = " --engine auto" if work.engine == FUSED else ""
     plain = " --quantization none" if work.quantization == "fp8" else ""
     slow = "; --engine fused --devices cpu is slow, for checks" if work.is_for_a_gpu else ""
     return f"{gpus}; --devices cpu{engine}{plain} serves most models, by openvino or transformers{slow}"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.machine.cuda_driver import Gpu
-from engine.machine.devices import CUDA, kind_of
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
+from engine.registry import CUDA
 from engine.tensorrt_llm.planning import checkpoint, package
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
 from engine.tensorrt_llm.planning.head import notes_of
@@ -80,7 +80,7 @@ def _folder(options: LoadOptions) -> ModelFolder:
 
 
 def _gpu(options: LoadOptions) -> Gpu:
-    if kind_of(options.device) != CUDA or options.gpu is None:
+    if options.kind != CUDA or options.gpu is None:
         raise ModelError("--engine tensorrt-llm needs an NVIDIA GPU; --engine auto serves most models on the CPU")
     return options.gpu
 

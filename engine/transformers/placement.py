@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.machine.devices import CPU, CUDA, dtype_of_auto, has_bfloat16
+from engine.machine.devices import dtype_of_auto, has_bfloat16
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder
 from engine.model.weights import weights_of
+from engine.registry import CPU, CUDA
 from engine.types import DeviceTrouble, ModelError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

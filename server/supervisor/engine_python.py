@@ -5,15 +5,16 @@ import json
 import subprocess
 import sys
 
+from engine import registry
 from server.settings.flag import SettingsError
 
 _SECONDS = 10.0  # in which it says so: imports nothing that takes time, but may be read from a cold disk
-_PROBE = """
+_TENSORRT_LLM = registry.ENGINES[registry.TENSORRT_LLM].packages[0]
+_PROBE = f"""
 import importlib.util, json, sys
-names = ("numpy", "tensorrt_llm")
-print(json.dumps({"version": sys.version_info[:2], "has": [n for n in names if importlib.util.find_spec(n)]}))
+names = ("numpy", "{_TENSORRT_LLM}")
+print(json.dumps({{"version": sys.version_info[:2], "has": [n for n in names if importlib.util.find_spec(n)]}}))
 """
-_TENSORRT_LLM = "tensorrt_llm"
 
 
 def check_engine_python(python: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from engine import registry
 from engine.machine import devices
 from server.settings.flag import SettingsError
 from server.supervisor.model_plan import ModelPlan
@@ -20,7 +21,7 @@ def memory_shares(models: Sequence[ModelPlan]) -> MemoryShares:
     """
     shares: list[dict[str, float]] = [{} for _ in models]
     for device in dict.fromkeys(name for model in models for name in model.devices.names):
-        if devices.kind_of(device) == devices.CUDA:
+        if devices.kind_of(device) == registry.CUDA:
             engines = [index for index, model in enumerate(models) for name in model.devices.names if name == device]
             _share_out(device, engines, models, shares)
     return shares

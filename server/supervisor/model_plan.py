@@ -27,10 +27,6 @@ from server.settings.tei_flags import check_dense_path
 from server.supervisor.engine_python import has_tensorrt_llm_alone
 from tokenizer_pool.messages import Truncation
 
-_FAKE = "fake"
-_STATIC = "static"
-_READS_FP8 = "fused"
-_READS_ITS_OWN = devices.TENSORRT_LLM  # and says itself, when it loads a model, what it can't
 _NO_CUDA_IN_TORCH = "+cpu"  # how such a build ends its version
 
 
@@ -76,13 +72,13 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
     )
     folder = read_folder(resolved.path, model, engine)
     check_dense_path(model.dense_path, folder)
-    if engine != _FAKE:
+    if engine != registry.FAKE:
         check_special_tokens(folder)
-    if folder.is_static and engine != _FAKE:
+    if folder.is_static and engine != registry.FAKE:
         engine, reason = _static_engine(model)
-        chosen = devices.choose(devices.CPU, Work(engine, model.dtype, model.quantization), Cuda())
+        chosen = devices.choose(registry.CPU, Work(engine, model.dtype, model.quantization), Cuda())
     shortened = _shortened(folder, model.max_input_length)
-    if engine == devices.TENSORRT_LLM:
+    if engine == registry.TENSORRT_LLM:
         _check_for_tensorrt_llm(shortened, model, chosen)
     return ModelPlan(
         name=model.name,
@@ -95,23 +91,23 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
         revision=resolved.revision,
         default_prompt=_default_prompt(model, folder),
         truncation=Truncation.RIGHT if model.auto_truncate else Truncation.NONE,
-        stored=None if engine in (_FAKE, _STATIC) else _stored(folder, engine, chosen),
+        stored=None if engine in (registry.FAKE, registry.STATIC) else _stored(folder, engine, chosen),
     )
 
 
 def _engine(model: ModelSettings, settings: Settings, chosen: Devices) -> tuple[str, str]:
     """Its name, and why. Raises SettingsError and ModelError."""
     if model.engine == registry.AUTO and has_tensorrt_llm_alone(settings.engine_python):
-        if chosen.kind != devices.CUDA:
+        if chosen.kind != registry.CUDA:
             raise ModelError(
                 "--engine auto: --engine-python has TensorRT-LLM, which needs a GPU, and packages of its own, which "
                 f"no other engine is known to work with; the cpu image serves without one ({chosen.reason})"
             )
-        return devices.TENSORRT_LLM, (
+        return registry.TENSORRT_LLM, (
             "--engine auto: --engine-python has TensorRT-LLM, and packages of its own, which no other engine is known "
             "to work with; the cuda image has the others"
         )
-    return registry.choose(model.engine, quantization=model.quantization, device=chosen.names[0])
+    return registry.choose(model.engine, quantization=model.quantization, kind=chosen.kind)
 
 
 def find_cuda(settings: Settings) -> Cuda:
@@ -140,22 +136,24 @@ def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
 
 def read_folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
     """As this engine takes it. Raises ModelError."""
-    is_stock = engine == devices.TENSORRT_LLM and model.tensorrt_llm_model_class == STOCK
+    is_stock = engine == registry.TENSORRT_LLM and model.tensorrt_llm_model_class == STOCK
     return model_folder.read(
         path,
         pooling=model.pooling,
         task=model.task,
-        needs_weights=engine != _FAKE,
+        needs_weights=engine != registry.FAKE,
         known_classes=KNOWN_CLASSES if is_stock else frozenset(),
     )
 
 
 def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
     """Raises ModelError where none of the engines that may be taken can read the weights."""
-    engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else {engine: True}
-    if engines.get(_READS_ITS_OWN):
+    engines = registry.tried_by_auto(chosen.kind) if engine == registry.AUTO else (engine,)
+    if engine == registry.TENSORRT_LLM:  # which says itself, when it loads a model, what it can't read
         return quantization.describe(folder.weights_folder)
-    return quantization.check(folder.weights_folder, reads_fp8=_READS_FP8 in engines)
+    return quantization.check(
+        folder.weights_folder, reads_fp8=any(registry.ENGINES[name].reads_fp8 for name in engines)
+    )
 
 
 def _check_for_tensorrt_llm(folder: ModelFolder, model: ModelSettings, chosen: Devices) -> None:
@@ -175,11 +173,11 @@ def tensorrt_llm_wishes(model: ModelSettings) -> Wishes:
 
 def _static_engine(model: ModelSettings) -> tuple[str, str]:
     """The only one that looks rows up and no more, and why. Raises ModelError where another is asked for."""
-    if model.engine not in (registry.AUTO, _STATIC):
-        raise ModelError(f"--engine {model.engine} does not serve static embeddings; {_STATIC} does")
-    if model.devices not in (registry.AUTO, devices.CPU):
+    if model.engine not in (registry.AUTO, registry.STATIC):
+        raise ModelError(f"--engine {model.engine} does not serve static embeddings; {registry.STATIC} does")
+    if model.devices not in (registry.AUTO, registry.CPU):
         raise ModelError("--devices must be cpu for static embeddings, which are looked up and not computed")
-    return _STATIC, f"--engine {model.engine}: the model is a table of static embeddings"
+    return registry.STATIC, f"--engine {model.engine}: the model is a table of static embeddings"
 
 
 def _shortened(folder: ModelFolder, max_input_length: int | None) -> ModelFolder:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from batch_manager.client import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
-from engine.machine import devices
+from engine import registry
 from engine.messages import EngineStart
 from server.frontend.start import FrontendStart
 from server.requests.admission import WaitBudgets
@@ -127,7 +127,7 @@ class Topology:
     @property
     def _num_threads(self) -> int:
         """Engines on the CPU share its cores; a single one takes them all."""
-        num_on_cpu = sum(engine.device == devices.CPU for engine in self._engines)
+        num_on_cpu = sum(engine.device == registry.CPU for engine in self._engines)
         return max(1, (os.cpu_count() or 1) // max(1, num_on_cpu))
 
     def _tokenizer(self, index: int, listening: ListeningSocket) -> Plan:

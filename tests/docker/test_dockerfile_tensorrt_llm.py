@@ -69,7 +69,7 @@ def test_python3_stays_the_images(image: Stage) -> None:
 def test_it_serves_by_tensorrt_llm_on_gpus(image: Stage) -> None:
     found = environment(image)
     assert (found["ENGINE"], found["DEVICES"]) == ("tensorrt-llm", "cuda")
-    assert registry.choose(found["ENGINE"], device="cuda:0")[0] == "tensorrt-llm"
+    assert registry.choose(found["ENGINE"], kind=registry.CUDA)[0] == "tensorrt-llm"
 
 
 def test_what_it_installs_has_no_engines_library() -> None:

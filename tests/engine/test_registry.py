@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from engine import registry
-from engine.machine.memory import release
 from engine.messages import LoadOptions
 from engine.types import DeviceTrouble, Engine, ModelError
 
@@ -34,7 +33,7 @@ class Loader:
 
     def _module(self, path: str) -> Any:
         def load(*, name: str, reason: str, options: LoadOptions) -> str:
-            engine = next(name for name, module in registry._ENGINES.items() if module == path).replace("-", "_")
+            engine = next(name for name, row in registry.ENGINES.items() if row.module == path).replace("-", "_")
             self.tried.append(engine)
             self.reason = reason
             if engine in self._failures:
@@ -45,7 +44,7 @@ class Loader:
 
 
 def load(device: str) -> Engine:
-    engine, reason = registry.choose("auto", device=device)
+    engine, reason = registry.choose("auto", kind=device.partition(":")[0])
     return registry.load(engine, name="m", reason=reason, options=LoadOptions(device=device))
 
 
@@ -164,10 +163,10 @@ def test_the_gpus_memory_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> N
     emptied: list[bool] = []
     cuda = SimpleNamespace(is_initialized=lambda: True, empty_cache=lambda: emptied.append(True))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    release()
+    registry.release_memory()
     assert emptied
     monkeypatch.delitem(sys.modules, "torch")
-    release()  # an engine that is not installed leaves nothing
+    registry.release_memory()  # an engine that is not installed leaves nothing
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,7 @@ def test_the_gpus_memory_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_which_engine_is_chosen(asked: str, quantization: str, device: str, chosen: str) -> None:
-    engine, reason = registry.choose(asked, quantization=quantization, device=device)
+    engine, reason = registry.choose(asked, quantization=quantization, kind=device.partition(":")[0])
     assert engine == chosen
     assert f"--engine {asked}" in reason
 
@@ -200,5 +199,5 @@ def test_which_engine_is_chosen(asked: str, quantization: str, device: str, chos
 )
 def test_what_no_engine_does(asked: str, quantization: str, device: str, message: str) -> None:
     with pytest.raises(ModelError) as refused:
-        registry.choose(asked, quantization=quantization, device=device)
+        registry.choose(asked, quantization=quantization, kind=device.partition(":")[0])
     assert str(refused.value) == message

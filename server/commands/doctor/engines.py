@@ -10,11 +10,12 @@ from engine import registry
 from engine.fused.checks import check_outputs
 from engine.machine import devices
 from engine.machine.cuda_driver import Cuda
-from engine.machine.devices import CPU, CUDA, Devices, Work, kind_of
+from engine.machine.devices import Devices, Work, kind_of
 from engine.model import quantization
 from engine.model.coverage import ARCHITECTURES, Use
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import Task
+from engine.registry import CPU, CUDA, FUSED, STATIC, TENSORRT_LLM
 from engine.tensorrt_llm.contract import contract
 from engine.tensorrt_llm.planning import package
 from engine.tensorrt_llm.planning.plan import plan
@@ -24,17 +25,6 @@ from server.commands.doctor.probe import Environment
 from server.settings.model import ModelSettings
 from server.supervisor.model_plan import tensorrt_llm_wishes
 
-_FUSED, _STATIC, _TENSORRT_LLM = "fused", "static", "tensorrt-llm"
-_COMPILED = frozenset(("openvino", "onnxruntime"))
-# engine -> the modules that it computes with, and our extra that brings them
-NEEDS = {
-    "openvino": (("openvino", "torch", "transformers"), "server"),
-    "onnxruntime": (("onnxruntime", "onnx", "torch", "transformers"), "server"),
-    "transformers": (("torch", "transformers"), "server"),
-    _STATIC: (("safetensors",), "server"),
-    _FUSED: (("torch", "triton", "transformers"), "cuda"),
-    _TENSORRT_LLM: (("tensorrt_llm",), ""),
-}
 _USES = {
     Task.EMBED: Use.EMBED,
     Task.RERANK: Use.RERANK,
@@ -72,14 +62,14 @@ class Verdict:
 
 def verdicts(place: Place) -> list[Verdict]:
     """Of all engines that compute something."""
-    return [_verdict(engine, place) for engine in NEEDS]
+    return [_verdict(engine, place) for engine, row in registry.ENGINES.items() if row.packages]
 
 
 def taken_by_auto(found: list[Verdict], kind: str) -> Verdict | None:
     """What `--engine auto` ends up with on devices of this kind; None where nothing that it tries will do."""
     by_name = {verdict.engine: verdict for verdict in found}
-    if by_name[_STATIC].can_serve:  # which is so of tables alone, and nothing else serves those
-        return by_name[_STATIC]
+    if by_name[STATIC].can_serve:  # which is so of tables alone, and nothing else serves those
+        return by_name[STATIC]
     tried = [by_name[name] for name in registry.tried_by_auto(kind)]
     return next((verdict for verdict in tried if verdict.can_serve), None)
 
@@ -98,12 +88,12 @@ def _devices(engine: str, place: Place) -> tuple[Devices | None, list[str]]:
     """Where it would run, or why nowhere."""
     model = place.model
     work = Work(engine, model.dtype, model.quantization)
-    if work.is_for_a_gpu and model.devices == devices.AUTO and not place.cuda.gpus:
+    if work.is_for_a_gpu and model.devices == registry.AUTO and not place.cuda.gpus:
         return None, [f"it needs a GPU: {place.cuda.why_none}"]
     try:
-        asked = CPU if engine == _STATIC and model.devices == devices.AUTO else model.devices
+        asked = CPU if engine == STATIC and model.devices == registry.AUTO else model.devices
         chosen = devices.choose(asked, work, place.cuda)
-        registry.choose(engine, quantization=model.quantization, device=chosen.names[0])
+        registry.choose(engine, quantization=model.quantization, kind=chosen.kind)
     except ModelError as error:
         return None, [str(error)]
     return chosen, []
@@ -123,12 +113,12 @@ def _said(
 
 
 def _installed(engine: str, place: Place, notes: list[str]) -> Iterator[str]:
-    if engine == _TENSORRT_LLM:
+    if engine == TENSORRT_LLM:
         yield from _library(place, notes)
         return
-    modules, extra = NEEDS[engine]
-    if lacks := place.environment.lacks(modules):
-        yield f"{' and '.join(lacks)} not installed: pip install 'embedline[{extra}]'"
+    row = registry.ENGINES[engine]
+    if lacks := place.environment.lacks(row.packages):
+        yield f"{' and '.join(lacks)} not installed: pip install 'embedline[{row.extra}]'"
 
 
 def _library(place: Place, notes: list[str]) -> Iterator[str]:
@@ -154,33 +144,33 @@ def _of_model(engine: str, place: Place, notes: list[str]) -> Iterator[str]:
     folder = place.folder
     if folder is None:
         return
-    if folder.is_static != (engine == _STATIC):
+    if folder.is_static != (engine == STATIC):
         yield (
             "it serves tables of static embeddings alone"
-            if engine == _STATIC
+            if engine == STATIC
             else ("the model is a table of static embeddings, which the static engine looks up")
         )
         return
-    if engine == _TENSORRT_LLM:
+    if engine == TENSORRT_LLM:
         plan(folder, place.cuda.gpus, tensorrt_llm_wishes(place.model))
     elif KNOWN_CLASSES.intersection(folder.architectures[:1]):
         yield f"the model brings code for {folder.architectures[0]}, which is never run"
-    elif engine != _STATIC:
+    elif engine != STATIC:
         yield from _of_coverage(engine, folder, notes)
-        quantization.check(folder.weights_folder, reads_fp8=engine == _FUSED)
+        quantization.check(folder.weights_folder, reads_fp8=registry.ENGINES[engine].reads_fp8)
 
 
 def _of_coverage(engine: str, folder: ModelFolder, notes: list[str]) -> Iterator[str]:
     """By the table in docs/models.md, which tests hold."""
     rows = [row for row in ARCHITECTURES if row.model_type == folder.architecture]
     use = Use.GENERATIVE_RERANK if folder.template else _USES[folder.task]
-    if engine == _FUSED:
+    if engine == FUSED:
         check_outputs(folder)
         if not any(row.is_fused for row in rows):
             yield f"it does not know the architecture {folder.architecture!r}"
     elif not any(use in row.uses for row in rows):
         notes.append(f"{folder.architecture!r} for {use} is not in the table of docs/models.md: it may serve it")
-    elif engine in _COMPILED and all("openvino" not in row.engines(use) for row in rows):
+    elif registry.ENGINES[engine].kinds == (CPU,) and all("openvino" not in row.engines(use) for row in rows):
         yield f"it does not compute {folder.architecture!r} for {use}"
 
 

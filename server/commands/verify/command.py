@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.fused.quantization.fidelity import Fidelity
     from engine.fused.quantization.verify import Verified
 
-_ENGINE, _QUANTIZATION = "fused", "fp8"
+_ENGINE, _QUANTIZATION = registry.FUSED, "fp8"
 _PLAIN_AGAIN = 1  # exit code: a server would serve the model, without a layer quantized
 _LABEL_WIDTH = 15
 

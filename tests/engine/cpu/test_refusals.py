@@ -87,7 +87,7 @@ def test_which_engine_is_chosen(asked: str, quantization: str, chosen: str) -> N
         (
             "cuda",
             "none",
-            "--engine cuda is not one of auto, fake, openvino, onnxruntime, tensorrt-llm, fused, transformers, static",
+            "--engine cuda is not one of auto, fake, openvino, onnxruntime, fused, tensorrt-llm, transformers, static",
         ),
         (
             "auto",

@@ -128,13 +128,13 @@ def test_text_has_the_same_facts(capsys: pytest.CaptureFixture[str], folder: Pat
 def test_what_a_start_would_find_on_this_machine(
     capsys: pytest.CaptureFixture[str], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "tried_by_auto", lambda _: {"a": False, "b": True, "c": True})
+    monkeypatch.setattr(registry, "tried_by_auto", lambda _: {"fused": False, "openvino": True, "transformers": True})
 
     found = facts(capsys, minilm())
     assert found["engines"] == [
-        "a: not installed",
-        "b: installed, tried first",
-        "c: installed, tried if none before it can serve the model",
+        "fused: not installed",
+        "openvino: installed, tried first",
+        "transformers: installed, tried if none before it can serve the model",
     ]
     assert found["compiled_cache"] == str(cache)
     assert "engines" not in facts(capsys, minilm(), engine="transformers")
@@ -143,7 +143,7 @@ def test_what_a_start_would_find_on_this_machine(
 
 def test_the_engines_of_auto_are_looked_for() -> None:
     assert registry.tried_by_auto("cpu")["transformers"] is True
-    assert list(registry.tried_by_auto("cuda:0")) == ["tensorrt-llm", "fused", "transformers"]
+    assert list(registry.tried_by_auto("cuda")) == ["fused", "transformers"]
 
 
 def test_devices_and_why(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

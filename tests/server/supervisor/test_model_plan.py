@@ -67,7 +67,7 @@ def test_a_gpu_is_taken_and_its_engines_tried(driver: Driver) -> None:
     driver.cuda = Cuda((H200, T4))
     (planned,) = plan(model())
     assert (planned.engine, planned.devices.names) == ("auto", ("cuda:0",))
-    assert planned.reason.startswith("--engine auto: the first of tensorrt-llm, fused, transformers that can serve")
+    assert planned.reason.startswith("--engine auto: the first of fused, transformers that can serve")
 
 
 def test_fp8_is_the_fused_engines(driver: Driver) -> None:
