@@ -1,10 +1,14 @@
-"""What all tests share: which of them run, and how kernels are run."""
+"""What all tests share: which of them run, how kernels are run, one cache of compiled models, and two servers."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from engine.machine import cuda_driver
+from tests.server_e2e.expected import FAKE, PAYLOAD_LIMIT
+from tests.server_e2e.running import CACHE_HOME, Server, serving
 
 # Triton looks at this when a kernel is defined: without a GPU its interpreter runs them.
 if not cuda_driver.find().gpus:
@@ -37,3 +41,29 @@ def tier_of(item: pytest.Item) -> str:
     if item.get_closest_marker("nightly"):
         return "nightly"
     return "rest" if any(item.get_closest_marker(marker) for marker in REST) else "default"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for compiled models, empty at first, that all workers of a run share. Servers keep theirs there."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled-cache"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    os.environ[CACHE_HOME] = str(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The fake engine, for tests that leave the server as it was. In the end no line of its log is an error."""
+    flags = (*FAKE, "--payload-limit", str(PAYLOAD_LIMIT))
+    with serving(*flags, folder=tmp_path_factory.mktemp("fake-server")) as running:
+        yield running
+        assert not [line for line in running.log.lines if " ERROR " in line or "Traceback" in line]
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The default model by the default engine, for tests that leave the server as it was."""
+    with serving(folder=tmp_path_factory.mktemp("real-server")) as running:
+        yield running

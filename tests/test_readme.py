@@ -9,13 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.documents import ROOT, Example, examples, flags_in, known_flags
-from tests.server_e2e.running import PATIENCE, Server, serving
+from tests.server_e2e.running import PATIENCE, Server
 
 README = (ROOT / "README.md").read_text()
 ADDRESS = "localhost:8080"
@@ -34,10 +33,9 @@ def name_of(example: Example) -> str:
     return imported[1] if imported else "numpy" if example.language == "python" else "curl"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(folder=tmp_path_factory.mktemp("readme")) as running:
-        yield running
+@pytest.fixture
+def server(real_server: Server) -> Server:
+    return real_server
 
 
 def command(example: Example, server: Server) -> list[str]:

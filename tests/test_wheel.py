@@ -9,11 +9,9 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
-import urllib.error
 import urllib.request
 import venv
 import zipfile
@@ -25,6 +23,7 @@ from pathlib import Path
 import pytest
 
 import embedline
+from tests.server_e2e.running import ADDRESS, READY, Log
 
 pytestmark = pytest.mark.slow
 
@@ -178,52 +177,26 @@ def test_every_process_runs_its_own_code_beside_decoys(place: Place, as_module: 
 
 
 @contextmanager
-def serving(place: Place, command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def serving(place: Place, command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`embedline serve` with the fake engine, run from the user's folder until the block ends."""
-    port = free_port()
-    arguments = ["serve", "--engine", "fake", "--fake-dim", "1024", "--hostname", "127.0.0.1", "--port", str(port)]
-    log = place.folder / "log"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            [*command, *arguments], cwd=place.folder, env=place.environment(), stdout=output, stderr=output
-        ) as process,
-    ):
+    arguments = ["serve", "--engine", "fake", "--fake-dim", "1024", "--hostname", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(
+        [*command, *arguments],
+        cwd=place.folder,
+        env=place.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        log = Log(process)
         try:
-            wait_until_ready(process, f"http://127.0.0.1:{port}/readyz", log)
-            yield process, f"http://127.0.0.1:{port}"
+            (address, _), _ = log.wait_for(ADDRESS), log.wait_for(READY)
+            yield process, address[0].removeprefix("on ")
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=30)
         finally:
             process.kill()  # does nothing to a process that has ended
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    """Ask until the answer is 200; a server that ends instead fails the test with what it said."""
-    while not is_ready(url):
-        try:
-            process.wait(timeout=0.1)
-        except subprocess.TimeoutExpired:
-            continue
-        pytest.fail(f"the server ended with {process.returncode}: {log.read_text()}")
-
-
-def is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
-        return False
-    except OSError:
-        return False
+            log.join()
 
 
 def embed(url: str, text: str) -> list[float]:

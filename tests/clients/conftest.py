@@ -1,17 +1,13 @@
-"""One server with the fake engine for all clients, and no proxies between."""
-
-from collections.abc import Iterator
+"""The server that clients ask, and no proxies between."""
 
 import pytest
 
-from tests.server_e2e.expected import FAKE
-from tests.server_e2e.running import Server, serving
+from tests.server_e2e.running import Server
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(*FAKE, folder=tmp_path_factory.mktemp("clients")) as running:
-        yield running
+@pytest.fixture
+def server(fake_server: Server) -> Server:
+    return fake_server
 
 
 @pytest.fixture(autouse=True)

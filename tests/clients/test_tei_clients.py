@@ -1,7 +1,7 @@
 """Clients of text-embeddings-inference, unchanged: Hugging Face's own, and plain HTTP as its manual shows it."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from numpy.typing import NDArray
 
 from tests.server_e2e.expected import DIMENSIONS, MAX_SEQLEN, ids_of, minilm, rows_of
-from tests.server_e2e.running import Reply, Server, serving
+from tests.server_e2e.running import Reply, Server
 
 pytestmark = pytest.mark.clients
 
@@ -154,23 +154,16 @@ def test_info(server: Server) -> None:
     assert info["auto_truncate"] is True
 
 
-@pytest.fixture(scope="module")
-def minilm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(folder=tmp_path_factory.mktemp("minilm")) as running:
-        yield running
-
-
-@pytest.mark.slow
-def test_the_real_models_token_rows_make_up_its_embeddings(minilm_server: Server) -> None:
+def test_the_real_models_token_rows_make_up_its_embeddings(real_server: Server) -> None:
     """It takes the mean over tokens and scales it to length 1."""
-    rows = rows_in(post(minilm_server, "/embed", inputs=TEXTS))
-    openai = [item["embedding"] for item in minilm_server.embed(TEXTS).json()["data"]]
-    tokens: Sequence[Any] = post(minilm_server, "/embed_all", inputs=TEXTS).json()
+    rows = rows_in(post(real_server, "/embed", inputs=TEXTS))
+    openai = [item["embedding"] for item in real_server.embed(TEXTS).json()["data"]]
+    tokens: Sequence[Any] = post(real_server, "/embed_all", inputs=TEXTS).json()
     means = np.array([np.mean(np.array(each, np.float32), axis=0) for each in tokens])
 
     assert np.allclose(rows, np.array(openai), atol=1e-6)
     assert np.allclose(scaled(means), rows, atol=1e-5)
     similar = json.loads(
-        post(minilm_server, "/similarity", inputs={"source_sentence": TEXTS[0], "sentences": TEXTS}).body
+        post(real_server, "/similarity", inputs={"source_sentence": TEXTS[0], "sentences": TEXTS}).body
     )
     assert np.allclose(similar, rows @ rows[0], atol=1e-5)

@@ -15,6 +15,7 @@ from tokenizer_pool.tokenizer import Tokenizer
 
 DIMENSIONS = 64
 MAX_SEQLEN = 256
+PAYLOAD_LIMIT = 200_000  # bytes, of the server that tests share
 FAKE = ("--engine", "fake", "--fake-dim", str(DIMENSIONS))
 
 

@@ -1,8 +1,6 @@
 """A whole server as a test runs it: started by its command line, watched through its log, its processes and HTTP."""
 
-import atexit
 import contextlib
-import functools
 import http.client
 import json
 import os
@@ -20,7 +18,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds: how long a test waits for what should come at once, on a busy machine
-_ADDRESS = re.compile(r"on http://127\.0\.0\.1:(\d+)")
+CACHE_HOME = "EMBEDLINE_TEST_CACHE"  # the variable that names the folder for compiled models; see conftest.py
+# what a server logs: where it listens, and that it is ready
+ADDRESS = r"on http://127\.0\.0\.1:(\d+)"
+READY = r"INFO supervisor: ready$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,6 @@ class Reply:
 
     def json(self) -> Any:
         return json.loads(self.body)
-
-
-@functools.cache
-def cache_home() -> str:
-    """A folder for compiled models, empty at first, that the servers of one test run share."""
-    folder = tempfile.mkdtemp(prefix="embedline-cache-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 class Log:
@@ -97,7 +90,7 @@ class Server:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "XDG_RUNTIME_DIR": str(runtime),
-                "XDG_CACHE_HOME": cache_home(),
+                "XDG_CACHE_HOME": os.environ[CACHE_HOME],
                 "DEVICES": "cpu",  # where nobody says otherwise, so that a test is the same on a machine with a GPU
                 **(environment or {}),
             },
@@ -113,8 +106,8 @@ class Server:
     def wait_ready(self, *, after: int = 0) -> int:
         """Until it says that it is ready; the number of the log's next line."""
         if not self.port:
-            self.port = int(self.log.wait_for(_ADDRESS.pattern)[0][1])
-        seen = self.log.wait_for(r"INFO supervisor: ready$", after=after)[1]
+            self.port = int(self.log.wait_for(ADDRESS)[0][1])
+        seen = self.log.wait_for(READY, after=after)[1]
         while self.request("GET", "/readyz").status != 200:
             assert self.process.poll() is None
         return seen

@@ -1,4 +1,4 @@
-"""A real server under bad requests: always a 4xx in OpenAI's shape that names what is wrong, no echo, never a 5xx."""
+"""A whole server under bad requests: a 4xx in the route's own shape that names what is wrong, no echo, never a 5xx."""
 
 import contextlib
 import json
@@ -12,20 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server_e2e.expected import DIMENSIONS, FAKE, rows_of
+from tests.server_e2e.bad_bodies import CASES, DEEP_LISTS, OPENAI, SECRET, TEI, Case, Dialect
+from tests.server_e2e.expected import DIMENSIONS, FAKE, PAYLOAD_LIMIT, rows_of
 from tests.server_e2e.running import PATIENCE, Reply, Server, send, serving
 
-PAYLOAD_LIMIT = 200_000
-PATH = "/v1/embeddings"
-SECRET = "QXZJ-9173-secret"  # in no message of ours
+PATH = OPENAI.path
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = (*FAKE, "--payload-limit", str(PAYLOAD_LIMIT), "--max-client-batch-size", "64")
-    with serving(*flags, folder=tmp_path_factory.mktemp("bad-input")) as running:
-        yield running
-        assert not [line for line in running.log.lines if " ERROR " in line or "Traceback" in line]
+@pytest.fixture
+def server(fake_server: Server) -> Server:
+    return fake_server
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +69,7 @@ def is_well(server: Server) -> bool:
         ({"input": [[5], [SECRET]]}, "input[1][0]"),
         ({"input": [5, True]}, "input[1]"),
         ({"input": [5, 5.5]}, "input[1]"),
-        ({"input": [SECRET] * 65}, "input"),
+        ({"input": [SECRET] * 2049}, "input"),
         # ids that the model does not have
         ({"input": [5, 30522]}, "input"),
         ({"input": [-1]}, "input"),
@@ -107,6 +103,68 @@ def test_bad_bodies(server: Server, body: object, param: str | None) -> None:
 
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(param or "the body")
+
+
+def openai_type(body: Any) -> Any:
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]["type"]
+
+
+def tei_type(body: Any) -> Any:
+    assert set(body) == {"error", "error_type"}
+    return body["error_type"]
+
+
+def test_there_are_forty_of_them() -> None:
+    assert len({(inputs, *rest) for inputs, rest, *_ in CASES}) >= 40
+
+
+@pytest.mark.holds("Errors")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: (case[0] + b" " + b",".join(case[1])).decode("latin-1")[:40])
+def test_malformed_bodies(server: Server, case: Case) -> None:
+    inputs, rest, openai_status, tei_status, error_type = case
+    openai = server.request("POST", OPENAI.path, OPENAI.body(inputs, *rest))
+    tei = server.request("POST", TEI.path, TEI.body(inputs, *rest))
+
+    assert (openai.status, openai_type(openai.json())) == (openai_status, "invalid_request_error")
+    assert (tei.status, tei_type(tei.json())) == (tei_status, error_type)
+    assert SECRET.encode() not in openai.body + tei.body
+    assert is_well(server)
+
+
+@pytest.mark.holds("Requests and answers")
+@pytest.mark.parametrize("dialect", [OPENAI, TEI], ids=lambda dialect: dialect.path)
+def test_what_json_allows_is_answered(server: Server, dialect: Dialect) -> None:
+    raw = b'"normalize":false'
+    first, last = dialect.body(b'"hello"')[1:-1], dialect.body(b'"hello world"', raw)[1:-1]
+    duplicate = server.request(
+        "POST", dialect.path, b"{" + first + b"," + last + b"}", accept="application/octet-stream"
+    )
+    nul = server.request(
+        "POST", dialect.path, dialect.body(b'"hello\\u0000world"', raw), accept="application/octet-stream"
+    )
+    nested = server.request("POST", dialect.path, dialect.body(b'"hi"', b'"other":' + DEEP_LISTS[1:-1]))
+
+    assert np.array_equal(np.frombuffer(duplicate.body, "<f4"), rows_of(["hello world"])[0]), "the last wins"
+    assert np.array_equal(np.frombuffer(nul.body, "<f4"), rows_of(["hello\0world"])[0])
+    assert (duplicate.status, nul.status, nested.status) == (200, 200, 200)
+
+
+@pytest.mark.holds("Limits")
+@pytest.mark.parametrize("dialect", [OPENAI, TEI], ids=lambda dialect: dialect.path)
+def test_80_megabytes_are_refused_before_they_are_read(server: Server, dialect: Dialect) -> None:
+    connection = server.connect()
+    connection.putrequest("POST", dialect.path)
+    connection.putheader("content-length", str(80_000_000))
+    connection.endheaders()
+    answer = connection.getresponse()  # not a byte of the body was sent
+
+    assert answer.status == 413
+    body = json.loads(answer.read())
+    assert body["error"]
+    connection.close()
+    assert is_well(server)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """The real model through the whole house: rows equal sentence-transformers', alone and among others."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from tests.server_e2e.expected import minilm
-from tests.server_e2e.running import Server, serving
-
-pytestmark = pytest.mark.slow
+from tests.server_e2e.running import Server
 
 TEXTS = [
     " ",
@@ -29,10 +27,9 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving("--served-model-name", "minilm", folder=tmp_path_factory.mktemp("minilm")) as running:
-        yield running
+@pytest.fixture
+def server(real_server: Server) -> Server:
+    return real_server
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +101,7 @@ def test_ids_give_the_row_of_their_text(server: Server) -> None:
 def test_info_says_what_runs_and_why(server: Server) -> None:
     (model,) = server.request("GET", "/info").json()["models"]
 
-    assert model["info"]["name"] == "minilm"
+    assert model["info"]["name"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert model["info"]["engine"] == "openvino"
     assert "auto" in model["info"]["reason"]
     assert model["info"]["dimensions"] == 384

@@ -3,6 +3,7 @@
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from typing import Any
 
@@ -32,10 +33,13 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+installed = cache(packages_distributions)  # it looks through everything that is installed
+
+
 def third_party_imports(*packages: str) -> set[str]:
     """The distributions that these packages import, anywhere in their files."""
     names = {name.partition(".")[0] for source in sources(*packages) for name in imported_names(source.tree())}
-    distributions = packages_distributions()
+    distributions = installed()
     foreign = names - sys.stdlib_module_names - set(PACKAGES)
     return {normal(distributions.get(name, [name])[0]) for name in foreign}
 

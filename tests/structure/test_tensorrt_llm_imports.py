@@ -32,9 +32,8 @@ def wrong_names(source: Source) -> set[str]:
     return set() if source.path == PRIVATE else {name for name in found if _PRIVATE.match(name)}
 
 
-@pytest.mark.parametrize("source", sources("engine", "server"), ids=lambda source: str(source.path))
-def test_the_library_is_named_where_it_may_be(source: Source) -> None:
-    assert wrong_names(source) == set()
+def test_the_library_is_named_where_it_may_be() -> None:
+    assert {str(source.path): found for source in sources("engine", "server") if (found := wrong_names(source))} == {}
 
 
 def test_nothing_below_or_beside_the_engines_names_it() -> None:

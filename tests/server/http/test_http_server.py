@@ -476,7 +476,9 @@ def test_a_head_that_does_not_come_is_given_up(run: Callable[[Test], None], monk
         async with running.client() as client:  # the time runs for the head alone
             client.send(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\na")
             await running.app.reading.wait()
-            await asyncio.sleep(0.1)
+            async with running.client() as other:
+                other.send(b"GET /now HTT")
+                assert (await other.rest()).startswith(b"HTTP/1.1 408 ")  # by now its time would be over, too
             client.send(b"b")
             assert await client.answer() == (200, b"ab")
 
