@@ -142,6 +142,7 @@ def test_another_process_takes_over_what_is_left(rows: Rows, monkeypatch: pytest
     assert started == [[sys.executable, "-m", "benchmarks.gpu", "kernels", "--fresh", f"--until={bench.deadline}"]]
 
 
+@pytest.mark.full
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "kernels", "--device", "cpu", "--out", str(tmp_path)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -56,6 +56,7 @@ def test_several_of_everything(tmp_path: Path) -> None:
     assert set(load.outcomes) == {200}
 
 
+@pytest.mark.full
 @pytest.mark.holds("When a process dies")
 def test_a_stopped_engine_is_killed_and_its_requests_are_answered(tmp_path: Path) -> None:
     with serving(*HOUSE, "--heartbeat-timeout", "2", folder=tmp_path) as server, Load(server) as load:
@@ -108,6 +109,7 @@ def test_poison_takes_nobody_with_it(fault: str, tmp_path: Path) -> None:
         assert len(deaths) == (2 if fault == "exit" else 0)
 
 
+@pytest.mark.full
 def test_out_of_memory_is_met_with_smaller_batches(tmp_path: Path) -> None:
     # at 20 ms a batch the warm-up stays below 600 tokens
     with serving(*FAKE, "--fake-cost-ms", "20", "--fake-fault", "oom@tokens:600", folder=tmp_path) as server:
@@ -157,6 +159,7 @@ def test_an_engine_that_never_starts_ends_the_server_with_its_reason(tmp_path: P
         server.close()
 
 
+@pytest.mark.full
 @pytest.mark.holds("Deadlines")
 def test_a_deadline_that_passes_is_504_and_the_queue_forgets_it(tmp_path: Path) -> None:
     with serving(*FAKE, "--fake-cost-ms", "300", folder=tmp_path) as server:
@@ -167,6 +170,7 @@ def test_a_deadline_that_passes_is_504_and_the_queue_forgets_it(tmp_path: Path) 
         assert server.embed("in time").status == 200
 
 
+@pytest.mark.full
 @pytest.mark.holds("Back-pressure")
 def test_too_long_a_wait_is_429_with_a_time_to_come_back(tmp_path: Path) -> None:
     flags = ("--fake-tokens-per-second", "3000", "--interactive-max-wait", "0.2", "--bulk-max-wait", "0.2")
@@ -216,6 +220,7 @@ def test_open_requests_are_answered_before_the_end(tmp_path: Path) -> None:
         connection.close()
 
 
+@pytest.mark.full
 def test_clients_that_leave_in_the_middle_of_any_route_harm_nobody(tmp_path: Path) -> None:
     with serving(*FAKE, folder=tmp_path) as server:
         before = server.processes()
@@ -229,6 +234,7 @@ def test_clients_that_leave_in_the_middle_of_any_route_harm_nobody(tmp_path: Pat
         assert server.processes() == before
 
 
+@pytest.mark.full
 def test_an_interpreter_that_cannot_be_run_for_a_while_is_tried_again(tmp_path: Path) -> None:
     python, hidden = tmp_path / "python", tmp_path / "hidden"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')

@@ -15,6 +15,7 @@ import pytest
 from tests.engine.store.local_hub import COMMIT, MODEL, LocalHub, serving_hub
 from tests.server_e2e.expected import FAKE, minilm, rows_of
 from tests.server_e2e.running import PATIENCE, ROOT, Server, serving
+from tests.tiers import full
 
 TEXTS = ["hello world", "embed this"]
 
@@ -50,7 +51,7 @@ def test_a_server_starts_from_the_hub_and_again_without_it(hub: LocalHub, tmp_pa
     assert again == ("hub cache", COMMIT, num_asked)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *full(signal.SIGINT)])
 def test_a_start_that_waits_for_the_hub_can_be_stopped(hub: LocalHub, tmp_path: Path, number: int) -> None:
     hub.silent = True
     settings = environment(hub, tmp_path / "cache")
@@ -65,7 +66,7 @@ def test_a_start_that_waits_for_the_hub_can_be_stopped(hub: LocalHub, tmp_path: 
 
 
 @pytest.mark.holds("Containers")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *full(signal.SIGINT)])
 def test_a_start_in_the_middle_of_a_file_can_be_stopped(hub: LocalHub, tmp_path: Path, number: int) -> None:
     """Threads of the library fetch it, which an ordinary exit would wait for; Docker kills after 10 s."""
     hub.stalls = True
@@ -84,9 +85,11 @@ def test_a_start_in_the_middle_of_a_file_can_be_stopped(hub: LocalHub, tmp_path:
     ("flags", "words"),
     [
         (("--model-id", MODEL), "--hf-token"),
-        (("--model-id", MODEL, "--hf-token", "hf_wrong"), "--hf-token"),
-        (("--model-id", "org/absent"), "--model-id"),
-        (("--model-id", MODEL, "--hf-token", "hf_right", "--revision", "v9"), "--revision"),
+        *full(
+            (("--model-id", MODEL, "--hf-token", "hf_wrong"), "--hf-token"),
+            (("--model-id", "org/absent"), "--model-id"),
+            (("--model-id", MODEL, "--hf-token", "hf_right", "--revision", "v9"), "--revision"),
+        ),
     ],
 )
 def test_what_the_hub_refuses(hub: LocalHub, tmp_path: Path, flags: tuple[str, ...], words: str) -> None:

@@ -44,6 +44,7 @@ def test_every_request_of_every_frontend_has_its_line_at_an_orderly_end(tmp_path
     )
 
 
+@pytest.mark.full
 @pytest.mark.holds("The request log")
 def test_only_errors(tmp_path: Path) -> None:
     lines = lines_of(tmp_path, "--request-log", "errors")
@@ -51,6 +52,7 @@ def test_only_errors(tmp_path: Path) -> None:
     assert [line["status"] for line in lines if line["route"] != "/readyz"] == [400]
 
 
+@pytest.mark.full
 @pytest.mark.holds("The request log")
 def test_the_servers_own_log_as_json(tmp_path: Path) -> None:
     server = Server(*FAKE, "--json-output", "--request-log", "off", folder=tmp_path)

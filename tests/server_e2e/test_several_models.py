@@ -106,6 +106,7 @@ def test_each_has_its_own_readiness(server: Server) -> None:
     assert [model["info"]["is_padded"] for model in server.request("GET", "/info").json()["models"]] == [False] * 2
 
 
+@pytest.mark.full
 def test_models_of_the_command_line(tmp_path: Path) -> None:
     """Each --model-id is a model, and the flags around them hold for both."""
     model = "sentence-transformers/all-MiniLM-L6-v2"

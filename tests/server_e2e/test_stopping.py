@@ -52,6 +52,7 @@ def test_other_signals_stop_it_in_order_too(number: signal.Signals, tmp_path: Pa
         server.log.wait_for("stopping")
 
 
+@pytest.mark.full
 @pytest.mark.holds("Shutdown")
 def test_nohup_keeps_it_from_hearing_of_a_closed_terminal(tmp_path: Path) -> None:
     with heard(signal.SIGHUP, signal.SIG_IGN):  # as nohup does

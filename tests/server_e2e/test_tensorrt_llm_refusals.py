@@ -16,6 +16,7 @@ from tests.engine.tensorrt_llm.models import embedding
 from tests.engine.tiny_models import save
 from tests.engine.tools.quantize.models import WIDE, quantized
 from tests.server_e2e.running import PATIENCE, ROOT
+from tests.tiers import full
 
 
 def line_of(here: Machine, model: Path, *flags: str) -> str:
@@ -44,9 +45,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("machine_is", "words"),
     [
-        ({"version": None}, "the package tensorrt_llm is not installed for this Python; take the tensorrt-llm image"),
         ({"version": "1.2.1"}, "tensorrt_llm 1.2.1 is too old: LLM.encode came to the 1.3.0 release candidates"),
-        ({"num_gpus": 0}, "--devices cuda:0: the CUDA driver sees no GPU"),
+        *full(
+            (
+                {"version": None},
+                "the package tensorrt_llm is not installed for this Python; take the tensorrt-llm image",
+            ),
+            ({"num_gpus": 0}, "--devices cuda:0: the CUDA driver sees no GPU"),
+        ),
     ],
 )
 def test_a_machine_that_is_not_fit(machine_is: dict[str, Any], words: str, model: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from transformers import AutoModelForMaskedLM
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, TokenVectors, VocabularyWeights
 from engine.types import ModelError, OutputKind
 from tests.engine.cpu.engines import (
-    ENGINES,
     both_ways,
     difference,
     load_with_heads,
@@ -40,7 +39,7 @@ LABELS = ("a", "b", "c")
 
 
 @pytest.mark.holds("What a model is for")
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize(
     ("family", "others"),
     [
@@ -73,7 +72,7 @@ def test_scores_of_a_sequence(family: str, others: dict[str, Any], name: str, tm
     assert (loaded.info.dimensions, loaded.info.token_dimensions) == (3, None)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 def test_scores_of_a_pair(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_whole("bert", folder, SCORING_SEQUENCES, num_labels=1)
@@ -87,7 +86,7 @@ def test_scores_of_a_pair(name: str, tmp_path: Path) -> None:
     assert difference(np.stack([reference.scores(sequence) for sequence in SEQUENCES[:2]]), expected) > 1e-3
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize("family", ["modernbert", *full("bert", "qwen3 with a window")])
 def test_scores_of_tokens(family: str, name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -104,7 +103,7 @@ def test_scores_of_tokens(family: str, name: str, tmp_path: Path) -> None:
         assert rows.offsets.tolist() == np.cumsum([0, *SEQLENS]).tolist()
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize(
     ("family", "head"),
     [
@@ -135,7 +134,7 @@ def test_weights_of_the_vocabulary(family: str, head: VocabularyWeights, name: s
     assert loaded.info.outputs == OutputKind.SPARSE
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize(
     ("family", "others", "no_id"),
     [("llama", {}, None), *full(("gemma2", {"final_logit_softcapping": 0.5}, 6), ("qwen3", {}, 6))],
@@ -156,7 +155,7 @@ def test_the_score_of_an_answer(
         assert difference(found[OutputKind.LOGITS].values, expected) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize(
     ("kind", "family", "head", "output"),
     [

@@ -163,6 +163,7 @@ def test_a_tokenizer_that_is_not_one(tiny: Path) -> None:
         load("onnxruntime", tiny, quantization="int8")
 
 
+@pytest.mark.full
 def test_sequences_too_long_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """4 heads * 4.5 * 4 bytes * S * S * 2 streams in half of the memory, at 62 tokens 553,536 bytes."""
     folder = save("roberta", tmp_path / "model")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from engine.types import Engine, ModelError, OutputKind
 from tests.engine.cpu.engines import difference, options, results
 from tests.engine.rows.sentence_models import SEQLENS, encoded, save_chain
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch
+from tests.tiers import full, full_but
 
 MODULES = {
     "transformers": "engine.transformers.engine",
@@ -25,7 +27,7 @@ MODULES = {
     "onnxruntime": "engine.cpu.executors.onnxruntime",
     "fused": "engine.fused.start",
 }
-COMPILED = ("openvino", "onnxruntime")  # which takes a second or two
+COMPILED = ("openvino", "onnxruntime")
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 OTHER_ORDER = ("weightedmean", "lasttoken", "max", "cls", "mean_sqrt_len_tokens", "mean")
 
@@ -77,7 +79,7 @@ def check(engine: str, folder: Path, **others: Any) -> None:
 
 
 @pytest.mark.holds("Pooling and Dense modules equal sentence-transformers'")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", full_but(("max", "weightedmean"), MODES))
 def test_each_pooling(mode: str, tmp_path: Path) -> None:
     check("transformers", save_chain(tmp_path / "model", mode))
 
@@ -86,9 +88,9 @@ def test_each_pooling(mode: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chain", "engine"),
     [
-        pytest.param(chain, engine, marks=[pytest.mark.full] if engine in COMPILED and chain != "many kinds" else [])
-        for chain in CHAINS
-        for engine in MODULES
+        *itertools.product(CHAINS, ("transformers", "fused")),
+        ("many kinds", "openvino"),  # to compile takes a second or two
+        *full(*(pair for pair in itertools.product(CHAINS, COMPILED) if pair != ("many kinds", "openvino"))),
     ],
 )
 def test_rows_equal_sentence_transformers(chain: str, engine: str, tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_rows_equal_sentence_transformers(chain: str, engine: str, tmp_path: Pat
     check(engine, folder)
 
 
-@pytest.mark.parametrize("mode", ["cls", "mean", "lasttoken"])
+@pytest.mark.parametrize("mode", ["lasttoken", *full("cls", "mean")])
 def test_each_pooling_of_the_fused_engine(mode: str, tmp_path: Path) -> None:
     check("fused", save_chain(tmp_path / "model", mode, *two_dense()))
 
@@ -121,6 +123,7 @@ def test_leaving_a_step_out_would_show(tmp_path: Path) -> None:
         assert difference(head_numpy.load_head(folder.path, steps)(rows), whole) > 1e-3
 
 
+@pytest.mark.full
 def test_int8_is_measured_on_the_rows_that_are_handed_out(tmp_path: Path) -> None:
     folder = save_chain(tmp_path / "model", "mean", *two_dense())
     loaded = load("onnxruntime", folder, quantization="int8")

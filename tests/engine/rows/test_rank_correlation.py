@@ -17,6 +17,7 @@ from engine import registry
 from engine.model import model_folder
 from engine.types import Batch, EngineError, OutputKind
 from tests.engine.load_options import load_options
+from tests.tiers import full
 from tokenizer_pool.messages import TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer
 
@@ -85,7 +86,7 @@ def test_the_measure_itself() -> None:
 
 @pytest.mark.holds("Engines rank texts as sentence-transformers does")
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["transformers", "openvino", "onnxruntime"])
+@pytest.mark.parametrize("engine", ["transformers", *full("openvino", "onnxruntime")])
 def test_an_engine_ranks_as_sentence_transformers_does(
     engine: str, pairs: Pairs, expected: float, minilm_folder: Path
 ) -> None:

@@ -17,6 +17,7 @@ from engine.store.hub_cache import is_wanted
 from tests.engine.folder_files import write
 from tests.engine.store.local_hub import COMMIT, MODEL, REVISIONS, LocalHub, serving_hub
 from tests.structure.sources import ROOT
+from tests.tiers import full
 
 NOBODY = "http://127.0.0.1:1"  # a port at which nothing listens
 UNWANTED = ("pytorch_model.bin", "modeling_custom.py", "onnx/model.onnx", "onnx/config.json", "README.md")
@@ -118,6 +119,7 @@ def test_what_serves_a_model_is_fetched_and_nothing_else(hub: LocalHub, start: S
     assert found.stderr == ""  # no bars in a server's log
 
 
+@pytest.mark.full
 @pytest.mark.holds("A cached model starts without the network", "Network access")
 def test_nobody_is_told_who_runs_what(hub: LocalHub, start: Starter) -> None:
     """Without the library's switch it fetches a list of programs, to say in each request which of them runs it."""
@@ -151,19 +153,19 @@ def test_a_token_that_is_none_is_not_shown(hub: LocalHub, start: Starter) -> Non
     assert hub.asked == []
 
 
-@pytest.mark.parametrize("token", [None, "hf_any"])
+@pytest.mark.parametrize("token", [None, *full("hf_any")])
 def test_a_model_that_is_not_there(start: Starter, token: str | None) -> None:
     assert start("org/absent", token=token).error == (
         "--model-id 'org/absent' is not on the hub, or is private and needs --hf-token"
     )
 
 
-@pytest.mark.parametrize("revision", ["v9", "f" * 40])
+@pytest.mark.parametrize("revision", ["v9", *full("f" * 40)])
 def test_a_revision_that_is_not_there(start: Starter, revision: str) -> None:
     assert start(revision=revision).error == f"--revision {revision!r} is no revision of 'org/model' on the hub"
 
 
-@pytest.mark.parametrize("revision", ["v1", REVISIONS["v1"]])
+@pytest.mark.parametrize("revision", ["v1", *full(REVISIONS["v1"])])
 def test_a_branch_and_a_commit(hub: LocalHub, start: Starter, revision: str) -> None:
     assert start(revision=revision).revision == REVISIONS["v1"]
     before = len(hub.asked)
@@ -188,6 +190,7 @@ def test_a_connection_that_breaks_is_resumed(hub: LocalHub, start: Starter) -> N
     assert ranges == ["", f"bytes={10 * 2**20}-"]
 
 
+@pytest.mark.full
 def test_a_start_that_failed_half_way_is_completed_by_the_next(hub: LocalHub, start: Starter) -> None:
     hub.weights_status = 403
     assert "--model-id 'org/model'" in start().error
@@ -213,6 +216,7 @@ def test_the_second_start_asks_nobody(hub: LocalHub, start: Starter) -> None:
     assert "huggingface_hub.file_download" not in again.imported  # which takes as long as the rest of the start
 
 
+@pytest.mark.full
 def test_a_cache_without_a_listing_serves_where_the_hub_is_out_of_reach(hub: LocalHub, start: Starter) -> None:
     """A plain transformers model, fetched by an older library: nobody here knows whether a file is missing."""
     (hub.folder / "modules.json").unlink()
@@ -253,7 +257,8 @@ def test_a_disk_that_is_full(hub: LocalHub, start: Starter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "below"), [("HF_HOME", "hub"), ("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HOME", ".cache")]
+    ("name", "below"),
+    [("HF_HOME", "hub"), *full(("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HOME", ".cache"))],
 )
 def test_where_the_cache_is_unless_told(start: Starter, tmp_path: Path, name: str, below: str) -> None:
     found = start(cache=None, **{name: str(tmp_path / "mine")})

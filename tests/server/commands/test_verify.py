@@ -130,6 +130,7 @@ def test_text_says_the_same(capsys: pytest.CaptureFixture[str], tiny: Path) -> N
     assert shown[-1].startswith("with auto not quantized: FP8 needs a GPU")
 
 
+@pytest.mark.full
 def test_a_bad_layer_is_named(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
     spoil(tiny)
     found = facts(capsys, tiny)
@@ -145,6 +146,7 @@ def test_a_bad_layer_is_named(capsys: pytest.CaptureFixture[str], tiny: Path) ->
     assert any(line.startswith(f"served in fp8, {num_quantized} of 9 linear layers") for line in shown)
 
 
+@pytest.mark.full
 def test_where_nothing_is_left_the_code_says_so(
     capsys: pytest.CaptureFixture[str], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from server.supervisor.model_plan import ModelPlan
 from tests.engine.tiny_models import VOCAB_SIZE, save
 from tests.parity import folders
 from tests.server_e2e.expected import minilm
+from tests.tiers import full
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def facts(capsys: pytest.CaptureFixture[str], model: Path, *, code: int = 0, **o
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("pooling", [None, "cls", "last-token"])
+@pytest.mark.parametrize("pooling", [None, *full("cls", "last-token")])
 def test_a_good_model(pooling: str | None, capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
     found = facts(capsys, tiny, pooling=pooling)
     assert found["passed"]
@@ -68,7 +69,9 @@ def test_a_good_model(pooling: str | None, capsys: pytest.CaptureFixture[str], t
     assert (found["engine"], found["dtype"], found["task"]) == ("transformers", "float32", "embed")
 
 
-@pytest.mark.parametrize("use", [Use.RERANK, Use.CLASSIFY, Use.TOKEN_CLASSIFY, Use.SPARSE, Use.GENERATIVE_RERANK])
+@pytest.mark.parametrize(
+    "use", [Use.RERANK, *full(Use.SPARSE, Use.CLASSIFY, Use.TOKEN_CLASSIFY), Use.GENERATIVE_RERANK]
+)
 def test_every_task_has_its_reference(use: Use, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     if use is Use.GENERATIVE_RERANK:
         folder = folders.save("Qwen3", use, tmp_path)

@@ -208,7 +208,7 @@ def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
     ("limit", "value", "part"),
     [
         ("max_file_bytes", 1 << 20, "can't be written"),
-        ("max_memory_bytes", 200 << 20, "far more memory"),
+        *full(("max_memory_bytes", 200 << 20, "far more memory")),
     ],
 )
 def test_what_the_child_may_take_is_limited(

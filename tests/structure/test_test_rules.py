@@ -1,0 +1,56 @@
+"""Rules for the tests themselves: they wait for events and not for time, and take whatever port is free."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.structure.sources import ROOT, dotted
+
+MAX_SLEEP = 0.02  # seconds: the turn of an event loop, or what a wrong answer would need to arrive
+LISTENING = frozenset({"bind", "create_server"})
+MAX_ENTRIES = 22
+
+
+def problems(tree: ast.AST) -> Iterator[str]:
+    """What in a test is against the rules, in words."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name, first = dotted(call.func), call.args[0] if call.args else None
+        if name == "time.sleep":
+            yield "sleeps"
+        if name == "asyncio.sleep" and isinstance(first, ast.Constant) and first.value > MAX_SLEEP:
+            yield f"sleeps for {first.value} s"
+        if name.rpartition(".")[2] in LISTENING and isinstance(first, ast.Tuple):
+            port = first.elts[1]
+            if isinstance(port, ast.Constant) and port.value:
+                yield f"listens at port {port.value}"
+
+
+def test_tests_wait_for_events_and_take_any_port() -> None:
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    found = {str(file.relative_to(ROOT)): list(problems(ast.parse(file.read_text()))) for file in files}
+    assert {file: those for file, those in found.items() if those} == {}
+
+
+def test_a_folder_of_tests_can_be_looked_over() -> None:
+    folders = {file.parent for file in (ROOT / "tests").rglob("*.py")}
+    entries = {folder: [path for path in folder.iterdir() if path.name != "__pycache__"] for folder in folders}
+    assert [str(folder) for folder, inside in entries.items() if len(inside) > MAX_ENTRIES] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("time.sleep(1)", "sleeps"),
+        ("await asyncio.sleep(0.5)", "sleeps for 0.5 s"),
+        ("listener.bind(('127.0.0.1', 8080))", "listens at port 8080"),
+        ("socket.create_server(('', 80))", "listens at port 80"),
+    ],
+)
+def test_a_planted_problem_is_found(text: str, problem: str) -> None:
+    assert list(problems(ast.parse(f"async def test():\n    {text}"))) == [problem]
+
+
+@pytest.mark.parametrize("text", ["await asyncio.sleep(0)", "listener.bind(('127.0.0.1', 0))", "listener.bind(path)"])
+def test_what_only_looks_alike_is_left_alone(text: str) -> None:
+    assert list(problems(ast.parse(f"async def test():\n    {text}"))) == []
