@@ -1,6 +1,7 @@
 """What all tests share: which of them run, how kernels are run, one cache of compiled models, and two servers."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,15 @@ import pytest
 from engine.machine import cuda_driver
 from tests.server_e2e.expected import FAKE, PAYLOAD_LIMIT
 from tests.server_e2e.running import CACHE_HOME, Server, serving
+
+
+def _refuse_other_machines(event: str, arguments: tuple[object, ...]) -> None:
+    """An audit hook, which sees every connection of this process."""
+    if event == "socket.connect" and isinstance(address := arguments[1], tuple):
+        assert str(address[0]).startswith(("127.", "::1", "localhost")), f"a test reaches out to {address}"
+
+
+sys.addaudithook(_refuse_other_machines)
 
 # Triton looks at this when a kernel is defined: without a GPU its interpreter runs them.
 if not cuda_driver.find().gpus:

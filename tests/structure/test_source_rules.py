@@ -32,6 +32,7 @@ FORBIDDEN_TRUE_KEYWORDS = frozenset({"shell", "allow_pickle", "trust_remote_code
 FORBIDDEN_FILE_NAMES = frozenset({"utils.py", "util.py", "common.py", "helpers.py", "misc.py"})
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
 MAX_LINES = 300
+MAX_ENTRIES = 20  # of a folder
 
 
 def violations(source: Source) -> list[str]:
@@ -39,6 +40,8 @@ def violations(source: Source) -> list[str]:
     tree = source.tree()
     found = [f"imports {name}" for name in imported_names(tree) if is_within(name, FORBIDDEN_MODULES)]
     found += [f"imports {name}" for name in imported_names(tree) if name in FORBIDDEN_CALLS]
+    raised = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
+    found += ["raises a bare Exception" for call in raised if dotted(call.func) == "Exception"]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if source.path == READS_PICKLES:
         calls = [call for call in calls if not loads_weights_only(call)]
@@ -98,6 +101,20 @@ def test_pickles_are_read_in_one_place_by_one_process() -> None:
     assert "engine.tools.convert.child" not in imported  # it is started, as a process of its own
 
 
+def test_a_folder_can_be_looked_over() -> None:
+    folders = {source.path.parent for source in sources()}
+    entries = {folder: [path for path in (ROOT / folder).iterdir() if path.name != "__pycache__"] for folder in folders}
+    assert [str(folder) for folder, inside in entries.items() if len(inside) > MAX_ENTRIES] == []
+
+
+def test_messages_between_processes_are_frozen() -> None:
+    found = [source for source in sources() if source.path.name == "messages.py"]
+    classes = [node for source in found for node in ast.walk(source.tree()) if isinstance(node, ast.ClassDef)]
+    decorated = {node.name: ast.unparse(one) for node in classes for one in node.decorator_list}
+    assert len(found) >= 3
+    assert [name for name, text in decorated.items() if "dataclass" in text and "frozen=True" not in text] == []
+
+
 def test_each_package_folder_says_that_it_is_one() -> None:
     """A folder without __init__.py would be left out of the wheel."""
     folders = {ROOT / source.path.parent for source in sources()}
@@ -119,6 +136,7 @@ def test_each_package_folder_says_that_it_is_one() -> None:
         ("torch.load(path)", "calls torch.load"),
         ("subprocess.run('ls', shell=True)", "passes shell=True"),
         ("AutoModel.from_pretrained(path, trust_remote_code=True)", "passes trust_remote_code=True"),
+        ("raise Exception('?')", "raises a bare Exception"),
         ("\n" * 301, "has more than 300 lines"),
     ],
 )

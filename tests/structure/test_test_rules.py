@@ -18,12 +18,15 @@ def problems(tree: ast.AST) -> Iterator[str]:
         name, first = dotted(call.func), call.args[0] if call.args else None
         if name == "time.sleep":
             yield "sleeps"
-        if name == "asyncio.sleep" and isinstance(first, ast.Constant) and first.value > MAX_SLEEP:
-            yield f"sleeps for {first.value} s"
-        if name.rpartition(".")[2] in LISTENING and isinstance(first, ast.Tuple):
-            port = first.elts[1]
-            if isinstance(port, ast.Constant) and port.value:
-                yield f"listens at port {port.value}"
+        if name == "asyncio.sleep" and (seconds := number_in(first)) > MAX_SLEEP:
+            yield f"sleeps for {seconds:g} s"
+        if name.rpartition(".")[2] in LISTENING and isinstance(first, ast.Tuple) and number_in(first.elts[1]):
+            yield f"listens at port {number_in(first.elts[1]):g}"
+
+
+def number_in(node: ast.expr | None) -> float:
+    """The number that is written there; 0 for anything else."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else 0
 
 
 def test_tests_wait_for_events_and_take_any_port() -> None:
