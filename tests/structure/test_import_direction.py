@@ -18,8 +18,8 @@ ALLOWED = {
 LAUNCHER = "embedline.__main__"
 TOOLS = ("engine.tools",)
 ENGINES = ("engine.cpu", "engine.fake", "engine.fused", "engine.static", "engine.tensorrt_llm", "engine.transformers")
-# Makes the FP8 copy of a model in the engine's own process.
-IMPORTS_A_TOOL = {"engine/tensorrt_llm/choices.py"}
+# Makes the FP8 copy of a model before its engine is loaded.
+IMPORTS_A_TOOL = {"engine/fp8_copy.py", "engine/tensorrt_llm/choices.py"}
 
 
 def wrong_imports(source: Source) -> list[str]:

@@ -3,7 +3,7 @@
 The cache's folder holds:
 
     lock         locked by the process that looks for a copy or makes one; others wait
-    KEY          a copy; locked, shared, by each process that uses it (see copy_process.hold)
+    KEY          a copy; locked, shared, by each process that uses it, until it ends
     KEY.partial  unfinished work (see engine.tools.quantize.job); removed by the next process that has the lock
 
 The locks are the kernel's (flock): no lock outlives its process.
@@ -11,11 +11,9 @@ The locks are the kernel's (flock): no lock outlives its process.
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,11 +21,10 @@ from pathlib import Path
 from engine.failures import one_line
 from engine.store import fingerprint
 from engine.store.folder_rights import check_owner, remedy
-from engine.tools.quantize import copy_process, job
+from engine.tools.quantize import job
 from engine.tools.quantize.plan import Plan, plan
 from engine.tools.quantize.selection import BLOCK
 from engine.types import ModelError
-from wire.process import begin, settle
 
 logger = logging.getLogger("embedline.engine")
 
@@ -35,7 +32,10 @@ _FOLDER = "block-fp8"  # in the folder that was given
 _LOCK = "lock"
 _MAX_OTHERS = 3  # copies of other models, of some GB each
 # All that decides what is written. When one of them changes, copies are made again.
-_SOURCES = tuple(f"tools/quantize/{name}.py" for name in ("blocks", "layout", "plan", "selection", "shard"))
+_SOURCES = (
+    "store/tensor_file.py",
+    *(f"tools/quantize/{name}.py" for name in ("blocks", "layout", "plan", "selection", "shard")),
+)
 _RESERVE = 1 << 30  # bytes that stay free on the disk
 _MAX_ERROR = 0.03  # relative RMS of a tensor; what rounding to e4m3 costs arbitrary weights is 0.026
 _LINE_SECONDS = 10.0
@@ -68,8 +68,7 @@ def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
                 logger.info("block-FP8 weights taken from %s", copy)
             else:
                 _make(folder, planned, copy)
-            os.utime(copy)  # the time of the last use, for _prune
-            copy_process.hold(copy)
+            _use(copy)
     except OSError as error:
         raise ModelError(
             f"--quantization fp8 can't keep an FP8 copy of the model in {root}: {one_line(error)}{remedy(error)}; "
@@ -88,6 +87,13 @@ def _locked(root: Path) -> Iterator[None]:
             logger.info("another process is at work on the FP8 copies in %s: waiting for it", root)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _use(copy: Path) -> None:
+    """Keep other processes from removing the copy while this process lives."""
+    descriptor = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)  # never closed: the lock lasts as long
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    os.utime(descriptor)  # the time of the last use, for _prune
 
 
 def _prune(root: Path) -> None:
@@ -213,22 +219,3 @@ def _lines(folder: Path, clock: Callable[[], float]) -> job.Report:
             logger.info("quantizing %s: %d %%", folder, 100 * num_done // max(total, 1))
 
     return report
-
-
-def main() -> None:
-    """The child of copy_process.py: make the copy and answer. An error is an answer too."""
-    settle(int(sys.argv[1]))
-    answer_fd = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not get into the answer
-    asked = copy_process.Job(**json.load(sys.stdin))
-    begin("fp8 copy", asked.log_level, json_output=asked.json_output)
-    try:
-        answer = {"copy": str(block_fp8(Path(asked.folder), cache_dir=asked.cache_dir))}
-    except ModelError as error:
-        answer = {"error": str(error)}
-    with open(answer_fd, "w") as opened:
-        json.dump(answer, opened)
-
-
-if __name__ == "__main__":
-    main()

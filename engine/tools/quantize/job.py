@@ -132,6 +132,9 @@ def _sync_one(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some network file systems can't sync folders
+            raise
     finally:
         os.close(descriptor)
 
