@@ -19,9 +19,9 @@ IGNORE_PATTERNS = ("onnx/*", "openvino/*", *TRAINING_FILES)
 
 
 def find_snapshot(cache_dir: Path, model_id: str, revision: str | None, *, pickled: bool = False) -> Path | None:
-    """The folder of this commit, branch or tag, if no file can be missing from it. Its name is the commit.
+    """The folder of this commit, branch or tag, if no file is missing in it. Its name is the commit.
 
-    With `pickled`, weights that can run code are among what must be there.
+    With `pickled`, weights that can run code must be there too.
 
     The layout is models--owner--name/ with refs/<branch>, snapshots/<commit>/… and trees/<commit>.json
     (huggingface_hub, "Understand caching").
@@ -57,11 +57,11 @@ def _commit(reference: Path) -> str:
 
 
 def _is_whole(snapshot: Path, listing: Path, *, pickled: bool) -> bool:
-    """Whether no file can be missing: a fetch may have ended early, and some programs fetch files one by one."""
+    """Whether no file is missing: a download may have ended early, and some programs fetch files one by one."""
     files = _listed(listing)
     if files is not None:
         return all((snapshot / file).is_file() for file in files if is_wanted(file, pickled=pickled))
-    # Older libraries keep no listing. With these there, nothing that a wrong guess could replace is missing.
+    # Older libraries keep no listing. With these files there, nothing is missing that would be guessed wrongly.
     needed = ("config.json", "modules.json", "*/config.json", "*.bin" if pickled else "*.safetensors")
     return all(any(snapshot.glob(pattern)) for pattern in needed)
 

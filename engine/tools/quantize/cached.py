@@ -134,7 +134,7 @@ def _key(folder: Path, planned: Plan) -> str:
 
 
 def _is_there(copy: Path, planned: Plan) -> bool:
-    """Whether it can be used; warns of one that can't."""
+    """Whether the copy can be used. Warns of one that can't."""
     if not copy.exists():
         return False
     try:
@@ -148,7 +148,7 @@ def _is_there(copy: Path, planned: Plan) -> bool:
 
 
 def _first_that_differs(copy: Path, planned: Plan) -> str | None:
-    """From what it has to be."""
+    """Which file is not what it has to be; None where there is none."""
     for name, layout in planned.layouts.items():
         head = layout.head
         with (copy / name).open("rb") as opened:
@@ -164,7 +164,7 @@ def _first_that_differs(copy: Path, planned: Plan) -> str | None:
 
 
 def _make(folder: Path, planned: Plan, copy: Path) -> None:
-    """Only for the process that holds the lock."""
+    """Make the copy. Only for the process that holds the lock."""
     root = copy.parent
     if copy.exists():  # it can't be used
         shutil.rmtree(copy)
@@ -200,7 +200,7 @@ def _check_room(planned: Plan, root: Path) -> None:
 
 @contextlib.contextmanager
 def _of_this_user_alone() -> Iterator[None]:
-    """Whatever the umask is, the copy is one that the next start may take (see engine.store.cache.check_owner)."""
+    """Set the umask so that the next start may use the copy (see engine.store.folder_rights.check_owner)."""
     before = os.umask(0o077)
     try:
         yield
