@@ -13,14 +13,16 @@ import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
 from batch_manager.messages import Policy
+from server.dialects import openai
 from server.dialects.reading import inputs, json_body
+from server.dialects.table import ROUTES
+from server.dialects.tei import shared as tei
 from server.http import body as asgi
 from server.http import headers, http_server, protocol
-from server.http.post_routes import ROUTES
 from server.metrics.declared import ALL
-from server.metrics.gauges import LEVELS
-from server.metrics.processes import PROCESS_LEVELS
-from server.requests import errors, pipeline, tokenize
+from server.metrics.gauges import GAUGES
+from server.metrics.processes import PROCESS_GAUGES
+from server.requests import errors, pipeline
 from server.settings import settings
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
@@ -83,14 +85,19 @@ def test_every_invariant_and_every_promise_is_held_by_a_test() -> None:
 @pytest.mark.holds("Errors")
 def test_the_table_of_errors_is_the_sources() -> None:
     written = re.findall(r"^\| (\d+ [^|]+) \| ([^|]+) \| ", section("Errors", BEHAVIOUR), re.MULTILINE)
-    assert sorted(written) == sorted(error_cells(kind, row) for kind, row in errors._TABLE.items())
+    assert sorted(written) == sorted(error_cells(kind) for kind in errors.ERRORS)
 
 
-def error_cells(kind: type[errors.RequestError], row: errors._Row) -> tuple[str, str]:
-    """What stands in the table for an error: on OpenAI's route, and on TEI's where it is told in their shape."""
-    openai = f"{row.status} `{row.type}`" + (f", `{row.code}`" if row.code else "")
-    is_told_before_a_dialect = kind in (errors.NoSuchRoute, errors.WrongMethod, errors.HeadTooLarge)
-    return openai, "as OpenAI's" if is_told_before_a_dialect else f"{row.tei_status} `{row.tei_type}`"
+def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
+    """The statuses and names of an error on OpenAI's and on TEI's routes, as the table has them."""
+    name, code = openai.ERROR_NAMES[kind]
+    tei_name, tei_status = tei.ERROR_NAMES[kind]
+    status = errors.ERRORS[kind].status
+    is_before_a_route = kind in (errors.NoSuchRoute, errors.WrongMethod, errors.HeadTooLarge)
+    return (
+        f"{status} `{name}`" + (f", `{code}`" if code else ""),
+        "as OpenAI's" if is_before_a_route else f"{tei_status or status} `{tei_name}`",
+    )
 
 
 @pytest.mark.holds("Limits", "When a process dies")
@@ -117,8 +124,8 @@ def error_cells(kind: type[errors.RequestError], row: errors._Row) -> tuple[str,
         ("prompts counted | 1,048,576 |", tokenizer_pool.client.MAX_DETAIL_CHARS, 1_048_576),
         ("`/decode` | 1,048,576 |", tokenizer_pool.client.MAX_DECODE_IDS, 1_048_576),
         ("(1 to 86,400,000)", headers._MAX_TIMEOUT_MS, 86_400_000),
-        ("more than 8 items", tokenize.BULK_ITEMS, 8),
-        ("more than 4,096 tokens", tokenize.BULK_TOKENS, 4096),
+        ("more than 8 items", pipeline.BULK_ITEMS, 8),
+        ("more than 4,096 tokens", pipeline.BULK_TOKENS, 4096),
         ("at one text for 120 s ends itself", tokenizer_pool.worker._MAX_SECONDS, 120),
         ("or three times what the batch should take", watchdog._SLOWER_THAN_PREDICTED, 3),
         ("takes three tokenizers down", tokenizer_pool.client._MAX_DEATHS, 3),
@@ -209,7 +216,7 @@ def test_alerts_are_about_metrics_that_exist() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     named = {name for example in examples(page) for name in re.findall(r"\bembedline_[a-z_]+", example.code)}
     assert len(named) > 5
-    assert named <= {one.name for one in (*ALL, *LEVELS, *PROCESS_LEVELS)}
+    assert named <= {one.name for one in (*ALL, *GAUGES, *PROCESS_GAUGES)}
 
 
 @pytest.mark.parametrize("page", FLAG_PAGES)
@@ -223,7 +230,7 @@ def test_commands_and_metrics_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     commands = "\n".join([*re.findall(r"`([^`\n]+)`", text), *(example.code for example in examples(text))])
-    metrics = {one.name for one in (*ALL, *LEVELS, *PROCESS_LEVELS)}
+    metrics = {one.name for one in (*ALL, *GAUGES, *PROCESS_GAUGES)}
 
     assert set(re.findall(r"^(?:\$ )?make ([a-z-]+)", commands, re.MULTILINE)) <= set(targets)
     assert [name for name in re.findall(r"`(embedline_[a-z_]+)`", text) if name not in metrics] == []

@@ -1,1 +1,1 @@
-"""What the server's clients speak: for each dialect a decoder and an encoder, nothing more."""
+"""The APIs that clients speak: for each a decoder, an encoder and routes. Knows no ASGI and computes nothing."""

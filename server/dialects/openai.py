@@ -1,10 +1,10 @@
-"""OpenAI's dialect of embeddings: a decoder and an encoder, nothing more.
+"""OpenAI's embeddings API, and the shape of its errors.
 
 https://platform.openai.com/docs/api-reference/embeddings; `encoding_format: "bytes"` is ours.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -14,18 +14,19 @@ from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import SCHEMA, read_dimensions, read_inputs, read_prompt
 from server.dialects.reading.json_body import parse_body
-from server.dialects.writing.rows import Encoding, as_bytes, headers, in_slices
-from server.http.headers import Wishes
-from server.http.route import Answer, Call, Route
-from server.requests.errors import InvalidRequest, openai_answer
-from server.requests.models import ModelTable
-from server.requests.pipeline import Embedded, EmbedRequest
+from server.dialects.route import Answer, Call, Encoding, Route, error_answer
+from server.dialects.writing.rows import ROWS, as_bytes, headers
+from server.requests import errors
+from server.requests.errors import InvalidRequest, RequestError
+from server.requests.pipeline import Pipeline
+from server.requests.time_slices import steps
+from server.requests.work import Embedded, EmbedRequest
 
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 
 
 class EmbeddingsBody(msgspec.Struct):
-    """The body of POST /v1/embeddings as it may come; fields that are not named here are ignored."""
+    """The body of POST /v1/embeddings; other fields are ignored."""
 
     input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
     model: str | None = None
@@ -35,61 +36,52 @@ class EmbeddingsBody(msgspec.Struct):
     prompt_name: str | None = None  # ours, as TEI has it
 
 
+_NUMBERS_AN_ITEM = 64  # what writing an item costs beside its row, counted in plain numbers
 _BODY = msgspec.json.Decoder(EmbeddingsBody)
 
 
-async def embeddings(call: Call) -> Answer:
-    """POST /v1/embeddings."""
-    body = await call.body()
-    with call.held(body):
-        request, encoding = decode(body, call.wishes, call.models, max_items=call.resources.max_items)
-        del body  # what is in it was copied out
-        call.trace.encoding = encoding.value
-        embedded = await call.resources.pipeline.embed(request, call.trace)
-    return 200, headers(embedded, encoding), await encode(embedded, encoding, request.model.name)
-
-
-def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> tuple[EmbedRequest, Encoding]:
+def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises InvalidRequest and ModelNotFound, naming the field or index."""
     fields = parse_body(_BODY, body)
-    model = models.choose(fields.model)
-    given = read_inputs(fields.input, "input", max_items=max_items)
-    encoding = _read_encoding(fields.encoding_format)
-    request = EmbedRequest(
+    model = call.models.choose(fields.model)
+    given = read_inputs(fields.input, "input", max_items=call.max_items)
+    call.set_encoding(_read_encoding(fields.encoding_format))
+    return EmbedRequest(
         model=model,
         texts=given.texts,
         token_ids=given.token_ids,
         prompt=read_prompt(fields.prompt_name, given, model),
         truncation=model.truncation,
         dimensions=read_dimensions(fields.dimensions, model.dimensions),
-        request_class=wishes.request_class,
-        deadline=wishes.deadline,
+        request_class=call.options.request_class,
+        deadline=call.options.deadline,
         is_single=given.is_single,
     )
-    return request, Encoding.BYTES if wishes.raw_bytes else encoding
 
 
-def _read_encoding(wished: str | None) -> Encoding:
-    if wished is None:
+def _read_encoding(wanted: str | None) -> Encoding:
+    if wanted is None:
         return Encoding.FLOAT
     try:
-        return Encoding(wished)
+        return Encoding(wanted)
     except ValueError:
         raise InvalidRequest("encoding_format must be float, base64 or bytes", param="encoding_format") from None
 
 
-async def encode(embedded: Embedded, encoding: Encoding, model: str) -> bytes | memoryview:
-    """The body of the answer. Long work is done in slices, so that other requests get their turn."""
+async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """Long work is done in slices, so that other requests run in between."""
+    encoding = call.encoding or Encoding.FLOAT
     if encoding is Encoding.BYTES:
-        return as_bytes(embedded.rows)
+        return Answer(200, headers(embedded, encoding), as_bytes(embedded.rows))
     parts = [b'{"object":"list","data":[']
-    async for first, rows in in_slices(embedded.rows):
-        parts += _items(rows, encoding, first)
+    num_rows, width = embedded.rows.shape
+    async for part in steps(num_rows, max(width, _NUMBERS_AN_ITEM)):
+        parts += _items(np.ascontiguousarray(embedded.rows[part], "<f4"), encoding, part.start)
     parts.append(
         b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}}'
-        % (orjson.dumps(model), embedded.num_tokens, embedded.num_tokens, embedded.num_truncated)
+        % (orjson.dumps(request.model.name), embedded.num_tokens, embedded.num_tokens, embedded.num_truncated)
     )
-    return b"".join(parts)
+    return Answer(200, headers(embedded, encoding), b"".join(parts))
 
 
 def _items(rows: NDArray[np.float32], encoding: Encoding, first: int) -> Iterator[bytes]:
@@ -102,32 +94,70 @@ def _items(rows: NDArray[np.float32], encoding: Encoding, first: int) -> Iterato
             yield b'%b{"object":"embedding","index":%d,"embedding":%b}' % (comma, index, numbers)
 
 
-def _answer_schema() -> dict[str, Any]:
-    numbers = {"oneOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}]}
-    item = {"object": {"const": "embedding"}, "index": {"type": "integer"}, "embedding": numbers}
-    counts = ("prompt_tokens", "total_tokens", "truncated_inputs")
-    return {
-        "type": "object",
-        "properties": {
-            "object": {"const": "list"},
-            "data": {"type": "array", "items": {"type": "object", "properties": item}},
-            "model": {"type": "string"},
-            "usage": {"type": "object", "properties": {name: {"type": "integer"} for name in counts}},
-        },
-    }
+class Usage(msgspec.Struct):
+    """What a request has cost."""
+
+    prompt_tokens: int
+    total_tokens: int
+    truncated_inputs: int
+
+
+class _Embedding(msgspec.Struct):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | Annotated[str, msgspec.Meta(extra_json_schema={"format": "byte"})]
+
+
+class EmbeddingsAnswer(msgspec.Struct):
+    """The answer of POST /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[_Embedding]
+    model: str
+    usage: Usage
+
+
+# The `type` and the `code` of each error.
+_INVALID = "invalid_request_error"
+ERROR_NAMES: dict[type[RequestError], tuple[str, str | None]] = {
+    errors.InvalidRequest: (_INVALID, None),
+    errors.EmptyInput: (_INVALID, None),
+    errors.MalformedBody: (_INVALID, None),
+    errors.NotTokenizable: (_INVALID, None),
+    errors.UnsupportedTask: (_INVALID, "unsupported_task"),
+    errors.Unauthorized: (_INVALID, "invalid_api_key"),
+    errors.ModelNotFound: (_INVALID, "model_not_found"),
+    errors.NoSuchRoute: (_INVALID, "unknown_url"),
+    errors.WrongMethod: (_INVALID, "method_not_supported"),
+    errors.BodyTooSlow: (_INVALID, "body_too_slow"),
+    errors.PayloadTooLarge: (_INVALID, "payload_too_large"),
+    errors.UnsupportedMedia: (_INVALID, "unsupported_media_type"),
+    errors.HeadTooLarge: (_INVALID, "head_too_large"),
+    errors.Overloaded: ("rate_limit_error", "overloaded"),
+    errors.EngineFailed: ("server_error", "engine_failed"),
+    errors.NotReady: ("server_error", "not_ready"),
+    errors.DeadlineExceeded: ("server_error", "deadline_exceeded"),
+}
+
+
+def openai_error(error: RequestError) -> Answer:
+    """An error in OpenAI's shape: all four keys of `error` are always there."""
+    kind, code = ERROR_NAMES[type(error)]
+    content = {"message": error.message, "type": kind, "param": error.param, "code": code}
+    return error_answer(errors.ERRORS[type(error)].status, {"error": content}, error)
 
 
 ROUTES = tuple(
     Route(
         path=path,
-        handler=embeddings,
-        error_shape=openai_answer,
-        summary="Embeddings, as OpenAI has them",
+        decode=decode,
+        run=Pipeline.embed,
+        encode=encode,
+        error_shape=openai_error,
+        summary="Embed texts with OpenAI's API",
         body=EmbeddingsBody,
-        responses={
-            "application/json": _answer_schema(),
-            "application/octet-stream": {"type": "string", "format": "binary"},
-        },
+        answers=(EmbeddingsAnswer,),
+        raw_answer=ROWS,
     )
-    for path in ("/v1/embeddings", "/embeddings")
+    for path in EMBEDDINGS_PATHS
 )

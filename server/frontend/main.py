@@ -1,23 +1,22 @@
-"""A frontend process: HTTP in, answers out. Wires the pipeline to the hot path and lives until told to stop."""
+"""A frontend process: builds the pipeline and the ASGI app, and serves until the supervisor stops it."""
 
 import asyncio
 import gc
 import socket
 
 from batch_manager.client import BatchManagers
-from server.frontend.observer import Observer
 from server.frontend.request_log import Logged, RequestLog
+from server.frontend.request_metrics import RequestMetrics
 from server.frontend.start import FrontendStart
-from server.frontend.state import FrontendState
-from server.http.app import HotPath
+from server.http.app import App, with_cors
 from server.http.auth import Keys
 from server.http.body import BodyReader
-from server.http.cors import with_cors
 from server.http.get_routes import make_app
 from server.http.http_server import HttpServer
-from server.http.route import Resources
 from server.requests.admission import Admission
+from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.trace import Trace
 from tokenizer_pool.client import TokenizerPool
 from wire.child import Child, run
 from wire.control import Request
@@ -27,7 +26,7 @@ from wire.page import Page
 async def serve(child: Child, start: FrontendStart) -> None:
     """The role of a frontend."""
     page = Page.attach(start.page_fd)
-    state = FrontendState(page, strict_model_name=start.strict_model_name)
+    state = ServerState(page, strict_model_name=start.strict_model_name)
     child.on_state = state.update
     tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
     managers = BatchManagers(start.managers, page)
@@ -38,18 +37,20 @@ async def serve(child: Child, start: FrontendStart) -> None:
     async def metrics() -> str:
         return str((await child.request(Request.METRICS))["text"])
 
-    resources = Resources(
+    log, request_metrics = RequestLog(Logged(start.request_log), child.metrics), RequestMetrics(child.metrics)
+
+    def finished(trace: Trace) -> None:
+        request_metrics.record(trace)
+        log.write(trace)
+
+    app = App(
         state=state,
         admission=admission,
         pipeline=Pipeline(admission, tokenizers, managers),
         bodies=BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
         max_items=start.max_client_batch_size,
-    )
-    log = RequestLog(Logged(start.request_log), child.metrics)
-    app = HotPath(
-        resources,
         keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth),
-        observer=Observer(child.metrics, log=log.write),
+        finished=finished,
         fallback=make_app(state, metrics),
     )
     server = HttpServer(
@@ -59,9 +60,9 @@ async def serve(child: Child, start: FrontendStart) -> None:
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     tokenizers.open()
     managers.open()
-    state.update(await child.request(Request.STATE))  # as late as may be: what comes after this is told to us
+    state.update(await child.request(Request.STATE))  # later changes come by `on_state`
     await server.start()
-    gc.freeze()  # what is loaded by now stays; the collector need not walk it again
+    gc.freeze()  # what is loaded now stays loaded; the garbage collector can skip it
     child.ready()
     await child.stopping.wait()
     state.draining = True

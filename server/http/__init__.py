@@ -1,1 +1,2 @@
-"""Bytes to a call and back: the parser, the ASGI app, bodies, keys, CORS, headers, OpenAPI."""
+"""Bytes to calls and answers to bytes: the parser, the ASGI app, bodies, keys, headers, OpenAPI. Knows no dialect's
+fields."""

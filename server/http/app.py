@@ -1,28 +1,46 @@
-"""The ASGI application of a frontend: every request passes here, and the cheap routes are answered here.
+"""The ASGI application of a frontend: every request comes here, and POST routes are answered here.
 
-Hot routes are reached by a small table of paths in front of FastAPI's stack, since a usual FastAPI handler costs some
-250 µs a request more than this (docs/decisions/0003-hot-path.md). FastAPI answers everything else.
+POST routes are found in a small table of paths in front of FastAPI, because a FastAPI handler costs some 250 µs more
+for each request (docs/decisions/0003-hot-path.md). FastAPI answers everything else.
 """
 
 import asyncio
 import itertools
+import logging
 import secrets
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
-from server.frontend.observer import Observer
+from server.dialects.openai import openai_error
+from server.dialects.route import Answer, Call, ErrorShape, Route
+from server.dialects.table import ROUTES
 from server.http.auth import Keys
-from server.http.body import ClientLeft, Message, Receive, Scope, Send, send_answer
-from server.http.headers import read_headers, request_id
-from server.http.post_routes import ROUTES
-from server.http.route import Answer, Call, Resources, Route, failed
-from server.requests.errors import ErrorShape, NotReady, RequestError, Unauthorized, openai_answer
+from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send, send_answer
+from server.http.headers import read_options, request_id
+from server.requests.admission import Admission
+from server.requests.errors import EngineFailed, NotReady, RequestError, Unauthorized
+from server.requests.models import ServerState
+from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 
-_CLIENT_LEFT = 499  # as nginx logs it; nobody is there to read it
+_CLIENT_LEFT = 499  # nginx's status for it in logs; nobody receives it
+_CORS_METHODS = ("GET", "POST")
+# What a web page may read of an answer, beside the body.
+_CORS_HEADERS = (
+    "retry-after",
+    "x-embedline-dtype",
+    "x-embedline-prompt-tokens",
+    "x-embedline-shape",
+    "x-embedline-truncated-inputs",
+    "x-request-id",
+)
+
+logger = logging.getLogger("embedline.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +54,33 @@ class _Request:
     trace: Trace
 
 
-class HotPath:
-    """Each request: who asks, the answer, and a note of it."""
+class App:
+    """Answers requests, and reports each one when it has ended.
 
-    def __init__(self, resources: Resources, *, keys: Keys, observer: Observer, fallback: FastAPI) -> None:
-        self._resources = resources
+    finished   gets the trace of every request, also of those that failed or whose client left
+    fallback   answers what is not in the table of POST routes
+    max_items  texts, pairs or lists of ids that one request may have
+    """
+
+    def __init__(
+        self,
+        *,
+        state: ServerState,
+        admission: Admission,
+        pipeline: Pipeline,
+        bodies: BodyReader,
+        max_items: int,
+        keys: Keys,
+        finished: Callable[[Trace], None],
+        fallback: FastAPI,
+    ) -> None:
+        self._state = state
+        self._admission = admission
+        self._pipeline = pipeline
+        self._bodies = bodies
+        self._max_items = max_items
         self._keys = keys
-        self._observer = observer
+        self._finished = finished
         self._fallback = fallback
         self._routes = {("POST", route.path.rstrip("/") + slash): route for route in ROUTES for slash in ("", "/")}
         # a label of the metrics, so there may be only as many as there are routes
@@ -50,7 +88,7 @@ class HotPath:
         self._request_ids = _request_ids()
 
     @property
-    def slow_routes(self) -> list[BaseRoute]:
+    def fallback_routes(self) -> list[BaseRoute]:
         """What FastAPI answers."""
         return self._fallback.routes
 
@@ -62,39 +100,54 @@ class HotPath:
         trace = Trace(method, path if path in self._names else "other", request_id(headers) or next(self._request_ids))
         request = _Request(scope, receive, send, headers, trace)
         try:
-            with self._resources.admission.open_request():
+            with self._admission.open_request():
                 if route is None:
-                    await self._answer_slowly(request)
+                    await self._fall_back(request)
                 else:
                     trace.route = route.path
                     await self._send(request, await self._answer(route, request))
         finally:
-            trace.status = trace.status or _CLIENT_LEFT  # it left while FastAPI was at it
+            trace.status = trace.status or _CLIENT_LEFT  # it left while FastAPI was answering
             trace.end()
-            self._observer.finished(trace)
+            self._finished(trace)
 
     def refused(self, error: RequestError) -> None:
-        """Take note of what never became a request: its head was too long or too slow, or no HTTP."""
-        trace = Trace(route="other", request_id=next(self._request_ids), error=type(error).__name__)
-        trace.status = openai_answer(error).status
-        self._observer.finished(trace)
+        """Report what never became a request: its head was too long or too slow, or it was not HTTP."""
+        trace = Trace(route="other", request_id=next(self._request_ids))
+        trace.status = _failed(error, trace, openai_error).status
+        self._finished(trace)
 
     async def _answer(self, route: Route, request: _Request) -> Answer:
-        """A hot route's."""
-        trace = request.trace
+        """The answer of a POST route, or an error in the shape of its dialect."""
+        trace, call = request.trace, None
         try:
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
-            self._resources.admission.check_open()
-            models = self._resources.state.models_or_not_ready()
-            wishes = read_headers(request.headers)
-            return await route.handler(Call(self._resources, request.receive, wishes, trace, models))
+            self._admission.check_open()
+            models, options = self._state.models_or_not_ready(), read_options(request.headers)
+            call = Call(options, models, self._max_items, trace, route.error_shape)
+            body = await self._read(request)
+            with self._bodies.held(len(body)):
+                work = route.decode(call, body)
+                del body  # the decoder has copied what it needs
+                if call.encoding is not None:
+                    trace.encoding = call.encoding.value
+                result = await route.run(self._pipeline, work, trace)
+                return await route.encode(call, work, result)
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, route.error_shape)
         except Exception as error:
-            return failed(error, trace, route.error_shape)
+            return _failed(error, trace, call.error_shape if call else route.error_shape)
 
-    async def _answer_slowly(self, request: _Request) -> None:
-        """FastAPI's."""
+    async def _read(self, request: _Request) -> bytes:
+        """The body. Raises PayloadTooLarge, Overloaded, BodyTooSlow and ClientLeft."""
+        began = time.perf_counter()
+        length = request.headers.get(b"content-length")  # a number: the HTTP parser has checked it
+        body = await self._bodies.read(request.receive, None if length is None else int(length))
+        request.trace.read_seconds, request.trace.num_body_bytes = time.perf_counter() - began, len(body)
+        return body
+
+    async def _fall_back(self, request: _Request) -> None:
+        """FastAPI's answer."""
         trace = request.trace
 
         async def send(message: Message) -> None:
@@ -108,33 +161,50 @@ class HotPath:
         try:
             trace.key = self._keys.check(trace.method, request.scope["path"], request.headers)
         except Unauthorized as error:
-            await self._send(request, failed(error, trace, openai_answer))
+            await self._send(request, _failed(error, trace, openai_error))
             return
-        # the body of an answer to HEAD is left out by whoever writes it to the connection
+        # for HEAD, the HTTP protocol leaves out the body
         scope = {**request.scope, "method": "GET"} if trace.method == "HEAD" else request.scope
         await self._fallback(scope, request.receive, send)
 
     async def _send(self, request: _Request, answer: Answer) -> None:
-        trace = request.trace
-        trace.status, headers, body = answer
-        trace.num_bytes = len(body)
-        headers.append((b"content-length", b"%d" % len(body)))
+        trace, headers = request.trace, answer.headers
+        trace.status, trace.num_bytes = answer.status, len(answer.body)
+        headers.append((b"content-length", b"%d" % len(answer.body)))
         headers.append((b"x-request-id", trace.request_id.encode()))
         try:
-            await send_answer(request.send, trace.status, headers, body)
-        except asyncio.CancelledError:  # the client left, or was cut off since it did not read
+            await send_answer(request.send, answer)
+        except asyncio.CancelledError:  # the client left, or was cut off because it did not read
             trace.status, trace.error = _CLIENT_LEFT, "ClientLeft"
             raise
 
     def _interrupted(self, trace: Trace, shape: ErrorShape) -> Answer:
-        """The client left, and gets nothing that is sent now; or the server stops and can't wait any longer."""
-        if self._resources.state.draining:
-            return failed(NotReady("the server is stopping", retry_after=1.0), trace, shape)
+        """The client left and gets no answer; or the server stops and can't wait any longer."""
+        if self._state.draining:
+            return _failed(NotReady("the server is stopping", retry_after=1.0), trace, shape)
         trace.error = "ClientLeft"
-        return _CLIENT_LEFT, [], b""
+        return Answer(_CLIENT_LEFT, [], b"")
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Let web pages of these origins ask; without any, the application itself. Preflights need no API key."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=_CORS_METHODS, allow_headers=["*"], expose_headers=_CORS_HEADERS
+    )
+
+
+def _failed(error: Exception, trace: Trace, shape: ErrorShape) -> Answer:
+    """The answer to a request that failed; the trace says why."""
+    if not isinstance(error, RequestError):
+        logger.error("request %s failed because of a bug", trace.request_id, exc_info=error)
+        error = EngineFailed("the server failed on this request")
+    trace.error, trace.reason = type(error).__name__, error.reason
+    return shape(error)
 
 
 def _request_ids() -> Iterator[str]:
-    """No two are the same, whichever process gives them."""
+    """No two are the same, in all processes."""
     prefix = secrets.token_hex(6)
     return (f"{prefix}{number:x}" for number in itertools.count())

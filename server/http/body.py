@@ -1,4 +1,4 @@
-"""The few ASGI words the hot path uses, and reading a body that may be too large."""
+"""The ASGI types, reading a body up to a limit, and sending an answer."""
 
 import asyncio
 import contextlib
@@ -6,19 +6,18 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
+from server.dialects.route import Answer
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-
-_WRITE_BUFFER_BYTES = 64 * 1024  # what uvicorn lets wait for a client before it holds back a handler
-_PIECE_SECONDS = 30.0  # for which a body may not come any further
-# A body may also take no longer than this in all, and a second more for each so many bytes that have come.
+_WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this has not left yet
+_PIECE_SECONDS = 30.0  # between two pieces of a body
+# The whole body may take this long, and a second more for each _BYTES_PER_SECOND bytes that have come.
 _BODY_SECONDS = 30.0
 _BYTES_PER_SECOND = 1024
 
@@ -28,9 +27,9 @@ class ClientLeft(Exception):
 
 
 class BodyReader:
-    """Reads bodies of at most `max_bytes` each, and `max_total_bytes` over all that are open in this process.
+    """Reads bodies of at most `max_bytes` each, and `max_total_bytes` for all that are open in this process.
 
-    A body that comes in one piece is small, and is never refused for what others hold.
+    A body that comes in one piece is small. It is never refused because of other bodies.
     """
 
     def __init__(self, *, max_bytes: int, max_total_bytes: int) -> None:
@@ -38,7 +37,7 @@ class BodyReader:
         self._room = max(max_bytes, max_total_bytes)  # one body always fits
 
     async def read(self, receive: Receive, content_length: int | None) -> bytes:
-        """The whole body. Raises PayloadTooLarge and Overloaded as soon as it is known, BodyTooSlow, ClientLeft."""
+        """The whole body. Raises PayloadTooLarge and Overloaded as early as possible, BodyTooSlow, ClientLeft."""
         if content_length is not None and content_length > self._max_bytes:
             raise self._too_large()
         message = await _receive(receive)
@@ -70,7 +69,7 @@ class BodyReader:
 
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
-        """Count a body that was read as open while the block runs: what was made of it is as large."""
+        """Count a body as open while the block runs: the request that was made of it is as large."""
         self._room -= num_bytes
         try:
             yield
@@ -84,7 +83,7 @@ class BodyReader:
             raise Overloaded("too many large bodies are open", retry_after=1.0, reason="open_payload")
 
     def _too_large(self) -> PayloadTooLarge:
-        return PayloadTooLarge(f"the body is over the {self._max_bytes} bytes of --payload-limit")
+        return PayloadTooLarge(f"the body has more than the {self._max_bytes} bytes of --payload-limit")
 
 
 async def _receive(receive: Receive, *, by: float = math.inf) -> Message:
@@ -102,11 +101,11 @@ async def _receive(receive: Receive, *, by: float = math.inf) -> Message:
     return message
 
 
-async def send_answer(send: Send, status: int, headers: Headers, body: bytes | memoryview) -> None:
-    """A whole answer; returns once all but a buffer's worth of a large one has left."""
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    if len(body) <= _WRITE_BUFFER_BYTES:
-        await send({"type": "http.response.body", "body": body})
+async def send_answer(send: Send, answer: Answer) -> None:
+    """A whole answer. Returns when at most a buffer's worth of a large one still has to leave."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    if len(answer.body) <= _WRITE_BUFFER_BYTES:
+        await send({"type": "http.response.body", "body": answer.body})
         return
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})  # waits until the client has read what is ahead
+    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})  # waits until the client has read most of it

@@ -1,4 +1,4 @@
-"""The routes that may take their time, on FastAPI: health, facts, metrics, the OpenAPI page."""
+"""The GET routes, on FastAPI: health, what is served, metrics, the OpenAPI page."""
 
 from typing import Any
 
@@ -9,28 +9,28 @@ from starlette.exceptions import HTTPException
 from embedline import __version__
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.frontend.state import FrontendState
+from server.dialects.openai import openai_error
+from server.dialects.table import ROUTES
 from server.http.info import info as describe
 from server.http.info import output_names
-from server.http.openapi import with_hot_routes
-from server.http.post_routes import ROUTES
+from server.http.openapi import with_post_routes
 from server.metrics.registry import MetricsSource
-from server.requests.errors import NoSuchRoute, WrongMethod, openai_answer
-from server.requests.models import ServedModel
+from server.requests.errors import NoSuchRoute, WrongMethod
+from server.requests.models import ServedModel, ServerState
 
 _POST_PATHS = frozenset(route.path for route in ROUTES)
 
 
-def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
+def make_app(state: ServerState, metrics: MetricsSource) -> FastAPI:
     """The FastAPI application of one frontend."""
     app = FastAPI(
         title="Embedline",
         version=__version__,
         description="An embedding inference server",
-        redirect_slashes=False,  # such an answer would repeat the client's own Host, and forget a proxy's https
+        redirect_slashes=False,  # a redirect would repeat the client's Host header, and lose a proxy's https
     )
     app.add_exception_handler(HTTPException, _http_error)
-    app.openapi = with_hot_routes(app)  # type: ignore[method-assign]  # FastAPI's own way of extending it
+    app.openapi = with_post_routes(app)  # type: ignore[method-assign]  # FastAPI's own way of extending it
 
     @app.get("/livez", summary="Whether this process answers")
     async def livez() -> Response:
@@ -43,7 +43,7 @@ def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
     async def readyz(model: str | None = None) -> Response:
         """Of the whole server, or of one of its models."""
         if model is not None and model not in state.names:
-            return PlainTextResponse("no model of that name is served here", status_code=404)
+            return PlainTextResponse("no model has that name", status_code=404)
         reason = state.why_not_ready() if model is None else state.why_model_not_ready(model)
         if reason is None:
             return PlainTextResponse("ok")
@@ -64,7 +64,7 @@ def make_app(state: FrontendState, metrics: MetricsSource) -> FastAPI:
     return app
 
 
-def _model_cards(state: FrontendState) -> list[dict[str, Any]]:
+def _model_cards(state: ServerState) -> list[dict[str, Any]]:
     loaded = {model.name: model for model in state.models.models} if state.models else {}
     return [
         {
@@ -92,7 +92,7 @@ def _facts(model: ServedModel) -> dict[str, Any]:
 
 
 def _tasks(model: ServedModel) -> list[str]:
-    """What the model is for, and what it gives beside that."""
+    """What the model is for, and what else it gives."""
     beside = {OutputKind.SPARSE: Task.SPARSE, OutputKind.MULTI_VECTOR: Task.LATE_INTERACTION}
     return list(dict.fromkeys((model.task, *(task for kind, task in beside.items() if kind in model.outputs))))
 
@@ -101,10 +101,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 in the same shape as every other error."""
     assert isinstance(error, HTTPException)
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-    if (request.scope["path"].rstrip("/") or "/") in _POST_PATHS:  # only what is no POST gets as far as here
+    if (request.scope["path"].rstrip("/") or "/") in _POST_PATHS:  # POST never comes here
         headers["allow"] = ", ".join(filter(None, (headers.get("allow"), "POST")))
     if "allow" in headers:
-        answer = openai_answer(WrongMethod("this route does not have that method"))
+        answer = openai_error(WrongMethod("this route does not have this method"))
     else:
-        answer = openai_answer(NoSuchRoute("no such route"))
-    return Response(answer.body, status_code=answer.status, headers=headers, media_type="application/json")
+        answer = openai_error(NoSuchRoute("no such route"))
+    return Response(bytes(answer.body), status_code=answer.status, headers=headers, media_type="application/json")

@@ -1,11 +1,11 @@
-"""What a request's headers ask for, in any dialect."""
+"""A request's headers to its options, in any dialect."""
 
 import math
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from server.dialects.route import RequestOptions
 from server.requests.errors import InvalidRequest, UnsupportedMedia
 from wire.vocabulary import RequestClass
 
@@ -20,32 +20,20 @@ _REQUEST_IDS = (b"x-request-id", b"x-baseten-customer-request-id")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """Beside what the body says."""
-
-    request_class: RequestClass | None = None  # None = by the request's size
-    deadline: float = math.inf  # time.monotonic() seconds
-    raw_bytes: bool = False  # rows as application/octet-stream
-    content_length: int | None = None
-
-
-def read_headers(headers: Mapping[bytes, bytes]) -> Wishes:
+def read_options(headers: Mapping[bytes, bytes]) -> RequestOptions:
     """Raises InvalidRequest and UnsupportedMedia, naming the header. Names are in lower case."""
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise UnsupportedMedia("content-encoding is not read here; send the body as it is")
+        raise UnsupportedMedia("compressed bodies are not supported; send the body without content-encoding")
     accept = headers.get(b"accept", b"")
-    content_length = headers.get(b"content-length")
-    return Wishes(
+    return RequestOptions(
         request_class=_read_class(headers),
         deadline=_read_deadline(headers),
         raw_bytes=_RAW in accept and _prefers_raw(accept),
-        content_length=None if content_length is None else int(content_length),  # the HTTP parser has checked it
     )
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> str | None:
-    """The client's own name for the request, None where it has none or one that might not be fit for a log."""
+    """The client's own id of the request; None if it has none, or one that is not safe in a log."""
     for name in _REQUEST_IDS:
         given = headers.get(name)
         if given is not None and _REQUEST_ID.fullmatch(given):
@@ -54,13 +42,13 @@ def request_id(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def _prefers_raw(accept: bytes) -> bool:
-    """Whether raw bytes are named first, or without JSON. Weights (`q=`) are not read: clients give what they like
-    best first."""
+    """Whether raw bytes come first, or JSON is not accepted. Weights (`q=`) are ignored: clients name what they prefer
+    first."""
     return accept.startswith(_RAW) or b"application/json" not in accept
 
 
 def _read_deadline(headers: Mapping[bytes, bytes]) -> float:
-    """The earliest of those that are given: a client may say one thing and a proxy before us another."""
+    """The earliest of all that are given: the client and a proxy may each set one."""
     deadline = math.inf
     for name in _TIMEOUTS:
         if (value := headers.get(name)) is not None:

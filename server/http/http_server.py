@@ -1,7 +1,7 @@
-"""An HTTP server on a listening socket that somebody else owns.
+"""An HTTP server on a listening socket that another process owns.
 
-Uvicorn's own Server polls ten times a second, takes the process's signals and never tells a handler
-that its client has left; of uvicorn we use the configuration and the protocol.
+Of uvicorn it uses the configuration and the protocol. Uvicorn's own Server polls ten times a second, handles the
+process's signals, and never tells a handler that its client has left.
 """
 
 import asyncio
@@ -13,16 +13,15 @@ from typing import cast
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from server.http.body import App
+from server.http.body import ASGIApp
 from server.http.protocol import OnRefused, Protocol
-from server.requests.errors import RequestError
 
-_KEEP_ALIVE_SECONDS = 90  # longer than the proxies in front, or they reuse a connection that is being closed
-_LAST_WORDS_SECONDS = 1.0  # what cancelled handlers get to say so
+_KEEP_ALIVE_SECONDS = 90  # longer than usual proxies wait, or they reuse a connection that is being closed
+_LAST_ANSWER_SECONDS = 1.0  # for cancelled handlers to answer
 
 
 class _State(ServerState):
-    """Uvicorn's, with an event for the last connection's end."""
+    """Uvicorn's state, with an event for the end of the last connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +29,7 @@ class _State(ServerState):
 
 
 class _Protocol(Protocol):
-    """Tells when the last connection is gone."""
+    """Sets the event when the last connection has closed."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -39,12 +38,12 @@ class _Protocol(Protocol):
 
 
 class HttpServer:
-    """start, then stop: in that order, once."""
+    """Call start, then stop, each once."""
 
-    def __init__(self, app: App, listener: socket.socket, *, on_refused: OnRefused | None = None) -> None:
-        """`on_refused` hears of what never became a request, because its head was too long, too slow or no HTTP."""
+    def __init__(self, app: ASGIApp, listener: socket.socket, *, on_refused: OnRefused | None = None) -> None:
+        """`on_refused` gets the error of what never became a request: its head was too long, too slow or not HTTP."""
         self._listener = listener
-        self._on_refused = on_refused or _ignore
+        self._on_refused = on_refused or (lambda error: None)
         self._state = _State()
         self._config = Config(
             app,
@@ -62,7 +61,7 @@ class HttpServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Begin to accept."""
+        """Begin to accept connections."""
         self._config.load()
         loop = asyncio.get_running_loop()
 
@@ -86,7 +85,7 @@ class HttpServer:
             connection.shutdown()
 
     async def stop(self, seconds: float) -> None:
-        """Wait at most so long for open requests and for their answers to be read, then end what is left."""
+        """Wait at most `seconds` for open requests and for clients to read the answers, then close all connections."""
         self.stop_accepting()
         deadline = time.monotonic() + seconds
         if self._state.tasks:
@@ -94,11 +93,11 @@ class HttpServer:
             for task in unfinished:
                 task.cancel()
             if unfinished:
-                await asyncio.wait(unfinished, timeout=_LAST_WORDS_SECONDS)
-        await self._close_connections(max(_LAST_WORDS_SECONDS, deadline - time.monotonic()))
+                await asyncio.wait(unfinished, timeout=_LAST_ANSWER_SECONDS)
+        await self._close_connections(max(_LAST_ANSWER_SECONDS, deadline - time.monotonic()))
 
     async def _close_connections(self, seconds: float) -> None:
-        """What was written leaves first, as far as the client reads it in time."""
+        """Give clients `seconds` to read what was written."""
         self._state.empty.clear()
         for connection in list(self._state.connections):
             connection.transport.close()
@@ -107,7 +106,3 @@ class HttpServer:
                 await asyncio.wait_for(self._state.empty.wait(), seconds)
         for connection in list(self._state.connections):
             connection.transport.abort()
-
-
-def _ignore(_: RequestError) -> None:
-    """Where nobody takes note."""

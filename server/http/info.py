@@ -1,35 +1,35 @@
-"""What GET /info says: TEI's fields at the top, and everything that engines say of their models below."""
+"""The answer of GET /info: TEI's fields first, then all that the engines report about their models."""
 
 from typing import Any
 
 from embedline import __version__
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.frontend.state import FrontendState
+from server.requests.models import ServerState
 from tokenizer_pool.messages import Truncation
 
 _SCORING = (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY)
 _TEI_POOLING = {"last": "last_token"}  # its name for it
 
 
-def info(state: FrontendState) -> dict[str, Any]:
-    """As text-embeddings-inference has it (core/src/lib.rs, router/src/lib.rs: Info); ours are `ready`, `models`,
-    `task`, `outputs`, `labels`, `prompts` and further limits."""
-    house = state.house
-    models = house.get("models", [])
+def info(state: ServerState) -> dict[str, Any]:
+    """TEI's fields are in core/src/lib.rs and router/src/lib.rs (Info). Ours are `ready`, `models`, `task`, `outputs`,
+    `labels`, `prompts` and the other limits."""
+    newest = state.newest
+    models = newest.get("models", [])
     return {
         **(_of_model(models[0]) if models else {}),
-        **house.get("limits", {}),
+        **newest.get("limits", {}),
         "version": __version__,
         "sha": None,
         "docker_label": None,
         "ready": state.why_not_ready() is None,
-        "models": [_in_words(model) for model in models],
+        "models": [_with_names(model) for model in models],
     }
 
 
-def _in_words(model: dict[str, Any]) -> dict[str, Any]:
-    """With names for what goes between processes as numbers."""
+def _with_names(model: dict[str, Any]) -> dict[str, Any]:
+    """With names instead of the numbers that processes send each other."""
     outputs = output_names(OutputKind(model["info"]["outputs"]))
     truncation = Truncation(model["truncation"]).name.lower()
     return {**model, "info": {**model["info"], "outputs": outputs}, "truncation": truncation}
@@ -41,7 +41,7 @@ def output_names(outputs: OutputKind) -> list[str]:
 
 
 def _of_model(model: dict[str, Any]) -> dict[str, Any]:
-    """Of the first one where there are several."""
+    """Of the first model."""
     known = model["info"]
     return {
         "model_id": model["model_id"],
@@ -58,7 +58,7 @@ def _of_model(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_type(model: dict[str, Any]) -> dict[str, Any]:
-    """In TEI's words. What it does not know is a classifier where it has labels, and an embedding model otherwise."""
+    """TEI's name for it. A task that TEI does not know is a classifier if it has labels, else an embedding model."""
     task, labels = Task(model.get("task", Task.EMBED)), model.get("labels", ())
     if task not in _SCORING:
         pooling = "splade" if task is Task.SPARSE else model["info"]["pooling"]

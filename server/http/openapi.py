@@ -1,4 +1,4 @@
-"""The hot routes in the OpenAPI page, although FastAPI never sees a request for them."""
+"""The POST routes in the OpenAPI page, although FastAPI never sees a request for them."""
 
 import inspect
 from collections.abc import Callable
@@ -8,24 +8,24 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from server.http.post_routes import ROUTES
-from server.http.route import Route
-from server.requests.errors import HeadTooLarge, NoSuchRoute, RequestError, WrongMethod
+from server.dialects.route import Route
+from server.dialects.table import ROUTES
+from server.requests.errors import ERRORS, HeadTooLarge, NoSuchRoute, WrongMethod
 
 _HEADERS = {
-    "request-timeout-ms": ("integer", "Milliseconds after which the answer is of no use: 504, and the work is dropped"),
-    "x-embedline-class": ("string", "interactive or bulk; by default by the request's size"),
+    "request-timeout-ms": ("integer", "After so many milliseconds the work is dropped and the answer is 504"),
+    "x-embedline-class": ("string", "interactive or bulk; the default depends on the request's size"),
 }
 _BEFORE_A_ROUTE = (HeadTooLarge, NoSuchRoute, WrongMethod)
 
 
-def with_hot_routes(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """What FastAPI calls for its schema, made once."""
+def with_post_routes(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    """The function that FastAPI calls for its schema, which is made once."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            components = _add_hot_routes(schema)
+            components = _add_post_routes(schema)
             schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
             app.openapi_schema = schema
         return app.openapi_schema
@@ -33,16 +33,21 @@ def with_hot_routes(app: FastAPI) -> Callable[[], dict[str, Any]]:
     return openapi
 
 
-def _add_hot_routes(schema: dict[str, Any]) -> dict[str, Any]:
-    bodies, components = msgspec.json.schema_components(
-        [route.body for route in ROUTES], ref_template="#/components/schemas/{name}"
-    )
-    for route, body in zip(ROUTES, bodies, strict=True):
-        schema["paths"].setdefault(route.path, {})["post"] = _operation(route, body)
+def _add_post_routes(schema: dict[str, Any]) -> dict[str, Any]:
+    types = [kind for route in ROUTES for kind in (route.body, *route.answers)]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    remaining = iter(schemas)
+    for route in ROUTES:
+        body, answers = next(remaining), [next(remaining) for _ in route.answers]
+        schema["paths"].setdefault(route.path, {})["post"] = _operation(route, body, answers)
     return components
 
 
-def _operation(route: Route, body: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: Route, body: dict[str, Any], answers: list[dict[str, Any]]) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"anyOf": answers} if len(answers) > 1 else answers[0]}}
+    if route.raw_answer:
+        raw = {"type": "string", "format": "binary", "description": route.raw_answer}
+        content["application/octet-stream"] = {"schema": raw}
     return {
         "summary": route.summary,
         "operationId": "post_" + route.path.strip("/").replace("/", "_"),
@@ -52,20 +57,16 @@ def _operation(route: Route, body: dict[str, Any]) -> dict[str, Any]:
         ],
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {
-            "200": {
-                "description": "The answer, in the order of the inputs",
-                "content": {name: {"schema": answer} for name, answer in route.responses.items()},
-            },
+            "200": {"description": "The answer, in the order of the inputs", "content": content},
             **{status: {"description": text} for status, text in _errors(route).items()},
         },
     }
 
 
 def _errors(route: Route) -> dict[str, str]:
-    """For each status of the route's family what it stands for."""
+    """What each status of the route's dialect means."""
     found: dict[str, list[str]] = {}
-    for kind in RequestError.__subclasses__():
-        if kind in _BEFORE_A_ROUTE:
-            continue
-        found.setdefault(str(route.error_shape(kind("")).status), []).append(inspect.cleandoc(kind.__doc__ or ""))
+    for kind in ERRORS:
+        if kind not in _BEFORE_A_ROUTE:
+            found.setdefault(str(route.error_shape(kind("")).status), []).append(inspect.cleandoc(kind.__doc__ or ""))
     return {status: " ".join(texts) for status, texts in sorted(found.items())}

@@ -1,5 +1,9 @@
-"""Every metric that processes count and send: name, labels, help, and when to worry. The others declare their own."""
+"""The metrics that processes count and send: name, labels, help and when to look. One declaration each.
 
+What is read only when Prometheus asks is declared where it is read: gauges.py, processes.py.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,7 +11,7 @@ from wire.metrics import POWERS, RATIOS, SECONDS, Edges
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-# Below half a millisecond only the stages of a request tell anything; see server/metrics/histograms.py.
+# Only the stages of a request are worth showing below half a millisecond.
 _FROM_HALF_A_MILLISECOND = SECONDS[9:]
 
 
@@ -20,8 +24,8 @@ class Declared:
     help: str
     labels: tuple[str, ...] = ()
     alert: str = ""  # when somebody should look, in words
-    cells: Edges = ()  # a histogram's, as it is sent
-    edges: Edges = ()  # those of them that are shown
+    cells: Edges = ()  # upper edges of a histogram's cells, as it is sent
+    edges: Edges = ()  # the edges of its buckets, as it is shown
 
 
 def _counter(name: str, labels: tuple[str, ...], help: str, alert: str = "") -> Declared:
@@ -33,7 +37,7 @@ def _histogram(name: str, labels: tuple[str, ...], help: str, cells: Edges, edge
 
 
 def gauge(name: str, labels: tuple[str, ...], help: str, alert: str = "") -> Declared:
-    """A level, as it is when the page is made."""
+    """A value that is read when Prometheus asks."""
     return Declared(name=name, kind="gauge", labels=labels, help=help, alert=alert)
 
 
@@ -120,3 +124,17 @@ FOR_TEI = (
 )
 # fmt: on
 ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *PROCESSES)
+
+
+def cumulative(cells: Sequence[float], edges: Edges, *, shown: Edges) -> list[tuple[str, float]]:
+    """(upper edge, how many values are at or below it) for each edge that is shown, and +Inf.
+
+    cells  a count for each edge, one for what is above all of them, and the sum of all values
+    """
+    wanted = set(shown)
+    buckets, total = [], 0.0
+    for edge, count in zip(edges, cells, strict=False):
+        total += count
+        if edge in wanted:
+            buckets.append((f"{edge:g}" if edge < 1e6 else str(edge), total))
+    return [*buckets, ("+Inf", total + cells[len(edges)])]

@@ -1,4 +1,4 @@
-"""Levels of the whole server, read when asked: off the shared page, so that they are right when a process is stuck."""
+"""Gauges of the whole server, read from the shared page, so that they are right even if a process is stuck."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,6 @@ from prometheus_client.registry import Collector
 
 from embedline import __version__
 from server.metrics.declared import Declared, gauge
-from server.requests.admission import expected_wait
 from wire.control import Json
 from wire.page import Page
 from wire.vocabulary import RequestClass
@@ -36,16 +35,25 @@ _ENGINES = gauge("embedline_engines_ready", _MODEL, "Engines that can take a bat
 _RATE = gauge("embedline_engine_tokens_per_second", _MODEL, "What the engines compute together, as measured.")
 _LAST = gauge("embedline_seconds_since_last_batch", _MODEL, "Since a batch finished; absent before the first.")
 # fmt: on
-LEVELS = (_READY, _MODEL_READY, _BUILD, _INFO, _PADDED, _QUEUED, _OLDEST, _WAIT, _ENGINES, _RATE, _LAST)
+GAUGES = (_READY, _MODEL_READY, _BUILD, _INFO, _PADDED, _QUEUED, _OLDEST, _WAIT, _ENGINES, _RATE, _LAST)
 
 
-class Levels(Collector):
-    """Gauges of the house and of each model."""
+class ServerGauges(Collector):
+    """Gauges of the server and of each model."""
 
-    def __init__(self, page: Page, model_names: Sequence[str], *, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        page: Page,
+        model_names: Sequence[str],
+        *,
+        is_ready: Callable[[], bool],
+        expected_wait: Callable[[Page, int, RequestClass], float],
+    ) -> None:
+        """`expected_wait` gives the seconds that a new request would wait, by model and class."""
         self._page = page
         self._model_names = model_names
         self._is_ready = is_ready
+        self._expected_wait = expected_wait
 
     def collect(self) -> Iterator[Metric]:
         """Read now."""
@@ -60,7 +68,9 @@ class Levels(Collector):
         queued = page.queued_tokens.sum(axis=0)
         yield _family(_QUEUED, [(labels, queued[index, its_class]) for index, its_class, labels in by_class])
         yield _family(_OLDEST, [(labels, self._age(index, its_class, now)) for index, its_class, labels in by_class])
-        yield _family(_WAIT, [(labels, expected_wait(page, index, its_class)) for index, its_class, labels in by_class])
+        yield _family(
+            _WAIT, [(labels, self._expected_wait(page, index, its_class)) for index, its_class, labels in by_class]
+        )
         models = [(index, (model,)) for index, model in enumerate(self._model_names)]
         yield _family(_MODEL_READY, [(labels, int(page.engines_ready[:, index].any())) for index, labels in models])
         yield _family(_ENGINES, [(labels, page.engines_ready[:, index].sum()) for index, labels in models])
@@ -73,8 +83,8 @@ class Levels(Collector):
         return max(0.0, now - float(since[since > 0].min(initial=now)))
 
 
-class ModelInfo(Collector):
-    """What is served and how; `models` gives the entries of a STATE."""
+class ModelGauges(Collector):
+    """How each model is served; `models` gives the entries of a STATE."""
 
     def __init__(self, models: Callable[[], Sequence[Json]]) -> None:
         self._models = models

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from server.metrics.declared import BATCHES, PROCESSES, REQUESTS, TOKENIZING, Declared
-from server.metrics.gauges import LEVELS
-from server.metrics.processes import PROCESS_LEVELS
+from server.metrics.gauges import GAUGES
+from server.metrics.processes import PROCESS_GAUGES
 from server.metrics.tei import TEI
 
 _TOP = """\
@@ -35,10 +35,10 @@ def page() -> str:
     """The whole document, in Markdown."""
     sections = (
         ("Requests", REQUESTS),
-        ("The state of the house", LEVELS),
+        ("The state of the server", GAUGES),
         ("Batches", BATCHES),
         ("Tokenizers", TOKENIZING),
-        ("Processes", (*PROCESSES, *PROCESS_LEVELS)),
+        ("Processes", (*PROCESSES, *PROCESS_GAUGES)),
     )
     parts = [_TOP]
     for title, declared in sections:

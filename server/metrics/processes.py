@@ -1,4 +1,4 @@
-"""Every process of the house as the kernel and the supervisor see it, read when asked."""
+"""Gauges of every process, from the kernel and the supervisor, read when Prometheus asks."""
 
 import os
 import time
@@ -27,12 +27,12 @@ _FDS = gauge("process_open_fds", _LABELS, "Open descriptors.")
 _CPU = Declared(name="process_cpu_seconds_total", kind="counter", labels=_LABELS,
     help="CPU time of the process that has this place now; it starts again from 0 with a new one.")
 # fmt: on
-PROCESS_LEVELS = (_UP, _BEAT, _BUSY, _RSS, _FDS, _CPU)
+PROCESS_GAUGES = (_UP, _BEAT, _BUSY, _RSS, _FDS, _CPU)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What the supervisor knows of one of its children."""
+class ProcessState:
+    """What the supervisor knows of a child process."""
 
     title: str
     pid: int | None
@@ -49,10 +49,10 @@ class _Usage:
     num_fds: int
 
 
-class ProcessLevels(Collector):
-    """The supervisor is one of them."""
+class ProcessGauges(Collector):
+    """Gauges of all processes, the supervisor included."""
 
-    def __init__(self, children: Callable[[], Sequence[Seen]]) -> None:
+    def __init__(self, children: Callable[[], Sequence[ProcessState]]) -> None:
         self._children = children
 
     def collect(self) -> Iterator[Metric]:
@@ -81,7 +81,7 @@ def _usages(usages: dict[str, _Usage]) -> Iterator[Metric]:
 
 
 def _usage(pid: int) -> _Usage | None:
-    """None where it has just ended, or is not ours to look at. proc(5) has the fields."""
+    """None if it has just ended, or we may not read it. proc(5) has the fields."""
     folder = _PROC / str(pid)
     try:
         pages = int((folder / "statm").read_bytes().split()[1])

@@ -1,6 +1,6 @@
-"""The one registry of the whole server, which lives in the supervisor: sums what the processes send with heartbeats.
+"""The one registry of the whole server, in the supervisor. It sums what the processes send with their heartbeats.
 
-What is only known when asked (levels, processes) comes from collectors that it is given.
+Gauges that are read only when Prometheus asks come from other collectors (gauges.py, processes.py).
 """
 
 import logging
@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.metrics.declared import ALL, FOR_TEI
-from server.metrics.histograms import cumulative
+from server.metrics.declared import ALL, FOR_TEI, cumulative
 from server.metrics.tei import Counted, tei_text
 from wire.control import Json
 
@@ -28,7 +27,7 @@ class Registry(Collector):
 
     def __init__(self, collectors: Sequence[Collector]) -> None:
         self._sums = _by_name("counter")
-        self._levels = _by_name("gauge")
+        self._gauges = _by_name("gauge")
         self._cells: dict[str, dict[Labels, list[float]]] = {
             name: {} for name, declared in _DECLARED.items() if declared.kind == "histogram"
         }
@@ -42,13 +41,13 @@ class Registry(Collector):
         sums[labels] = sums.get(labels, 0) + by
 
     def absorb(self, deltas: Json) -> None:
-        """Take in what wire.metrics.Recorder.drain gave in some process."""
+        """Add what `wire.metrics.Recorder.drain` gave in some process."""
         for name, *labels, value in deltas.get("counts", ()):
             if _is_declared(name, labels, kind="counter"):
                 self.count(name, *labels, by=value)
         for name, *labels, value in deltas.get("levels", ()):
             if _is_declared(name, labels, kind="gauge"):
-                self._levels[name][tuple(labels)] = value
+                self._gauges[name][tuple(labels)] = value
         for name, *labels, cells in deltas.get("histograms", ()):
             if _is_declared(name, labels, kind="histogram", num_cells=len(cells)):
                 held = self._cells[name].setdefault(tuple(labels), [0] * len(cells))
@@ -56,14 +55,14 @@ class Registry(Collector):
                     held[index] += value
 
     def forget(self, process: str) -> None:
-        """A process has died: what it said of itself is not so any more."""
-        for levels in self._levels.values():
-            for labels in [labels for labels in levels if process in labels]:
-                del levels[labels]
+        """A process has died: drop the gauges that it sent about itself."""
+        for values in self._gauges.values():
+            for labels in [labels for labels in values if process in labels]:
+                del values[labels]
 
     def text(self) -> str:
         """Prometheus's text format."""
-        num_waiting = sum(self._levels["embedline_queue_sequences"].values())
+        num_waiting = sum(self._gauges["embedline_queue_sequences"].values())
         return generate_latest(self._registry).decode() + tei_text(Counted(self._sums, self._cells, num_waiting))
 
     def collect(self) -> Iterator[Metric]:
@@ -77,7 +76,7 @@ class Registry(Collector):
                 yield counter
             elif declared.kind == "gauge":
                 gauge = GaugeMetricFamily(name, declared.help, labels=labels)
-                for values, value in self._levels[name].items():
+                for values, value in self._gauges[name].items():
                     gauge.add_metric(values, value)
                 yield gauge
             else:

@@ -4,11 +4,10 @@ Names, labels and buckets are those of its router/src/prometheus.rs, so its dash
 and there is no label for the model. prometheus-client would add the suffix, so the few lines are written here.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from server.metrics.declared import ALL, FOR_TEI, Declared, Kind
-from server.metrics.histograms import cumulative, summed
+from server.metrics.declared import ALL, FOR_TEI, Declared, Kind, cumulative
 from wire.metrics import POWERS, SECONDS, Edges
 
 _DURATIONS = SECONDS[:35]
@@ -91,13 +90,22 @@ def _histogram(name: str, help: str, *, of: str, labels: tuple[str, ...] = (), s
     def samples(counted: Counted) -> _Samples:
         edges = _CELLS[of]
         held = [cells for its_labels, cells in counted.cells[of].items() if its_labels == labels or not labels]
-        cells = summed(held, len(edges))
+        cells = _summed(held, len(edges))
         for edge, count in cumulative(cells, edges, shown=shown):
             yield f'_bucket{{le="{edge}"}}', count
         yield "_sum", cells[-1]
         yield "_count", sum(cells[:-1])
 
     return _Shown(Declared(name=name, kind="histogram", help=help), samples)
+
+
+def _summed(histograms: Iterable[Sequence[float]], num_edges: int) -> list[float]:
+    """Several histograms of the same edges as one."""
+    total = [0.0] * (num_edges + 2)
+    for cells in histograms:
+        for index, value in enumerate(cells):
+            total[index] += value
+    return total
 
 
 def _other(kind: Kind, name: str, help: str, samples: Callable[[Counted], _Samples], label: str = "") -> _Shown:

@@ -1,12 +1,12 @@
 """Scores of texts or of pairs, by models with labels. Knows no dialect.
 
-Engines give raw scores; what makes probabilities of them is here.
+Engines give raw scores; this file turns them into probabilities.
 """
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +14,19 @@ from numpy.typing import NDArray
 from engine.model.tasks import Activation
 from engine.types import OutputKind
 from server.requests.errors import InvalidRequest
-from server.requests.mixed_pairs import tokenize_mixed
 from server.requests.models import ServedModel
-from server.requests.pipeline import Embedded, Pipeline, Work
+from server.requests.pipeline import Pipeline
+from server.requests.time_slices import steps
 from server.requests.trace import Trace
-
-_NUMBERS_A_SLICE = 1 << 16  # so many are activated before the event loop gets its turn: about 1 ms
+from server.requests.work import Embedded, Work
+from tokenizer_pool.messages import TextRefused
+from tokenizer_pool.token_ids import TokenizedTexts, offsets_of
+from wire.vocabulary import RequestClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyRequest(Work):
-    """Texts, pairs or lists of ids whose scores are wanted. pair_texts is empty where a text among pairs is alone."""
+    """Texts, pairs or lists of ids whose scores are wanted. A text without a partner has "" in pair_texts."""
 
     outputs: OutputKind = OutputKind.LOGITS
     raw_scores: bool = False  # without the model's activation
@@ -37,7 +39,7 @@ async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -
         raise InvalidRequest(
             f"{request.field} must be pairs: this model scores a query with a document", param=request.field
         )
-    tokenize = partial(tokenize_mixed, pipeline, request) if has_pairs and has_texts_alone else None
+    tokenize = partial(_tokenize_mixed, pipeline, request) if has_pairs and has_texts_alone else None
     computed = await pipeline.compute(request, trace, tokenize=tokenize)
     scores = computed.results[OutputKind.LOGITS].values
     if not request.raw_scores:
@@ -48,21 +50,57 @@ async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -
     return Embedded(scores, computed.num_tokens, computed.tokens.truncated)
 
 
+async def _tokenize_mixed(pipeline: Pipeline, request: Work, request_class: RequestClass) -> TokenizedTexts:
+    """Token ids in the order of the request. The tokenizer pool takes texts or pairs, so it is asked twice.
+
+    Raises TextRefused with the index in the request.
+    """
+    texts, pair_texts = request.texts or (), request.pair_texts
+    alone = [index for index, text in enumerate(pair_texts) if not text]
+    paired = [index for index, text in enumerate(pair_texts) if text]
+    parts = []
+    for places, seconds in ((alone, ()), (paired, [pair_texts[index] for index in paired])):
+        part = replace(request, texts=[texts[index] for index in places], pair_texts=seconds)
+        try:
+            parts.append((places, await pipeline.token_ids(part, request_class)))
+        except TextRefused as refused:
+            index = places[refused.index] if refused.index >= 0 else -1
+            raise TextRefused(
+                refused.reason, index, num_tokens=refused.num_tokens, max_tokens=refused.max_tokens
+            ) from None
+    return _merged(parts, len(texts))
+
+
+def _merged(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: int) -> TokenizedTexts:
+    """Several as one; each comes with the places of its texts."""
+    ids: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * num_texts
+    types = list(ids)
+    truncated = np.zeros(num_texts, np.uint8)
+    for places, part in parts:
+        of_part = np.zeros_like(part.token_ids) if part.token_type_ids is None else part.token_type_ids
+        for place, (start, stop) in zip(places, pairwise(part.offsets.tolist()), strict=True):
+            ids[place], types[place] = part.token_ids[start:stop], of_part[start:stop]
+        truncated[places] = part.truncated
+    all_types = np.concatenate(types)
+    return TokenizedTexts(
+        np.concatenate(ids),
+        offsets_of(np.array([len(each) for each in ids])),
+        truncated,
+        all_types if all_types.any() else None,
+    )
+
+
 def labels_of(model: ServedModel, num_scores: int) -> Sequence[str]:
-    """What the scores are called; transformers' names where the model has none of its own."""
+    """The names of the scores; transformers' names if the model has none."""
     return model.labels or [f"LABEL_{number}" for number in range(num_scores)]
 
 
 async def activated(raw: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """Scores float32 [N, labels] of raw ones. Many are made slice by slice; others have their turn meanwhile."""
+    """Scores float32 [N, labels] of raw ones. Long work is done in slices."""
     if activation is Activation.IDENTITY:
         return raw
     scores = np.empty_like(raw)
-    rows = max(1, _NUMBERS_A_SLICE // max(1, raw.shape[1]))
-    for start in range(0, len(raw), rows):
-        if start:
-            await asyncio.sleep(0)
-        part = slice(start, start + rows)
+    async for part in steps(*raw.shape):
         scores[part] = _sigmoid(raw[part]) if activation is Activation.SIGMOID else _softmax(raw[part])
     return scores
 

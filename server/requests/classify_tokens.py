@@ -1,6 +1,5 @@
-"""Scores of single tokens, and the tokens that they are of. Knows no dialect."""
+"""Scores of single tokens, with the tokens. Knows no dialect."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,16 +8,15 @@ import numpy as np
 from engine.model.tasks import Activation
 from engine.types import OutputKind
 from server.requests.classify import activated
-from server.requests.pipeline import Embedded, Pipeline, Work
-from server.requests.tokenize import TokenizeRequest
+from server.requests.pipeline import Pipeline
+from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace
+from server.requests.work import Embedded, TokenizeRequest, Work
 from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.pieces import cap
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids
 from wire.vocabulary import RequestClass
-
-_TEXTS_A_SLICE = 16  # are cut to length before the event loop gets its turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +36,17 @@ class ScoredTokens:
 
 
 async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, trace: Trace) -> ScoredTokens:
-    """The very ids whose tokens are handed out go to the engine.
+    """The engine gets the ids of just the tokens that are returned.
 
     Raises RequestError; cancelling it drops the work everywhere.
     """
     tokens: list[Sequence[Token]] = []
 
     async def tokenize(request_class: RequestClass) -> TokenizedTexts:
-        whole, num_characters = request.texts or (), trace.num_characters
+        whole = request.texts or ()
         texts, capped = cap(whole, max_seqlen=request.model.max_seqlen, truncation=request.truncation)
-        found = await pipeline.tokens.tokenize(_question(request, texts, request_class), trace)
-        trace.num_characters = num_characters  # not those of what is left of the texts
-        ids = []
+        found = await pipeline.token_details(TokenizeRequest(model=request.model, texts=texts), request_class)
+        ids, time_slice = [], TimeSlice()
         is_cut = np.zeros(len(found), np.uint8)
         is_cut[capped] = 1
         for index, each in enumerate(found):
@@ -59,8 +56,7 @@ async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, tr
                 kept = _moved(kept, len(whole[index]) - len(texts[index]))
             tokens.append(kept)
             ids.append([token.token_id for token in kept])
-            if index % _TEXTS_A_SLICE == 0:
-                await asyncio.sleep(0)
+            await time_slice.end_if_over()
         checked = await check_token_ids(
             ids,
             vocab_size=request.model.vocab_size,
@@ -75,16 +71,6 @@ async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, tr
         scores = await activated(scores, Activation.SOFTMAX)  # as transformers' pipeline, whatever the model says
     ids = computed.tokens
     return ScoredTokens(tokens, Embedded(scores, computed.num_tokens, ids.truncated, ids.offsets))
-
-
-def _question(request: ClassifyTokensRequest, texts: Sequence[str], request_class: RequestClass) -> TokenizeRequest:
-    return TokenizeRequest(
-        model=request.model,
-        texts=texts,
-        request_class=request_class,
-        field=request.field,
-        is_single=request.is_single,
-    )
 
 
 def fitting(tokens: Sequence[Token], max_seqlen: int, truncation: Truncation) -> Sequence[Token]:

@@ -3,35 +3,30 @@
 Shape legend: S sequences, N rows of all of them, Q rows of the query, D numbers in a row.
 """
 
-import asyncio
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.types import OutputKind, Rows
 from server.requests.late_tokens import counted
-from server.requests.pipeline import Computed, Embedded, Pipeline, Work
+from server.requests.pipeline import Pipeline
+from server.requests.time_slices import steps
 from server.requests.trace import Trace
-
-# Done in one go, less than a millisecond each.
-_PRODUCTS_A_SLICE = 1 << 22  # of two numbers each
-_ROWS_A_SLICE = 256  # are compared, which may be as many documents
-_FLOATS_A_SLICE = 1 << 18  # are copied
+from server.requests.work import Computed, Embedded, EmbedRequest, Work
 
 
-async def compared_rows(pipeline: Pipeline, request: Work, trace: Trace) -> Embedded:
-    """Ragged float32 rows [N, D] of the tokens that count, with offsets [S + 1].
+async def embed_tokens(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
+    """Ragged float32 rows [N, D] of tokens, with offsets [S + 1]: of those that count, for late interaction.
 
-    The first request.num_queries texts are queries, the others documents; they get the model's markers and lengths,
-    while ids are taken as they stand. Raises RequestError.
+    With MULTI_VECTOR the first request.num_queries texts are queries, the others documents. They get the model's
+    markers and lengths; ids are taken as they are. Raises RequestError.
     """
-    computed = await pipeline.compute(replace(request, outputs=OutputKind.MULTI_VECTOR), trace)
-    return await rows_that_count(computed, request)
+    if request.outputs is not OutputKind.MULTI_VECTOR:
+        return await pipeline.embed(request, trace)
+    return await rows_that_count(await pipeline.compute(request, trace), request)
 
 
 async def rows_that_count(computed: Computed, request: Work) -> Embedded:
-    """The same of what has been computed for `request`, be it with other outputs."""
+    """The rows for late interaction among what was computed for `request`."""
     rows, tokens = computed.results[OutputKind.MULTI_VECTOR], computed.tokens
     assert rows.offsets is not None, "rows of tokens are ragged"
     counts = counted(tokens, request.model.late, num_queries=request.num_queries)
@@ -43,30 +38,30 @@ async def rows_that_count(computed: Computed, request: Work) -> Embedded:
 async def max_sim(
     rows: NDArray[np.float32], offsets: NDArray[np.int32], counts: NDArray[np.bool_] | None = None
 ) -> NDArray[np.float32]:
-    """How well each document answers the query, float32 [S - 1]: for each row of the query the largest product with
-    a row of the document, summed. The first sequence is the query; `counts` [N] are the rows that do, None = all.
+    """A score of each document, float32 [S - 1]: for each row of the query the largest product with a row of the
+    document, summed. The first sequence is the query; `counts` [N] says which rows count, None = all.
 
     A document without rows that count gets 0. Long work is done in slices.
     """
     query = rows[: offsets[1]] if counts is None else rows[: offsets[1]][counts[: offsets[1]]]
     scores = np.zeros(len(offsets) - 2, np.float32)
-    step = max(1, min(_ROWS_A_SLICE, _PRODUCTS_A_SLICE // max(1, query.size)))
-    best = np.full(len(query), -np.inf, np.float32)  # of the document at hand, which may be cut by a slice
-    for start in range(int(offsets[1]), len(rows), step):
-        stop = min(start + step, len(rows))
+    best = np.full(len(query), -np.inf, np.float32)  # of the current document, of which a step may have only a part
+    num_query_rows = int(offsets[1])
+    # a product costs a fraction of a number written as JSON; a document of one row costs as much as 64 numbers
+    async for part in steps(len(rows) - num_query_rows, max(64, query.size // 256)):
+        start, stop = num_query_rows + part.start, num_query_rows + part.stop
         products = rows[start:stop] @ query.T  # [stop - start, Q]
         if counts is not None:
             products[~counts[start:stop]] = -np.inf
         first = int(np.searchsorted(offsets, start, side="right")) - 1
         while first < len(offsets) - 1 and offsets[first] < stop:
-            part = products[max(offsets[first] - start, 0) : offsets[first + 1] - start]
-            if len(part):
-                np.maximum(best, part.max(axis=0), out=best)
+            of_document = products[max(offsets[first] - start, 0) : offsets[first + 1] - start]
+            if len(of_document):
+                np.maximum(best, of_document.max(axis=0), out=best)
                 if offsets[first + 1] <= stop:
                     scores[first - 1] = best.sum(dtype=np.float32) if np.isfinite(best).all() else 0
                     best.fill(-np.inf)
             first += 1
-        await asyncio.sleep(0)
     return scores
 
 
@@ -75,9 +70,6 @@ async def _kept(values: NDArray[np.float32], offsets: NDArray[np.int32], counts:
     totals = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=totals[1:])
     kept = np.empty((totals[-1], values.shape[1]), np.float32)
-    step = max(1, _FLOATS_A_SLICE // values.shape[1])
-    for start in range(0, len(counts), step):
-        stop = min(start + step, len(counts))
-        kept[totals[start] : totals[stop]] = values[start:stop][counts[start:stop]]
-        await asyncio.sleep(0)
+    async for part in steps(*values.shape):
+        kept[totals[part.start] : totals[part.stop]] = values[part][counts[part]]
     return Rows(kept, totals[offsets])

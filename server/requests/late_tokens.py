@@ -1,12 +1,10 @@
-"""The tokens of queries and documents as late interaction wants them, and which of their rows count.
+"""The tokens of queries and documents for late interaction, and which of their rows count.
 
-Numbers only: knows nothing of texts, requests or engines. Long requests are done in slices, and the event loop does
-other things in between.
+Numbers only: knows nothing of texts, requests or engines. Long requests are done in slices.
 
 Shape legend: S sequences, T tokens of all of them.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -15,10 +13,9 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import LateInteraction
 from engine.types import EXPANSION_TOKEN
+from server.requests.time_slices import NUMBERS_A_STEP, TimeSlice
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join, offsets_of
-
-_TOKENS_A_SLICE = 16_384  # are shaped in one go: less than a millisecond
 
 
 async def shaped(
@@ -35,7 +32,7 @@ async def shaped(
     done = []
     for span, form in ((slice(0, num_queries), queries), (slice(num_queries, None), documents)):
         first = span.start
-        async for part in _slices(tokens, span):
+        async for part in _steps(tokens, span):
             if form.max_content is not None:
                 part = _cut(part, form.max_content, truncation, first=first)
             first += len(part.truncated)
@@ -82,18 +79,19 @@ def _forms(late: LateInteraction, max_seqlen: int) -> tuple[_Form, _Form]:
     return queries, _Form(document_length - (late.document_marker_id is not None), late.document_marker_id)
 
 
-async def _slices(tokens: TokenizedTexts, span: slice) -> AsyncIterator[TokenizedTexts]:
-    """Some texts after the other, about _TOKENS_A_SLICE tokens each time, at least one text."""
+async def _steps(tokens: TokenizedTexts, span: slice) -> AsyncIterator[TokenizedTexts]:
+    """The texts in steps of about NUMBERS_A_STEP tokens, each of at least one text."""
+    time_slice = TimeSlice()
     first, last, _ = span.indices(len(tokens.truncated))
     while first < last:
-        bound = int(tokens.offsets[first]) + _TOKENS_A_SLICE
+        bound = int(tokens.offsets[first]) + NUMBERS_A_STEP
         stop = min(last, max(first + 1, int(np.searchsorted(tokens.offsets, bound, side="right")) - 1))
         start, end = int(tokens.offsets[first]), int(tokens.offsets[stop])
         types = None if tokens.token_type_ids is None else tokens.token_type_ids[start:end]
         offsets = tokens.offsets[first : stop + 1] - np.int32(start)
         yield TokenizedTexts(tokens.token_ids[start:end], offsets, tokens.truncated[first:stop], types)
         first = stop
-        await asyncio.sleep(0)
+        await time_slice.end_if_over()
 
 
 def _cut(tokens: TokenizedTexts, length: int, truncation: Truncation, *, first: int) -> TokenizedTexts:

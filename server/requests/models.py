@@ -1,4 +1,4 @@
-"""The models this server has, as a frontend knows them. Filled from the supervisor's STATE."""
+"""The served models and whether they can compute, as a frontend learns it from the supervisor's STATE."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,8 @@ from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import OutputKind
 from server.requests.errors import ModelNotFound, NotReady
 from tokenizer_pool.messages import Truncation
+from wire.control import Json
+from wire.page import Page
 
 _RETRY_SECONDS = 2.0
 
@@ -36,11 +38,11 @@ class ServedModel:
 
 
 class ModelTable:
-    """Chooses by the request's `model`. With one model any name will do, and is answered with the served one.
+    """Chooses by the request's `model`. If only one model is served, it takes any name and answers with its own.
 
-    models     those that are loaded
-    names      those that are served, the ones that are loading included
-    is_strict  whether one model, too, has to be called by its name where a request has one
+    models     the loaded models
+    names      of all served models, also of those that are still loading
+    is_strict  whether a single model, too, takes only its own name
     """
 
     def __init__(self, models: list[ServedModel], *, names: Sequence[str] = (), is_strict: bool = False) -> None:
@@ -58,9 +60,7 @@ class ModelTable:
             return self.models[0]
         if name in self._names:
             raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS, param="model")
-        problem = (
-            "no model of that name is served here" if name is not None else "no model is named, and several are served"
-        )
+        problem = "no model has that name" if name is not None else "several models are served; name one"
         raise ModelNotFound(f"{problem}; GET /v1/models lists them", param="model")
 
 
@@ -94,3 +94,63 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
         )
         for entry in entries
     ]
+
+
+class ServerState:
+    """Which models there are and whether they can compute. Set by the supervisor's STATE; read by every route."""
+
+    def __init__(self, page: Page, *, strict_model_name: bool = False) -> None:
+        self._page = page
+        self._strict_model_name = strict_model_name
+        self._state: Json = {}
+        self._models: ModelTable | None = None
+        self.draining = False
+
+    def update(self, state: Json) -> None:
+        """Take in a STATE."""
+        self._state = state
+        if state["models"]:
+            self._models = ModelTable(
+                served_models(state["models"]), names=state.get("names", ()), is_strict=self._strict_model_name
+            )
+
+    @property
+    def newest(self) -> Json:
+        """The newest STATE."""
+        return self._state
+
+    @property
+    def models(self) -> ModelTable | None:
+        """None while the first model is loading."""
+        return self._models
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of all served models in their order, also of those that are still loading."""
+        names: Sequence[str] = self._state.get("names", ())
+        return names
+
+    def why_model_not_ready(self, name: str) -> str | None:
+        """None if a request for this one of `names`, sent now, would be computed."""
+        if self.draining:
+            return "the server is stopping"
+        if not self._page.engines_ready[:, self.names.index(name)].any():
+            return "no engine for the model is ready"
+        return None
+
+    def models_or_not_ready(self) -> ModelTable:
+        """Raises NotReady while the first model is loading."""
+        if self._models is None:
+            raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS)
+        return self._models
+
+    def why_not_ready(self) -> str | None:
+        """None if a request sent now would be computed."""
+        if self.draining:
+            return "the server is stopping"
+        if not self._state.get("ready"):
+            return str(self._state.get("reason", "starting"))
+        # the page shows a dead engine before the next STATE does
+        if (self._page.engines_ready.sum(axis=0) < 1).any():
+            return "no engine is ready"
+        return None

@@ -1,13 +1,14 @@
-"""The way of a request through the house: admit, tokenize, batch, finish. One method to read for all of it.
+"""The way of a request: admit, tokenize, batch, finish. One method to read for all of it.
 
-Knows texts, ids and rows; nothing of HTTP, JSON or any dialect.
+Knows texts, ids and rows; nothing of HTTP, JSON or any dialect. It and the ASGI app are all that writes a Trace.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,97 +16,29 @@ from numpy.typing import NDArray
 
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
-from engine.types import ROWS_OF_TOKENS, OutputKind, Results
+from engine.types import QUERY_TOKEN, ROWS_OF_TOKENS, OutputKind, Results
 from server.requests.admission import Admission
 from server.requests.errors import DeadlineExceeded, InvalidRequest, UnsupportedTask
 from server.requests.late_tokens import shaped
 from server.requests.models import ServedModel
-from server.requests.query_tokens import as_queries
-from server.requests.refusals import TOO_LARGE, batch_error, text_error
-from server.requests.tokenize import BULK_ITEMS, BULK_TOKENS, Tokens
+from server.requests.refusals import TOO_LARGE, batch_error, details_error, text_error
 from server.requests.trace import Trace
+from server.requests.work import Computed, DecodeRequest, Embedded, EmbedRequest, Request, TokenizeRequest, Work
 from tokenizer_pool.client import TokenizerPool
-from tokenizer_pool.messages import TextRefused, Truncation
+from tokenizer_pool.details import Token
+from tokenizer_pool.messages import TextRefused
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join
 from wire.vocabulary import RequestClass
 
+BULK_ITEMS = 8  # a request of more items, or of more tokens, is bulk unless it says otherwise
+BULK_TOKENS = 4096
+
 MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are five times that
 MAX_SPARSE_ROW_BYTES = 1 << 28  # of a request's sparse rows; as JSON they are four times that
-MAX_COMPARISONS = 1 << 34  # products of two numbers that comparing token rows takes: about a second of a frontend
+MAX_COMPARISONS = 1 << 34  # products of two numbers to compare token rows: about a second of a frontend
 
 _SCORES = OutputKind.LOGITS | OutputKind.TOKEN_LOGITS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What is to be computed, whatever is made of it then. Either texts or token_ids is given."""
-
-    model: ServedModel
-    texts: Sequence[str] | None = None
-    pair_texts: Sequence[str] = ()  # as many second texts, where pairs are to be computed
-    token_ids: Sequence[Sequence[int]] | None = None
-    prompt: str = ""  # put before each text, not before ids; of pairs for a template, the instruction
-    num_queries: int = 0  # so many of the texts, the first ones, are queries; what follows are documents
-    query_prompt: str = ""  # put before queries instead of `prompt`
-    truncation: Truncation = Truncation.RIGHT
-    outputs: OutputKind = OutputKind.POOLED  # one kind or several
-    request_class: RequestClass | None = None  # None = by size
-    deadline: float = math.inf  # time.monotonic() seconds
-    field: str = "input"  # what the dialect calls the texts, for error messages
-    first_field: str = ""  # what it calls the first text, where that is no part of `field`
-    is_single: bool = False  # whether the field holds one text or one list of ids, not a list of them
-
-    @property
-    def num_items(self) -> int:
-        """Texts or lists of ids."""
-        return len(self.texts if self.texts is not None else self.token_ids or ())
-
-    def name_of(self, index: int) -> str:
-        """What an error message calls an item; all of them where the index is -1."""
-        if index == 0 and self.first_field:
-            return self.first_field
-        return self.field if index < 0 or self.is_single else f"{self.field}[{index - bool(self.first_field)}]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedRequest(Work):
-    """What every dialect's decoder makes of an embedding request. `outputs` is POOLED or TOKENS."""
-
-    dimensions: int | None = None  # of each row handed out; None = the model's own
-    normalize: bool | None = None  # None = as the model does with pooled rows, and not for token rows
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What was computed, as the engine gave it."""
-
-    results: Results  # one entry for each single flag in Work.outputs
-    tokens: TokenizedTexts
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all items."""
-        return len(self.tokens.token_ids)
-
-    @property
-    def num_truncated(self) -> int:
-        """Items that lost tokens."""
-        return self.tokens.truncated.tobytes().count(1)  # a tenth of what numpy's sum takes for one item
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """What every dialect's encoder starts from."""
-
-    rows: NDArray[np.float32]  # [items, dimensions], finished; token rows: [num_tokens, dimensions]
-    num_tokens: int
-    truncated: NDArray[np.uint8]  # [items], 1 where tokens were cut off
-    offsets: NDArray[np.int32] | None = None  # token rows: [items + 1], item i has rows[offsets[i] : offsets[i + 1]]
-
-    @property
-    def num_truncated(self) -> int:
-        """Items that lost tokens."""
-        return self.truncated.tobytes().count(1)
+_CHARS_PER_TOKEN = 4  # about, to tell large requests to /tokenize from small ones
 
 
 Tokenize = Callable[[RequestClass], Awaitable[TokenizedTexts]]  # of one request; raises TextRefused
@@ -118,7 +51,6 @@ class Pipeline:
         self._admission = admission
         self._tokenizers = tokenizers
         self._managers = managers
-        self.tokens = Tokens(tokenizers)  # for those who want tokens and texts, and no rows
 
     async def embed(self, request: EmbedRequest, trace: Trace) -> Embedded:
         """Rows for a request. Raises RequestError; cancelling it drops the work everywhere."""
@@ -127,36 +59,34 @@ class Pipeline:
         return Embedded(finish(rows.values, request), computed.num_tokens, tokens.truncated, rows.offsets)
 
     async def compute(self, request: Work, trace: Trace, *, tokenize: Tokenize | None = None) -> Computed:
-        """The way of every request. Raises RequestError; cancelling it drops the work everywhere.
+        """The way of every request for rows. Raises RequestError; cancelling it drops the work everywhere.
 
-        `tokenize` is for whoever has more to do with the texts than to get their ids.
+        `tokenize` is for requests that need more of their texts than the ids.
         """
-        trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
+        _begin(request, trace)
         trace.is_prediction = bool(request.outputs & _SCORES)
         if request.deadline == math.inf:
             return await self._compute(request, trace, tokenize)
-        try:
-            async with asyncio.timeout_at(request.deadline):
-                return await self._compute(request, trace, tokenize)
-        except TimeoutError:
-            raise DeadlineExceeded("the request's own deadline passed") from None
+        async with _deadline(request):
+            return await self._compute(request, trace, tokenize)
 
     async def _compute(self, request: Work, trace: Trace, tokenize: Tokenize | None) -> Computed:
         model = request.model
         if request.outputs not in model.outputs:
             raise unsupported(model, f"no {_names(request.outputs & ~model.outputs)}")
-        num_tokens, request_class = self._classify(request, trace)
-        trace.stage, trace.request_class = "admit", request_class.name.lower()
+        num_tokens = self._measure(request, trace)
+        request_class = _choose_class(request, trace, num_tokens)
+        trace.stage = "admit"
         self._admission.check(model.index, request_class)
         try:
             trace.stage, began = "tokenize", time.perf_counter()
             with self._admission.reserved(model.index, request_class, num_tokens):
-                tokens = await (tokenize or partial(self.tokenize, request))(request_class)
+                tokens = await (tokenize or partial(self.token_ids, request))(request_class)
             trace.stage, trace.tokenize_seconds = "queue", time.perf_counter() - began
-            trace.num_tokens, trace.responds_since = len(tokens.token_ids), 0.0  # tokens alone are no answer here
+            trace.num_tokens = len(tokens.token_ids)
             _check_size(request, tokens)
             if request.num_queries and model.has_query_table:
-                tokens = as_queries(tokens, num_queries=request.num_queries)
+                tokens = _marked_queries(tokens, num_queries=request.num_queries)
             trace.seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [trace.num_tokens]
             answer = await self._managers.submit(
                 Submission(
@@ -176,24 +106,52 @@ class Pipeline:
         trace.stage, trace.responds_since = "respond", time.perf_counter()
         trace.queue_seconds, trace.compute_seconds = answer.queue_seconds, answer.compute_seconds
         _check_entries(answer.results)
-        computed = Computed(answer.results, tokens)
-        trace.num_truncated = computed.num_truncated
-        return computed
+        trace.num_truncated = tokens.truncated.tobytes().count(1)
+        return Computed(answer.results, tokens)
 
-    def _classify(self, request: Work, trace: Trace) -> tuple[int, RequestClass]:
-        """Estimated tokens, and the class: what the request says, else by its size."""
+    def _measure(self, request: Work, trace: Trace) -> int:
+        """The estimated number of tokens."""
         if request.texts is not None:
             trace.num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
             num_tokens = self._admission.estimate(request.model.index, trace.num_characters, len(request.texts))
         else:
             num_tokens = sum(map(len, request.token_ids or ()))
-        num_tokens = min(num_tokens, request.num_items * request.model.max_seqlen)
-        if request.request_class is not None:
-            return num_tokens, request.request_class
-        is_bulk = request.num_items > BULK_ITEMS or num_tokens > BULK_TOKENS
-        return num_tokens, RequestClass.BULK if is_bulk else RequestClass.INTERACTIVE
+        return min(num_tokens, request.num_items * request.model.max_seqlen)
 
-    async def tokenize(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
+    async def tokenize(self, request: TokenizeRequest, trace: Trace) -> list[list[Token]]:
+        """The tokens of each text, none cut off. Raises RequestError; cancelling it drops the work everywhere."""
+        _begin(request, trace)
+        trace.num_characters = sum(map(len, request.texts))
+        request_class = _choose_class(request, trace, trace.num_characters // _CHARS_PER_TOKEN)
+        async with _answer_of_the_pool(request, trace):
+            tokens = await self.token_details(request, request_class)
+        trace.num_tokens = sum(map(len, tokens))
+        return tokens
+
+    async def decode(self, request: DecodeRequest, trace: Trace) -> list[str]:
+        """The text of each list of ids. Raises RequestError; cancelling it drops the work everywhere."""
+        _begin(request, trace)
+        trace.num_tokens = sum(map(len, request.token_ids))
+        request_class = _choose_class(request, trace, trace.num_tokens)
+        async with _answer_of_the_pool(request, trace):
+            return await self._tokenizers.decode(
+                request.token_ids,
+                model=request.model.index,
+                request_class=request_class,
+                skip_special_tokens=request.skip_special_tokens,
+            )
+
+    async def token_details(self, request: TokenizeRequest, request_class: RequestClass) -> list[list[Token]]:
+        """The tokens of each text, none cut off. Raises TextRefused."""
+        return await self._tokenizers.tokenize_details(
+            request.texts,
+            model=request.model.index,
+            request_class=request_class,
+            add_special_tokens=request.add_special_tokens,
+            prompt=request.prompt,
+        )
+
+    async def token_ids(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
         """The ids that a request is computed from. Raises TextRefused."""
         model = request.model
         if request.texts is None:
@@ -238,6 +196,43 @@ class Pipeline:
         return join([queries, documents])
 
 
+def _begin(request: Request, trace: Trace) -> None:
+    trace.model, trace.num_items, trace.is_single = request.model.name, request.num_items, request.is_single
+
+
+def _choose_class(request: Request, trace: Trace, num_tokens: int) -> RequestClass:
+    """The request's own class, or by its size."""
+    request_class = request.request_class
+    if request_class is None:
+        is_bulk = request.num_items > BULK_ITEMS or num_tokens > BULK_TOKENS
+        request_class = RequestClass.BULK if is_bulk else RequestClass.INTERACTIVE
+    trace.request_class = request_class.name.lower()
+    return request_class
+
+
+@asynccontextmanager
+async def _deadline(request: Request) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded."""
+    try:
+        async with asyncio.timeout_at(None if request.deadline == math.inf else request.deadline):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded("the request's deadline passed") from None
+
+
+@asynccontextmanager
+async def _answer_of_the_pool(request: TokenizeRequest | DecodeRequest, trace: Trace) -> AsyncIterator[None]:
+    """For what the tokenizer pool answers alone: its time, the deadline, refusals as RequestErrors."""
+    trace.stage, began = "tokenize", time.perf_counter()
+    try:
+        async with _deadline(request):
+            yield
+    except TextRefused as refused:
+        raise details_error(refused, request) from None
+    trace.stage, trace.responds_since = "respond", time.perf_counter()
+    trace.tokenize_seconds = trace.responds_since - began
+
+
 _OUTPUT_NAMES = {
     OutputKind.POOLED: "embeddings",
     OutputKind.LOGITS: "scores of texts",
@@ -253,13 +248,12 @@ def _names(outputs: OutputKind) -> str:
 
 
 def unsupported(model: ServedModel, lack: str) -> UnsupportedTask:
-    """The error for what a model does not do, which says what it does."""
+    """The error for what a model does not do. It says what the model does."""
     return UnsupportedTask(f"this model gives {lack}; it is for {model.task.value}")
 
 
 def _check_size(request: Work, tokens: TokenizedTexts) -> None:
-    """Raises InvalidRequest, before anything is computed, where the rows would be more than a frontend can write, or
-    compare."""
+    """Raises InvalidRequest, before anything is computed, for more rows than a frontend can write or compare."""
     if not request.outputs & ROWS_OF_TOKENS:
         return
     num_tokens = len(tokens.token_ids)
@@ -271,15 +265,23 @@ def _check_size(request: Work, tokens: TokenizedTexts) -> None:
 
 
 def _check_entries(results: Results) -> None:
-    """Raises InvalidRequest where sparse rows, whose number nobody knows before, are more than a frontend can write."""
+    """Raises InvalidRequest for more sparse rows than a frontend can write. Their number is known only now."""
     sparse = results.get(OutputKind.SPARSE)
     if sparse is not None and sparse.values.nbytes > MAX_SPARSE_ROW_BYTES:
         raise InvalidRequest(TOO_LARGE)
 
 
+def _marked_queries(tokens: TokenizedTexts, *, num_queries: int) -> TokenizedTexts:
+    """For engines that look up the tokens of queries: the first `num_queries` texts marked."""
+    types = tokens.token_type_ids
+    types = np.zeros(len(tokens.token_ids), np.int32) if types is None else types.copy()
+    types[: tokens.offsets[num_queries]] |= QUERY_TOKEN
+    return replace(tokens, token_type_ids=types)
+
+
 def finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float32]:
-    """Cut to the wished dimensions, then scale to length 1 where the model does: in this order, or the
-    cut rows would be shorter than 1."""
+    """Cut to the request's dimensions, then scale to length 1 if the model does. In the other order, cut rows would be
+    shorter than 1."""
     if request.dimensions is not None and request.dimensions < rows.shape[1]:
         rows = rows[:, : request.dimensions]
     by_model = request.model.normalize and request.outputs is OutputKind.POOLED

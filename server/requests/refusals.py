@@ -1,7 +1,4 @@
-"""What the tokenizer pool and the batch managers refuse, in the words of a request's error.
-
-Knows the name of a field or item by a function alone; nothing of the request.
-"""
+"""What the tokenizer pool and the batch managers refuse, as errors that name the field or item."""
 
 from collections.abc import Callable
 
@@ -17,8 +14,10 @@ from server.requests.errors import (
     RequestError,
 )
 from server.requests.models import ServedModel
+from server.requests.work import DecodeRequest, TokenizeRequest
 from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.messages import TextRefused
+from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 
 TOO_LARGE = "the answer would be too large; send fewer inputs a request"
 
@@ -49,13 +48,29 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
     return _TEXT_ERRORS.get(refused.reason, InvalidRequest)(f"{param} {problem}", param=param)
 
 
+def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest) -> RequestError:
+    """A text that gave no tokens to show, or ids that gave no text."""
+    param = request.name_of(refused.index)
+    match refused.reason:
+        case tokenizing.Refusal.TOO_LONG:
+            problem = f"has more than {MAX_CHARS_PER_TOKEN * refused.max_tokens} characters"
+        case tokenizing.Refusal.TOO_MUCH:
+            problem = "is too large for one request; send fewer items a request"
+        case tokenizing.Refusal.OUT_OF_VOCABULARY:
+            problem = "has an id that the tokenizer has no token for"
+        case tokenizing.Refusal.FAILED | tokenizing.Refusal.EMPTY:
+            verb = "tokenized" if isinstance(request, TokenizeRequest) else "decoded"
+            return NotTokenizable(f"{param} can't be {verb}", param=param)
+    return InvalidRequest(f"{param} {problem}", param=param)
+
+
 def batch_error(refused: RequestRefused, name_of: NameOf) -> RequestError:
     """Ids that gave no rows."""
     param = name_of(refused.index) if refused.index >= 0 else None
     where = param or "the request"
     match refused.reason:
         case batching.Refusal.DEADLINE:
-            return DeadlineExceeded("the request's own deadline passed while it waited")
+            return DeadlineExceeded("the request's deadline passed while it waited")
         case batching.Refusal.NO_ENGINE:
             return NotReady("no engine is ready", retry_after=refused.retry_after or 1.0)
         case batching.Refusal.STOPPING:

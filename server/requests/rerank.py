@@ -1,9 +1,8 @@
-"""How well documents answer a query, by whatever the model gives: scores of pairs, embeddings or late interaction.
+"""Ranks documents for a query with what the model gives: scores of pairs, embeddings or late interaction.
 
 Knows texts and models; nothing of HTTP, JSON or any dialect.
 """
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +17,14 @@ from server.requests.errors import InvalidRequest
 from server.requests.late_interaction import max_sim
 from server.requests.late_tokens import counted
 from server.requests.models import ServedModel
-from server.requests.pipeline import Pipeline, Work, unsupported
+from server.requests.pipeline import Pipeline, unsupported
+from server.requests.time_slices import steps
 from server.requests.trace import Trace
+from server.requests.work import Work
 from tokenizer_pool.messages import Truncation
 from wire.vocabulary import RequestClass
 
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # as sentence-transformers looks for them
-_FLOATS_A_SLICE = 1 << 18  # of the rows that are compared in one go, about a quarter of a millisecond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class RerankRequest:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """What every dialect's encoder starts from."""
+    """Scores of the documents."""
 
     scores: NDArray[np.float32]  # [documents], in the request's order; larger is better
     num_tokens: int  # of all that was computed
@@ -67,7 +67,7 @@ async def rank(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Rank
     outputs = request.model.outputs
     if request.instruction is not None and request.model.instruction is None:
         field = request.instruction_field
-        raise InvalidRequest(f"{field} can't be given, for this model takes none", param=field)
+        raise InvalidRequest(f"{field} can't be given: this model takes none", param=field)
     if OutputKind.LOGITS in outputs and len(request.model.labels) <= 1:
         return await _rank_pairs(pipeline, request, trace)
     if OutputKind.POOLED in outputs:
@@ -139,11 +139,9 @@ async def _cosines(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Of the first row with each of the others, float32 [rows - 1]. Long work is done in slices."""
     query = rows[0] / _lengths(rows[:1])
     cosines = np.empty(len(rows) - 1, np.float32)
-    step = max(1, _FLOATS_A_SLICE // rows.shape[1])
-    for start in range(0, len(cosines), step):
-        part = rows[1 + start : 1 + start + step]
-        cosines[start : start + step] = (part @ query) / _lengths(part)
-        await asyncio.sleep(0)
+    documents = rows[1:]
+    async for part in steps(*documents.shape):
+        cosines[part] = (documents[part] @ query) / _lengths(documents[part])
     return cosines
 
 

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from server.dialects.openai import openai_error
 from server.http.auth import Keys
-from server.requests.errors import Unauthorized, openai_answer
+from server.requests.errors import Unauthorized
 from server.settings.flag import SettingsError
 from server.supervisor.ports import bind
 
@@ -39,9 +40,9 @@ def make_monitor(metrics: Callable[[], str], why_not_ready: Callable[[], str | N
         try:
             keys.check(request.method, request.url.path, dict(request.headers.raw))
         except Unauthorized as error:
-            answer = openai_answer(error)
+            answer = openai_error(error)
             headers = {name.decode(): value.decode() for name, value in answer.headers}
-            return Response(answer.body, status_code=answer.status, headers=headers)
+            return Response(bytes(answer.body), status_code=answer.status, headers=headers)
         return PlainTextResponse(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def livez(_: Request) -> Response:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.metrics.gauges import Levels, ModelInfo
-from server.metrics.processes import ProcessLevels, Seen
+from server.metrics.gauges import ModelGauges, ServerGauges
+from server.metrics.processes import ProcessGauges, ProcessState
 from server.metrics.registry import Registry
+from server.requests.admission import expected_wait
 from server.supervisor.child import ChildProcess, SpawnError
 from server.supervisor.model_plan import ModelPlan
 from server.supervisor.readiness import ROLES, Readiness
@@ -50,11 +51,14 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics = Registry(
             [
-                Levels(
-                    topology.page, [m.name for m in models], is_ready=lambda: self._readiness.why_not_ready() is None
+                ServerGauges(
+                    topology.page,
+                    [m.name for m in models],
+                    is_ready=lambda: self._readiness.why_not_ready() is None,
+                    expected_wait=expected_wait,
                 ),
-                ModelInfo(lambda: self._readiness.state()["models"]),
-                ProcessLevels(lambda: [_seen(child) for child in self._children]),
+                ModelGauges(lambda: self._readiness.state()["models"]),
+                ProcessGauges(lambda: [_seen(child) for child in self._children]),
             ]
         )
 
@@ -190,8 +194,8 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
 
-def _seen(child: ChildProcess) -> Seen:
-    return Seen(
+def _seen(child: ChildProcess) -> ProcessState:
+    return ProcessState(
         title=child.plan.title,
         pid=child.pid,
         is_ready=child.is_ready,

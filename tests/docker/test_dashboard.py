@@ -10,13 +10,13 @@ import yaml  # type: ignore[import-untyped]
 
 from server.http.auth import HEALTH_PATHS
 from server.metrics.declared import ALL, Declared
-from server.metrics.gauges import LEVELS
-from server.metrics.processes import PROCESS_LEVELS
+from server.metrics.gauges import GAUGES
+from server.metrics.processes import PROCESS_GAUGES
 from server.metrics.tei import TEI
 
 GRAFANA = Path(__file__).resolve().parents[2] / "docker" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "embedline.json").read_text())
-METRICS = {declared.name: declared for declared in (*ALL, *LEVELS, *PROCESS_LEVELS, *TEI)}
+METRICS = {declared.name: declared for declared in (*ALL, *GAUGES, *PROCESS_GAUGES, *TEI)}
 _OF_HISTOGRAMS = re.compile(r"_(bucket|sum|count)$")
 _NAME = re.compile(r"\b(?:embedline|te|process)_\w+")
 _SELECTED = re.compile(r"(\w+)\{([^}]*)\}")

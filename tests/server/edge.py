@@ -11,16 +11,17 @@ import numpy as np
 from batch_manager.client import BatchManagers
 from batch_manager.messages import Answer, Submission
 from engine.types import OutputKind, Rows
-from server.frontend.observer import Observer
-from server.frontend.state import FrontendState
-from server.http.app import HotPath
+from server.dialects.openai import openai_error
+from server.dialects.route import Call, RequestOptions
+from server.frontend.request_metrics import RequestMetrics
+from server.http.app import App
 from server.http.auth import Keys
-from server.http.body import App, BodyReader, Message
+from server.http.body import ASGIApp, BodyReader, Message
 from server.http.get_routes import make_app
-from server.http.route import Resources
 from server.requests.admission import Admission, WaitBudgets
-from server.requests.models import ModelTable, ServedModel
+from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
+from server.requests.trace import Trace
 from server.settings.api_keys import ApiKey
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.details import Token
@@ -49,6 +50,12 @@ def served_model(**changes: Any) -> ServedModel:
 
 def one_model(**changes: Any) -> ModelTable:
     return ModelTable([served_model(**changes)])
+
+
+def new_call(options: RequestOptions | None = None, *, models: ModelTable | None = None, max_items: int = 4) -> Call:
+    """A request as a decoder gets it."""
+    trace = Trace("POST", "/", "the-request")
+    return Call(options or RequestOptions(), models or one_model(), max_items, trace, openai_error)
 
 
 def house(**changes: Any) -> Json:
@@ -192,7 +199,7 @@ class Edge:
         self.page = Page.create(num_frontends=1, num_managers=1, num_models=1)
         self.page.engines_ready[:] = 1
         self.metrics = Recorder()
-        self.state = FrontendState(self.page)
+        self.state = ServerState(self.page)
         if is_loaded:
             self.state.update(loaded or house())
         self.tokenizers = Tokenizers()
@@ -201,17 +208,14 @@ class Edge:
         self.pipeline = Pipeline(
             self.admission, cast(TokenizerPool, self.tokenizers), cast(BatchManagers, self.managers)
         )
-        resources = Resources(
+        self.app = App(
             state=self.state,
             admission=self.admission,
             pipeline=self.pipeline,
             bodies=BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
             max_items=4,
-        )
-        self.app = HotPath(
-            resources,
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
-            observer=Observer(self.metrics),
+            finished=RequestMetrics(self.metrics).record,
             fallback=make_app(self.state, _metrics_text),
         )
 
@@ -236,7 +240,7 @@ class Called:
 
 
 async def call(
-    app: App, method: str, path: str, body: bytes | Iterable[bytes] = b"", headers: dict[str, str] | None = None
+    app: ASGIApp, method: str, path: str, body: bytes | Iterable[bytes] = b"", headers: dict[str, str] | None = None
 ) -> Called:
     """One request to an ASGI application. A body in several pieces comes as several messages."""
     pieces = aiter_of([body] if isinstance(body, bytes) else body)

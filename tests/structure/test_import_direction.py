@@ -20,6 +20,8 @@ TOOLS = ("engine.tools",)
 ENGINES = ("engine.cpu", "engine.fake", "engine.fused", "engine.static", "engine.tensorrt_llm", "engine.transformers")
 # Makes the FP8 copy of a model before its engine is loaded.
 IMPORTS_A_TOOL = {"engine/fp8_copy.py", "engine/tensorrt_llm/choices.py"}
+# Inside server, each layer may import those after it. `settings` and `metrics` do not know each other.
+LAYERS = ("cli", "commands", "supervisor", "frontend", "http", "dialects", "requests", "settings", "metrics")
 
 
 def wrong_imports(source: Source) -> list[str]:
@@ -59,6 +61,41 @@ def test_tools_and_engines_do_not_import_each_other() -> None:
 )
 def test_a_planted_import_of_a_tool_is_found(path: str, text: str, wrong: str) -> None:
     assert wrong_imports_inside_engine(Source(Path(path), text)) == [wrong]
+
+
+def wrong_layers(source: Source) -> list[str]:
+    """What this file of server imports from a layer above its own."""
+    own = source.module.split(".")[1] if "." in source.module else ""
+    if own not in LAYERS:
+        return [f"{source.module} is in no layer"] if own else []
+    below = LAYERS[LAYERS.index(own) + 1 :] if own != "settings" else ()
+    allowed = tuple(f"server.{layer}" for layer in (own, *below))
+    return [
+        name for name in imported_names(source.tree()) if name.startswith("server") and not is_within(name, allowed)
+    ]
+
+
+@pytest.mark.holds("Imports go one way")
+def test_imports_inside_server_go_one_way() -> None:
+    found = {str(source.path): wrong_layers(source) for source in sources("server")}
+    found.pop("server/supervisor/readiness.py")  # it reads a model's task with a part of `inspect`, which is to move
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "wrong"),
+    [
+        ("server/requests/a.py", "from server.http.body import App", "server.http.body.App"),
+        ("server/dialects/tei/a.py", "from server import http", "server.http"),
+        ("server/http/a.py", "import server.frontend.main", "server.frontend.main"),
+        ("server/supervisor/a.py", "from server.commands.inspect import task", "server.commands.inspect.task"),
+        ("server/settings/a.py", "from server.metrics.tei import TEI", "server.metrics.tei.TEI"),
+        ("server/metrics/a.py", "from server.requests.errors import ERRORS", "server.requests.errors.ERRORS"),
+        ("server/other/a.py", "", "server.other.a is in no layer"),
+    ],
+)
+def test_a_planted_import_between_layers_is_found(path: str, text: str, wrong: str) -> None:
+    assert wrong_layers(Source(Path(path), text)) == [wrong]
 
 
 def test_every_package_has_files() -> None:

@@ -1,1 +1,1 @@
-"""The rerank routes of four families of clients: one handler, their bodies and answers."""
+"""The rerank routes for four families of clients: their bodies, and their answers with the table of routes."""

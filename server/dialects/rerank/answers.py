@@ -1,25 +1,29 @@
-"""What goes out on the rerank routes: scores in the shapes of four families of clients."""
+"""The answers of the rerank routes: scores in the shapes of four families of clients, and the table of routes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from server.dialects.rerank.bodies import Family, Reply
-from server.dialects.tei.answers import timing_headers
-from server.dialects.writing.rows import Encoding, as_bytes, as_list, headers
-from server.dialects.writing.time_slices import Turns
-from server.http.body import Headers
-from server.requests.pipeline import Embedded
-from server.requests.rerank import Ranked, RerankRequest
-from server.requests.trace import Trace
+from server.dialects.openai import Usage
+from server.dialects.rerank.bodies import ERROR_SHAPES, Family, FamilyRequest, RerankBody, decode
+from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.tei.shared import timing_headers
+from server.dialects.writing.rows import ROWS, as_bytes, as_list, headers, numbers_as_json
+from server.requests.rerank import Ranked, rank
+from server.requests.time_slices import TimeSlice
+from server.requests.work import Embedded
 
-_BYTES_A_TURN = 1 << 18  # of results, about 1 ms
-_BYTES_A_RESULT = 256  # what one costs to write, counted in bytes of text
+# Whose errors a path's clients get if the body does not show the family.
+_PATHS = {
+    "/rerank": Family.TEI,
+    "/v1/rerank": Family.RESULTS,
+    "/v2/rerank": Family.RESULTS,
+    "/v1/reranking": Family.MIXEDBREAD,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +43,34 @@ _FORMS = {
 }
 
 
-def all_headers(ranked: Ranked, reply: Reply, trace: Trace) -> Headers:
-    """The answer's headers, less its length; of raw bytes the shape is documents,1."""
+async def encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
+    """Raw scores in the request's order, with the shape documents,1; or results with the best first."""
+    encoding = call.encoding or Encoding.FLOAT
     scores = Embedded(ranked.scores[:, None], ranked.num_tokens, ranked.truncated)
-    timing = timing_headers(trace) if reply.family is Family.TEI else []
-    return [*headers(scores, reply.encoding), *timing]
+    timing = timing_headers(call.trace) if request.family is Family.TEI else []
+    own = [*headers(scores, encoding), *timing]
+    if encoding is Encoding.BYTES:
+        return Answer(200, own, as_bytes(ranked.scores))
+    return Answer(200, own, await _in_json(request, ranked, request_id=call.trace.request_id))
 
 
-async def encode(ranked: Ranked, request: RerankRequest, reply: Reply, *, request_id: str) -> bytes | memoryview:
-    """The body of the answer: raw scores in the request's order, or results with the best first."""
-    if reply.encoding is Encoding.BYTES:
-        return as_bytes(ranked.scores)
-    chosen = ranked.best_first()[: reply.top_n]
-    results = as_list(await _results(ranked.scores[chosen], chosen, request.documents, reply))
+async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -> bytes:
+    chosen = ranked.best_first()[: request.top_n]
+    results = as_list(await _results(ranked.scores[chosen], chosen, request))
     name, num_tokens = orjson.dumps(request.model.name), ranked.num_tokens
     usage = b'{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}' % (
         num_tokens,
         num_tokens,
         ranked.num_truncated,
     )
-    match reply.family:
+    match request.family:
         case Family.TEI:
             return results
         case Family.VOYAGE:
             return b'{"object":"list","data":%b,"model":%b,"usage":%b}' % (results, name, usage)
         case Family.MIXEDBREAD:
-            wishes = orjson.dumps({"top_k": len(chosen), "return_input": reply.has_texts})[1:]
-            return b'{"object":"list","data":%b,"model":%b,"usage":%b,%b' % (results, name, usage, wishes)
+            asked = orjson.dumps({"top_k": len(chosen), "return_input": request.has_texts})[1:]
+            return b'{"object":"list","data":%b,"model":%b,"usage":%b,%b' % (results, name, usage, asked)
         case Family.RESULTS:
             meta = b'{"api_version":{"version":"2"},"tokens":{"input_tokens":%d}}' % num_tokens
             return b'{"id":"rerank-%b","object":"rerank","model":%b,"results":%b,"usage":%b,"meta":%b}' % (
@@ -77,49 +82,89 @@ async def encode(ranked: Ranked, request: RerankRequest, reply: Reply, *, reques
             )
 
 
-async def _results(
-    scores: NDArray[np.float32], indices: NDArray[np.intp], documents: Sequence[str], reply: Reply
-) -> list[bytes]:
-    """One after the other; between some of them other requests get their turn."""
-    form, turns = _FORMS[reply.family], Turns(_BYTES_A_TURN)
-    numbers = orjson.dumps(np.ascontiguousarray(scores), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
+async def _results(scores: NDArray[np.float32], indices: NDArray[np.intp], request: FamilyRequest) -> list[bytes]:
+    """In slices, so that other requests run in between."""
+    form, time_slice = _FORMS[request.family], TimeSlice()
+    numbers = numbers_as_json(scores)[1:-1].split(b",")
     written = []
     for index, score in zip(indices.tolist(), numbers, strict=True):
-        text = form.text % msgspec.json.encode(documents[index]) if reply.has_texts else b""
+        text = form.text % msgspec.json.encode(request.documents[index]) if request.has_texts else b""
         written.append(b'{"index":%d,"%b":%b%b%b' % (index, form.score, score, text, form.end))
-        await turns.wrote(_BYTES_A_RESULT + len(text))
+        await time_slice.end_if_over()
     return written
 
 
-def answer_schema() -> dict[str, Any]:
-    """Of all families."""
-    number, text = {"type": "number"}, {"type": "string"}
-    counts = {name: {"type": "integer"} for name in ("prompt_tokens", "total_tokens", "truncated_inputs")}
-    usage = {"type": "object", "properties": counts}
+class _Document(msgspec.Struct):
+    text: str
 
-    def results(score: str, **more: Any) -> dict[str, Any]:
-        item = {"index": {"type": "integer"}, score: number, **more}
-        return {"type": "array", "items": {"type": "object", "properties": item}}
 
-    def listed(data: dict[str, Any]) -> dict[str, Any]:
-        return {"object": {"const": "list"}, "data": data, "model": text, "usage": usage}
+class _TeiResult(msgspec.Struct):
+    index: int
+    score: float
+    text: str | msgspec.UnsetType = msgspec.UNSET
 
-    document = {"type": "object", "properties": {"text": text}}
-    common = {"id": text, "object": {"const": "rerank"}, "model": text, "usage": usage, "meta": {"type": "object"}}
-    common["results"] = results("relevance_score", document=document)
-    return {
-        "oneOf": [
-            {"description": "to `texts`", **results("score", text=text)},
-            {"description": "to `documents`", "type": "object", "properties": common},
-            {
-                "description": "to `documents` with `top_k` or `truncation`",
-                "type": "object",
-                "properties": listed(results("relevance_score", document=text)),
-            },
-            {
-                "description": "to `input`",
-                "type": "object",
-                "properties": listed(results("score", input=text, object={"const": "rank_result"})),
-            },
-        ]
-    }
+
+class _Result(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: _Document | msgspec.UnsetType = msgspec.UNSET
+
+
+class _VoyageResult(msgspec.Struct):
+    index: int
+    relevance_score: float
+    document: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _MixedbreadResult(msgspec.Struct):
+    index: int
+    score: float
+    object: Literal["rank_result"]
+    input: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RerankAnswer(msgspec.Struct):
+    """The answer to `documents`."""
+
+    id: str
+    object: Literal["rerank"]
+    model: str
+    results: list[_Result]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+class VoyageAnswer(msgspec.Struct):
+    """The answer to `documents` with `top_k` or `truncation`."""
+
+    object: Literal["list"]
+    data: list[_VoyageResult]
+    model: str
+    usage: Usage
+
+
+class MixedbreadAnswer(msgspec.Struct):
+    """The answer to `input`."""
+
+    object: Literal["list"]
+    data: list[_MixedbreadResult]
+    model: str
+    usage: Usage
+    top_k: int
+    return_input: bool
+
+
+ROUTES = tuple(
+    Route(
+        path=path,
+        decode=decode,
+        run=rank,
+        encode=encode,
+        error_shape=ERROR_SHAPES[family],
+        summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage or Mixedbread",
+        body=RerankBody,
+        answers=(list[_TeiResult], RerankAnswer, VoyageAnswer, MixedbreadAnswer),
+        raw_answer=ROWS,
+    )
+    for path, family in _PATHS.items()
+)

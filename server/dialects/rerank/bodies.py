@@ -1,7 +1,7 @@
-"""What comes in on the rerank routes: the bodies of four families of clients, told apart by their fields.
+"""The bodies of the rerank routes. Their fields show which of four families of clients sends them.
 
 `texts` is text-embeddings-inference's and Baseten's, `documents` Cohere's, Jina's, vLLM's and Infinity's, `documents`
-with `top_k` or `truncation` Voyage's, `input` Mixedbread's. Fields that are not named here are ignored.
+with `top_k` or `truncation` Voyage's, `input` Mixedbread's. Other fields are ignored.
 """
 
 import enum
@@ -12,17 +12,17 @@ from typing import Annotated
 
 import msgspec
 
+from server.dialects.openai import openai_error
 from server.dialects.reading.inputs import check_num_items
 from server.dialects.reading.json_body import parse, parse_body
-from server.dialects.tei.bodies import Truncating, read_truncation
-from server.dialects.writing.rows import Encoding
-from server.http.headers import Wishes
-from server.requests.errors import EmptyInput, InvalidRequest, RequestError
-from server.requests.models import ModelTable, ServedModel
+from server.dialects.route import Answer, Call, Encoding, ErrorShape, error_answer
+from server.dialects.tei.shared import Truncating, read_truncation, tei_error
+from server.requests.errors import ERRORS, EmptyInput, InvalidRequest, RequestError
+from server.requests.models import ServedModel
 from server.requests.rerank import RerankRequest
 from tokenizer_pool.messages import Truncation
 
-_STRINGS_AN_ITEM = 32  # keys and values of an object that may stand for a text; more are looked on as more items
+_STRINGS_AN_ITEM = 32  # keys and values of an object that stands for a text; an object with more counts as more items
 _ENCODINGS = {None: Encoding.FLOAT, "float": Encoding.FLOAT, "bytes": Encoding.BYTES}
 _RANKED_BY_TEXT = re.compile(rb'(null|\[\s*("text"\s*)?\])?')
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
@@ -39,7 +39,7 @@ _DOCUMENT_LIST = {
 
 
 class Family(enum.Enum):
-    """Whose shapes of answers and errors are spoken."""
+    """Clients that expect the same shape of answers and errors."""
 
     TEI = "tei"
     RESULTS = "results"
@@ -47,13 +47,12 @@ class Family(enum.Enum):
     MIXEDBREAD = "mixedbread"
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """How the answer is to look."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRequest(RerankRequest):
+    """What is to be ranked, and how the answer looks."""
 
     family: Family
-    encoding: Encoding  # FLOAT or BYTES
-    top_n: int | None  # so many of the best; None = all
+    top_n: int | None  # only so many of the best; None = all
     has_texts: bool  # whether each result repeats its document
 
 
@@ -74,13 +73,13 @@ class RerankBody(Truncating, kw_only=True):
     top_n: int | None = None  # 0 = all, as vLLM has it
     top_k: int | None = None
     raw_scores: bool | None = None
-    use_activation: bool | None = None  # vLLM's word for the same, the other way round
+    use_activation: bool | None = None  # vLLM's; the opposite of raw_scores
     return_text: bool | None = None
     return_documents: bool | None = None
     return_input: bool | None = None
     truncation: bool | None = None
     instruction: str | None = None
-    instruct: str | None = None  # SGLang's word for it
+    instruct: str | None = None  # SGLang's name for it
     max_tokens_per_doc: int | None = None
     rank_fields: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_RANK_FIELDS)] = msgspec.field(
         default_factory=_raw
@@ -93,7 +92,7 @@ class _Document(msgspec.Struct):
 
 
 class _Marks(msgspec.Struct):
-    """What tells the families apart, whatever it holds."""
+    """The fields that show the family, with any value."""
 
     texts: msgspec.Raw = msgspec.field(default_factory=_raw)
     documents: msgspec.Raw = msgspec.field(default_factory=_raw)
@@ -108,36 +107,65 @@ _TEXTS = msgspec.json.Decoder(list[str])
 _DOCUMENTS = msgspec.json.Decoder(list[str | _Document])
 
 
+def _voyage_error(error: RequestError) -> Answer:
+    """An error as Voyage's client reads it."""
+    return error_answer(ERRORS[type(error)].status, {"detail": error.message}, error)
+
+
+ERROR_SHAPES: dict[Family, ErrorShape] = {
+    Family.TEI: tei_error,
+    Family.RESULTS: openai_error,
+    Family.VOYAGE: _voyage_error,
+    Family.MIXEDBREAD: openai_error,
+}
 _FIELDS = {Family.TEI: "texts", Family.RESULTS: "documents", Family.VOYAGE: "documents", Family.MIXEDBREAD: "input"}
 
 
-def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> tuple[RerankRequest, Reply]:
-    """Raises RequestError, naming the field or index."""
+def decode(call: Call, body: bytes) -> FamilyRequest:
+    """Errors get the shape of the body's family, if it shows one. Raises RequestError, naming the field or index."""
+    try:
+        request = _decode(call, body)
+    except RequestError:
+        family = family_of(body)
+        if family is not None:
+            call.error_shape = ERROR_SHAPES[family]
+        raise
+    call.error_shape = ERROR_SHAPES[request.family]
+    return request
+
+
+def _decode(call: Call, body: bytes) -> FamilyRequest:
     fields = parse_body(_BODY, body)
     family = _family(fields, is_voyage=fields.top_k is not None or fields.truncation is not None)
     if family is None:
         raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
-    model = models.choose(fields.model)
+    model = call.models.choose(fields.model)
     if not fields.query:
         raise EmptyInput("query must not be an empty string", param="query")
     _check_documents_fit(fields, model)
-    request = RerankRequest(
+    documents = _read_documents(fields, family, max_items=call.max_items)
+    truncation = _read_truncation(fields, model)
+    call.set_encoding(_read_encoding(fields))
+    wants_texts = {Family.TEI: fields.return_text, Family.MIXEDBREAD: fields.return_input}
+    return FamilyRequest(
         model=model,
         query=fields.query,
-        documents=_read_documents(fields, family, max_items=max_items),
+        documents=documents,
         raw_scores=bool(fields.raw_scores) or fields.use_activation is False,
         instruction=fields.instruct if fields.instruction is None else fields.instruction,
-        truncation=_read_truncation(fields, model),
-        request_class=wishes.request_class,
-        deadline=wishes.deadline,
+        truncation=truncation,
+        request_class=call.options.request_class,
+        deadline=call.options.deadline,
         documents_field=_FIELDS[family],
         instruction_field="instruct" if fields.instruction is None else "instruction",
+        family=family,
+        top_n=_read_top_n(fields),
+        has_texts=bool(wants_texts.get(family, fields.return_documents)),
     )
-    return request, _read_reply(fields, family, wishes)
 
 
 def family_of(body: bytes) -> Family | None:
-    """Of a body that may be wrong; None where it says nothing of it."""
+    """Of a body that may be wrong; None if no field shows it."""
     try:
         marks = parse(_MARKS, body)
     except RequestError:
@@ -158,7 +186,7 @@ def _is_given(value: msgspec.Raw) -> bool:
 
 
 def _read_documents(fields: RerankBody, family: Family, *, max_items: int) -> Sequence[str]:
-    """Looked at before it is decoded, as all lists are: see inputs.py."""
+    """Counts the items before it decodes them, as inputs.py does for all lists."""
     field = _FIELDS[family]
     raw = bytes(getattr(fields, field))
     if not raw.startswith(b"["):
@@ -179,32 +207,32 @@ def _read_documents(fields: RerankBody, family: Family, *, max_items: int) -> Se
 
 
 def _check_documents_fit(fields: RerankBody, model: ServedModel) -> None:
-    """That nothing is asked of the documents which is not done here."""
+    """Raises InvalidRequest for what the server does not do with documents."""
     if not _RANKED_BY_TEXT.fullmatch(bytes(fields.rank_fields)):
-        raise InvalidRequest('rank_fields must be ["text"]: a document is its text here', param="rank_fields")
+        raise InvalidRequest('rank_fields must be ["text"]: only the text of a document is ranked', param="rank_fields")
     if fields.max_tokens_per_doc is not None and fields.max_tokens_per_doc < model.max_seqlen:
         raise InvalidRequest(
-            f"max_tokens_per_doc must be at least the {model.max_seqlen} tokens that the model takes, to which "
-            "documents are cut",
+            f"max_tokens_per_doc must be at least {model.max_seqlen}: documents are cut to what the model takes",
             param="max_tokens_per_doc",
         )
 
 
 def _read_truncation(fields: RerankBody, model: ServedModel) -> Truncation:
     """Raises InvalidRequest."""
-    is_wished = fields.truncation if fields.truncate is None else fields.truncate
-    wished = Truncating(truncate=is_wished, truncation_direction=fields.truncation_direction)
-    return read_truncation(wished, model)
+    truncate = fields.truncation if fields.truncate is None else fields.truncate
+    return read_truncation(Truncating(truncate=truncate, truncation_direction=fields.truncation_direction), model)
 
 
-def _read_reply(fields: RerankBody, family: Family, wishes: Wishes) -> Reply:
+def _read_encoding(fields: RerankBody) -> Encoding:
     """Raises InvalidRequest."""
     if fields.encoding_format not in _ENCODINGS:
         raise InvalidRequest("encoding_format must be float or bytes", param="encoding_format")
-    top_field = "top_n" if fields.top_k is None else "top_k"
-    top_n = fields.top_n if fields.top_k is None else fields.top_k
-    if top_n is not None and top_n < 0:
-        raise InvalidRequest(f"{top_field} must not be negative", param=top_field)
-    wished = {Family.TEI: fields.return_text, Family.MIXEDBREAD: fields.return_input}
-    encoding = Encoding.BYTES if wishes.raw_bytes else _ENCODINGS[fields.encoding_format]
-    return Reply(family, encoding, top_n or None, bool(wished.get(family, fields.return_documents)))
+    return _ENCODINGS[fields.encoding_format]
+
+
+def _read_top_n(fields: RerankBody) -> int | None:
+    """Raises InvalidRequest."""
+    name, number = ("top_n", fields.top_n) if fields.top_k is None else ("top_k", fields.top_k)
+    if number is not None and number < 0:
+        raise InvalidRequest(f"{name} must not be negative", param=name)
+    return number or None

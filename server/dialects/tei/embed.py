@@ -1,110 +1,194 @@
-"""The routes of text-embeddings-inference for embedding models.
+"""text-embeddings-inference's routes for embedding models: /embed, /embed_all and /similarity.
 
 https://huggingface.github.io/text-embeddings-inference
 """
 
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Annotated
+
+import msgspec
+import numpy as np
 
 from engine.types import OutputKind
-from server.dialects.tei import tokens
-from server.dialects.tei.answers import all_headers, encode, encoding_of
-from server.dialects.tei.bodies import (
-    EmbedAllBody,
-    EmbedBody,
-    Form,
-    SimilarityBody,
-    decode_embed,
-    decode_embed_all,
-    decode_similarity,
+from server.dialects.reading.inputs import read_dimensions, read_prompt, read_texts
+from server.dialects.reading.json_body import parse, parse_body
+from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.tei.shared import (
+    InputsBody,
+    Parameters,
+    read_is_query,
+    read_request,
+    read_truncation,
+    tei_error,
+    timing_headers,
 )
-from server.dialects.writing.ragged import SCHEMA as RAGGED
-from server.http.headers import Wishes
-from server.http.route import Answer, Call, Route
-from server.requests.errors import tei_answer
-from server.requests.late_interaction import compared_rows
-from server.requests.models import ModelTable
-from server.requests.pipeline import EmbedRequest
+from server.dialects.writing.ragged import RAGGED, ragged_bytes, ragged_headers
+from server.dialects.writing.rows import ROWS, as_bytes, as_json, as_list, headers, numbers_as_json
+from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.late_interaction import embed_tokens
+from server.requests.pipeline import Pipeline
+from server.requests.time_slices import TimeSlice
+from server.requests.work import Embedded, EmbedRequest
+
+_SIMILARITY_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "source_sentence": {"type": "string"},
+        "sentences": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["source_sentence", "sentences"],
+}
 
 
-class Decode(Protocol):
-    """What is asked for in a body, and in which form it goes out."""
+class EmbedBody(InputsBody, kw_only=True):
+    """The body of POST /embed."""
 
-    def __call__(self, body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> tuple[EmbedRequest, Form]:
-        """Raises RequestError, naming the field or index."""
-        ...
-
-
-async def embed(call: Call, decode: Decode) -> Answer:
-    """Every route that computes."""
-    body = await call.body()
-    with call.held(body):
-        request, form = decode(body, call.wishes, call.models, max_items=call.resources.max_items)
-        del body  # what is in it was copied out
-        call.trace.encoding = encoding_of(form).value
-        if request.outputs is OutputKind.MULTI_VECTOR:
-            embedded = await compared_rows(call.resources.pipeline, request, call.trace)
-        else:
-            embedded = await call.resources.pipeline.embed(request, call.trace)
-    return 200, all_headers(embedded, form, call.trace), await encode(embedded, form)
+    normalize: bool | None = None  # None = true
+    dimensions: int | None = None
 
 
-_ROW: dict[str, Any] = {"type": "array", "items": {"type": "number"}}
-_ROWS: dict[str, Any] = {"type": "array", "items": _ROW}
-_RAW: dict[str, Any] = {"type": "string", "format": "binary"}
+class EmbedAllBody(InputsBody, kw_only=True):
+    """The body of POST /embed_all."""
+
+    input_type: str | None = None  # ours: query or document (None too), which differ in late-interaction models
 
 
-def _route(path: str, decode: Decode, summary: str, *, body: type, responses: dict[str, Any]) -> Route:
-    return Route(
-        path=path,
-        handler=partial(embed, decode=decode),
-        error_shape=tei_answer,
-        summary=summary,
-        body=body,
-        responses=responses,
+class SimilarityInputs(msgspec.Struct):
+    """A sentence, and those it is compared with."""
+
+    source_sentence: str
+    sentences: msgspec.Raw
+
+
+class SimilarityBody(msgspec.Struct, kw_only=True):
+    """The body of POST /similarity."""
+
+    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_SIMILARITY_SCHEMA)]
+    parameters: Parameters | None = None
+    model: str | None = None
+
+
+_EMBED = msgspec.json.Decoder(EmbedBody)
+_EMBED_ALL = msgspec.json.Decoder(EmbedAllBody)
+_SIMILARITY = msgspec.json.Decoder(SimilarityBody)
+_SIMILARITY_INPUTS = msgspec.json.Decoder(SimilarityInputs)
+
+
+def decode_embed(call: Call, body: bytes) -> EmbedRequest:
+    """POST /embed. As all decoders here raises RequestError, naming the field or index."""
+    fields = parse_body(_EMBED, body)
+    request = read_request(call, fields)
+    dimensions = read_dimensions(fields.dimensions, request.model.dimensions)
+    call.set_encoding()
+    return replace(request, dimensions=dimensions, normalize=fields.normalize is not False)
+
+
+def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
+    """POST /embed_all."""
+    fields = parse_body(_EMBED_ALL, body)
+    request = read_request(call, fields)
+    is_query, outputs = read_is_query(fields.input_type), request.model.outputs
+    call.set_encoding()
+    if OutputKind.MULTI_VECTOR in outputs and OutputKind.TOKENS not in outputs:
+        num_queries = request.num_items if is_query else 0
+        return replace(request, outputs=OutputKind.MULTI_VECTOR, num_queries=num_queries, query_prompt=request.prompt)
+    if fields.input_type is not None and OutputKind.TOKENS in outputs:
+        raise InvalidRequest(
+            "input_type can't be given: this model treats queries and documents alike", param="input_type"
+        )
+    return replace(request, outputs=OutputKind.TOKENS, normalize=False)
+
+
+def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
+    """POST /similarity: the source sentence is the first of the request's texts."""
+    fields = parse_body(_SIMILARITY, body)
+    model = call.models.choose(fields.model)
+    inputs = parse(_SIMILARITY_INPUTS, fields.inputs, "inputs")
+    given = read_texts(inputs.sentences, "inputs.sentences", max_items=call.max_items)
+    if given.is_single:
+        raise InvalidRequest("inputs.sentences must be a list of texts", param="inputs.sentences")
+    if not inputs.source_sentence:
+        raise EmptyInput("inputs.source_sentence must not be empty", param="inputs.source_sentence")
+    parameters = fields.parameters or Parameters()
+    call.encoding = Encoding.FLOAT
+    return EmbedRequest(
+        model=model,
+        texts=[inputs.source_sentence, *(given.texts or ())],
+        prompt=read_prompt(parameters.prompt_name, given, model),
+        truncation=read_truncation(parameters, model),
+        normalize=True,
+        request_class=call.options.request_class,
+        deadline=call.options.deadline,
+        field="inputs.sentences",
+        first_field="inputs.source_sentence",
     )
 
 
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": schema}
+async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """Rows of texts. As in all encoders, long work is done in slices, so that other requests run in between."""
+    encoding = call.encoding or Encoding.FLOAT
+    own = [*headers(embedded, encoding), *timing_headers(call.trace)]
+    rows = embedded.rows
+    return Answer(200, own, as_bytes(rows) if encoding is Encoding.BYTES else await as_json(rows))
 
 
-ROUTES: tuple[Route, ...] = (
-    _route(
-        "/embed",
-        decode_embed,
-        "Embeddings, as TEI has them",
+async def encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """Rows of tokens."""
+    timing = timing_headers(call.trace)
+    if call.encoding is Encoding.BYTES:
+        return Answer(200, [*ragged_headers(embedded), *timing], ragged_bytes(embedded))
+    items = [item async for item in token_rows_by_item(embedded)]
+    return Answer(200, [*headers(embedded, Encoding.FLOAT), *timing], as_list(items))
+
+
+async def token_rows_by_item(embedded: Embedded) -> AsyncIterator[bytes]:
+    """The rows of one item after the other, each a list in JSON."""
+    assert embedded.offsets is not None
+    time_slice = TimeSlice()
+    for start, stop in pairwise(embedded.offsets.tolist()):
+        yield await as_json(embedded.rows[start:stop])
+        await time_slice.end_if_over()
+
+
+async def encode_similarity(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """Cosines of the first row with each of the others; all have length 1."""
+    own = [*headers(embedded, Encoding.FLOAT), *timing_headers(call.trace)]
+    return Answer(200, own, numbers_as_json(np.einsum("nd,d->n", embedded.rows[1:], embedded.rows[0])))
+
+
+ROUTES = (
+    Route(
+        path="/embed",
+        decode=decode_embed,
+        run=Pipeline.embed,
+        encode=encode_embed,
+        error_shape=tei_error,
+        summary="Embed texts with TEI's API",
         body=EmbedBody,
-        responses={**_json(_ROWS), "application/octet-stream": _RAW},
+        answers=(list[list[float]],),
+        raw_answer=ROWS,
     ),
-    _route(
-        "/embed_all",
-        decode_embed_all,
-        "A row for each token of each input",
+    Route(
+        path="/embed_all",
+        decode=decode_embed_all,
+        run=embed_tokens,
+        encode=encode_embed_all,
+        error_shape=tei_error,
+        summary="Embed each token of texts with TEI's API",
         body=EmbedAllBody,
-        responses={**_json({"type": "array", "items": _ROWS}), "application/octet-stream": RAGGED},
+        answers=(list[list[list[float]]],),
+        raw_answer=RAGGED,
     ),
-    _route(
-        "/similarity",
-        decode_similarity,
-        "Cosines of a sentence with others",
+    Route(
+        path="/similarity",
+        decode=decode_similarity,
+        run=Pipeline.embed,
+        encode=encode_similarity,
+        error_shape=tei_error,
+        summary="Compare a sentence with others with TEI's API",
         body=SimilarityBody,
-        responses=_json(_ROW),
-    ),
-    Route(
-        path="/tokenize",
-        handler=tokens.tokenize,
-        error_shape=tei_answer,
-        summary="The tokens of texts, one by one",
-        body=tokens.TokenizeBody,
-        responses=_json(tokens.TOKENS_SCHEMA),
-    ),
-    Route(
-        path="/decode",
-        handler=tokens.decode,
-        error_shape=tei_answer,
-        summary="The texts of token ids",
-        body=tokens.DecodeBody,
-        responses=_json(tokens.TEXTS_SCHEMA),
+        answers=(list[float],),
     ),
 )

@@ -1,29 +1,27 @@
 """/embed_hybrid: dense, sparse and late-interaction embeddings of each text from one forward, as bge-m3 gives them.
 
-Ours, in the manner of text-embeddings-inference's routes.
+Ours, in the style of text-embeddings-inference's routes.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 
 from engine.types import OutputKind
 from server.dialects.reading.json_body import parse, parse_body
-from server.dialects.tei.answers import timing_headers, token_rows_by_item
-from server.dialects.tei.bodies import InputsBody, read_is_query, read_request
-from server.dialects.tei.sparse import SCHEMA as SPARSE
-from server.dialects.tei.sparse import sparse_by_item
-from server.dialects.writing.predictions import in_json
-from server.dialects.writing.rows import Encoding, as_list, headers
-from server.dialects.writing.time_slices import Turns
-from server.http.headers import Wishes
-from server.http.route import Answer, Call, Route
-from server.requests.errors import InvalidRequest, tei_answer
+from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.tei.embed import token_rows_by_item
+from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
+from server.dialects.tei.sparse import SparseEntry, sparse_by_item
+from server.dialects.writing.rows import as_list, headers, numbers_as_json
+from server.requests.errors import InvalidRequest
 from server.requests.late_interaction import rows_that_count
-from server.requests.models import ModelTable, ServedModel
-from server.requests.pipeline import Computed, Embedded, EmbedRequest, finish
+from server.requests.models import ServedModel
+from server.requests.pipeline import Pipeline, finish
+from server.requests.time_slices import TimeSlice
+from server.requests.work import Computed, Embedded, EmbedRequest
 
 KINDS = {
     "dense": OutputKind.POOLED,
@@ -34,52 +32,39 @@ _ALL = OutputKind.POOLED | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
 _OUTPUTS = {
     "type": "array",
     "items": {"enum": list(KINDS)},
-    "description": "what each answer is to have; by default all that the model gives",
+    "description": "what each item of the answer has; by default all that the model gives",
 }
-_NOT_SAID = b"null"
-_MAX_OUTPUTS_BYTES = 200  # of JSON; so short a list is decoded in no time
-_FLOATS_A_TURN = 16_384
+_NOT_GIVEN = b"null"
+_MAX_OUTPUTS_BYTES = 200  # of JSON; a list this short is decoded at once
 
 
 class EmbedHybridBody(InputsBody, kw_only=True):
     """The body of POST /embed_hybrid."""
 
     outputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_OUTPUTS)] = msgspec.field(
-        default_factory=lambda: msgspec.Raw(_NOT_SAID)
+        default_factory=lambda: msgspec.Raw(_NOT_GIVEN)
     )
     normalize: bool | None = None  # of the dense rows; None = true
     input_type: str | None = None  # query or document (None too)
+
+
+class HybridItem(msgspec.Struct):
+    """All that was asked for of one text."""
+
+    dense: list[float] | msgspec.UnsetType = msgspec.UNSET
+    sparse: list[SparseEntry] | msgspec.UnsetType = msgspec.UNSET
+    multi_vector: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
 
 
 _BODY = msgspec.json.Decoder(EmbedHybridBody)
 _NAMES = msgspec.json.Decoder(list[str])
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """One kind of output, for all items."""
-
-    name: str
-    embedded: Embedded
-
-
-async def embed_hybrid(call: Call) -> Answer:
-    """POST /embed_hybrid."""
-    body = await call.body()
-    with call.held(body):
-        request = decode(body, call.wishes, call.models, max_items=call.resources.max_items)
-        del body  # what is in it was copied out
-        call.trace.encoding = Encoding.FLOAT.value
-        computed = await call.resources.pipeline.compute(request, call.trace)
-    columns = [await _column(name, kind, computed, request) for name, kind in KINDS.items() if kind & request.outputs]
-    own = [*headers(columns[0].embedded, Encoding.FLOAT), *timing_headers(call.trace)]
-    return 200, own, await encode(columns, request.num_items)
-
-
-def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> EmbedRequest:
+def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises RequestError, naming the field or index."""
     fields = parse_body(_BODY, body)
-    request = read_request(fields, wishes, models, max_items=max_items)
+    request = read_request(call, fields)
+    call.encoding = Encoding.FLOAT
     return replace(
         request,
         outputs=_read_outputs(fields.outputs, request.model),
@@ -89,10 +74,10 @@ def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -
     )
 
 
-def _read_outputs(wished: msgspec.Raw, model: ServedModel) -> OutputKind:
-    """What the model can't give is refused when it is to be computed."""
-    raw = bytes(wished)
-    if raw == _NOT_SAID:
+def _read_outputs(wanted: msgspec.Raw, model: ServedModel) -> OutputKind:
+    """The pipeline refuses what the model can't give."""
+    raw = bytes(wanted)
+    if raw == _NOT_GIVEN:
         return (model.outputs & _ALL) or _ALL
     names = parse(_NAMES, raw, "outputs") if len(raw) <= _MAX_OUTPUTS_BYTES else []
     if not names or not KINDS.keys() >= set(names):
@@ -103,54 +88,52 @@ def _read_outputs(wished: msgspec.Raw, model: ServedModel) -> OutputKind:
     return outputs
 
 
-async def _column(name: str, kind: OutputKind, computed: Computed, request: EmbedRequest) -> _Column:
-    if kind is OutputKind.MULTI_VECTOR:
-        return _Column(name, await rows_that_count(computed, request))
-    rows = computed.results[kind]
-    values = finish(rows.values, request) if kind is OutputKind.POOLED else rows.values
-    return _Column(name, Embedded(values, computed.num_tokens, computed.tokens.truncated, rows.offsets))
-
-
-async def encode(columns: list[_Column], num_items: int) -> bytes:
-    """The body of the answer. Long work is done in slices, so that other requests get their turn."""
-    writers = [(column.name.encode(), _by_item(column)) for column in columns]
+async def encode(call: Call, request: EmbedRequest, computed: Computed) -> Answer:
+    """Long work is done in slices, so that other requests run in between."""
+    by_kind = {name: await _rows(kind, computed, request) for name, kind in KINDS.items() if kind & request.outputs}
+    own = [*headers(next(iter(by_kind.values())), Encoding.FLOAT), *timing_headers(call.trace)]
+    writers = [(name.encode(), _by_item(name, embedded)) for name, embedded in by_kind.items()]
     items = []
-    for _ in range(num_items):
+    for _ in range(request.num_items):
         fields = [b'"%b":%b' % (name, await anext(writer)) for name, writer in writers]
         items.append(b"{%b}" % b",".join(fields))
-    return as_list(items)
+    return Answer(200, own, as_list(items))
 
 
-def _by_item(column: _Column) -> AsyncIterator[bytes]:
-    match column.name:
+async def _rows(kind: OutputKind, computed: Computed, request: EmbedRequest) -> Embedded:
+    if kind is OutputKind.MULTI_VECTOR:
+        return await rows_that_count(computed, request)
+    rows = computed.results[kind]
+    values = finish(rows.values, request) if kind is OutputKind.POOLED else rows.values
+    return Embedded(values, computed.num_tokens, computed.tokens.truncated, rows.offsets)
+
+
+def _by_item(name: str, embedded: Embedded) -> AsyncIterator[bytes]:
+    match name:
         case "dense":
-            return _rows(column.embedded)
+            return _dense_by_item(embedded)
         case "sparse":
-            return sparse_by_item(column.embedded)
+            return sparse_by_item(embedded)
         case _:
-            return token_rows_by_item(column.embedded)
+            return token_rows_by_item(embedded)
 
 
-async def _rows(embedded: Embedded) -> AsyncIterator[bytes]:
-    turns = Turns(_FLOATS_A_TURN)
+async def _dense_by_item(embedded: Embedded) -> AsyncIterator[bytes]:
+    time_slice = TimeSlice()
     for row in embedded.rows:
-        yield in_json(row)
-        await turns.wrote(len(row))
+        yield numbers_as_json(row)
+        await time_slice.end_if_over()
 
-
-_ROW: dict[str, Any] = {"type": "array", "items": {"type": "number"}}
-_ITEM: dict[str, Any] = {
-    "type": "object",
-    "properties": {"dense": _ROW, "sparse": SPARSE, "multi_vector": {"type": "array", "items": _ROW}},
-}
 
 ROUTES = (
     Route(
         path="/embed_hybrid",
-        handler=embed_hybrid,
-        error_shape=tei_answer,
-        summary="Dense, sparse and late-interaction embeddings from one forward",
+        decode=decode,
+        run=Pipeline.compute,
+        encode=encode,
+        error_shape=tei_error,
+        summary="Make dense, sparse and late-interaction embeddings at once",
         body=EmbedHybridBody,
-        responses={"application/json": {"type": "array", "items": _ITEM}},
+        answers=(list[HybridItem],),
     ),
 )

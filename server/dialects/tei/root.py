@@ -1,23 +1,20 @@
-"""POST / and /invocations, as text-embeddings-inference has them for SageMaker: what they do is the model's to say.
-
-Embedding models are answered here, others by the route that is theirs.
-"""
+"""POST / and /invocations, as text-embeddings-inference has them for SageMaker: the route for the model's task."""
 
 from collections.abc import Iterable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from engine.model.tasks import Task
 from server.dialects.reading.json_body import parse
-from server.dialects.tei.bodies import AnyBody, decode_any
-from server.dialects.tei.embed import embed
-from server.http.body import Message
-from server.http.route import Answer, Call, Route
-from server.requests.errors import tei_answer
+from server.dialects.route import Answer, Call, Route
+from server.dialects.tei.embed import EmbedBody
+from server.dialects.tei.shared import tei_error
+from server.dialects.writing.rows import ROWS
 from server.requests.models import ServedModel
+from server.requests.pipeline import Pipeline
+from server.requests.trace import Trace
 
 _BY_TASK = {
     Task.CLASSIFY: "/predict",
@@ -25,56 +22,61 @@ _BY_TASK = {
     Task.SPARSE: "/embed_sparse",
     Task.LATE_INTERACTION: "/embed_all",
 }
-_ROWS: dict[str, Any] = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
 
 
-class _Sign(msgspec.Struct):
-    """What tells the models and the routes apart."""
+class _Marks(msgspec.Struct):
+    """The fields that decide which route it is."""
 
     model: str | None = None
     inputs: msgspec.Raw = msgspec.Raw()
 
 
-_SIGN = msgspec.json.Decoder(_Sign)
+_MARKS = msgspec.json.Decoder(_Marks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What another route made of the body."""
+
+    route: Route
+    request: Any
 
 
 def root_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
-    """The two of them; `routes` are the others, to choose from."""
+    """The two of them; `routes` are the others."""
     by_path = {route.path: route for route in routes}
+
+    def decode(call: Call, body: bytes) -> _Request:
+        marks = parse(_MARKS, body)
+        route = by_path[_path(call.models.choose(marks.model), bytes(marks.inputs))]
+        return _Request(route, route.decode(call, body))
+
     return tuple(
         Route(
             path=path,
-            handler=partial(answer, by_path=by_path),
-            error_shape=tei_answer,
-            summary="What the model is for: embeddings, similarities where `inputs` is an object with a source "
-            "sentence, or what the route for its task answers",
-            body=AnyBody,
-            responses={
-                "application/json": {"anyOf": [_ROWS, {"type": "array"}]},
-                "application/octet-stream": {"type": "string", "format": "binary"},
-            },
+            decode=decode,
+            run=_run,
+            encode=_encode,
+            error_shape=tei_error,
+            summary="Do what the model is for: embed, compare (if `inputs` has a source sentence), classify or rerank",
+            body=EmbedBody,
+            answers=(list[list[float]], list[Any]),
+            raw_answer=ROWS,
         )
         for path in ("/", "/invocations")
     )
 
 
-async def answer(call: Call, *, by_path: dict[str, Route]) -> Answer:
-    """POST / and /invocations."""
-    if all(model.task is Task.EMBED for model in call.models.models):
-        return await embed(call, decode_any)
-    body = await call.body()
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    same = replace(call, receive=receive)
-    sign = parse(_SIGN, body)
-    path = _path(call.models.choose(sign.model), sign)
-    return await (embed(same, decode_any) if path is None else by_path[path].handler(same))
-
-
-def _path(model: ServedModel, sign: _Sign) -> str | None:
-    """Of the route for the model's task; None = none but this one."""
+def _path(model: ServedModel, inputs: bytes) -> str:
+    """Of the route for the model's task."""
     if model.task is Task.RERANK:
-        return "/predict" if bytes(sign.inputs) else "/rerank"
-    return _BY_TASK.get(model.task)
+        return "/predict" if inputs else "/rerank"
+    return _BY_TASK.get(model.task) or ("/similarity" if inputs.startswith(b"{") else "/embed")
+
+
+async def _run(pipeline: Pipeline, chosen: _Request, trace: Trace) -> Any:
+    return await chosen.route.run(pipeline, chosen.request, trace)
+
+
+async def _encode(call: Call, chosen: _Request, result: Any) -> Answer:
+    return await chosen.route.encode(call, chosen.request, result)

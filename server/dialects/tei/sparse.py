@@ -1,33 +1,23 @@
-"""text-embeddings-inference's /embed_sparse: weights of vocabulary entries, of models that give them."""
+"""text-embeddings-inference's /embed_sparse: weights of vocabulary entries, from models that give them."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from engine.types import OutputKind
 from server.dialects.reading.json_body import parse_body
-from server.dialects.tei.answers import timing_headers
-from server.dialects.tei.bodies import InputsBody, read_is_query, read_request
-from server.dialects.writing.predictions import in_json
+from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
 from server.dialects.writing.ragged import sparse_bytes, sparse_headers
-from server.dialects.writing.rows import Encoding, as_list, headers
-from server.dialects.writing.time_slices import Turns
-from server.http.headers import Wishes
-from server.http.route import Answer, Call, Route
-from server.requests.errors import tei_answer
-from server.requests.models import ModelTable
-from server.requests.pipeline import Embedded, EmbedRequest
+from server.dialects.writing.rows import as_list, headers, numbers_as_json
+from server.requests.pipeline import Pipeline
+from server.requests.time_slices import TimeSlice, steps
+from server.requests.work import Embedded, EmbedRequest
 
-_ENTRIES_A_TURN = 2000
-
-SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "items": {"type": "object", "properties": {"index": {"type": "integer"}, "value": {"type": "number"}}},
-}
+_NUMBERS_AN_ENTRY = 8  # what writing an entry costs, counted in plain numbers
 
 
 class EmbedSparseBody(InputsBody, kw_only=True):
@@ -36,28 +26,21 @@ class EmbedSparseBody(InputsBody, kw_only=True):
     input_type: str | None = None  # ours: query or document (None too); they may differ, see docs/models.md
 
 
+class SparseEntry(msgspec.Struct):
+    """One vocabulary entry with its weight."""
+
+    index: int
+    value: float
+
+
 _BODY = msgspec.json.Decoder(EmbedSparseBody)
 
 
-async def embed_sparse(call: Call) -> Answer:
-    """POST /embed_sparse."""
-    body = await call.body()
-    with call.held(body):
-        request = decode(body, call.wishes, call.models, max_items=call.resources.max_items)
-        del body  # what is in it was copied out
-        encoding = Encoding.BYTES if call.wishes.raw_bytes else Encoding.FLOAT
-        call.trace.encoding = encoding.value
-        embedded = await call.resources.pipeline.embed(request, call.trace)
-    if encoding is Encoding.BYTES:
-        return 200, [*sparse_headers(embedded), *timing_headers(call.trace)], sparse_bytes(embedded)
-    items = [item async for item in sparse_by_item(embedded)]
-    return 200, [*headers(embedded, encoding), *timing_headers(call.trace)], as_list(items)
-
-
-def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -> EmbedRequest:
+def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises RequestError, naming the field or index."""
     fields = parse_body(_BODY, body)
-    request = read_request(fields, wishes, models, max_items=max_items)
+    request = read_request(call, fields)
+    call.set_encoding()
     return replace(
         request,
         outputs=OutputKind.SPARSE,
@@ -67,38 +50,41 @@ def decode(body: bytes, wishes: Wishes, models: ModelTable, *, max_items: int) -
     )
 
 
+async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """Long work is done in slices, so that other requests run in between."""
+    timing = timing_headers(call.trace)
+    if call.encoding is Encoding.BYTES:
+        return Answer(200, [*sparse_headers(embedded), *timing], sparse_bytes(embedded))
+    items = [item async for item in sparse_by_item(embedded)]
+    return Answer(200, [*headers(embedded, Encoding.FLOAT), *timing], as_list(items))
+
+
 async def sparse_by_item(embedded: Embedded) -> AsyncIterator[bytes]:
-    """The entries of one item after the other, each a list in JSON. Other requests get their turn meanwhile."""
+    """The entries of one item after the other, each a list in JSON."""
     assert embedded.offsets is not None
-    turns = Turns(_ENTRIES_A_TURN)
-    for first, end in pairwise(embedded.offsets.tolist()):
-        entries: list[bytes] = []
-        for start in range(first, end, _ENTRIES_A_TURN):
-            rows = embedded.rows[start : min(start + _ENTRIES_A_TURN, end)]
-            weights = in_json(rows[:, 1])[1:-1].split(b",")
-            indices = rows[:, 0].astype(np.int64).tolist()
+    time_slice = TimeSlice()
+    for start, stop in pairwise(embedded.offsets.tolist()):
+        rows, entries = embedded.rows[start:stop], list[bytes]()
+        async for part in steps(len(rows), _NUMBERS_AN_ENTRY):
+            weights = numbers_as_json(rows[part, 1])[1:-1].split(b",")
+            indices = rows[part, 0].astype(np.int64).tolist()
             entries += [
                 b'{"index":%d,"value":%b}' % (index, weight) for index, weight in zip(indices, weights, strict=True)
             ]
-            await turns.wrote(len(rows))
         yield as_list(entries)
-        await turns.wrote(1)
+        await time_slice.end_if_over()
 
 
 ROUTES = (
     Route(
         path="/embed_sparse",
-        handler=embed_sparse,
-        error_shape=tei_answer,
-        summary="Sparse embeddings, as TEI has them",
+        decode=decode,
+        run=Pipeline.embed,
+        encode=encode,
+        error_shape=tei_error,
+        summary="Make sparse embeddings with TEI's API",
         body=EmbedSparseBody,
-        responses={
-            "application/json": {"type": "array", "items": SCHEMA},
-            "application/octet-stream": {
-                "type": "string",
-                "format": "binary",
-                "description": "uint32 offsets [items + 1], then uint32 indices, then as many float32 values",
-            },
-        },
+        answers=(list[list[SparseEntry]],),
+        raw_answer="uint32 offsets [items + 1], then uint32 indices, then as many float32 values",
     ),
 )

@@ -8,15 +8,15 @@ vocabulary entries come first, uint32 [rows], then their weights, float32 [rows]
 import numpy as np
 from numpy.typing import NDArray
 
-from server.dialects.writing.rows import Encoding, headers
-from server.http.body import Headers
-from server.requests.pipeline import Embedded
+from server.dialects.route import Encoding, Headers
+from server.dialects.writing.rows import headers
+from server.requests.work import Embedded
 
-SCHEMA = {"type": "string", "format": "binary", "description": "uint32 offsets [items + 1], then the float32 rows"}
+RAGGED = "uint32 offsets [items + 1], then the float32 rows"  # for the OpenAPI page
 
 
 def ragged_headers(embedded: Embedded) -> Headers:
-    """The answer's headers, less its length."""
+    """The answer's headers without its length."""
     assert embedded.offsets is not None
     return [*headers(embedded, Encoding.BYTES), (b"x-embedline-offsets", b"%d" % len(embedded.offsets))]
 

@@ -1,7 +1,6 @@
 """Whatever comes as a body is decoded or refused, on every route, and no refusal repeats a part of it."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,21 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.dialects import classify, openai, predict_tokens
-from server.dialects.rerank import bodies as rerank_bodies
-from server.dialects.tei import bodies as tei_bodies
-from server.dialects.tei import hybrid, predict, sparse
-from server.dialects.tei import tokens as tei_tokens
-from server.http.headers import Wishes
-from server.http.post_routes import ROUTES
+from server.dialects.table import ROUTES
 from server.requests.classify import ClassifyRequest
 from server.requests.classify_tokens import ClassifyTokensRequest
-from server.requests.errors import ErrorShape, RequestError, openai_answer, tei_answer
-from server.requests.pipeline import EmbedRequest
+from server.requests.errors import RequestError
 from server.requests.rerank import RerankRequest
-from server.requests.tokenize import DecodeRequest, TokenizeRequest
-from tests.server.edge import one_model
+from server.requests.work import DecodeRequest, EmbedRequest, TokenizeRequest
+from tests.server.edge import new_call
 
+BY_PATH = {route.path: route for route in ROUTES}
 LONGEST_ECHO = 7  # characters in a row that may be the same by chance
 
 # none of our own messages is written with these
@@ -48,10 +41,8 @@ parameters = st.fixed_dictionaries({}, optional=how) | values
 
 @dataclass(frozen=True)
 class Case:
-    """A route's decoder, and bodies that it might take."""
+    """Bodies that a route might take."""
 
-    decode: Callable[..., object]
-    shape: ErrorShape
     required: dict[str, st.SearchStrategy[Any]]
     optional: dict[str, st.SearchStrategy[Any]] = field(default_factory=dict)
 
@@ -67,8 +58,6 @@ class Case:
 
 EMBED = {"normalize": booleans, "dimensions": dimensions, **how}
 OPENAI = Case(
-    openai.decode,
-    openai_answer,
     {"input": inputs},
     {
         "encoding_format": st.sampled_from(["float", "base64", "bytes"]) | values,
@@ -81,8 +70,6 @@ documents = (
     st.lists(secrets | st.fixed_dictionaries({"text": secrets}, optional={"title": values}), max_size=6) | values
 )
 RERANK = Case(
-    rerank_bodies.decode,
-    openai_answer,
     {"query": secrets | values},
     {
         "texts": st.lists(secrets, max_size=6) | values,
@@ -108,29 +95,25 @@ HYBRID = {
 SCORES = {"raw_scores": booleans, **how}
 text_lists = inputs | st.lists(st.lists(secrets, min_size=1, max_size=2), min_size=1, max_size=5)
 CLASSIFY = Case(
-    classify.decode,
-    openai_answer,
     {"input": inputs},
     {"use_activation": booleans, "raw_scores": booleans, "messages": values, "user": secrets | values},
 )
-ANY = Case(tei_bodies.decode_any, tei_answer, {"inputs": inputs | similar}, {"parameters": parameters, **EMBED})
+ANY = Case({"inputs": inputs | similar}, {"parameters": parameters, **EMBED})
 CASES = {
     "/v1/embeddings": OPENAI,
     "/embeddings": OPENAI,
-    "/embed": Case(tei_bodies.decode_embed, tei_answer, {"inputs": inputs}, EMBED),
-    "/embed_all": Case(tei_bodies.decode_embed_all, tei_answer, {"inputs": inputs}, how),
-    "/embed_sparse": Case(sparse.decode, tei_answer, {"inputs": inputs}, how),
-    "/embed_hybrid": Case(hybrid.decode, tei_answer, {"inputs": inputs}, HYBRID),
-    "/predict": Case(predict.decode, tei_answer, {"inputs": text_lists}, SCORES),
+    "/embed": Case({"inputs": inputs}, EMBED),
+    "/embed_all": Case({"inputs": inputs}, how),
+    "/embed_sparse": Case({"inputs": inputs}, how),
+    "/embed_hybrid": Case({"inputs": inputs}, HYBRID),
+    "/predict": Case({"inputs": text_lists}, SCORES),
     "/predict_tokens": Case(
-        predict_tokens.decode,
-        tei_answer,
         {"inputs": text_lists},
         {"aggregation_strategy": st.sampled_from(["none", "max"]) | values, **SCORES},
     ),
     "/classify": CLASSIFY,
     "/v1/classify": CLASSIFY,
-    "/similarity": Case(tei_bodies.decode_similarity, tei_answer, {"inputs": similar}, {"parameters": parameters}),
+    "/similarity": Case({"inputs": similar}, {"parameters": parameters}),
     "/rerank": RERANK,
     "/v1/rerank": RERANK,
     "/v2/rerank": RERANK,
@@ -138,12 +121,10 @@ CASES = {
     "/": ANY,
     "/invocations": ANY,
     "/tokenize": Case(
-        tei_tokens.decode_tokenize,
-        tei_answer,
         {"inputs": inputs},
         {"add_special_tokens": booleans, "prompt_name": secrets | values},
     ),
-    "/decode": Case(tei_tokens.decode_decode, tei_answer, {"ids": inputs}, {"skip_special_tokens": booleans}),
+    "/decode": Case({"ids": inputs}, {"skip_special_tokens": booleans}),
 }
 
 WAYS = ("cut", "drop", "double", "flip", "insert")
@@ -205,16 +186,16 @@ def test_so_is_any_of_many_more(path: str, data: st.DataObject) -> None:
 
 
 def decode_or_refuse(path: str, data: st.DataObject) -> None:
-    case = CASES[path]
+    case, route, call = CASES[path], BY_PATH[path], new_call()
     value = data.draw(case.bodies)
     body = data.draw(mutated(json.dumps(value, ensure_ascii=data.draw(st.booleans())).encode()))
     try:
-        decoded = case.decode(body, Wishes(), one_model(), max_items=4)
+        decoded = route.decode(call, body)
     except RequestError as error:
-        said = case.shape(error).body.decode()
+        said = bytes(call.error_shape(error).body).decode()
         assert [text for text in texts_in(value) if text not in case.names and is_echoed(text, said)] == []
     else:
-        check(decoded[0] if isinstance(decoded, tuple) else decoded)
+        check(decoded.request if path == "/" else decoded)
 
 
 def check(request: object) -> None:
@@ -235,7 +216,7 @@ def check(request: object) -> None:
 
 
 def test_every_route_is_tried() -> None:
-    assert CASES.keys() == {route.path for route in ROUTES}
+    assert CASES.keys() == BY_PATH.keys()
 
 
 def test_an_echo_would_be_seen() -> None:

@@ -8,10 +8,9 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.classify import decode
-from server.http.headers import Wishes
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask
-from tests.server.edge import Called, one_model
+from tests.server.edge import Called, new_call
 
 CLASSIFIER = {"task": "classify", "labels": ["no", "yes"], "activation": "softmax", "num_labels": 2}
 ROWS = [[0.0, np.log(3)], [2.0, 2.0]]
@@ -70,7 +69,7 @@ def test_a_model_without_scores_says_what_it_is_for() -> None:
 
 def test_texts_and_ids() -> None:
     def decoded(body: dict[str, Any]) -> Any:
-        return decode(json.dumps(body).encode(), Wishes(), one_model(), max_items=4)[0]
+        return decode(new_call(), json.dumps(body).encode())
 
     assert (decoded({"input": "a"}).texts, decoded({"input": "a"}).is_single) == (["a"], True)
     assert decoded({"input": [[5, 6], [7]]}).token_ids == [[5, 6], [7]]
@@ -96,6 +95,6 @@ def test_texts_and_ids() -> None:
 def test_what_is_refused_is_named(body: Any, kind: type[RequestError], param: str | None) -> None:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
     with pytest.raises(RequestError) as refused:
-        decode(payload, Wishes(), one_model(), max_items=4)
+        decode(new_call(), payload)
     assert type(refused.value) is kind
     assert refused.value.param == param

@@ -6,26 +6,28 @@ from typing import Any
 import pytest
 
 from server.dialects.openai import decode
-from server.dialects.writing.rows import Encoding
-from server.http.headers import Wishes
+from server.dialects.route import Encoding, RequestOptions
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound
 from server.requests.models import ModelTable
-from server.requests.pipeline import EmbedRequest
-from tests.server.edge import DIMENSIONS, one_model, served_model
+from server.requests.work import EmbedRequest
+from tests.server.edge import DIMENSIONS, new_call, one_model, served_model
 from tokenizer_pool.messages import Truncation
 from wire.vocabulary import RequestClass
 
 MANY = 1_000_000
-NO_WISHES = Wishes()
+NO_OPTIONS = RequestOptions()
 
 
-def request_of(body: bytes | dict[str, Any], wishes: Wishes = NO_WISHES) -> EmbedRequest:
+def request_of(body: bytes | dict[str, Any], options: RequestOptions = NO_OPTIONS) -> EmbedRequest:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode(payload, wishes, one_model(), max_items=4)[0]
+    return decode(new_call(options), payload)
 
 
-def encoding_of(body: dict[str, Any], wishes: Wishes = NO_WISHES) -> Encoding:
-    return decode(json.dumps(body).encode(), wishes, one_model(), max_items=4)[1]
+def encoding_of(body: dict[str, Any], options: RequestOptions = NO_OPTIONS) -> Encoding:
+    call = new_call(options)
+    decode(call, json.dumps(body).encode())
+    assert call.encoding is not None
+    return call.encoding
 
 
 @pytest.mark.holds("OpenAI's route")
@@ -218,7 +220,7 @@ def test_encoding_formats(wished: str | None, encoding: Encoding) -> None:
 
 @pytest.mark.holds("OpenAI's route")
 def test_the_accept_header_outranks_the_encoding_format_that_sdks_always_send() -> None:
-    raw = Wishes(raw_bytes=True)
+    raw = RequestOptions(raw_bytes=True)
 
     assert encoding_of({"input": "a", "encoding_format": "base64"}, raw) is Encoding.BYTES
     with pytest.raises(InvalidRequest):
@@ -226,10 +228,10 @@ def test_the_accept_header_outranks_the_encoding_format_that_sdks_always_send() 
 
 
 def test_the_model_and_the_headers_say_the_rest() -> None:
-    wishes = Wishes(request_class=RequestClass.BULK, deadline=12.5)
+    options = RequestOptions(request_class=RequestClass.BULK, deadline=12.5)
     models = one_model(default_prompt="query: ", truncation=Truncation.NONE)
 
-    request, _ = decode(b'{"input":"a"}', wishes, models, max_items=1)
+    request = decode(new_call(options, models=models, max_items=1), b'{"input":"a"}')
 
     assert request.model is models.models[0]
     assert (request.request_class, request.deadline) == (RequestClass.BULK, 12.5)
@@ -242,7 +244,7 @@ def test_a_prompt_of_the_models_own_is_chosen_by_name() -> None:
     models = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
 
     prompts = [
-        decode(b'{"input":"a"' + field + b"}", Wishes(), models, max_items=1)[0].prompt
+        decode(new_call(models=models, max_items=1), b'{"input":"a"' + field + b"}").prompt
         for field in (b"", b',"prompt_name":null', b',"prompt_name":"query"')
     ]
 
@@ -252,13 +254,13 @@ def test_a_prompt_of_the_models_own_is_chosen_by_name() -> None:
 def test_with_several_models_the_name_must_be_one_of_them() -> None:
     models = ModelTable([served_model(name="one"), served_model(index=1, name="two", dimensions=4)])
 
-    request, _ = decode(b'{"input":"a","model":"two"}', Wishes(), models, max_items=1)
+    request = decode(new_call(models=models, max_items=1), b'{"input":"a","model":"two"}')
 
     assert request.model.name == "two"
     for body in (b'{"input":"a"}', b'{"input":"a","model":"three-three"}'):
         with pytest.raises(ModelNotFound) as refused:
-            decode(body, Wishes(), models, max_items=1)
+            decode(new_call(models=models, max_items=1), body)
         assert refused.value.param == "model"
         assert "three-three" not in refused.value.message
     with pytest.raises(InvalidRequest, match="from 1 to 4"):
-        decode(b'{"input":"a","model":"two","dimensions":8}', Wishes(), models, max_items=1)
+        decode(new_call(models=models, max_items=1), b'{"input":"a","model":"two","dimensions":8}')

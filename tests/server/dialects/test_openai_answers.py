@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from server.dialects.openai import encode
-from server.dialects.writing.rows import Encoding, headers
-from server.requests.pipeline import Embedded
+from server.dialects.route import Answer, Encoding
+from server.dialects.writing.rows import headers
+from server.requests.work import Embedded, EmbedRequest
+from tests.server.edge import new_call, served_model
 from tests.server.loop_share import turns_during
 
 EDGES = [0.0, -0.0, 1.0, -1.5, 0.1, 1e-45, 1.1754942e-38, 3.4028235e38, -3.4028235e38, 1 / 3, 16777217.0, 65535.0]
@@ -28,8 +31,18 @@ def some_rows(num_rows: int, width: int) -> NDArray[np.float32]:
     return np.where(np.isfinite(rows), rows, np.float32(1.25))
 
 
+def encoded(rows: NDArray[np.float32], encoding: Encoding, model: str = "the-model") -> Coroutine[Any, Any, Answer]:
+    asked = new_call()
+    asked.encoding = encoding
+    return encode(asked, EmbedRequest(model=served_model(name=model), texts=["a"]), embedded(rows))
+
+
+def body_of(rows: NDArray[np.float32], encoding: Encoding, model: str = "the-model") -> bytes:
+    return bytes(asyncio.run(encoded(rows, encoding, model)).body)
+
+
 def answer_of(rows: NDArray[np.float32], encoding: Encoding, model: str = "the-model") -> Any:
-    return json.loads(bytes(asyncio.run(encode(embedded(rows), encoding, model))))
+    return json.loads(body_of(rows, encoding, model))
 
 
 def decoded(item: Any) -> NDArray[np.float32]:
@@ -60,7 +73,7 @@ def test_rows_cut_to_fewer_dimensions(encoding: Encoding) -> None:
     rows = some_rows(20, 32)[:, :5]  # not contiguous
 
     if encoding is Encoding.BYTES:
-        body = asyncio.run(encode(embedded(rows), encoding, "m"))
+        body = body_of(rows, encoding)
         answered = np.frombuffer(body, "<f4").reshape(20, 5)
     else:
         answered = np.stack([decoded(item) for item in answer_of(rows, encoding)["data"]])
@@ -72,7 +85,7 @@ def test_rows_cut_to_fewer_dimensions(encoding: Encoding) -> None:
 def test_raw_bytes_are_the_rows_and_nothing_else() -> None:
     rows = some_rows(50, 33)
 
-    body = asyncio.run(encode(embedded(rows), Encoding.BYTES, "m"))
+    body = body_of(rows, Encoding.BYTES)
 
     assert bytes(body) == rows.astype("<f4").tobytes()
     assert len(body) == 4 * 50 * 33  # what content-length is made of
@@ -101,5 +114,6 @@ def test_headers() -> None:
 
 @pytest.mark.parametrize("encoding", [Encoding.FLOAT, Encoding.BASE64])
 def test_others_get_their_turn_during_a_long_answer(encoding: Encoding) -> None:
-    assert turns_during(encode(embedded(some_rows(1, 4)), encoding, "m")) == 0
-    assert turns_during(encode(embedded(some_rows(2048, 4)), encoding, "m")) >= 100
+    assert turns_during(encoded(some_rows(1, 4), encoding)) == 0
+    assert turns_during(encoded(some_rows(2048, 4), encoding)) >= 5
+    assert turns_during(encoded(some_rows(128, 1024), encoding)) >= 5

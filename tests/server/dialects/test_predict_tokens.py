@@ -8,12 +8,12 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.predict_tokens import decode
-from server.http.headers import Wishes
+from server.dialects.route import RequestOptions
 from server.requests.classify_tokens import fitting
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.token_labels import Aggregation
 from tests.server.asking import RAW, ask, tei_error
-from tests.server.edge import Called, Edge, one_model
+from tests.server.edge import Called, Edge, new_call
 from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Truncation
 
@@ -145,15 +145,15 @@ def test_special_tokens_stay_where_a_text_is_cut() -> None:
 
 def decoded(body: bytes | dict[str, Any], *, raw_bytes: bool = False) -> Any:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode(payload, Wishes(raw_bytes=raw_bytes), one_model(), max_items=4)
+    return decode(new_call(RequestOptions(raw_bytes=raw_bytes)), payload)
 
 
 def test_what_is_asked_for() -> None:
-    request, aggregation = decoded({"inputs": [["a"], ["b"]], "truncation_direction": "Left", "other": 1})
+    request = decoded({"inputs": [["a"], ["b"]], "truncation_direction": "Left", "other": 1})
 
     assert (request.texts, request.truncation) == (["a", "b"], Truncation.LEFT)
-    assert (aggregation, request.raw_scores) == (Aggregation.NONE, False)
-    assert decoded({"inputs": "a", "aggregation_strategy": "max"})[1] is Aggregation.MAX
+    assert (request.aggregation, request.raw_scores) == (Aggregation.NONE, False)
+    assert decoded({"inputs": "a", "aggregation_strategy": "max"}).aggregation is Aggregation.MAX
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import Activation
 from server.dialects.writing.predictions import classes, predictions
-from server.dialects.writing.time_slices import Turns
 from server.requests.classify import activated
 from tests.server.loop_share import turns_during
 
@@ -49,14 +48,3 @@ def test_predictions_are_the_very_numbers() -> None:
 @pytest.mark.parametrize("write", [predictions, classes])
 def test_long_answers_leave_turns(write: Callable[..., Coroutine[Any, Any, object]]) -> None:
     assert turns_during(write(some_scores(2000, 10), [str(number) for number in range(10)])) >= 10
-
-
-def test_turns_come_every_so_often() -> None:
-    async def work(num_parts: int, size: int) -> None:
-        turns = Turns(100)
-        for _ in range(num_parts):
-            await turns.wrote(size)
-
-    assert turns_during(work(1000, 1)) == 10
-    assert turns_during(work(10, 1000)) == 10
-    assert turns_during(work(99, 1)) == 0

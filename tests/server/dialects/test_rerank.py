@@ -13,9 +13,9 @@ from batch_manager.messages import RequestRefused
 from engine.model.tasks import Task
 from engine.types import OutputKind
 from server.dialects.rerank.bodies import Family, decode, family_of
-from server.http.headers import Wishes
+from server.requests import time_slices
 from server.requests.errors import RequestError
-from tests.server.edge import Called, Edge, call, house_of, one_model
+from tests.server.edge import Called, Edge, call, house_of, new_call
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 
 RERANKER = house_of(OutputKind.LOGITS, task=Task.RERANK, activation="sigmoid", labels=["LABEL_0"])
@@ -163,7 +163,8 @@ def test_scores_lose_nothing_on_their_way() -> None:
     assert np.array_equal(np.array(column(items, "score"), np.float32), np.sort(scores)[::-1])
 
 
-def test_a_long_list_is_written_in_turns() -> None:
+def test_a_long_list_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_slices, "SECONDS", 0.0)
     documents = ["x" * 300_000] * 4
 
     async def run() -> tuple[Called, int]:
@@ -307,7 +308,7 @@ def test_objects_that_are_no_texts(documents: Any) -> None:
 )
 def test_what_would_take_long_to_decode_is_refused(documents: bytes) -> None:
     with pytest.raises(RequestError):
-        decode(b'{"query":"q","documents":' + documents + b"}", Wishes(), one_model(), max_items=4)
+        decode(new_call(), b'{"query":"q","documents":' + documents + b"}")
 
 
 @pytest.mark.parametrize("path", PATHS)

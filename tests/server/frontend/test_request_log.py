@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from server.frontend.observer import Observer
 from server.frontend.request_log import Logged, RequestLog
 from server.requests.trace import Trace
 from tests.server.edge import Edge, call
@@ -127,7 +126,7 @@ def test_what_is_polled_gets_a_line_only_where_it_fails(tmp_path: Path, route: s
 def test_answered_refused_and_aborted_requests_at_the_edge_without_their_texts(tmp_path: Path) -> None:
     async def use(log: RequestLog) -> None:
         edge = Edge()
-        edge.app._observer = Observer(edge.metrics, log=log.write)
+        edge.app._finished = log.write
         await call(edge.app, "POST", PATH, b'{"input":"secret text"}', {"x-request-id": "one"})
         await call(edge.app, "POST", PATH, b'{"input":"secret text","dimensions":"secret"}', {"x-request-id": "two"})
         await call(edge.app, "POST", PATH, [])  # leaves before its body

@@ -5,15 +5,16 @@ import json
 
 import pytest
 
+from server.dialects.openai import openai_error
+from server.dialects.table import ROUTES
 from server.http import body as asgi
 from server.http.body import Message
-from server.http.post_routes import ROUTES
-from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError, openai_answer
+from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError
 from tests.server.edge import Called, Edge, call, everything, good_body
 
 PATHS = [route.path for route in ROUTES]
-RAW = {route.path for route in ROUTES if "application/octet-stream" in route.responses}
-OPENAI = {route.path for route in ROUTES if route.error_shape is openai_answer}
+RAW = {route.path for route in ROUTES if route.raw_answer}
+OPENAI = {route.path for route in ROUTES if route.error_shape is openai_error}
 
 
 def ask(method: str, path: str, body: bytes = b"", **headers: str) -> Called:

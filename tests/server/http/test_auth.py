@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from server.dialects.table import ROUTES
 from server.http.auth import HEALTH_PATHS, Keys
-from server.http.post_routes import ROUTES
 from server.requests.errors import Unauthorized
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call
@@ -27,7 +27,7 @@ def every_route() -> list[tuple[str, str]]:
     """Method and path of all that this server answers."""
 
     async def slow() -> list[tuple[str, str]]:
-        routes: list[Any] = Edge().app.slow_routes
+        routes: list[Any] = Edge().app.fallback_routes
         return [(method, route.path) for route in routes for method in route.methods]
 
     return sorted({*asyncio.run(slow()), *(("POST", route.path) for route in ROUTES)})

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from server.http.app import with_cors
 from server.http.body import Receive, Scope, Send
-from server.http.cors import with_cors
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, call
 

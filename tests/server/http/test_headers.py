@@ -5,21 +5,16 @@ import time
 
 import pytest
 
-from server.http.headers import read_headers
+from server.http.headers import read_options
 from server.requests.errors import InvalidRequest, UnsupportedMedia
 from wire.vocabulary import RequestClass
 
 
 @pytest.mark.holds("Deadlines")
-def test_without_headers_there_are_no_wishes() -> None:
-    wishes = read_headers({b"host": b"a", b"user-agent": b"b"})
+def test_without_headers_there_are_no_options() -> None:
+    options = read_options({b"host": b"a", b"user-agent": b"b"})
 
-    assert (wishes.request_class, wishes.deadline, wishes.raw_bytes, wishes.content_length) == (
-        None,
-        math.inf,
-        False,
-        None,
-    )
+    assert (options.request_class, options.deadline, options.raw_bytes) == (None, math.inf, False)
 
 
 @pytest.mark.holds("OpenAI's route")
@@ -39,7 +34,7 @@ def test_without_headers_there_are_no_wishes() -> None:
     ],
 )
 def test_accept(accept: bytes, raw: bool) -> None:
-    assert read_headers({b"accept": accept}).raw_bytes is raw
+    assert read_options({b"accept": accept}).raw_bytes is raw
 
 
 @pytest.mark.holds("Two classes of work")
@@ -48,14 +43,14 @@ def test_accept(accept: bytes, raw: bool) -> None:
     [(b"interactive", RequestClass.INTERACTIVE), (b"bulk", RequestClass.BULK), (b"Bulk", RequestClass.BULK)],
 )
 def test_class(value: bytes, request_class: RequestClass) -> None:
-    assert read_headers({b"x-embedline-class": value}).request_class is request_class
+    assert read_options({b"x-embedline-class": value}).request_class is request_class
 
 
 @pytest.mark.holds("Deadlines")
 @pytest.mark.parametrize("milliseconds", [1, 250, 24 * 3600 * 1000])
 def test_timeout(milliseconds: int) -> None:
     before = time.monotonic()
-    deadline = read_headers({b"request-timeout-ms": b"%d" % milliseconds}).deadline
+    deadline = read_options({b"request-timeout-ms": b"%d" % milliseconds}).deadline
 
     assert before <= deadline - milliseconds / 1000 <= time.monotonic()
 
@@ -64,17 +59,17 @@ def test_timeout(milliseconds: int) -> None:
 @pytest.mark.parametrize("name", [b"request-timeout-ms", b"x-request-timeout-ms"])
 def test_a_timeout_has_two_names(name: bytes) -> None:
     before = time.monotonic()
-    assert before <= read_headers({name: b"250"}).deadline - 0.25 <= time.monotonic()
+    assert before <= read_options({name: b"250"}).deadline - 0.25 <= time.monotonic()
 
 
 @pytest.mark.holds("Deadlines")
 def test_a_deadline_by_the_clients_clock() -> None:
     """As Baseten's client sends it."""
     before = time.monotonic()
-    deadline = read_headers({b"request-deadline-ms": b"%d" % (1000 * time.time() + 5000)}).deadline
+    deadline = read_options({b"request-deadline-ms": b"%d" % (1000 * time.time() + 5000)}).deadline
 
     assert before + 4.9 < deadline < time.monotonic() + 5.1
-    assert read_headers({b"request-deadline-ms": b"0"}).deadline < before  # long ago
+    assert read_options({b"request-deadline-ms": b"0"}).deadline < before  # long ago
 
 
 @pytest.mark.holds("Deadlines")
@@ -87,7 +82,7 @@ def test_a_deadline_by_the_clients_clock() -> None:
     ],
 )
 def test_the_earliest_deadline_counts(headers: dict[bytes, bytes]) -> None:
-    assert 0 < read_headers(headers).deadline - time.monotonic() <= 1
+    assert 0 < read_options(headers).deadline - time.monotonic() <= 1
 
 
 @pytest.mark.holds("Deadlines")
@@ -125,7 +120,7 @@ def test_the_earliest_deadline_counts(headers: dict[bytes, bytes]) -> None:
 )
 def test_nonsense_names_the_header(name: bytes, value: bytes) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        read_headers(dict([(name, value)]))
+        read_options(dict([(name, value)]))
 
     assert refused.value.param == name.decode()
     assert name.decode() in refused.value.message
@@ -133,11 +128,7 @@ def test_nonsense_names_the_header(name: bytes, value: bytes) -> None:
 
 @pytest.mark.holds("Requests and answers")
 def test_a_compressed_body_is_not_read() -> None:
-    assert read_headers({b"content-encoding": b"Identity"}).raw_bytes is False
+    assert read_options({b"content-encoding": b"Identity"}).raw_bytes is False
     for encoding in (b"gzip", b"zstd", b"identity, gzip", b""):
         with pytest.raises(UnsupportedMedia, match="content-encoding"):
-            read_headers({b"content-encoding": encoding})
-
-
-def test_content_length() -> None:
-    assert read_headers({b"content-length": b"120"}).content_length == 120
+            read_options({b"content-encoding": encoding})

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import uvloop
 
+from server.dialects.route import Answer
 from server.http import http_server
 from server.http.body import Receive, Scope, Send, send_answer
 from server.http.http_server import HttpServer
@@ -38,7 +39,7 @@ class App:
             self.reading.set()
             body = await whole_body(receive)
             self.waiting.put_nowait(None)
-            await send_answer(send, 200, [(b"content-length", b"%d" % len(body))], body)
+            await send_answer(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
             return
         try:
             if scope["path"] != "/now":
@@ -50,10 +51,10 @@ class App:
             self.cancelled.put_nowait(None)
             if scope["path"] == "/wait":
                 raise
-            await send_answer(send, 503, [(b"content-length", b"5")], b"sorry")
+            await send_answer(send, Answer(503, [(b"content-length", b"5")], b"sorry"))
             return
         body = scope["path"].encode()
-        await send_answer(send, 200, [(b"content-length", b"%d" % len(body))], body)
+        await send_answer(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
 
 
 async def whole_body(receive: Receive) -> bytes:

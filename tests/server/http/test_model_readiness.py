@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.frontend.state import FrontendState
 from server.http.get_routes import make_app
-from server.metrics.gauges import Levels, ModelInfo
+from server.metrics.gauges import ModelGauges, ServerGauges
 from server.metrics.registry import Registry
+from server.requests.admission import expected_wait
+from server.requests.models import ServerState
 from tests.server.edge import call, house
 from wire.page import Page
 
 pytestmark = pytest.mark.holds("Readiness")
 
 
-def state_of(page: Page, **changes: Any) -> FrontendState:
+def state_of(page: Page, **changes: Any) -> ServerState:
     """Two models are served, and the first has been loaded."""
-    state = FrontendState(page)
+    state = ServerState(page)
     state.update(house(names=["the-model", "the-other"], ready=False, **changes))
     return state
 
@@ -70,7 +71,8 @@ def test_metrics(page: Page) -> None:
     ]
     entries = [{"info": info, "devices": ["cpu"], "revision": None} for info in infos]
     names = [info["name"] for info in infos]
-    registry = Registry([Levels(page, names, is_ready=lambda: False), ModelInfo(lambda: entries)])
+    gauges = ServerGauges(page, names, is_ready=lambda: False, expected_wait=expected_wait)
+    registry = Registry([gauges, ModelGauges(lambda: entries)])
     samples = {
         family.name: {(*sample.labels.values(),): sample.value for sample in family.samples}
         for family in text_string_to_metric_families(registry.text())

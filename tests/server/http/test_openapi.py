@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi.openapi.models import OpenAPI
 
-from server.http.post_routes import ROUTES
+from server.dialects.table import ROUTES
 from tests.server.edge import Edge, call
 
 

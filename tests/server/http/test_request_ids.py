@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from server.http.cors import with_cors
-from server.http.post_routes import ROUTES
+from server.dialects.table import ROUTES
+from server.http.app import with_cors
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call
 

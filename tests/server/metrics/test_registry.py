@@ -13,10 +13,11 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.metrics.declared import ALL, FOR_TEI
-from server.metrics.gauges import LEVELS, Levels, ModelInfo
-from server.metrics.processes import PROCESS_LEVELS, ProcessLevels, Seen
+from server.metrics.gauges import GAUGES, ModelGauges, ServerGauges
+from server.metrics.processes import PROCESS_GAUGES, ProcessGauges, ProcessState
 from server.metrics.registry import Registry
 from server.metrics.tei import TEI
+from server.requests.admission import expected_wait
 from tests.structure.sources import sources
 from wire.metrics import POWERS, SECONDS, Recorder
 from wire.page import Page
@@ -28,9 +29,9 @@ MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 def registry_of(page: Page, *, model: str = MODEL, ready: bool = True) -> Registry:
     info = {"name": model, "engine": "fake", "dtype": "float32", "is_padded": True}
     entry = {"info": info, "devices": ["cpu"], "revision": None}
-    seen = Seen(title="engine 0", pid=None, is_ready=False, last_beat=0.0, busy_since=None, is_engine=True)
-    levels = Levels(page, [model], is_ready=lambda: ready)
-    return Registry([levels, ModelInfo(lambda: [entry]), ProcessLevels(lambda: [seen])])
+    seen = ProcessState(title="engine 0", pid=None, is_ready=False, last_beat=0.0, busy_since=None, is_engine=True)
+    gauges = ServerGauges(page, [model], is_ready=lambda: ready, expected_wait=expected_wait)
+    return Registry([gauges, ModelGauges(lambda: [entry]), ProcessGauges(lambda: [seen])])
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_what_is_on_the_page_is_what_is_declared(registry: Registry) -> None:
         for line in registry.text().splitlines()
         if line.startswith("# ")
     }
-    declared = (*ALL, *LEVELS, *PROCESS_LEVELS, *TEI)
+    declared = (*ALL, *GAUGES, *PROCESS_GAUGES, *TEI)
 
     assert shown == {pair for one in declared for pair in ((one.name, one.kind), (one.name, one.help))}
     assert len({one.name for one in declared}) == len(declared)

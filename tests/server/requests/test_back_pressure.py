@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from batch_manager.messages import Refusal
-from server.http.post_routes import ROUTES
+from server.dialects.table import ROUTES
 from tests.server.edge import Called, Edge, call, everything, good_body
 from wire.vocabulary import RequestClass
 

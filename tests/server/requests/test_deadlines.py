@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from server.dialects.openai import openai_error
+from server.dialects.table import ROUTES
 from server.http.body import Message
-from server.http.post_routes import ROUTES
-from server.requests.errors import openai_answer
 from tests.server.edge import Called, Edge, call, everything, good_body
 
 PATHS = [route.path for route in ROUTES]
-OPENAI = {route.path for route in ROUTES if route.error_shape is openai_answer}
+OPENAI = {route.path for route in ROUTES if route.error_shape is openai_error}
 
 
 def past() -> str:

@@ -13,8 +13,9 @@ from engine.model.tasks import LateInteraction
 from engine.types import EXPANSION_TOKEN, OutputKind, Rows
 from server.requests.late_interaction import max_sim, rows_that_count
 from server.requests.late_tokens import counted, shaped
-from server.requests.pipeline import Computed, Work
+from server.requests.work import Computed, Work
 from tests.server.edge import served_model
+from tests.server.loop_share import turns_during
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
 
@@ -117,22 +118,15 @@ def test_what_must_not_be_cut_is_refused_by_its_number() -> None:
 def test_many_texts_are_shaped_slice_by_slice() -> None:
     texts = [[CLS, number % 80, *[7] * 100, SEP] for number in range(600)]
     late = LateInteraction(document_marker_id=DOCUMENT, query_marker_id=QUERY, query_length=6, expansion_id=MASK)
-    turns = 0
+    found: list[list[int]] = []
 
-    async def run() -> TokenizedTexts:
-        task = asyncio.ensure_future(
-            shaped(tokenized(texts), late, num_queries=1, max_seqlen=512, truncation=Truncation.RIGHT)
-        )
-        nonlocal turns
-        while not task.done():
-            turns += 1
-            await asyncio.sleep(0)
-        return task.result()
+    async def work() -> None:
+        how = {"num_queries": 1, "max_seqlen": 512}
+        found.extend(split(await shaped(tokenized(texts), late, **how, truncation=Truncation.RIGHT)))
 
-    done = split(asyncio.run(run()))
-    assert done[0] == [CLS, QUERY, 0, 7, 7, SEP]
-    assert done[1:] == [[CLS, DOCUMENT, *text[1:]] for text in texts[1:]]
-    assert turns > 3
+    assert turns_during(work()) >= 3
+    assert found[0] == [CLS, QUERY, 0, 7, 7, SEP]
+    assert found[1:] == [[CLS, DOCUMENT, *text[1:]] for text in texts[1:]]
 
 
 def test_what_does_not_count() -> None:

@@ -21,9 +21,9 @@ from server.requests.errors import (
     RequestError,
     UnsupportedTask,
 )
-from server.requests.pipeline import MAX_TOKEN_ROW_BYTES, Embedded, EmbedRequest
-from server.requests.tokenize import BULK_ITEMS, BULK_TOKENS
+from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, MAX_TOKEN_ROW_BYTES
 from server.requests.trace import Trace
+from server.requests.work import Embedded, EmbedRequest
 from tests.server.edge import DIMENSIONS, Edge, served_model
 from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.messages import TextRefused, Truncation

@@ -7,9 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from batch_manager.client import BatchManagers
+from server.requests.admission import Admission
 from server.requests.errors import DeadlineExceeded, InvalidRequest, NotTokenizable, RequestError
-from server.requests.tokenize import BULK_ITEMS, BULK_TOKENS, DecodeRequest, TokenizeRequest, Tokens
+from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, Pipeline
 from server.requests.trace import Trace
+from server.requests.work import DecodeRequest, TokenizeRequest
 from tests.server.edge import served_model
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.details import Token
@@ -43,22 +46,27 @@ class Pool:
             raise self._error
 
 
+def pipeline_of(pool: Pool) -> Pipeline:
+    """One that needs no batch manager."""
+    return Pipeline(cast(Admission, None), cast(TokenizerPool, pool), cast(BatchManagers, None))
+
+
 def tokenize(pool: Pool, **fields: Any) -> tuple[list[list[Token]], Trace]:
     request, trace = TokenizeRequest(**{"model": served_model(), "texts": ["one", "three"], **fields}), Trace()
-    return asyncio.run(Tokens(cast(TokenizerPool, pool)).tokenize(request, trace)), trace
+    return asyncio.run(pipeline_of(pool).tokenize(request, trace)), trace
 
 
 def decode(pool: Pool, **fields: Any) -> tuple[list[str], Trace]:
     request, trace = DecodeRequest(**{"model": served_model(), "token_ids": [[1, 2], []], **fields}), Trace()
-    return asyncio.run(Tokens(cast(TokenizerPool, pool)).decode(request, trace)), trace
+    return asyncio.run(pipeline_of(pool).decode(request, trace)), trace
 
 
 def test_tokens_of_texts() -> None:
     pool = Pool()
     tokens, trace = tokenize(pool, prompt="query: ", add_special_tokens=False)
     assert tokens == [[Token(7, "one", False, 0, 3)], [Token(7, "three", False, 0, 5)]]
-    wished = {"model": 0, "request_class": INTERACTIVE, "prompt": "query: ", "add_special_tokens": False}
-    assert pool.asked == [wished]
+    expected = {"model": 0, "request_class": INTERACTIVE, "prompt": "query: ", "add_special_tokens": False}
+    assert pool.asked == [expected]
     assert (trace.model, trace.num_items, trace.num_characters, trace.num_tokens) == ("the-model", 2, 8, 2)
     assert (trace.stage, trace.request_class, trace.is_single) == ("respond", "interactive", False)
     assert trace.tokenize_seconds > 0

@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.dialects.tei.answers import all_headers, encode
-from server.dialects.tei.bodies import Form
+from server.dialects.route import Answer, Call, Encoding
+from server.dialects.tei.embed import encode_embed, encode_embed_all, encode_similarity
 from server.dialects.tei.tokens import encode_tokens
-from server.requests.pipeline import Embedded
 from server.requests.trace import Trace
+from server.requests.work import Embedded, EmbedRequest, TokenizeRequest
+from tests.server.edge import new_call, served_model
 from tests.server.loop_share import turns_during
 from tokenizer_pool.details import Token
 
@@ -28,27 +31,41 @@ def embedded(rows: NDArray[np.float32], offsets: list[int] | None = None) -> Emb
     return Embedded(rows, 7, np.ones(num_items, np.uint8), where)
 
 
-def answer_of(given: Embedded, form: Form) -> Any:
-    return json.loads(bytes(asyncio.run(encode(given, form))))
+Encode = Callable[[Call, EmbedRequest, Embedded], Coroutine[Any, Any, Answer]]
+REQUEST = EmbedRequest(model=served_model(), texts=["a"])
+
+
+def encoded(encode: Encode, given: Embedded, encoding: Encoding = Encoding.FLOAT) -> Coroutine[Any, Any, Answer]:
+    asked = new_call()
+    asked.encoding = encoding
+    return encode(asked, REQUEST, given)
+
+
+def answer_of(encode: Encode, given: Embedded) -> Any:
+    return json.loads(bytes(asyncio.run(encoded(encode, given)).body))
+
+
+def tokens_in_json(tokens: list[list[Token]]) -> Coroutine[Any, Any, Answer]:
+    return encode_tokens(new_call(), TokenizeRequest(model=served_model(), texts=["a"] * len(tokens)), tokens)
 
 
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 50])
 def test_rows_are_a_list_of_lists_however_many_there_are(num_rows: int) -> None:
     rows = some_rows(num_rows, 33)
-    assert np.array_equal(np.array(answer_of(embedded(rows), Form.ROWS), np.float32), rows)
+    assert np.array_equal(np.array(answer_of(encode_embed, embedded(rows)), np.float32), rows)
 
 
 def test_rows_cut_to_fewer_dimensions() -> None:
     rows = some_rows(20, 32)[:, :5]  # not contiguous
 
-    assert np.array_equal(np.array(answer_of(embedded(rows), Form.ROWS), np.float32), rows)
-    raw = asyncio.run(encode(embedded(rows), Form.RAW_ROWS))
+    assert np.array_equal(np.array(answer_of(encode_embed, embedded(rows)), np.float32), rows)
+    raw = asyncio.run(encoded(encode_embed, embedded(rows), Encoding.BYTES)).body
     assert np.array_equal(np.frombuffer(raw, "<f4").reshape(20, 5), rows)
 
 
 def test_token_rows_are_a_list_for_each_input() -> None:
     rows = some_rows(40, 3)
-    answer = answer_of(embedded(rows, [0, 1, 20, 40]), Form.TOKEN_ROWS)
+    answer = answer_of(encode_embed_all, embedded(rows, [0, 1, 20, 40]))
 
     assert [len(item) for item in answer] == [1, 19, 20]
     assert np.array_equal(np.concatenate([np.array(item, np.float32) for item in answer]), rows)
@@ -58,7 +75,7 @@ def test_similarities_are_cosines_with_the_first() -> None:
     rows = some_rows(5, 33)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
 
-    assert np.allclose(answer_of(embedded(rows), Form.SIMILARITIES), rows[1:] @ rows[0], atol=1e-6)
+    assert np.allclose(answer_of(encode_similarity, embedded(rows)), rows[1:] @ rows[0], atol=1e-6)
 
 
 @pytest.mark.holds("TEI's routes")
@@ -66,7 +83,8 @@ def test_headers_are_whole_milliseconds() -> None:
     trace = Trace(num_characters=30, num_tokens=7, tokenize_seconds=0.0019, queue_seconds=1.5, compute_seconds=0.0204)
     trace.began -= 2.0
 
-    found = dict(all_headers(embedded(some_rows(2, 3)), Form.ROWS, trace))
+    asked = replace(new_call(), trace=trace)
+    found = dict(asyncio.run(encode_embed(asked, REQUEST, embedded(some_rows(2, 3)))).headers)
 
     total = found[b"x-total-time"]
     assert 2000 <= int(total) < 62_000
@@ -85,7 +103,7 @@ def test_headers_are_whole_milliseconds() -> None:
 
 
 def test_headers_of_raw_rows() -> None:
-    found = dict(all_headers(embedded(some_rows(2, 3)), Form.RAW_ROWS, Trace()))
+    found = dict(asyncio.run(encoded(encode_embed, embedded(some_rows(2, 3)), Encoding.BYTES)).headers)
 
     assert found[b"content-type"] == b"application/octet-stream"
     assert found[b"x-embedline-shape"] == b"2,3"
@@ -99,7 +117,7 @@ def test_tokens_have_teis_names() -> None:
         [Token(index, "日", False, index, index + 1) for index in range(2500)],
     ]
 
-    answer = json.loads(asyncio.run(encode_tokens(tokens)))
+    answer = json.loads(bytes(asyncio.run(tokens_in_json(tokens)).body))
 
     assert answer[:2] == [
         [
@@ -113,11 +131,11 @@ def test_tokens_have_teis_names() -> None:
 
 
 def test_others_get_their_turn_during_a_long_answer() -> None:
-    rows = some_rows(2048, 4)
+    rows = some_rows(128, 1024)
     token = Token(5, "five", False, 0, 4)
 
-    assert turns_during(encode(embedded(rows[:1]), Form.ROWS)) == 0
-    assert turns_during(encode(embedded(rows), Form.ROWS)) >= 100
-    assert turns_during(encode(embedded(rows, [0, 2048]), Form.TOKEN_ROWS)) >= 100
-    assert turns_during(encode(embedded(rows, list(range(0, 2049, 2))), Form.TOKEN_ROWS)) >= 100
-    assert turns_during(encode_tokens([[token] * 50_000])) >= 50
+    assert turns_during(encoded(encode_embed, embedded(rows[:1]))) == 0
+    assert turns_during(encoded(encode_embed, embedded(rows))) >= 5
+    assert turns_during(encoded(encode_embed_all, embedded(rows, [0, 128]))) >= 5
+    assert turns_during(encoded(encode_embed_all, embedded(rows, list(range(0, 129, 2))))) >= 60
+    assert turns_during(tokens_in_json([[token] * 50_000])) >= 40

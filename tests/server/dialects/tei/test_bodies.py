@@ -7,25 +7,34 @@ from typing import Any
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.tei.bodies import Form, decode_any, decode_embed, decode_embed_all, decode_similarity
-from server.http.headers import Wishes
+from server.dialects.route import Call, Encoding, RequestOptions
+from server.dialects.table import ROUTES
+from server.dialects.tei.embed import decode_embed, decode_embed_all, decode_similarity
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
 from server.requests.models import ModelTable
-from server.requests.pipeline import EmbedRequest
-from tests.server.edge import one_model, served_model
+from server.requests.work import EmbedRequest
+from tests.server.edge import new_call, one_model, served_model
 from tokenizer_pool.messages import Truncation
 from wire.vocabulary import RequestClass
 
-Decode = Callable[..., tuple[EmbedRequest, Form]]
+Decode = Callable[[Call, bytes], EmbedRequest]
 
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: ", "passage": "P: "}})
-WISHES = Wishes(request_class=RequestClass.BULK, deadline=12.5)
+OPTIONS = RequestOptions(request_class=RequestClass.BULK, deadline=12.5)
 SIMILAR = {"source_sentence": "a", "sentences": ["b", "c"]}
 
 
-def asked(decode: Decode, body: bytes | dict[str, Any], wishes: Wishes = WISHES) -> tuple[EmbedRequest, Form]:
+def decode_any(call: Call, body: bytes) -> EmbedRequest:
+    """The decoder of POST /: what another route's decoder made of the body."""
+    (root,) = [route for route in ROUTES if route.path == "/"]
+    request = root.decode(call, body).request
+    assert isinstance(request, EmbedRequest)
+    return request
+
+
+def asked(decode: Decode, body: bytes | dict[str, Any], options: RequestOptions = OPTIONS) -> EmbedRequest:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode(payload, wishes, MODELS, max_items=4)
+    return decode(new_call(options, models=MODELS), payload)
 
 
 @pytest.mark.holds("TEI's routes")
@@ -40,7 +49,7 @@ def asked(decode: Decode, body: bytes | dict[str, Any], wishes: Wishes = WISHES)
     ],
 )
 def test_inputs(decode: Decode, given: Any, texts: Any, token_ids: Any, is_single: bool) -> None:
-    request, _ = asked(decode, {"inputs": given, "something": "else"})
+    request = asked(decode, {"inputs": given, "something": "else"})
 
     assert (request.texts, request.token_ids, request.is_single) == (texts, token_ids, is_single)
     assert request.name_of(0) == ("inputs" if is_single else "inputs[0]")
@@ -49,29 +58,32 @@ def test_inputs(decode: Decode, given: Any, texts: Any, token_ids: Any, is_singl
 
 @pytest.mark.holds("TEI's routes")
 def test_what_each_route_gives_by_itself() -> None:
-    embed, embed_form = asked(decode_embed, {"inputs": "a"})
-    tokens, tokens_form = asked(decode_embed_all, {"inputs": "a", "normalize": True, "dimensions": 2})
-    similarity, similarity_form = asked(decode_similarity, {"inputs": SIMILAR})
+    embed = asked(decode_embed, {"inputs": "a"})
+    tokens = asked(decode_embed_all, {"inputs": "a", "normalize": True, "dimensions": 2})
+    similarity = asked(decode_similarity, {"inputs": SIMILAR})
 
-    assert (embed_form, embed.outputs, embed.normalize) == (Form.ROWS, OutputKind.POOLED, True)
-    assert (tokens_form, tokens.outputs, tokens.normalize) == (Form.TOKEN_ROWS, OutputKind.TOKENS, False)
+    assert (embed.outputs, embed.normalize) == (OutputKind.POOLED, True)
+    assert (tokens.outputs, tokens.normalize) == (OutputKind.TOKENS, False)
     assert tokens.dimensions is None
-    assert (similarity_form, similarity.outputs, similarity.normalize) == (Form.SIMILARITIES, OutputKind.POOLED, True)
+    assert (similarity.outputs, similarity.normalize) == (OutputKind.POOLED, True)
 
 
 @pytest.mark.holds("TEI's routes")
 def test_normalize_and_dimensions() -> None:
-    request, _ = asked(decode_embed, {"inputs": "a", "normalize": False, "dimensions": 3})
+    request = asked(decode_embed, {"inputs": "a", "normalize": False, "dimensions": 3})
     assert (request.normalize, request.dimensions) == (False, 3)
-    request, _ = asked(decode_embed, {"inputs": "a", "normalize": None, "dimensions": None})
+    request = asked(decode_embed, {"inputs": "a", "normalize": None, "dimensions": None})
     assert (request.normalize, request.dimensions) == (True, None)
 
 
 def test_raw_rows_on_each_route() -> None:
-    raw = Wishes(raw_bytes=True)
-    forms = [asked(decode, {"inputs": "a"}, raw)[1] for decode in (decode_embed, decode_embed_all, decode_any)]
-    assert forms == [Form.RAW_ROWS, Form.RAW_TOKEN_ROWS, Form.RAW_ROWS]
-    assert asked(decode_any, {"inputs": SIMILAR}, raw)[1] is Form.SIMILARITIES
+    routes = [(decode_embed, "a"), (decode_embed_all, "a"), (decode_any, "a"), (decode_similarity, SIMILAR)]
+    encodings = []
+    for decode, inputs in routes:
+        call = new_call(RequestOptions(raw_bytes=True), models=MODELS)
+        decode(call, json.dumps({"inputs": inputs}).encode())
+        encodings.append(call.encoding)
+    assert encodings == [Encoding.BYTES] * 3 + [Encoding.FLOAT]
 
 
 @pytest.mark.holds("TEI's routes", "Truncation")
@@ -99,15 +111,15 @@ def test_truncation(own: Truncation, fields: dict[str, Any], truncation: Truncat
         (decode_similarity, {"inputs": SIMILAR, "parameters": fields}),
     ]
     for decode, body in bodies:
-        request, _ = decode(json.dumps(body).encode(), WISHES, models, max_items=4)
+        request = decode(new_call(OPTIONS, models=models), json.dumps(body).encode())
         assert request.truncation is truncation
 
 
 @pytest.mark.holds("TEI's routes", "Prompts")
 def test_prompts() -> None:
-    assert asked(decode_embed, {"inputs": "a", "prompt_name": "query"})[0].prompt == "Q: "
-    assert asked(decode_embed_all, {"inputs": "a", "prompt_name": "query"})[0].prompt == "Q: "
-    assert asked(decode_similarity, {"inputs": SIMILAR, "parameters": {"prompt_name": "query"}})[0].prompt == "Q: "
+    assert asked(decode_embed, {"inputs": "a", "prompt_name": "query"}).prompt == "Q: "
+    assert asked(decode_embed_all, {"inputs": "a", "prompt_name": "query"}).prompt == "Q: "
+    assert asked(decode_similarity, {"inputs": SIMILAR, "parameters": {"prompt_name": "query"}}).prompt == "Q: "
     with pytest.raises(InvalidRequest, match=r"\(passage, query\)") as refused:
         asked(decode_embed, {"inputs": "a", "prompt_name": "nonsense"})
     assert "nonsense" not in refused.value.message
@@ -115,9 +127,8 @@ def test_prompts() -> None:
 
 @pytest.mark.parametrize("decode", [decode_similarity, decode_any])
 def test_similarity(decode: Decode) -> None:
-    request, form = asked(decode, {"inputs": {**SIMILAR, "more": 1}, "parameters": {}})
+    request = asked(decode, {"inputs": {**SIMILAR, "more": 1}, "parameters": {}})
 
-    assert form is Form.SIMILARITIES
     assert request.texts == ["a", "b", "c"]
     names = [request.name_of(index) for index in (-1, 0, 1, 2)]
     assert names == ["inputs.sentences", "inputs.source_sentence", "inputs.sentences[0]", "inputs.sentences[1]"]
@@ -125,11 +136,11 @@ def test_similarity(decode: Decode) -> None:
 
 @pytest.mark.holds("TEI's routes")
 def test_as_many_sentences_as_items_are_allowed() -> None:
-    request, _ = asked(decode_similarity, {"inputs": {"source_sentence": "a", "sentences": ["b"] * 4}})
+    request = asked(decode_similarity, {"inputs": {"source_sentence": "a", "sentences": ["b"] * 4}})
     assert request.num_items == 5
 
 
-def test_any_is_embed_where_inputs_are_no_object() -> None:
+def test_root_is_embed_if_inputs_are_not_an_object() -> None:
     body = {"inputs": ["a"], "normalize": False, "dimensions": 3, "prompt_name": "query", "parameters": {}}
     assert asked(decode_any, body) == asked(decode_embed, body)
 
@@ -215,6 +226,6 @@ def test_with_several_models_the_name_must_be_one_of_them() -> None:
 
     for decode, inputs in ((decode_embed, "a"), (decode_embed_all, "a"), (decode_similarity, SIMILAR)):
         body = json.dumps({"inputs": inputs, "model": "two"}).encode()
-        assert decode(body, WISHES, models, max_items=4)[0].model.name == "two"
+        assert decode(new_call(OPTIONS, models=models), body).model.name == "two"
         with pytest.raises(ModelNotFound):
-            decode(json.dumps({"inputs": inputs}).encode(), WISHES, models, max_items=4)
+            decode(new_call(OPTIONS, models=models), json.dumps({"inputs": inputs}).encode())

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
+from server.dialects.route import RequestOptions
 from server.dialects.tei.predict import decode
-from server.http.headers import Wishes
 from server.requests.classify import ClassifyRequest
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from tests.server.asking import RAW, ask, tei_error
-from tests.server.edge import Called, Edge, one_model
+from tests.server.edge import Called, Edge, new_call, one_model
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from wire.vocabulary import RequestClass
 
 CLASSIFIER = {"task": "classify", "labels": ["bad", "so-so", "good"], "activation": "softmax"}
 ROWS = [[0.0, 3.0, 1.0], [5.0, -5.0, 5.0]]
-WISHES = Wishes(request_class=RequestClass.BULK, deadline=12.5)
+OPTIONS = RequestOptions(request_class=RequestClass.BULK, deadline=12.5)
 
 
 def predict(body: dict[str, Any], rows: Any = ROWS, **others: Any) -> Called:
@@ -150,7 +150,7 @@ def test_a_model_without_scores_says_what_it_is_for() -> None:
 
 def decoded(body: bytes | dict[str, Any]) -> ClassifyRequest:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode(payload, WISHES, one_model(default_prompt="D: "), max_items=4)
+    return decode(new_call(OPTIONS, models=one_model(default_prompt="D: ")), payload)
 
 
 def test_what_is_asked_for() -> None:

@@ -11,7 +11,7 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from engine.types import OutputKind
-from server.dialects.tei import embed
+from server.dialects.tei import embed, tokens
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call, house
 from tokenizer_pool.messages import Refusal, TextRefused
@@ -57,7 +57,7 @@ def error_type(called: Called) -> str:
 
 @pytest.mark.holds("Requests and answers", "TEI's routes")
 def test_there_is_a_good_body_for_every_route() -> None:
-    assert GOOD.keys() == {route.path for route in embed.ROUTES} | {"/", "/invocations"}
+    assert GOOD.keys() == {route.path for route in (*embed.ROUTES, *tokens.ROUTES)} | {"/", "/invocations"}
     for path, body in GOOD.items():
         for slash in ("", "/") if path != "/" else ("",):
             assert post(path + slash, body).status == 200

@@ -5,26 +5,26 @@ from typing import Any
 
 import pytest
 
+from server.dialects.route import RequestOptions
 from server.dialects.tei.tokens import decode_decode, decode_tokenize
-from server.http.headers import Wishes
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
 from server.requests.models import ModelTable
-from server.requests.tokenize import DecodeRequest, TokenizeRequest
-from tests.server.edge import one_model, served_model
+from server.requests.work import DecodeRequest, TokenizeRequest
+from tests.server.edge import new_call, one_model, served_model
 from wire.vocabulary import RequestClass
 
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
-WISHES = Wishes(request_class=RequestClass.BULK, deadline=12.5)
+OPTIONS = RequestOptions(request_class=RequestClass.BULK, deadline=12.5)
 
 
 def tokenize(body: bytes | dict[str, Any]) -> TokenizeRequest:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode_tokenize(payload, WISHES, MODELS, max_items=4)
+    return decode_tokenize(new_call(OPTIONS, models=MODELS), payload)
 
 
 def decode(body: bytes | dict[str, Any]) -> DecodeRequest:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode_decode(payload, WISHES, MODELS, max_items=4)
+    return decode_decode(new_call(OPTIONS, models=MODELS), payload)
 
 
 @pytest.mark.holds("TEI's routes")
@@ -55,9 +55,9 @@ def test_with_several_models_the_name_must_be_one_of_them() -> None:
 
     for decoder, fields in ((decode_tokenize, {"inputs": "a"}), (decode_decode, {"ids": [5]})):
         body = json.dumps({**fields, "model": "two"}).encode()
-        assert decoder(body, WISHES, models, max_items=4).model.name == "two"
+        assert decoder(new_call(OPTIONS, models=models), body).model.name == "two"
         with pytest.raises(ModelNotFound):
-            decoder(json.dumps(fields).encode(), WISHES, models, max_items=4)
+            decoder(new_call(OPTIONS, models=models), json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(

@@ -1,41 +1,19 @@
-"""Takes note of finished requests: counts, durations, and a line of the log."""
-
-from collections.abc import Callable
+"""Counts finished requests and their durations."""
 
 from server.requests.trace import Trace
 from wire.metrics import POWERS, Recorder
 
-# By the error's class, where the error does not say it itself. A label of the metrics, so there are only these.
-REASONS = {
-    "InvalidRequest": "invalid",
-    "EmptyInput": "empty",
-    "MalformedBody": "malformed",
-    "NotTokenizable": "not_tokenizable",
-    "UnsupportedTask": "unsupported_task",
-    "Unauthorized": "unauthorized",
-    "BodyTooSlow": "slow_body",
-    "PayloadTooLarge": "payload",
-    "UnsupportedMedia": "media_type",
-    "HeadTooLarge": "head",
-    "ModelNotFound": "model",
-    "NoSuchRoute": "route",
-    "WrongMethod": "method",
-    "NotReady": "not_ready",
-    "DeadlineExceeded": "deadline",
-    "EngineFailed": "engine",
-}
-_REASONS_BY_STATUS = {404: "route", 405: "method"}  # of what FastAPI answers without an error of ours
+_REASONS_BY_STATUS = {404: "route", 405: "method"}  # if FastAPI answers without one of our errors
 _STAGE_SECONDS = "embedline_stage_duration_seconds"
 
 
-class Observer:
+class RequestMetrics:
     """Of one frontend."""
 
-    def __init__(self, metrics: Recorder, *, log: Callable[[Trace], None] | None = None) -> None:
+    def __init__(self, metrics: Recorder) -> None:
         self._metrics = metrics
-        self._log = log
 
-    def finished(self, trace: Trace) -> None:
+    def record(self, trace: Trace) -> None:
         """A request has been answered, or its client has left."""
         metrics, status = self._metrics, trace.status
         is_answered = status == 200 and trace.num_items > 0
@@ -53,8 +31,6 @@ class Observer:
             self._answered(trace)
         elif status >= 400:
             self._failed(trace)
-        if self._log is not None:
-            self._log(trace)
 
     def _stages(self, trace: Trace) -> None:
         observe = self._metrics.observe
@@ -83,6 +59,6 @@ class Observer:
         if trace.status == 499:
             self._metrics.count("embedline_cancelled_total", trace.stage)
             return
-        reason = trace.reason or REASONS.get(trace.error) or _REASONS_BY_STATUS.get(trace.status)
-        if reason is not None:  # else a health route that says what it is there for
+        reason = trace.reason or _REASONS_BY_STATUS.get(trace.status)
+        if reason is not None:  # None: a health route that says "not ready"
             self._metrics.count("embedline_rejected_total", reason)

@@ -1,0 +1,91 @@
+"""What a dialect is made of: a `Route` is one row of its table, a `Call` is one request as its decoder sees it.
+
+Knows no dialect, and of HTTP only status codes and headers.
+"""
+
+import enum
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from server.requests.errors import BodyTooSlow, RequestError, Unauthorized
+from server.requests.models import ModelTable
+from server.requests.pipeline import Pipeline
+from server.requests.trace import Trace
+from wire.vocabulary import RequestClass
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Answer(NamedTuple):
+    """A whole answer, without the headers that every answer gets."""
+
+    status: int
+    headers: Headers
+    body: bytes | memoryview
+
+
+ErrorShape = Callable[[RequestError], Answer]
+
+
+class Encoding(enum.Enum):
+    """How rows are written in the answer."""
+
+    FLOAT = "float"
+    BASE64 = "base64"  # of little-endian float32, in JSON
+    BYTES = "bytes"  # little-endian float32 and nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What the headers ask for."""
+
+    request_class: RequestClass | None = None  # None = by the request's size
+    deadline: float = math.inf  # time.monotonic() seconds
+    raw_bytes: bool = False  # rows as application/octet-stream
+
+
+@dataclass(slots=True)
+class Call:
+    """One request. Only `encoding` and `error_shape` change: the decoder may set them."""
+
+    options: RequestOptions
+    models: ModelTable
+    max_items: int  # texts, pairs or lists of ids that one request may have
+    trace: Trace
+    error_shape: ErrorShape  # the route's own, unless the body shows another family of clients
+    encoding: Encoding | None = None  # of the rows in the answer; None = it has no rows
+
+    def set_encoding(self, wanted: Encoding = Encoding.FLOAT) -> None:
+        """As the body asks; but raw bytes if the headers ask for them."""
+        self.encoding = Encoding.BYTES if self.options.raw_bytes else wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A path that takes POST. All functions may raise RequestError."""
+
+    path: str
+    decode: Callable[[Call, bytes], Any]  # the body to a request of server/requests
+    run: Callable[[Pipeline, Any, Trace], Awaitable[Any]]  # a request to its result
+    encode: Callable[[Call, Any, Any], Awaitable[Answer]]  # a request and its result to the answer
+    error_shape: ErrorShape
+    summary: str  # this and what follows is for the OpenAPI page
+    body: type[msgspec.Struct]
+    answers: tuple[Any, ...]  # types that msgspec knows: the forms of the answer in JSON
+    raw_answer: str = ""  # what the raw bytes are; "" = the route has none
+
+
+def error_answer(status: int, content: dict[str, Any], error: RequestError) -> Answer:
+    """An error with this JSON as its body, and the headers that go with it."""
+    headers = [(b"content-type", b"application/json")]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after))).encode()))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
+    if isinstance(error, BodyTooSlow):  # the rest of the body would keep the connection open
+        headers.append((b"connection", b"close"))
+    return Answer(status, headers, msgspec.json.encode(content))
