@@ -1,1 +1,1 @@
-"""The process that answers requests: its start, its state, the request log. HTTP itself is in server/http."""
+"""The process that answers requests: its start, request metrics and log. HTTP itself is in server/http."""

@@ -1,4 +1,4 @@
-"""A thread that writes lines to a descriptor, so that a reader who is slow or gone never blocks whoever has them.
+"""A thread that writes lines to a descriptor, so that a slow or closed reader never blocks a request.
 
 Knows nothing of what is in a line.
 """
@@ -30,7 +30,7 @@ class LogWriter:
         self._thread.start()
 
     def put(self, lines: list[bytes]) -> bool:
-        """Have lines written; False where too much waits already. Nothing is written once the reader has gone."""
+        """Queue lines; False if too much waits already. After the reader has gone, nothing is written."""
         num_bytes = sum(map(len, lines))
         if self._is_broken or not lines:
             return True
@@ -41,13 +41,13 @@ class LogWriter:
         return True
 
     def take_lost(self) -> int:
-        """How many lines could not be written since the last call."""
+        """The number of lines that could not be written since the last call."""
         num_lost = self._num_lost - self._num_lost_taken
         self._num_lost_taken += num_lost
         return num_lost
 
     def close(self, seconds: float) -> None:
-        """Return once everything is written, or after so long."""
+        """Return when everything is written, or after `seconds`."""
         self._queue.put(None)
         self._thread.join(seconds)
 
@@ -65,7 +65,7 @@ class LogWriter:
                 rest = rest[_write_some(self._fd, rest) :]
         except BrokenPipeError:
             self._is_broken = True
-            logger.warning("nobody reads the request log any more; it ends here")
+            logger.warning("the reader of the request log has closed it; no more lines are written")
         except OSError:  # a full disk may have room again
             self._num_lost += len(lines)
 
@@ -73,7 +73,7 @@ class LogWriter:
 def _write_some(fd: int, data: memoryview) -> int:
     try:
         return os.write(fd, data)
-    except BlockingIOError:  # whoever started us shares the descriptor, and made it so
+    except BlockingIOError:  # the parent process shares the descriptor and made it non-blocking
         poll = select.poll()
         poll.register(fd, select.POLLOUT)
         poll.poll()
@@ -81,7 +81,7 @@ def _write_some(fd: int, data: memoryview) -> int:
 
 
 def _chunks(lines: list[bytes]) -> list[list[bytes]]:
-    """Lines in groups that a pipe takes whole, so that no two processes mix theirs."""
+    """Lines in groups that a pipe takes whole, so that lines of two processes never mix."""
     chunks: list[list[bytes]] = []
     room = 0
     for line in lines:

@@ -1,6 +1,6 @@
 """One line of JSON for each request on standard output, which never makes a request wait.
 
-Knows no text: what a Trace says is all there is to tell. docs/decisions/0010-request-log.md says what it costs.
+Knows no text, only what a Trace has. docs/decisions/0010-request-log.md says what it costs.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from wire.metrics import Recorder
 
 _FLUSH_SECONDS = 0.1
 _FLUSH_BYTES = 64 * 1024
-_POLLED = HEALTH_PATHS | {"/metrics"}  # told only when they fail
+_POLLED = HEALTH_PATHS | {"/metrics"}  # logged only when they fail
 
 logger = logging.getLogger("embedline.server")
 
@@ -57,7 +57,7 @@ class _Line(msgspec.Struct, gc=False, rename={"request_class": "class"}):
 
 
 class RequestLog:
-    """Collects lines and hands them to a thread that writes. What the reader is too slow for is dropped and counted.
+    """Collects lines for a thread that writes them. Lines that the reader is too slow for are dropped and counted.
 
     `write` and `close` are for the event loop that was running when it was made.
     """
@@ -75,7 +75,7 @@ class RequestLog:
         self._writer = LogWriter(fd)
 
     def write(self, trace: Trace) -> None:
-        """Take note of a finished request."""
+        """Add a line for a finished request."""
         if trace.status < self._least_status or (trace.status == 200 and trace.route in _POLLED):
             return
         line = self._encoder.encode(self._line(trace)) + b"\n"
@@ -88,7 +88,7 @@ class RequestLog:
             self._loop.call_later(_FLUSH_SECONDS, self._flush)
 
     async def close(self, seconds: float = 2.0) -> None:
-        """Write what is left, as far as it is read within so long."""
+        """Write what is left, for at most `seconds`."""
         self._flush()
         await asyncio.to_thread(self._writer.close, seconds)
         self._count_dropped(0)
@@ -121,7 +121,7 @@ class RequestLog:
         )
 
     def _now(self) -> str:
-        """RFC 3339 in UTC. All but the milliseconds is made once a second: it costs more than all the rest."""
+        """RFC 3339 in UTC. All but the milliseconds is made once a second, because it is the slowest part."""
         now = time.time()
         second = int(now)
         if second != self._second:
@@ -139,5 +139,5 @@ class RequestLog:
             return
         self._metrics.count("embedline_log_lines_dropped_total", by=num_lines)
         if not self._num_dropped:
-            logger.warning("the request log can't be written as fast, or at all: lines are dropped and counted")
+            logger.warning("the request log can't be written fast enough, or at all: lines are dropped and counted")
         self._num_dropped += num_lines

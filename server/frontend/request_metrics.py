@@ -8,7 +8,7 @@ _STAGE_SECONDS = "embedline_stage_duration_seconds"
 
 
 class RequestMetrics:
-    """Of one frontend."""
+    """The request metrics of one frontend."""
 
     def __init__(self, metrics: Recorder) -> None:
         self._metrics = metrics

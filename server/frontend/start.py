@@ -1,4 +1,4 @@
-"""START for a frontend."""
+"""The START message of a frontend."""
 
 from dataclasses import dataclass
 
@@ -22,8 +22,8 @@ class FrontendStart:
     payload_limit: int  # bytes of a body
     open_payload_limit: int  # bytes of all open bodies
     shutdown_timeout: float  # seconds
-    keys: list[ApiKey]  # none = nobody is asked
-    metrics_auth: bool  # whether /metrics asks for a key too
+    keys: list[ApiKey]  # none = no key is needed
+    metrics_auth: bool  # whether /metrics needs a key too
     strict_model_name: bool
     cors_allow_origin: list[str]
     request_log: str  # all, errors, off

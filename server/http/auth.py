@@ -1,4 +1,4 @@
-"""API keys: who may ask, and for which routes nobody is asked. Knows keys by their digests alone."""
+"""Checks API keys, and knows which routes need none. Keeps only digests of keys."""
 
 import hmac
 from collections.abc import Mapping, Sequence
@@ -11,28 +11,28 @@ _SCHEMES = (b"bearer ", b"api-key ")
 
 
 class Keys:
-    """The door: closed for every path that is not named open."""
+    """The accepted keys. Every path needs one unless it is listed as open."""
 
     def __init__(self, keys: Sequence[ApiKey], *, metrics_need_a_key: bool) -> None:
         self._keys = keys
         self._open = HEALTH_PATHS if metrics_need_a_key else HEALTH_PATHS | {"/metrics"}
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> str:
-        """The name of the key that was given, "" where none is needed. Raises Unauthorized."""
+        """The name of the request's key, "" if none is needed. Raises Unauthorized."""
         if not self._keys or path in self._open or (path == "/" and method in ("GET", "HEAD")):
             return ""
         found = None
         for given in map(digest, _given(headers)):
-            for key in self._keys:  # all of them, whichever it is: the time taken says nothing
+            for key in self._keys:  # always all of them, so that the time shows nothing
                 if hmac.compare_digest(given, key.digest):
                     found = key.name
         if found is None:
-            raise Unauthorized("a valid API key is needed: authorization: Bearer …")
+            raise Unauthorized("send a valid API key: authorization: Bearer …")
         return found
 
 
 def _given(headers: Mapping[bytes, bytes]) -> list[bytes]:
-    """What may be keys: in `authorization` (Bearer, Api-Key, or bare as some clients send it), `x-api-key`, `api-key`.
+    """All values that may be keys: in `authorization` (Bearer, Api-Key or bare), `x-api-key` and `api-key`.
 
     All of them, since a proxy in between may need an `authorization` of its own.
     """

@@ -44,20 +44,20 @@ def gauge(name: str, labels: tuple[str, ...], help: str, alert: str = "") -> Dec
 # fmt: off
 REQUESTS = (
     _counter("embedline_requests_total", ("route", "class", "code"),
-        "Requests that have ended, by route, class of work and status; 499 = the client left. Paths that are no route "
-        "of ours are `other`, and the class is `none` where it was not known yet.",
+        "Finished requests, by route, class and status; 499 = the client left. Other paths are `other`. The class is "
+        "`none` if the request ended before it was known.",
         "the share of 5xx rises"),
     _histogram("embedline_request_duration_seconds", ("route",),
         "From a request's head to its answer's last byte, all statuses.", SECONDS, _FROM_HALF_A_MILLISECOND),
     _histogram("embedline_stage_duration_seconds", ("stage",),
-        "What requests spent where, of those that got through the stage: `read` the body, `tokenize` with its wait for "
-        "a tokenizer, `queue` the longest wait of a sequence for its batch, `compute` of the batches it was in, "
-        "`respond` from the rows to the answer's last byte.", SECONDS),
+        "Time of each stage, of the requests that completed it: `read` the body; `tokenize`, with the wait for a "
+        "tokenizer; `queue`, the longest wait of a sequence for its batch; `compute`, of the batches it was in; "
+        "`respond`, from the rows to the answer's last byte.", SECONDS),
     _counter("embedline_rejected_total", ("reason",),
-        "Requests that got an error for an answer, by reason.",
-        "`wait` or `concurrency` over 5 % of the requests for 10 minutes: too little is there for the load"),
+        "Requests that were answered with an error, by reason.",
+        "`wait` or `concurrency` over 5 % of the requests for 10 minutes: the server is too small for the load"),
     _counter("embedline_cancelled_total", ("stage",),
-        "Requests whose client left before the answer, by the stage they had reached; `queue` is at the engines too.",
+        "Requests whose client left before the answer, by the stage they had reached; `queue` includes the engines.",
         "it rises in `queue`: clients time out sooner than the server refuses them"),
     _counter("embedline_inputs_total", ("model",), "Texts, or lists of token ids, of answered requests."),
     _counter("embedline_input_tokens_total", ("model",), "Tokens of answered requests, after truncation."),
@@ -65,19 +65,19 @@ REQUESTS = (
         "Tokens of each input of answered requests, after truncation.", POWERS),
     _counter("embedline_truncated_inputs_total", ("model",),
         "Inputs of answered requests that lost tokens to the model's limit.",
-        "it is more than you expect: what is cut off is not in the vector"),
+        "it is more than you expect: a vector knows nothing of what was cut off"),
     _counter("embedline_request_bytes_total", (), "Bytes of bodies that were read."),
     _counter("embedline_response_bytes_total", ("format",),
-        "Bytes of answers' bodies, by the form of the rows: `float`, `base64`, `bytes`; `other` has no rows."),
+        "Bytes of answers' bodies, by the encoding of the rows: `float`, `base64`, `bytes`; `other` has no rows."),
     _counter("embedline_log_lines_dropped_total", (),
         "Lines of the request log that were lost because their reader was too slow.", "it is not 0"),
 )
 TOKENIZING = (
     _counter("embedline_tokenized_texts_total", ("model",), "Texts tokenized."),
-    _counter("embedline_tokenized_tokens_total", ("model",), "Tokens made of them."),
+    _counter("embedline_tokenized_tokens_total", ("model",), "Tokens made of these texts."),
     _counter("embedline_tokenize_seconds_total", ("model",),
-        "Time spent on that, over all tokenizers.",
-        "its rate comes near the number of --tokenization-workers: they are the bottleneck"),
+        "Time spent on tokenizing, over all tokenizers.",
+        "its rate comes close to --tokenization-workers: they are the bottleneck"),
 )
 BATCHES = (
     _counter("embedline_batch_release_total", ("model", "reason"),
@@ -96,21 +96,21 @@ BATCHES = (
     _histogram("embedline_engine_duration_seconds", ("model",),
         "Time a batch computed. The rate of its sum is how many streams are busy.", SECONDS, _FROM_HALF_A_MILLISECOND),
     _counter("embedline_batch_failures_total", ("model", "kind"),
-        "Batches that gave no rows, by what failed; `lost` with their engine.", "it is not 0"),
+        "Batches that failed, by what failed; `lost` = their engine died.", "it is not 0"),
     _counter("embedline_retried_sequences_total", ("model", "reason"),
         "Sequences computed again: `failed` in smaller batches after their batch had, `suspect` alone after their "
         "engine had died.", "it is not 0"),
     _counter("embedline_nonfinite_rows_total", ("model",),
-        "Sequences given up because the model gives numbers for them that are not finite.", "it is not 0"),
+        "Sequences that failed because the model gives numbers that are not finite.", "it is not 0"),
     _counter("embedline_wasted_tokens_total", ("model",),
-        "Tokens computed for requests that had ended before.", "its rate nears that of embedline_input_tokens_total"),
+        "Tokens computed for requests that had already ended.", "its rate nears that of embedline_input_tokens_total"),
     _counter("embedline_refused_total", ("reason",), "Requests that a batch manager refused, by reason."),
 )
 PROCESSES = (
     _counter("embedline_process_restarts_total", ("role",),
-        "Processes started again after they had died.", "more than 3 within 15 minutes"),
+        "Processes restarted after they died.", "more than 3 within 15 minutes"),
     _histogram("embedline_event_loop_lag_seconds", ("role",),
-        "How late an event loop was for its heartbeat.", SECONDS, _FROM_HALF_A_MILLISECOND),
+        "Delay of an event loop's heartbeat.", SECONDS, _FROM_HALF_A_MILLISECOND),
     gauge("embedline_queue_sequences", ("process",),
         "Sequences without rows that a batch manager holds, waiting or in an engine, up to half a second ago."),
     gauge("embedline_open_requests", ("process",), "HTTP requests that a frontend holds."),

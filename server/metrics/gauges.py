@@ -18,7 +18,7 @@ _MODEL = ("model",)
 _READY = gauge("embedline_ready", (), "1 when a request sent now would be computed.", "0 for 5 minutes")
 _BUILD = gauge("embedline_build_info", ("version",), "Always 1.")
 _INFO = gauge("embedline_model_info", ("model", "engine", "dtype", "devices", "revision"),
-    "1 for each model whose engine has been ready.")
+    "1 for each model that has had a ready engine.")
 _MODEL_READY = gauge("embedline_model_ready", _MODEL, "1 when a request for the model sent now would be computed.",
     "0 for 5 minutes")
 _PADDED = gauge("embedline_model_padded", ("model", "engine"),
@@ -26,14 +26,14 @@ _PADDED = gauge("embedline_model_padded", ("model", "engine"),
     "onnxruntime pad small groups by design, transformers where packing fails the self-test.",
     "1 for the engine transformers and speed matters: the log and /info say why")
 _QUEUED = gauge("embedline_queue_tokens", _BY_CLASS, "Tokens waiting or in an engine.", "it grows for 10 minutes")
-_OLDEST = gauge("embedline_queue_oldest_age_seconds", _BY_CLASS, "Since the oldest waiting request came.",
+_OLDEST = gauge("embedline_queue_oldest_age_seconds", _BY_CLASS, "Age of the oldest waiting request.",
     "over 30 while embedline_seconds_since_last_batch is too, for a minute: nothing moves")
 _WAIT = gauge("embedline_admission_wait_seconds", _BY_CLASS,
-    "What a request that comes now may expect to wait for its turn; above --interactive-max-wait or --bulk-max-wait "
-    "it is rejected.", "over half of that for 10 minutes: more load than the server was made for")
-_ENGINES = gauge("embedline_engines_ready", _MODEL, "Engines that can take a batch.", "less than there should be")
-_RATE = gauge("embedline_engine_tokens_per_second", _MODEL, "What the engines compute together, as measured.")
-_LAST = gauge("embedline_seconds_since_last_batch", _MODEL, "Since a batch finished; absent before the first.")
+    "How long a new request would wait; above --interactive-max-wait or --bulk-max-wait it is rejected.",
+    "over half of that for 10 minutes: the load is too high for the server")
+_ENGINES = gauge("embedline_engines_ready", _MODEL, "Engines that can take a batch.", "less than the number of engines")
+_RATE = gauge("embedline_engine_tokens_per_second", _MODEL, "Measured speed of all engines together.")
+_LAST = gauge("embedline_seconds_since_last_batch", _MODEL, "Time since a batch finished; absent before the first.")
 # fmt: on
 GAUGES = (_READY, _MODEL_READY, _BUILD, _INFO, _PADDED, _QUEUED, _OLDEST, _WAIT, _ENGINES, _RATE, _LAST)
 

@@ -11,23 +11,24 @@ _TOP = """\
 # Metrics
 
 `/metrics` is one page for the whole server, in Prometheus's text format, on the HTTP port and on `--prometheus-port`,
-where the supervisor answers by itself when anything else is stuck.
+where the supervisor answers even when everything else is stuck.
 `make docs` makes this page from the source.
 
-Counts and distributions travel to the supervisor with each process's heartbeat, so those of other processes may be
-half a second old; levels are read as the page is made. A process's counts outlive it: the sums are the supervisor's.
-Label values are our own words and the names of served models, never what a client sent, so the number of series does
-not grow with what clients do. The buckets of all durations are 1.5 times as wide as the one before; those of tokens
-and sequences are powers of two.
+Processes send their counts and histograms to the supervisor with each heartbeat, so these may be half a second old.
+Gauges are read as the page is made. The supervisor keeps the sums, so they outlive a process that dies. Label values
+are our own words and the names of served models, never what a client sent: clients can't add series. Each bucket of a
+duration is 1.5 times as wide as the one before; buckets of tokens and sequences are powers of two.
 """
 _TEI = """\
 ## As text-embeddings-inference names them
 
-Its dashboards work as they are: same names, labels and buckets, no `_total`, all models together. They are written
-from what is counted above, with these differences: a histogram has one value for each request where it has one for
-each input (but for `te_request_input_length`); those without a stage are of answered requests alone; `te_embed_count`
-counts inputs when they have been answered, and so does `te_predict_count`; of stages there is only `te_embed_*`, which
-is of all requests.
+TEI's dashboards work as they are: same names, labels and buckets, no `_total`, all models together. These metrics are
+made of the counts above, with some differences:
+
+- Histograms have one value for each request, where TEI has one for each input (except `te_request_input_length`).
+- Histograms without a stage cover answered requests only.
+- `te_embed_count` and `te_predict_count` count inputs when they have been answered.
+- Of the stages there is only `te_embed_*`, which covers all requests.
 """
 
 

@@ -19,13 +19,13 @@ _LABELS = ("process",)
 # fmt: off
 _UP = gauge("embedline_process_up", _LABELS, "1 while the process serves; 0 while it starts or is down.",
     "0 for 5 minutes")
-_BEAT = gauge("embedline_heartbeat_age_seconds", _LABELS, "Since the process gave a sign of life.", "over 5")
+_BEAT = gauge("embedline_heartbeat_age_seconds", _LABELS, "Time since the process's last heartbeat.", "over 5")
 _BUSY = gauge("embedline_engine_batch_age_seconds", _LABELS,
-    "How long an engine has been computing the oldest batch it holds; 0 while it is idle.", "over 30")
+    "How long an engine has been computing its oldest batch; 0 while it is idle.", "over 30")
 _RSS = gauge("process_resident_memory_bytes", _LABELS, "Memory in use, shared pages included.", "it only grows")
-_FDS = gauge("process_open_fds", _LABELS, "Open descriptors.")
+_FDS = gauge("process_open_fds", _LABELS, "Open file descriptors.")
 _CPU = Declared(name="process_cpu_seconds_total", kind="counter", labels=_LABELS,
-    help="CPU time of the process that has this place now; it starts again from 0 with a new one.")
+    help="CPU time of the process; a restarted process starts from 0.")
 # fmt: on
 PROCESS_GAUGES = (_UP, _BEAT, _BUSY, _RSS, _FDS, _CPU)
 

@@ -1,4 +1,4 @@
-"""The metrics of text-embeddings-inference under its own names, written from what we count anyway.
+"""The metrics of text-embeddings-inference under its own names, made of our own counts.
 
 Names, labels and buckets are those of its router/src/prometheus.rs, so its dashboards work: counters have no `_total`,
 and there is no label for the model. prometheus-client would add the suffix, so the few lines are written here.
@@ -11,7 +11,7 @@ from server.metrics.declared import ALL, FOR_TEI, Declared, Kind, cumulative
 from wire.metrics import POWERS, SECONDS, Edges
 
 _DURATIONS = SECONDS[:35]
-# What fails there, by our reasons. What never came to be a request for work has no counterpart.
+# TEI's reasons of failures, with ours. Errors before a request is decoded have none.
 _FAILURES = {
     "overloaded": ("wait", "concurrency", "open_payload", "deadline"),
     "validation": ("invalid", "empty", "malformed", "payload"),

@@ -1,4 +1,4 @@
-"""What a request does once it is decoded: admission, tokenizing, batching, and what is made of the rows.
+"""What happens to a decoded request: admission, tokenizing, batching, and scores or labels made of the rows.
 
-Knows no HTTP, no JSON and no dialect. pipeline.py is the way of a request in one file.
+Knows no HTTP, no JSON and no dialect. pipeline.py has the way of a request in one file.
 """

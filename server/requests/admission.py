@@ -1,4 +1,4 @@
-"""Whether a request may come in, decided before it costs anything: by the tokens that wait and how fast they go.
+"""Decides whether to accept a request, before it costs anything: by the waiting tokens and the engines' speed.
 
 Reads the shared page and writes this frontend's row of it. Knows no request's content.
 """
@@ -17,7 +17,7 @@ _LEARNING_RATE = 0.05  # weight of the newest request in the characters-to-token
 
 @dataclass(frozen=True, slots=True)
 class WaitBudgets:
-    """Seconds a request of each class may be expected to wait for its turn."""
+    """The longest expected wait, in seconds, at which a request of each class is accepted."""
 
     interactive: float
     bulk: float
@@ -28,7 +28,7 @@ class WaitBudgets:
 
 
 class Admission:
-    """One frontend's door."""
+    """Admission of one frontend."""
 
     def __init__(self, page: Page, *, frontend: int, budgets: WaitBudgets, max_requests: int) -> None:
         self._page = page
@@ -39,11 +39,11 @@ class Admission:
         self._num_requests = 0  # open now
 
     def estimate(self, model: int, num_characters: int, num_texts: int) -> int:
-        """Tokens that texts will have."""
+        """The number of tokens that texts will probably have."""
         return int(num_characters * self._tokens_per_character[model]) + _SPECIAL_TOKENS * num_texts
 
     def learn(self, model: int, num_characters: int, num_tokens: int) -> None:
-        """Take note of what tokenizing gave for texts of which nothing was cut off."""
+        """Learn from texts of which nothing was cut off."""
         if num_characters:
             old = self._tokens_per_character[model]
             self._tokens_per_character[model] += (num_tokens / num_characters - old) * _LEARNING_RATE
@@ -63,22 +63,22 @@ class Admission:
             self._num_requests -= 1
 
     def check_open(self) -> None:
-        """Raises Overloaded where too many requests are open, the asking one among them."""
+        """Raises Overloaded if too many requests are open, this one included."""
         if self._num_requests > self._max_requests:
             message = "too many requests are open; see --max-concurrent-requests"
             raise Overloaded(message, retry_after=1.0, reason="concurrency")
 
     def check(self, model: int, request_class: RequestClass) -> None:
-        """Raises Overloaded where what waits already would keep this request waiting for too long."""
+        """Raises Overloaded if this request would wait too long behind the others."""
         wait = expected_wait(self._page, model, request_class)
         budget = self._budgets.of(request_class)
         if wait > budget:
-            message = "more work is waiting than can be done in time"
+            message = "too much work is waiting to answer this request in time"
             raise Overloaded(message, retry_after=wait - budget, reason="wait")
 
     @contextlib.contextmanager
     def reserved(self, model: int, request_class: RequestClass, num_tokens: int) -> Iterator[None]:
-        """Count tokens as on their way to a batch manager while the block runs."""
+        """Count tokens as admitted but not yet at a batch manager while the block runs."""
         self._row[model, request_class] += num_tokens
         try:
             yield
@@ -87,7 +87,7 @@ class Admission:
 
 
 def expected_wait(page: Page, model: int, request_class: RequestClass) -> float:
-    """Seconds that a request which comes now would wait for its turn; 0 before a rate is known.
+    """Seconds that a request would wait if it came now; 0 before a rate is known.
 
     Interactive work goes before bulk work, so only bulk waits for both.
     """

@@ -21,13 +21,13 @@ from tokenizer_pool.token_ids import TokenizedTexts, join, offsets_of
 async def shaped(
     tokens: TokenizedTexts, late: LateInteraction, *, num_queries: int, max_seqlen: int, truncation: Truncation
 ) -> TokenizedTexts:
-    """Markers put in, all cut to length, queries filled up. The first `num_queries` texts are queries.
+    """Inserts markers, cuts all texts to length and fills queries up. The first `num_queries` texts are queries.
 
     What closes a text, its last token, stays where it is cut, and so does its first. Raises TextRefused (TOO_LONG)
     for what would have to be cut with Truncation.NONE.
     """
     if late == LateInteraction(skipped_ids=late.skipped_ids, skips_first=late.skips_first):
-        return tokens  # nothing of this is for the model
+        return tokens  # the model needs none of this
     queries, documents = _forms(late, max_seqlen)
     done = []
     for span, form in ((slice(0, num_queries), queries), (slice(num_queries, None), documents)):
@@ -41,7 +41,7 @@ async def shaped(
 
 
 def counted(tokens: TokenizedTexts, late: LateInteraction | None, *, num_queries: int) -> NDArray[np.bool_] | None:
-    """[T], which tokens' rows are compared; None where all are."""
+    """[T], whose rows are compared; None = all."""
     if late is None or not (late.skips_first or late.skipped_ids):
         return None
     counts = np.ones(len(tokens.token_ids), np.bool_)
@@ -55,17 +55,17 @@ def counted(tokens: TokenizedTexts, late: LateInteraction | None, *, num_queries
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What becomes of a text's tokens."""
+    """How a text's tokens are changed."""
 
-    max_content: int | None  # tokens, the marker not among them; None = as they come
+    max_content: int | None  # tokens without the marker; None = no limit
     marker_id: int | None
-    fill_length: int = 0  # up to which it is filled
+    fill_length: int = 0  # in tokens; shorter texts are filled up to it
     fill_id: int = 0
     fill_type: int = 0
 
 
 def _forms(late: LateInteraction, max_seqlen: int) -> tuple[_Form, _Form]:
-    """Of queries, and of documents."""
+    """The forms of queries and of documents."""
     query_length = min(late.query_length or max_seqlen, max_seqlen)
     document_length = min(late.document_length or max_seqlen, max_seqlen)
     fills = late.query_length is not None and late.expansion_id is not None
@@ -125,7 +125,7 @@ def _marked(tokens: TokenizedTexts, marker_id: int | None) -> TokenizedTexts:
 
 
 def _filled(tokens: TokenizedTexts, form: _Form) -> TokenizedTexts:
-    """Each text filled up at its end."""
+    """Each text filled up at the end."""
     seqlens = np.diff(tokens.offsets)
     missing = np.maximum(form.fill_length - seqlens, 0)
     if not missing.any():

@@ -24,17 +24,17 @@ from server.requests.work import Work
 from tokenizer_pool.messages import Truncation
 from wire.vocabulary import RequestClass
 
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # as sentence-transformers looks for them
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order in which sentence-transformers looks for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest:
-    """A query, and documents to be scored; at least one, and no text is empty."""
+    """A query and at least one document; no text is empty."""
 
     model: ServedModel
     query: str
     documents: Sequence[str]
-    raw_scores: bool = False  # as the model gives them, where it gives scores
+    raw_scores: bool = False  # scores as the model gives them
     instruction: str | None = None  # of a generative reranker; None = the model's own
     truncation: Truncation = Truncation.RIGHT
     request_class: RequestClass | None = None  # None = by size
@@ -96,7 +96,7 @@ async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) 
     computed = await pipeline.compute(work, trace)
     scores = computed.results[OutputKind.LOGITS].values
     if not (request.raw_scores or model.activation is Activation.IDENTITY):
-        scores = await activated(scores, Activation.SIGMOID)  # also for a softmax, which of one score is no use
+        scores = await activated(scores, Activation.SIGMOID)  # also instead of softmax, which is always 1 for one score
     return Ranked(scores[:, 0], computed.num_tokens, computed.tokens.truncated)
 
 
@@ -117,7 +117,7 @@ async def _rank_token_rows(pipeline: Pipeline, request: RerankRequest, trace: Tr
 
 
 def _query_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
-    """The query as the first text, each with the prompt that the model has for its kind."""
+    """The query as the first text; queries and documents get the model's prompts for them."""
     prompts: dict[str, str] = request.model.facts.get("prompts", {})
     default = request.model.default_prompt
     return Work(
@@ -136,7 +136,7 @@ def _query_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
 
 
 async def _cosines(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Of the first row with each of the others, float32 [rows - 1]. Long work is done in slices."""
+    """Cosines of the first row with each of the others, float32 [rows - 1]. Long work is done in slices."""
     query = rows[0] / _lengths(rows[:1])
     cosines = np.empty(len(rows) - 1, np.float32)
     documents = rows[1:]
@@ -146,6 +146,6 @@ async def _cosines(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _lengths(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Euclidean, float32 [rows], and never zero: the cosine of a row of zeros is 0."""
+    """Euclidean lengths, float32 [rows], never zero, so that the cosine of a row of zeros is 0."""
     lengths: NDArray[np.float32] = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))
     return np.maximum(lengths, np.float32(1e-12))

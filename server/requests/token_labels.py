@@ -1,4 +1,4 @@
-"""Labels of tokens put together to labels of words and of longer spans, as transformers' pipeline does it.
+"""Labels of tokens joined to labels of words and longer spans, as transformers' pipeline does.
 
 https://github.com/huggingface/transformers, pipelines/token_classification.py. Pure functions of tokens, their scores
 and the labels' names; a span that is outside of every entity (label O) is left out, as there.
@@ -19,7 +19,7 @@ _OUTSIDE = "O"
 class Aggregation(enum.StrEnum):
     """How tokens become spans."""
 
-    NONE = "none"  # each token is its own
+    NONE = "none"  # each token is a span
     SIMPLE = "simple"  # neighbours with the same label are one, also within a word
     FIRST = "first"  # a word has the label of its first token
     AVERAGE = "average"  # a word has the label of its tokens' mean scores
@@ -39,7 +39,7 @@ class Span:
 def spans(
     tokens: Sequence[Token], scores: NDArray[np.float32], labels: Sequence[str], aggregation: Aggregation
 ) -> Iterator[Span]:
-    """The entities of one text, one at a time as each is asked for. Not for Aggregation.NONE.
+    """Yields the entities of one text. Not for Aggregation.NONE.
 
     tokens  S of them; special ones belong to no span
     scores  float32 [S, labels]
@@ -51,12 +51,12 @@ def spans(
 
 
 def _tokens(tokens: Sequence[Token]) -> Iterator[list[int]]:
-    """Indices of the tokens that are no special ones, each alone."""
+    """Indices of the tokens that are not special, each alone."""
     return ([index] for index, token in enumerate(tokens) if not token.is_special)
 
 
 def _words(tokens: Sequence[Token]) -> Iterator[list[int]]:
-    """The same, those of a word together."""
+    """The same, with the tokens of a word together."""
     word: list[int] = []
     for (index,) in _tokens(tokens):
         if word and not tokens[index].is_subword:
@@ -87,7 +87,7 @@ def _labelled(
 
 
 def _joined(parts: Iterable[Span]) -> Iterator[Span]:
-    """Neighbours of one kind as one, until one begins anew (B-); their score is the mean."""
+    """Joins neighbours of one kind until the next one begins with B-; their score is the mean."""
     group: list[Span] = []
     for part in parts:
         begins, kind = _tag(part.label)
@@ -100,7 +100,7 @@ def _joined(parts: Iterable[Span]) -> Iterator[Span]:
 
 
 def _span(group: list[Span]) -> Span:
-    # the name is that of the first without whatever prefix it has, be it B-, I- or another
+    # the name of the first, without any prefix: B-, I- or another
     name = group[0].label.split("-", 1)[-1]
     return Span(name, sum(part.score for part in group) / len(group), group[0].start, group[-1].stop)
 
@@ -109,4 +109,4 @@ def _tag(label: str) -> tuple[bool, str]:
     """Whether it begins an entity, and of which kind."""
     if label.startswith(("B-", "I-")):
         return label.startswith("B-"), label[2:]
-    return False, label  # without such a prefix it continues what is before it
+    return False, label  # without a prefix it continues the entity before it

@@ -1,4 +1,4 @@
-"""What is known of one request: filled on its way, read for its log line, the metrics and the timing headers.
+"""What is known of one request: filled by the ASGI app and the pipeline, read for the log, metrics and timing headers.
 
 Knows no text and no row, only how many there were and how long it took.
 """
@@ -13,19 +13,19 @@ class Trace:
     """One request. Seconds are 0 for stages that were not reached."""
 
     method: str = ""
-    route: str = ""  # a path of ours, so that there are few; "other" for all that are not
+    route: str = ""  # one of our paths, so that there are few; "other" for all else
     request_id: str = ""
     began: float = field(default_factory=time.perf_counter)
     status: int = 0
-    error: str = ""  # the error's class, "" where there is none
-    reason: str = ""  # the error's own word for what it is about, "" where its class says it
-    stage: str = "read"  # where it is, or ended: read, admit, tokenize, queue, respond
-    key: str = ""  # the name of the API key, "" where none is needed
+    error: str = ""  # the error's class, "" without one
+    reason: str = ""  # the label of embedline_rejected_total
+    stage: str = "read"  # the stage where it is, or where it ended: read, admit, tokenize, queue, respond
+    key: str = ""  # the name of the API key, "" if none is needed
     model: str = ""
     request_class: str = ""  # interactive, bulk
     encoding: str = ""  # of the rows in the answer: float, base64, bytes
     is_single: bool = False  # one text or list of ids, not a list of them
-    is_prediction: bool = False  # scores of labels or pairs are asked for, not embeddings
+    is_prediction: bool = False  # whether scores of labels or pairs are wanted, not embeddings
     num_items: int = 0
     num_characters: int = 0
     num_tokens: int = 0  # after truncation
@@ -37,7 +37,7 @@ class Trace:
     tokenize_seconds: float = 0.0
     queue_seconds: float = 0.0  # the longest wait of a sequence for its batch
     compute_seconds: float = 0.0  # of the batches it was in
-    responds_since: float = 0.0  # time.perf_counter() at which all rows were there
+    responds_since: float = 0.0  # time.perf_counter() when all rows had come
     respond_seconds: float = 0.0  # from then to the answer's last byte
     total_seconds: float = 0.0  # from the request's head to the answer's last byte
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.types import OutputKind
-from tests.server.edge import Called, Edge, call, house_of
+from tests.server.edge import Called, Edge, call, state_with
 
 RAW = {"accept": "application/octet-stream"}
 
@@ -31,7 +31,7 @@ def ask(
 
     async def run() -> Called:
         edge = Edge(max_bytes=10_000)
-        edge.state.update(house_of(outputs, **model))
+        edge.state.update(state_with(outputs, **model))
         edge.managers.num_labels = num_labels
         edge.managers.rows = None if rows is None else np.array(rows, np.float32)
         edge.managers.token_rows = None if token_rows is None else np.array(token_rows, np.float32)

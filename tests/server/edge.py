@@ -58,7 +58,7 @@ def new_call(options: RequestOptions | None = None, *, models: ModelTable | None
     return Call(options or RequestOptions(), models or one_model(), max_items, trace, openai_error)
 
 
-def house(**changes: Any) -> Json:
+def ready_state(**changes: Any) -> Json:
     """A STATE of a server that is ready."""
     info = {"name": "the-model", "dimensions": DIMENSIONS, "max_seqlen": 16, "vocab_size": 100, "normalize": False}
     info |= {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "pooling": "last", "dtype": "float32"}
@@ -68,17 +68,17 @@ def house(**changes: Any) -> Json:
     return {**told, "limits": {"max_client_batch_size": 4}, **changes}
 
 
-def house_of(outputs: OutputKind, **model: Any) -> Json:
+def state_with(outputs: OutputKind, **model: Any) -> Json:
     """The same with a model that gives other outputs; `model` is what else is told of it, as its task."""
-    loaded = house()
+    loaded = ready_state()
     loaded["models"][0] |= model
     loaded["models"][0]["info"] |= {"outputs": outputs}
     return loaded
 
 
-def everything() -> Json:
+def state_with_everything() -> Json:
     """A STATE with a model that gives all there is, so that every route has an answer."""
-    return house_of(OutputKind(sum(OutputKind)))
+    return state_with(OutputKind(sum(OutputKind)))
 
 
 _BODIES: dict[str, Any] = {
@@ -201,7 +201,7 @@ class Edge:
         self.metrics = Recorder()
         self.state = ServerState(self.page)
         if is_loaded:
-            self.state.update(loaded or house())
+            self.state.update(loaded or ready_state())
         self.tokenizers = Tokenizers()
         self.managers = Managers()
         self.admission = Admission(self.page, frontend=0, budgets=WaitBudgets(1, 10), max_requests=max_requests)

@@ -1,1 +1,1 @@
-"""What dialects share on the way in: JSON bodies, texts, token ids. Knows no dialect's fields."""
+"""What decoders share: JSON bodies, texts, token ids. Knows no dialect's fields."""

@@ -1,6 +1,6 @@
 """Texts or token ids to be embedded, as OpenAI's `input` and TEI's `inputs` give them.
 
-The value is looked at before it is decoded: 64 MB of JSON can be 20 million lists, which take seconds and a gigabyte.
+Items are counted before the value is decoded: 64 MB of JSON can be 20 million lists, which take seconds and a gigabyte.
 """
 
 import re
@@ -37,7 +37,7 @@ class Inputs(msgspec.Struct, frozen=True):
 
 
 def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
-    """What it is shows in its first characters. Raises InvalidRequest, EmptyInput and MalformedBody."""
+    """The first characters show what it is. Raises InvalidRequest, EmptyInput and MalformedBody."""
     raw = bytes(value)
     if raw.startswith(b'"'):
         return Inputs(texts=_check_texts([parse(_TEXT, raw, field)], field), is_single=True)
@@ -48,7 +48,7 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
         case b"]":
             raise EmptyInput(f"{field} must not be empty", param=field)
         case b'"':
-            # two quotes a text; a text that ends with a backslash looks as if it had one
+            # two quotes a text; a text that ends with a backslash seems to have one
             check_num_items((raw.count(b'"') - raw.count(b'\\"')) // 2, field, max_items=max_items)
             texts = parse(_TEXTS, raw, field)
             check_num_items(len(texts), field, max_items=max_items)
@@ -64,7 +64,7 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
 
 
 def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
-    """The same where there may be no ids."""
+    """The same, without ids."""
     given = read_inputs(value, field, max_items=max_items)
     if given.texts is None:
         raise InvalidRequest(f"{field} must be a text or a list of texts", param=field)
@@ -72,7 +72,7 @@ def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
 
 
 def read_ids(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
-    """The same where there may be no texts."""
+    """The same, without texts."""
     given = read_inputs(value, field, max_items=max_items)
     if given.token_ids is None:
         raise InvalidRequest(f"{field} must be a list of token ids, or a list of such lists", param=field)
@@ -101,11 +101,11 @@ def _check_texts(texts: list[str], name: str) -> list[str]:
     return texts
 
 
-def read_dimensions(wished: int | None, own: int) -> int | None:
+def read_dimensions(wanted: int | None, own: int) -> int | None:
     """Raises InvalidRequest."""
-    if wished is not None and not 1 <= wished <= own:
+    if wanted is not None and not 1 <= wanted <= own:
         raise InvalidRequest(f"dimensions must be from 1 to {own} for this model", param="dimensions")
-    return wished
+    return wanted
 
 
 def read_prompt(name: str | None, given: Inputs, model: ServedModel) -> str:
@@ -118,6 +118,6 @@ def read_prompt(name: str | None, given: Inputs, model: ServedModel) -> str:
         raise InvalidRequest(f"prompt_name is not one of the model's prompts ({known})", param="prompt_name")
     if given.texts is None:
         raise InvalidRequest(
-            "prompt_name can't be given with token ids, which are used as they stand", param="prompt_name"
+            "prompt_name can't be given with token ids, which are used as they are", param="prompt_name"
         )
     return prompts[name]

@@ -1,4 +1,4 @@
-"""Bodies in JSON: msgspec's decoders, and its messages as our errors. Knows no field."""
+"""JSON bodies: msgspec's decoders, and its messages as our errors. Knows no field."""
 
 import re
 from typing import TypeVar
@@ -7,8 +7,8 @@ import msgspec
 
 from server.requests.errors import InvalidRequest, MalformedBody
 
-_PLACE = re.compile(r" - at `\$\.?(.*)`$")  # where msgspec says that a field is wrong
-_MISSING = re.compile(r"missing required field `(\w+)`")  # and that one is not there
+_PLACE = re.compile(r" - at `\$\.?(.*)`$")  # in msgspec's message about a wrong field
+_MISSING = re.compile(r"missing required field `(\w+)`")  # in its message about a missing one
 _Parsed = TypeVar("_Parsed")
 _MAX_DEPTH = 64
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -17,8 +17,8 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse_body(decoder: "msgspec.json.Decoder[_Parsed]", body: bytes) -> _Parsed:
-    """A route's whole body. Fields that the route does not know are passed over, but may not be nested without end:
-    those of the body itself and of objects in it. Lists that it knows are of texts or ids and never deep.
+    """A route's whole body. Fields that the route does not know are ignored, but they may not be nested too deeply.
+    Fields that it knows are objects, or lists of texts or ids, which are never deep.
 
     Raises MalformedBody and InvalidRequest.
     """
@@ -44,7 +44,7 @@ def _depth(value: bytes) -> int:
 
 
 def parse(decoder: "msgspec.json.Decoder[_Parsed]", data: bytes | msgspec.Raw, field: str | None = None) -> _Parsed:
-    """Raises MalformedBody for what is no JSON, and InvalidRequest, naming the field, for JSON of another form.
+    """Raises MalformedBody for what is not JSON, and InvalidRequest, naming the field, for JSON of another form.
 
     msgspec's messages name types and places, never values.
     """
@@ -53,7 +53,7 @@ def parse(decoder: "msgspec.json.Decoder[_Parsed]", data: bytes | msgspec.Raw, f
     except msgspec.ValidationError as error:
         message = str(error)
     except RecursionError:
-        raise MalformedBody(f"{field or 'the body'} is nested too deep", param=field) from None
+        raise MalformedBody(f"{field or 'the body'} is nested too deeply", param=field) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise MalformedBody(f"{field or 'the body'} is not valid JSON in UTF-8", param=field) from None
     place = _PLACE.search(message)

@@ -1,7 +1,7 @@
 """Texts in lists of lists, as TEI's `inputs` of /predict and Baseten's of /predict_tokens give them.
 
-The value is looked at before it is decoded, as in inputs.py. That an inner list has at least one text is checked while
-it is decoded, so there are never many more lists than quotes.
+Items are counted before the value is decoded, as in inputs.py. Decoding checks that an inner list has at least one
+text, so there are never many more lists than quotes.
 """
 
 import re
@@ -25,7 +25,7 @@ class TextLists(msgspec.Struct, frozen=True):
     """Texts, or pairs of them."""
 
     texts: Sequence[str]
-    pair_texts: Sequence[str] = ()  # as many second texts, "" where a text is alone; () = no pairs
+    pair_texts: Sequence[str] = ()  # as many second texts, "" for a text alone; () = no pairs
     is_single: bool = False  # one text or one pair, not a list of them
 
 
@@ -77,7 +77,7 @@ def read_single_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Text
 
 
 def _kind(raw: bytes, field: str) -> bytes:
-    """What it is by its first characters: text, texts, lists, or "" for anything else. Raises EmptyInput."""
+    """What the first characters show: text, texts, lists, or "" for anything else. Raises EmptyInput."""
     if raw.startswith(b'"'):
         return b"text"
     first = _FIRST_ITEM.match(raw)

@@ -1,1 +1,1 @@
-"""What dialects share on the way out: rows as JSON, base64 or bytes, ragged answers, scores with labels."""
+"""What encoders share: rows as JSON, base64 or bytes, ragged answers, scores with labels."""

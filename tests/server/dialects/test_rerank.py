@@ -15,10 +15,10 @@ from engine.types import OutputKind
 from server.dialects.rerank.bodies import Family, decode, family_of
 from server.requests import time_slices
 from server.requests.errors import RequestError
-from tests.server.edge import Called, Edge, call, house_of, new_call
+from tests.server.edge import Called, Edge, call, new_call, state_with
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 
-RERANKER = house_of(OutputKind.LOGITS, task=Task.RERANK, activation="sigmoid", labels=["LABEL_0"])
+RERANKER = state_with(OutputKind.LOGITS, task=Task.RERANK, activation="sigmoid", labels=["LABEL_0"])
 # The stand-in's raw scores are lengths of pairs: 1 for the query, and these documents'.
 DOCUMENTS = ["aa", "b", "cccc", "d"]
 ORDER = [2, 0, 1, 3]
@@ -203,7 +203,7 @@ def test_truncation(wish: dict[str, Any], expected: Truncation) -> None:
 @pytest.mark.parametrize("name", ["instruction", "instruct"])
 def test_an_instruction(name: str) -> None:
     asked: list[Any] = []
-    loaded = house_of(OutputKind.LOGITS, task=Task.RERANK, instruction="be strict")
+    loaded = state_with(OutputKind.LOGITS, task=Task.RERANK, instruction="be strict")
     answer("/rerank", {**RESULTS, name: "be kind"}, loaded=loaded, prepare=lambda e: asked.append(e.tokenizers.asked))
     assert asked[0][0][1]["prompt"] == "be kind"
 
@@ -216,7 +216,7 @@ def test_embedding_models_rank_too() -> None:
     def prepare(edge: Edge) -> None:
         edge.managers.rows = np.array([[1, 0], [0, 1], [1, 1], [2, 0], [-1, 0]], np.float32)
 
-    items = answer("/rerank", TEI, loaded=house_of(OutputKind.POOLED), prepare=prepare)
+    items = answer("/rerank", TEI, loaded=state_with(OutputKind.POOLED), prepare=prepare)
     assert column(items, "index") == [2, 1, 0, 3]
     assert np.allclose(column(items, "score"), [1, 0.5**0.5, 0, -1])
 
@@ -349,7 +349,7 @@ def test_failures(family: dict[str, Any], where: str, error: Exception, status: 
 
 @pytest.mark.parametrize(("family", "status"), [(TEI, 424), (RESULTS, 400), (VOYAGE, 400), (MIXEDBREAD, 400)])
 def test_a_model_that_can_not(family: dict[str, Any], status: int) -> None:
-    called = post("/rerank", family, loaded=house_of(OutputKind.LOGITS, task=Task.CLASSIFY, labels=["a", "b"]))
+    called = post("/rerank", family, loaded=state_with(OutputKind.LOGITS, task=Task.CLASSIFY, labels=["a", "b"]))
     assert called.status == status
     assert "it is for classify" in problem(called, family)
 

@@ -10,7 +10,7 @@ from server.dialects.table import ROUTES
 from server.http import body as asgi
 from server.http.body import Message
 from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError
-from tests.server.edge import Called, Edge, call, everything, good_body
+from tests.server.edge import Called, Edge, call, good_body, state_with_everything
 
 PATHS = [route.path for route in ROUTES]
 RAW = {route.path for route in ROUTES if route.raw_answer}
@@ -20,7 +20,7 @@ OPENAI = {route.path for route in ROUTES if route.error_shape is openai_error}
 def ask(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
     async def run() -> Called:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await call(Edge(loaded=everything()).app, method, path, body, named)
+        return await call(Edge(loaded=state_with_everything()).app, method, path, body, named)
 
     return asyncio.run(run())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.edge import Called, Edge, call, house
+from tests.server.edge import Called, Edge, call, ready_state
 
 BODY = b'{"input":["one","three"]}'
 PATH = "/v1/embeddings"
@@ -96,9 +96,9 @@ def test_readiness_is_honest(why: str) -> None:
     async def test(edge: Edge) -> Called:
         match why:
             case "loading":
-                edge.state.update(house(ready=False, reason="no engine is ready", models=[]))
+                edge.state.update(ready_state(ready=False, reason="no engine is ready", models=[]))
             case "not ready":
-                edge.state.update(house(ready=False, reason="no tokenizer is ready"))
+                edge.state.update(ready_state(ready=False, reason="no tokenizer is ready"))
             case "no engine":
                 edge.page.engines_ready[:] = 0  # before the supervisor has said so
             case "draining":

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from engine.types import OutputKind
-from tests.server.edge import Edge, call, house_of
+from tests.server.edge import Edge, call, state_with
 
 
 def get(path: str, outputs: OutputKind, **model: Any) -> Any:
     async def run() -> bytes:
         edge = Edge()
-        edge.state.update(house_of(outputs, **model))
+        edge.state.update(state_with(outputs, **model))
         return (await call(edge.app, "GET", path)).body
 
     return json.loads(asyncio.run(run()))

@@ -12,7 +12,7 @@ from server.metrics.gauges import ModelGauges, ServerGauges
 from server.metrics.registry import Registry
 from server.requests.admission import expected_wait
 from server.requests.models import ServerState
-from tests.server.edge import call, house
+from tests.server.edge import call, ready_state
 from wire.page import Page
 
 pytestmark = pytest.mark.holds("Readiness")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.holds("Readiness")
 def state_of(page: Page, **changes: Any) -> ServerState:
     """Two models are served, and the first has been loaded."""
     state = ServerState(page)
-    state.update(house(names=["the-model", "the-other"], ready=False, **changes))
+    state.update(ready_state(names=["the-model", "the-other"], ready=False, **changes))
     return state
 
 

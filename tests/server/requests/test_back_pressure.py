@@ -8,7 +8,7 @@ import pytest
 
 from batch_manager.messages import Refusal
 from server.dialects.table import ROUTES
-from tests.server.edge import Called, Edge, call, everything, good_body
+from tests.server.edge import Called, Edge, call, good_body, state_with_everything
 from wire.vocabulary import RequestClass
 
 PATHS = [route.path for route in ROUTES]
@@ -21,7 +21,7 @@ RATE = 100
 
 def with_edge(test: Callable[[Edge], Awaitable[Any]], **settings: Any) -> Any:
     async def run() -> Any:
-        edge = Edge(loaded=everything(), **settings)
+        edge = Edge(loaded=state_with_everything(), **settings)
         edge.page.tokens_per_second[:] = RATE
         return await test(edge)
 

@@ -10,7 +10,7 @@ import pytest
 from server.dialects.openai import openai_error
 from server.dialects.table import ROUTES
 from server.http.body import Message
-from tests.server.edge import Called, Edge, call, everything, good_body
+from tests.server.edge import Called, Edge, call, good_body, state_with_everything
 
 PATHS = [route.path for route in ROUTES]
 OPENAI = {route.path for route in ROUTES if route.error_shape is openai_error}
@@ -25,7 +25,7 @@ def past() -> str:
 @pytest.mark.parametrize("name", ["request-timeout-ms", "x-request-timeout-ms", "request-deadline-ms"])
 def test_a_deadline_that_passes_is_504_in_the_routes_own_shape(path: str, name: str) -> None:
     async def run() -> tuple[Called, int]:
-        edge = Edge(loaded=everything())
+        edge = Edge(loaded=state_with_everything())
         edge.tokenizers.gate = asyncio.Event()  # never set
         called = await call(edge.app, "POST", path, good_body(path), {name: past() if "deadline" in name else "5"})
         return called, len(edge.managers.submitted) + int(edge.page.admitted_tokens.sum())
@@ -53,7 +53,9 @@ def test_nonsense_in_a_header_is_refused_on_every_route(path: str) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_in_time(path: str) -> None:
     async def run() -> Called:
-        return await call(Edge(loaded=everything()).app, "POST", path, good_body(path), {"request-timeout-ms": "60000"})
+        return await call(
+            Edge(loaded=state_with_everything()).app, "POST", path, good_body(path), {"request-timeout-ms": "60000"}
+        )
 
     assert asyncio.run(run()).status == 200
 

@@ -13,7 +13,7 @@ from batch_manager.messages import RequestRefused
 from engine.types import OutputKind
 from server.dialects.tei import embed, tokens
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Called, Edge, call, house
+from tests.server.edge import Called, Edge, call, ready_state
 from tokenizer_pool.messages import Refusal, TextRefused
 
 TEXTS = b'{"inputs":["one","three"]}'
@@ -208,7 +208,7 @@ def test_failures_of_the_tokenizer(path: str) -> None:
 @pytest.mark.holds("TEI's routes")
 def test_a_model_without_token_rows() -> None:
     async def test(edge: Edge) -> Called:
-        loaded = house()
+        loaded = ready_state()
         loaded["models"][0]["info"]["outputs"] = OutputKind.POOLED
         edge.state.update(loaded)
         return await call(edge.app, "POST", "/embed_all", TEXTS)
