@@ -4,6 +4,7 @@ Knows nothing of what the values mean.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from engine.types import ModelError
 
 Json = dict[str, Any]
 
+MAX_DEPTH = 2  # folders that a module may lie in, one within the other
 _MAX_BYTES = 1 << 28  # of a file; the largest tokenizers take a tenth of it
+_READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))  # whatever may be read of a model folder
 
 
 def read(file: Path) -> Any:
@@ -59,3 +62,22 @@ def number_in(config: Json, *keys: str) -> int | None:
             raise ModelError(f"{key!r} in the model's files is not a positive number")
         return int(min(value, 1e30))
     return None
+
+
+def check_links(folder: Path) -> None:
+    """Raises ModelError where a file that may be read is a link to somewhere else.
+
+    In the hub's cache, links to the repository's own blobs are how its files are kept.
+    """
+    home = folder.resolve()
+    homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]
+    for here, folders, names in os.walk(home):
+        for name in [*folders, *names]:
+            file = Path(here, name)
+            if not file.is_symlink() or (name in names and file.suffix not in _READ):
+                continue
+            target = file.resolve()
+            if not any(target.is_relative_to(each) for each in homes):
+                raise ModelError(f"{file} is a link that leads out of the model's folder")
+        if len(Path(here).relative_to(home).parts) >= MAX_DEPTH:
+            folders.clear()

@@ -1,18 +1,19 @@
 """What a model folder's JSON files say about the model, read before torch or transformers are imported.
 
 Knows nothing of the weights but the names of their files and what their headers say of heads. What the model is for is
-found by engine.detection.
+found by engine.model.detection.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.detection.backbone import Backbone, read_backbone
 from engine.model.detection.chains import Chain, read_chain
 from engine.model.detection.detected import Detected, Files
-from engine.model.detection.present import check_links
 from engine.model.detection.rules import SPLADE, detect
-from engine.model.json_files import Json, object_in, read_optional
+from engine.model.detection.vocabulary import surrounding_ids
+from engine.model.json_files import Json, check_links, object_in, read_optional
 from engine.model.sentence_files import read_modules, read_notes, read_prompts
 from engine.model.steps import Step, output_size
 from engine.model.tasks import (
@@ -218,3 +219,23 @@ def _without(of_pooling: str, notes: tuple[str, ...], found: Detected) -> tuple[
 
 def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:
     return (f"after the pooling: {', then '.join(map(str, steps))}",) if steps else ()
+
+
+def check_special_tokens(folder: ModelFolder) -> None:
+    """Raises ModelError where every text would hold an id that the model has no row for.
+
+    Other ids are looked at when they come; see tokenizer_pool.
+    """
+    largest = max((*surrounding_ids(folder.path / folder.tokenizer_folder), *_late_ids(folder)), default=-1)
+    if largest >= folder.vocab_size and not folder.is_static:
+        raise ModelError(
+            f"tokenizer.json puts the token {largest} around texts, and the model has {folder.vocab_size} rows for "
+            "tokens (vocab_size in config.json): they are not of the same model"
+        )
+
+
+def _late_ids(folder: ModelFolder) -> Iterator[int]:
+    """What a late-interaction model has put into queries and documents, and into queries that are too short."""
+    if folder.late is not None:
+        put_in = (folder.late.query_marker_id, folder.late.document_marker_id, folder.late.expansion_id)
+        yield from (each for each in put_in if each is not None)

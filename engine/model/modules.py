@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from engine.model.json_files import Json, number_in, read, read_object, read_optional
+from engine.model.json_files import MAX_DEPTH, Json, number_in, read, read_object, read_optional
 from engine.model.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Step
 from engine.types import ModelError
 
@@ -32,7 +32,6 @@ _POOLING_FLAGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _ROW = "sentence_embedding"  # what sentence-transformers calls the pooled row
-MAX_DEPTH = 2  # folders that a module may lie in, one within the other
 TOKEN_ROWS = "token_embeddings"  # and the rows of tokens
 _OWN = ("sentence_transformers.", "pylate.models.")  # whose classes are known by their last name
 

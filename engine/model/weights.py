@@ -1,11 +1,12 @@
-"""How large a model's weights are, from the headers of its safetensors files. Reads no weight, and needs no library.
+"""Whether a model has its weights, and what the headers of its safetensors files say. Reads no weight.
 
-A file begins with the length of its header (u64, little-endian) and the header, a JSON object: name of a tensor ->
-{"dtype": …, "shape": [...], "data_offsets": [begin, end]} (https://huggingface.co/docs/safetensors).
+Needs no library: a file begins with the length of its header (u64, little-endian) and the header, a JSON object: name
+of a tensor -> {"dtype": …, "shape": [...], "data_offsets": [begin, end]} (https://huggingface.co/docs/safetensors).
 """
 
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from engine.types import ModelError
 
 _INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100_000_000  # bytes; as the safetensors library has it
+_UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
 _PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
 _INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
 
@@ -99,3 +101,38 @@ def header_of(file: Path) -> Header:
             raise ValueError("no header is nested so deeply") from error
     tensors.pop("__metadata__", None)
     return Header(tensors, 8 + size)
+
+
+def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in a safetensors file. Raises ModelError."""
+    try:
+        return {name: tuple(map(int, tensor["shape"])) for name, tensor in header_of(file).tensors.items()}
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
+        raise _no_such_file(file) from error
+
+
+def check_weights(folder: Path) -> None:
+    """Raises ModelError where a folder has not all its safetensors files; it says what makes them."""
+    index = folder / _INDEX
+    if (folder / "model.safetensors").is_file():
+        return
+    if index.is_file():
+        shards = {str(shard) for shard in object_in(read_object(index), "weight_map").values()}
+        if any(Path(shard).name != shard for shard in shards):
+            raise ModelError(f"{index} names a file that is not in its folder")
+        missing = sorted(shard for shard in shards if not (folder / shard).is_file())
+        if missing:
+            raise ModelError(f"{folder} lacks {missing[0]!r}, which {_INDEX} names")
+        return
+    unread = sorted(file.name for file in folder.iterdir() if file.suffix in _UNREAD_WEIGHTS)
+    found = f"; {', '.join(unread[:3])} is not read, for such files can run code" if unread else ""
+    raise ModelError(
+        f"{folder} has no model.safetensors, and weights are read from *.safetensors alone{found}{_way_out(folder)}"
+    )
+
+
+def _way_out(folder: Path) -> str:
+    """What makes safetensors of what is there. Of a model on the hub nothing but safetensors is to be seen here."""
+    if any((folder / name).is_file() for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")):
+        return f": embedline convert {shlex.quote(str(folder))} OUT"
+    return "; embedline convert MODEL OUT makes them of pytorch_model.bin, where the model has that"

@@ -13,7 +13,6 @@ from engine.machine import cuda_driver, devices
 from engine.machine.cuda_driver import Cuda
 from engine.machine.devices import Devices, Work
 from engine.model import model_folder, quantization
-from engine.model.detection.tokens import check_special_tokens
 from engine.model.model_folder import ModelFolder
 from engine.model.quantization import Stored
 from engine.store.model_source import resolve
@@ -73,7 +72,7 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
     folder = read_folder(resolved.path, model, engine)
     check_dense_path(model.dense_path, folder)
     if engine != registry.FAKE:
-        check_special_tokens(folder)
+        model_folder.check_special_tokens(folder)
     if folder.is_static and engine != registry.FAKE:
         engine, reason = _static_engine(model)
         chosen = devices.choose(registry.CPU, Work(engine, model.dtype, model.quantization), Cuda())

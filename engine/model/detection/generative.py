@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from engine.model.detection.activation import activation_of
 from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Detected, Files
+from engine.model.detection.labels import activation_of
 from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import Json, object_in, read_object, read_optional
 from engine.model.sentence_files import read_prompts

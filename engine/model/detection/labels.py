@@ -1,14 +1,28 @@
-"""The labels of a classifier, in the order of its scores, and whether its head has as many rows."""
+"""A classifier's labels, in the order of its scores, and the function that its raw scores go through."""
 
 from pathlib import Path
 
-from engine.model.json_files import Json, number_in, object_in
-from engine.model.weights import header_of, weight_files
+from engine.model.detection.chains import Chain
+from engine.model.detection.detected import Files
+from engine.model.json_files import Json, number_in, object_in, read_optional
+from engine.model.sentence_files import CONFIG
+from engine.model.tasks import Activation
+from engine.model.weights import shapes_in, weight_files
 from engine.types import ModelError
 
 # what transformers' classes call the last layer of their heads
 _LAST_LAYERS = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
 _DEFAULT = 2  # labels, where config.json says nothing, as in transformers
+_TORCH = {  # as sentence-transformers writes them
+    "torch.nn.modules.linear.Identity": Activation.IDENTITY,
+    "torch.nn.modules.activation.Sigmoid": Activation.SIGMOID,
+    "torch.nn.modules.activation.Softmax": Activation.SOFTMAX,
+}
+_PROBLEMS = {
+    "multi_label_classification": Activation.SIGMOID,
+    "regression": Activation.IDENTITY,
+    "single_label_classification": None,
+}
 
 
 def labels_of(config: Json) -> tuple[str, ...]:
@@ -30,14 +44,30 @@ def check_head(folder: Path, num_labels: int) -> None:
     A head whose layers have other names is left to the engine.
     """
     for file in weight_files(folder):
-        try:
-            tensors = header_of(file).tensors
-            shapes = {name: tensors[name]["shape"] for name in _LAST_LAYERS if name in tensors}
-            rows = {name: int(shape[0]) for name, shape in shapes.items()}
-        except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-            raise ModelError(f"{file} is not a safetensors file") from error
-        for name, found in rows.items():
-            if found != num_labels:
+        for name, shape in shapes_in(file).items():
+            if name in _LAST_LAYERS and (found := shape[0] if shape else 0) != num_labels:
                 raise ModelError(
                     f"config.json names {num_labels} labels, and {name!r} in {file.name} gives {found} scores"
                 )
+
+
+def activation_of(files: Files, num_labels: int) -> tuple[Activation, tuple[str, ...]]:
+    """And a note where the files name one that is the model's own code. Raises ModelError."""
+    is_cross_encoder = files.chain in (Chain.SCORES, Chain.ANSWER)
+    told = read_optional(files.folder / CONFIG) if is_cross_encoder else {}
+    named = (
+        told.get("activation_fn")
+        or object_in(files.config, "sentence_transformers").get("activation_fn")
+        or files.config.get("sbert_ce_default_activation_function")
+    )
+    if named is not None and str(named).startswith("torch."):
+        short = {known.rpartition(".")[2]: activation for known, activation in _TORCH.items()}
+        if (last := str(named).rpartition(".")[2]) not in short:
+            raise ModelError(f"the model's files ask for the activation {named!r}; supported are {', '.join(_TORCH)}")
+        return short[last], ()
+    notes = ("the activation that its files name is code, which is never run",) if named is not None else ()
+    problem = files.config.get("problem_type")
+    if problem is not None and (not isinstance(problem, str) or problem not in _PROBLEMS):
+        raise ModelError("problem_type in config.json is none that transformers knows")
+    by_number = Activation.SIGMOID if num_labels == 1 else Activation.SOFTMAX
+    return (_PROBLEMS[problem] if problem else None) or by_number, notes

@@ -12,15 +12,13 @@ from typing import Any
 from engine.model.arrays import weights_files
 from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Detected, Files
-from engine.model.detection.present import check_weights
-from engine.model.detection.side_heads import shapes_in
 from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import Json, number_in, object_in, read_optional
 from engine.model.modules import TOKEN_ROWS, read_steps
 from engine.model.sentence_files import CONFIG, read_prompts
 from engine.model.steps import Dense, Normalize, output_size
 from engine.model.tasks import LateInteraction, Task, TokenVectors
-from engine.model.weights import weight_files
+from engine.model.weights import check_weights, shapes_in, weight_files
 from engine.types import ModelError
 
 _STANFORD = "HF_ColBERT"

@@ -8,10 +8,9 @@ from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.generative import generative
 from engine.model.detection.late import late_interaction
-from engine.model.detection.query_table import query_table
 from engine.model.detection.scores import scores
 from engine.model.detection.side_heads import side_heads
-from engine.model.json_files import read_object
+from engine.model.detection.sparse import masked_lm, splade
 from engine.model.tasks import SequenceScores, Task, TokenVectors, TokenWeights, VocabularyWeights
 from engine.types import ModelError
 
@@ -27,7 +26,7 @@ def detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
     if is_splade:
         if wanted not in (None, Task.SPARSE):
             raise ModelError(f"--pooling splade is for --task sparse, not {wanted}")
-        return _masked_lm(files, "--pooling splade")
+        return masked_lm(files, "--pooling splade")
     if wanted is None:
         return next(_found(files, wanted))
     if wanted is Task.EMBED:
@@ -39,14 +38,14 @@ def detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
             return dataclasses.replace(found, task=wanted, source=f"--task {wanted}; {found.source}")
         seen.append(found)
     if wanted is Task.SPARSE:
-        return _masked_lm(files, "--task sparse")
+        return masked_lm(files, "--task sparse")
     raise ModelError(f"--task {wanted} is not what this model is for: {_in_words(seen)}")
 
 
 def _found(files: Files, wanted: Task | None) -> Iterator[Detected]:
     """What the model can be, the likeliest first."""
     if files.chain is Chain.SPARSE:
-        yield _splade(files)
+        yield splade(files)
         return
     yield from late_interaction(files)
     if files.chain in (Chain.EMBED, Chain.STATIC):
@@ -77,22 +76,3 @@ def _fits(found: Detected, wanted: Task) -> bool:
 def _in_words(seen: list[Detected]) -> str:
     """What it is for, and who says so."""
     return "; ".join(dict.fromkeys(f"{found.task} ({found.source})" for found in seen))
-
-
-def _masked_lm(files: Files, flag: str) -> Detected:
-    """As the first SPLADE models are, whose files do not say that they are."""
-    if files.chain is Chain.SPARSE:
-        return dataclasses.replace(_splade(files), source=flag)
-    if not files.architecture.endswith("ForMaskedLM"):
-        raise ModelError(f"{flag} needs a …ForMaskedLM, and config.json has {files.architecture or 'no architecture'}")
-    return Detected(task=Task.SPARSE, source=flag, heads=(VocabularyWeights(),))
-
-
-def _splade(files: Files) -> Detected:
-    source = f"{files.sentence.modules[1].path}/config.json"
-    config = read_object(files.folder / source)
-    pooling, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
-    if pooling not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
-        raise ModelError(f"{source} asks for a pooling or an activation that SpladePooling does not have")
-    head = VocabularyWeights(pooling=pooling, activation=activation)
-    return Detected(task=Task.SPARSE, source=source, heads=(head,), query_table=query_table(files))

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from engine.model.detection.activation import activation_of
 from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.generative import template_in
-from engine.model.detection.labels import check_head, labels_of
+from engine.model.detection.labels import activation_of, check_head, labels_of
 from engine.model.tasks import Activation, SequenceScores, Task, TokenScores
 from engine.types import ModelError
 

@@ -9,7 +9,7 @@ from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import number_in
 from engine.model.steps import Dense
 from engine.model.tasks import TOKEN_WEIGHTS_FILE, LateInteraction, Task, TokenVectors, TokenWeights
-from engine.model.weights import header_of
+from engine.model.weights import shapes_in
 from engine.types import ModelError
 
 SPARSE, VECTORS = TOKEN_WEIGHTS_FILE, "colbert_linear.safetensors"
@@ -37,14 +37,6 @@ def side_heads(files: Files) -> Iterator[Detected]:
         heads=(*sparse, *vectors),
         late=LateInteraction(skips_first=True) if vectors else None,
     )
-
-
-def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
-    """Of the tensors in a safetensors file. Raises ModelError."""
-    try:
-        return {name: tuple(map(int, tensor["shape"])) for name, tensor in header_of(file).tensors.items()}
-    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-        raise ModelError(f"{file} is not a safetensors file") from error
 
 
 def _not_read(folder: Path) -> str:

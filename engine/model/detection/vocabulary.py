@@ -1,4 +1,8 @@
-"""Ids of tokens by their text, out of tokenizer.json and the files beside it, without the tokenizers library."""
+"""Ids of tokens by their text, out of tokenizer.json and the files beside it.
+
+Without the tokenizers library: the supervisor reads whatever folder it is given, and should neither keep a whole
+tokenizer in memory nor run a parser that can panic on a broken file.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

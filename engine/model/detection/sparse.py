@@ -1,26 +1,46 @@
-"""The table that makes queries of a sparse model whose documents alone go through a transformer.
+"""SPLADE models, and the table that makes the queries of those whose documents alone go through a transformer.
 
-sentence-transformers' SparseStaticEmbedding: each token that is in a query has its weight, however often it is there.
-The special tokens that are put around a text are not in it.
+That table is sentence-transformers' SparseStaticEmbedding: each token that is in a query has its weight, however often
+it is there. The special tokens that are put around a text are not in it.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from engine.model.arrays import QUERY_WEIGHTS
-from engine.model.detection.detected import Files
-from engine.model.detection.present import check_weights
-from engine.model.detection.side_heads import shapes_in
+from engine.model.detection.chains import Chain
+from engine.model.detection.detected import Detected, Files
 from engine.model.detection.vocabulary import surrounding_ids
-from engine.model.json_files import read_optional
-from engine.model.tasks import TokenTable
+from engine.model.json_files import read_object, read_optional
+from engine.model.tasks import Task, TokenTable, VocabularyWeights
+from engine.model.weights import check_weights, shapes_in
 from engine.types import ModelError
 
 _SPLITS = ("added_tokens", "model", "normalizer", "pre_tokenizer")  # in tokenizer.json
 _TOLD = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # in tokenizer_config.json
 
 
-def query_table(files: Files) -> TokenTable | None:
+def masked_lm(files: Files, flag: str) -> Detected:
+    """As the first SPLADE models are, whose files do not say that they are."""
+    if files.chain is Chain.SPARSE:
+        return dataclasses.replace(splade(files), source=flag)
+    if not files.architecture.endswith("ForMaskedLM"):
+        raise ModelError(f"{flag} needs a …ForMaskedLM, and config.json has {files.architecture or 'no architecture'}")
+    return Detected(task=Task.SPARSE, source=flag, heads=(VocabularyWeights(),))
+
+
+def splade(files: Files) -> Detected:
+    source = f"{files.sentence.modules[1].path}/config.json"
+    config = read_object(files.folder / source)
+    pooling, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    if pooling not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
+        raise ModelError(f"{source} asks for a pooling or an activation that SpladePooling does not have")
+    head = VocabularyWeights(pooling=pooling, activation=activation)
+    return Detected(task=Task.SPARSE, source=source, heads=(head,), query_table=_query_table(files))
+
+
+def _query_table(files: Files) -> TokenTable | None:
     """None where queries go the way of documents. Raises ModelError where the table can't be served."""
     name = files.sentence.query_table
     if not name:
