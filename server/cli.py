@@ -1,30 +1,23 @@
 """The command line. The flags of `serve` are made from the fields of the settings, so there is one list."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from embedline import __version__
-from server.commands.run import (
-    run_conversion,
-    run_doctor,
-    run_inspection,
-    run_library_check,
-    run_quantization,
-    run_server,
-    run_verification,
-)
 from server.settings.config_file import VARIABLE as CONFIG_VARIABLE
-from server.settings.flag import SettingsError, flags_of
+from server.settings.flag import Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
 from server.settings.precedence import Words, settings_from
 from server.settings.settings import Settings
 from server.settings.typer_options import GroupedCommand, spelled_as_switches, with_flags
 
 _EXIT_SETTINGS = 2
+_BENCH = "bench"
 _VERSION = (["--version"], ["-V"])
 _CONFIG_HELP = (
     "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
@@ -39,21 +32,17 @@ _SOURCE_HELP = (
     "folder, or the package's own. It is read as text; nothing of it is run. Exit code 1 where something is missing."
 )
 _OF_ENGINES = frozenset({"torch", "transformers", "safetensors"})  # an image that serves may have them elsewhere alone
-_FOR_INSPECT = frozenset({"huggingface_hub_cache", "hf_token"})  # of the server's
-_OF_MODEL_FOR_CONVERT = frozenset({"revision"})
-_FOR_VERIFY = _FOR_INSPECT | {"compiled_cache"}
-_FOR_DOCTOR = _FOR_VERIFY | {"engine_python"}
-_OF_MODEL_FOR_VERIFY = frozenset(
-    {
-        "revision",
-        "pooling",
-        "max_input_length",
-        "engine",
-        "devices",
-        "dtype",
-        "quantization",
-        "tensorrt_llm_model_class",
-    }
+_MODEL_FLAGS, _SERVER_FLAGS = flags_of(ModelSettings), flags_of(Settings)
+_HUB = ("revision", "huggingface_hub_cache", "hf_token")  # what finding a model takes
+_OF_REAL_MODELS = tuple(flag.name for flag in _MODEL_FLAGS if flag.group != "Testing")
+_CHANGE_ROWS = (
+    "pooling",
+    "max_input_length",
+    "engine",
+    "devices",
+    "dtype",
+    "quantization",
+    "tensorrt_llm_model_class",
 )
 
 
@@ -78,7 +67,9 @@ def serve(
     *, config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None, **words: Any
 ) -> None:
     """Serve models over HTTP until SIGTERM or Ctrl-C."""
-    _run(lambda: run_server(_of_serve(words, config)))
+    from server.commands.serve import serve as run
+
+    sys.exit(run(_of_serve(words, config)))
 
 
 def inspect(
@@ -88,7 +79,9 @@ def inspect(
     **words: Any,
 ) -> None:
     """Print what is known of a model before it is loaded, and why. One that is on the hub alone is fetched."""
-    _run(lambda: run_inspection(settings_from({**words, "model_id": model}, os.environ), as_json=json))
+    from server.commands.inspect import inspect as run
+
+    sys.exit(run(_of_model(model, words), as_json=json))
 
 
 def verify(
@@ -103,7 +96,9 @@ def verify(
     With --quantization fp8 they are held against the same model with plain weights instead, as a start does that finds
     nothing in its cache: exit code 0 if the model can be served so, at least in part.
     """
-    _run(lambda: run_verification(settings_from({**words, "model_id": model}, os.environ), as_json=json))
+    from server.commands.verify.command import verify as run
+
+    sys.exit(run(_of_model(model, words), as_json=json))
 
 
 def convert(
@@ -118,8 +113,10 @@ def convert(
     Such files can run code when they are read. They are read as weights alone, by a process of their own that has no
     network, where the kernel permits that; a file that wants more is refused.
     """
-    settings = {**words, "model_id": model}
-    _run(lambda: run_conversion(settings_from(settings, os.environ), out, as_classifier=as_classifier))
+    from server.commands import convert as command
+
+    run = command.convert_to_classifier if as_classifier else command.convert
+    sys.exit(run(_of_model(model, words), out))
 
 
 def quantize(
@@ -132,7 +129,9 @@ def quantize(
     It takes a CPU, no data and little memory. What ended early lies in OUT.partial, and the same command goes on with
     it. Prints what each tensor lost.
     """
-    _run(lambda: run_quantization(settings_from({**words, "model_id": model}, os.environ), out))
+    from server.commands.quantize import quantize as run
+
+    sys.exit(run(_of_model(model, words), out))
 
 
 def doctor(
@@ -146,9 +145,11 @@ def doctor(
 
     Nothing is started, loaded or fetched. Exit code 0 if the model can be served here, 1 if not.
     """
+    from server.commands.doctor import command
+
     if tensorrt_llm_source is not None:
-        _run(lambda: run_library_check(tensorrt_llm_source, as_json=json))
-    _run(lambda: run_doctor(_of_serve(words, config), as_json=json))
+        sys.exit(command.check_library(tensorrt_llm_source, as_json=json))
+    sys.exit(command.doctor(_of_serve(words, config), as_json=json))
 
 
 def _of_serve(words: Words, config: str | None) -> Settings:
@@ -156,12 +157,18 @@ def _of_serve(words: Words, config: str | None) -> Settings:
     return settings_from(words, os.environ, config=config or os.environ.get(CONFIG_VARIABLE) or None)
 
 
-def _run(command: Callable[[], int]) -> NoReturn:
-    """Exit with what a command returns, or with one line and 2."""
+def _of_model(model: str, words: Words) -> Settings:
+    """Settings for a command about one model. Raises SettingsError."""
+    return settings_from({**words, "model_id": model}, os.environ)
+
+
+@contextlib.contextmanager
+def _one_line_for_errors() -> Iterator[None]:
+    """Exit with 2 and one line where settings, the model or a missing package stop a command."""
     from engine.types import ModelError
 
     try:
-        sys.exit(command())
+        yield
     except (SettingsError, ModelError) as error:
         _exit_with(str(error))
     except ModuleNotFoundError as error:
@@ -176,7 +183,7 @@ def _exit_with(message: str) -> NoReturn:
 
 
 def make_app(*, only: str | None = None) -> typer.Typer:
-    """All commands, or the one of this name: each costs its imports."""
+    """All commands, or only the one of this name: each costs the time to build its options."""
     app = typer.Typer(
         help="A self-hosted embedding inference server.",
         add_completion=False,
@@ -185,9 +192,18 @@ def make_app(*, only: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_nothing)  # so that a single command is called by its name as well
-    for name, add in _COMMANDS.items():
-        if only in (None, name) or only not in _COMMANDS:
-            add(app)
+    names = [*_COMMANDS, _BENCH]
+    for name in [only] if only in names else names:
+        if name == _BENCH:
+            from server.commands.bench import bench  # has options of its own, not flags of the server
+
+            app.command()(bench)
+            continue
+        command, flags = _COMMANDS[name]
+        if flags:
+            app.command(cls=GroupedCommand)(with_flags(_one_line_for_errors()(command), flags))
+        else:
+            app.command()(command)
     return app
 
 
@@ -195,64 +211,19 @@ def _nothing() -> None:
     """A self-hosted embedding inference server."""
 
 
-def _add_serve(app: typer.Typer) -> None:
-    app.command(cls=GroupedCommand)(with_flags(serve, [*flags_of(ModelSettings), *flags_of(Settings)]))
+def _named(*names: str) -> list[Flag]:
+    return [flag for flag in [*_MODEL_FLAGS, *_SERVER_FLAGS] if flag.name in names]
 
 
-def _add_inspect(app: typer.Typer) -> None:
-    of_model = [flag for flag in flags_of(ModelSettings) if flag.group != "Testing" and flag.name != "model_id"]
-    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_INSPECT]
-    app.command(cls=GroupedCommand)(with_flags(inspect, [*of_model, *of_server]))
-
-
-def _add_verify(app: typer.Typer) -> None:
-    of_model = [flag for flag in flags_of(ModelSettings) if flag.name in _OF_MODEL_FOR_VERIFY]
-    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_VERIFY]
-    app.command(cls=GroupedCommand)(with_flags(verify, [*of_model, *of_server]))
-
-
-def _add_doctor(app: typer.Typer) -> None:
-    of_model = [flag for flag in flags_of(ModelSettings) if flag.group != "Testing"]
-    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_DOCTOR]
-    app.command(cls=GroupedCommand)(with_flags(doctor, [*of_model, *of_server]))
-
-
-def _add_convert(app: typer.Typer) -> None:
-    of_model = [flag for flag in flags_of(ModelSettings) if flag.name in _OF_MODEL_FOR_CONVERT]
-    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_INSPECT]
-    app.command(cls=GroupedCommand)(with_flags(convert, [*of_model, *of_server]))
-
-
-def _add_quantize(app: typer.Typer) -> None:
-    of_model = [flag for flag in flags_of(ModelSettings) if flag.name in _OF_MODEL_FOR_CONVERT]
-    of_server = [flag for flag in flags_of(Settings) if flag.name in _FOR_INSPECT]
-    app.command(cls=GroupedCommand)(with_flags(quantize, [*of_model, *of_server]))
-
-
-def _add_health(app: typer.Typer) -> None:
-    app.command()(health)
-
-
-def _add_version(app: typer.Typer) -> None:
-    app.command()(version)
-
-
-def _add_bench(app: typer.Typer) -> None:
-    from server.commands.bench import bench
-
-    app.command()(bench)
-
-
-_COMMANDS: dict[str, Callable[[typer.Typer], None]] = {
-    "serve": _add_serve,
-    "inspect": _add_inspect,
-    "verify": _add_verify,
-    "doctor": _add_doctor,
-    "convert": _add_convert,
-    "quantize": _add_quantize,
-    "health": _add_health,
-    "bench": _add_bench,
-    "version": _add_version,
+_COMMANDS: dict[str, tuple[Callable[..., None], list[Flag]]] = {
+    "serve": (serve, [*_MODEL_FLAGS, *_SERVER_FLAGS]),
+    "inspect": (inspect, _named(*_HUB, *(name for name in _OF_REAL_MODELS if name != "model_id"))),
+    "verify": (verify, _named(*_HUB, *_CHANGE_ROWS, "compiled_cache")),
+    "doctor": (doctor, _named(*_HUB, *_OF_REAL_MODELS, "compiled_cache", "engine_python")),
+    "convert": (convert, _named(*_HUB)),
+    "quantize": (quantize, _named(*_HUB)),
+    "health": (health, []),
+    "version": (version, []),
 }
 
 
@@ -263,7 +234,7 @@ def main() -> None:
         version()
         return
     if arguments[:1] == ["serve"]:
-        arguments = spelled_as_switches(arguments, [*flags_of(ModelSettings), *flags_of(Settings)])
+        arguments = spelled_as_switches(arguments, [*_MODEL_FLAGS, *_SERVER_FLAGS])
     try:
         app = make_app(only=arguments[0] if arguments else None)
         sys.exit(app(arguments or ["--help"], prog_name="embedline", standalone_mode=False))

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from engine.model.detection.generative import template_name
 from engine.model.model_folder import ModelFolder
-from server.commands.inspect.task import head_in_words
 from server.supervisor.child import ChildProcess
-from server.supervisor.model_plan import ModelPlan
+from server.supervisor.model_plan import ModelPlan, head_in_words
 from wire.control import Json
 from wire.page import Page
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine import registry
 from engine.model.model_folder import ModelFolder
@@ -18,7 +17,7 @@ from engine.types import ModelError
 from server.commands.doctor import machine as doctor_machine
 from server.commands.doctor.engines import Place, Verdict, kind_of_auto, taken_by_auto, verdicts
 from server.commands.doctor.machine import Machine
-from server.commands.inspect.task import Finding
+from server.commands.findings import MIB, Finding, aligned, facts, lines
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
@@ -26,9 +25,6 @@ from server.supervisor.model_plan import find_cuda, plan_model, read_folder
 from tokenizer_pool.loading import TokenizerError, load
 
 _NOT_SO = 1  # exit code
-
-_MIB = 1 << 20
-_LABEL_WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +149,8 @@ def _named(engine: str, reason: str, found: list[Verdict]) -> Outcome:
 def _as_json(machine: Machine, model: Model, found: list[Verdict], outcome: Outcome) -> str:
     """Facts by name, and who says so beside them."""
     value = {
-        "machine": _facts(machine.findings),
-        "model": {**_facts(model.findings), "trouble": model.trouble or None},
+        "machine": facts(machine.findings),
+        "model": {**facts(model.findings), "trouble": model.trouble or None},
         "engines": {
             verdict.engine: {
                 "can_serve": verdict.can_serve,
@@ -171,28 +167,14 @@ def _as_json(machine: Machine, model: Model, found: list[Verdict], outcome: Outc
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _facts(findings: Iterable[Finding]) -> dict[str, Any]:
-    found = list(findings)
-    sources = {finding.name: finding.source for finding in found if finding.source}
-    return {**{finding.name: finding.value for finding in found}, "sources": sources}
-
-
 def _as_text(machine: Machine, model: Model, found: list[Verdict], outcome: Outcome) -> str:
-    lines = ["this machine", *_lines(machine.findings), "the model", *_lines(model.findings)]
+    said = ["this machine", *lines(machine.findings, _shown), "the model", *lines(model.findings, _shown)]
     if model.trouble:
-        lines.append(f"  {'trouble':<{_LABEL_WIDTH}} {model.trouble}")
-    lines.append("engines" if model.folder else "engines, by this machine alone")
+        said.append(aligned("trouble", model.trouble))
+    said.append("engines" if model.folder else "engines, by this machine alone")
     for verdict in found:
-        lines += _said(verdict, knows_model=model.folder is not None)
-    return "\n".join([*lines, "in the end", f"  {outcome.reason}"])
-
-
-def _lines(findings: Iterable[Finding]) -> Iterator[str]:
-    for finding in findings:
-        label = finding.name.removesuffix("_bytes").replace("_", " ")
-        source = f"  ({finding.source})" if finding.source else ""
-        for number, text in enumerate(_shown(finding)):
-            yield f"  {'' if number else label:<{_LABEL_WIDTH}} {text}{'' if number else source}"
+        said += _verdict_lines(verdict, knows_model=model.folder is not None)
+    return "\n".join([*said, "in the end", f"  {outcome.reason}"])
 
 
 def _shown(finding: Finding) -> list[str]:
@@ -200,15 +182,15 @@ def _shown(finding: Finding) -> list[str]:
     if not finding.value:
         return ["none"]
     if finding.name.endswith("_bytes"):
-        return [f"{finding.value / _MIB:,.0f} MiB"]
+        return [f"{finding.value / MIB:,.0f} MiB"]
     if finding.name == "gpus":
         return list(finding.value)
     return [", ".join(finding.value) if isinstance(finding.value, list) else str(finding.value)]
 
 
-def _said(verdict: Verdict, *, knows_model: bool) -> Iterator[str]:
+def _verdict_lines(verdict: Verdict, *, knows_model: bool) -> Iterator[str]:
     """A line for each reason; one where nothing speaks against it."""
     able = f"{'can serve it' if knows_model else 'can run'}, on {', '.join(verdict.devices)}"
     said = [f"no: {reason}" for reason in verdict.why_not] or [able]
     for number, line in enumerate([*said, *verdict.notes]):
-        yield f"  {'' if number else verdict.engine:<{_LABEL_WIDTH}} {line}"
+        yield aligned("" if number else verdict.engine, line)

@@ -12,7 +12,7 @@ from engine.machine import cuda_driver, devices, host
 from engine.machine.cuda_driver import Cuda, Gpu
 from server.commands.doctor import probe as doctor_probe
 from server.commands.doctor.probe import Environment
-from server.commands.inspect.task import Finding
+from server.commands.findings import MIB, Finding
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.supervisor.compiled_cache import cache_folder
@@ -35,7 +35,6 @@ MODULES = (
 _SHM = Path("/dev/shm")
 _SMALL_SHM = 1 << 30  # Docker gives 64 MiB
 _PROBE_SECONDS = 20.0  # a Python on a network's disk takes its time; nothing that takes time is imported
-_MIB = 1 << 20
 _CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16")
 
 
@@ -106,7 +105,7 @@ def _shm(cuda: Cuda) -> list[Finding]:
     size, free = told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
     is_small = bool(cuda.gpus) and size < _SMALL_SHM
     hint = "; TensorRT-LLM wants more: docker run --shm-size 2g" if is_small else ""
-    return [Finding("shm_bytes", size, f"{_SHM}, {free // _MIB:,} MiB free{hint}")]
+    return [Finding("shm_bytes", size, f"{_SHM}, {free // MIB:,} MiB free{hint}")]
 
 
 def _cache(settings: Settings) -> Finding:
@@ -130,7 +129,7 @@ def _gpu(gpu: Gpu) -> str:
         *(["bfloat16"] if devices.has_bfloat16(gpu.capability) else []),
         *(["FP8"] if devices.has_fp8(gpu.capability) else []),
     ]
-    return f"{gpu}, {gpu.num_bytes // _MIB:,} MiB: {' and '.join(computes) or 'neither bfloat16 nor FP8'}"
+    return f"{gpu}, {gpu.num_bytes // MIB:,} MiB: {' and '.join(computes) or 'neither bfloat16 nor FP8'}"
 
 
 def _of_python(name: str, environment: Environment) -> list[Finding]:

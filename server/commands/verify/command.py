@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine import registry
 from engine.types import ModelError
+from server.commands.findings import aligned
 from server.commands.verify import comparison
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 _ENGINE, _QUANTIZATION = registry.FUSED, "fp8"
 _PLAIN_AGAIN = 1  # exit code: a server would serve the model, without a layer quantized
-_LABEL_WIDTH = 15
 
 
 def verify(settings: Settings, *, as_json: bool) -> int:
@@ -109,7 +109,7 @@ def _as_json(plan: ModelPlan, verified: "Verified") -> str:
 def _as_text(plan: ModelPlan, verified: "Verified") -> str:
     lines = [plan.name]
     for label, value in _facts(plan, verified):
-        lines.append(f"  {label:<{_LABEL_WIDTH}} {value}")
+        lines.append(aligned(label, value))
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from engine import registry
 from engine.model.tasks import Task
 from engine.types import Batch, Engine, EngineError, ModelError, ModelInfo, OutputKind, Rows
+from server.commands.findings import aligned
 from server.commands.verify import library as references
 from server.commands.verify.inputs import Inputs, inputs
 from server.settings.settings import Settings
@@ -36,7 +37,6 @@ _OUTPUTS = {
 _BARS = {"float32": (0.999999, 1e-4)}
 _BAR_OF_OTHERS = (0.99, 0.1)
 _BELOW = 1  # exit code
-_LABEL_WIDTH = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def _lines(plan: ModelPlan, info: ModelInfo, found: Agreement, library: str) -> 
     }
     yield plan.name
     for label, value in shown.items():
-        yield f"  {label:<{_LABEL_WIDTH}} {value}"
+        yield aligned(label, value)
 
 
 def _bar(info: ModelInfo) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from engine.model import model_folder, steps
 from engine.model.steps import ACTIVATIONS
 from engine.rows import head_numpy, head_torch
 from engine.types import ModelError
-from server.commands.inspect.command import inspect
+from server.commands.inspect import inspect
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from tests.engine.cpu.engines import ENGINES, difference, load

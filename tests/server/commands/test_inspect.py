@@ -10,8 +10,8 @@ import pytest
 from engine import registry
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
-from server.commands.inspect import command
-from server.commands.inspect.command import inspect
+from server.commands import inspect as command
+from server.commands.inspect import inspect
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from tests.server_e2e.expected import minilm

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.machine.cuda_driver import Cuda
-from server.commands.inspect import command
-from server.commands.inspect.command import inspect
+from server.commands import inspect as command
+from server.commands.inspect import inspect
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from tests.engine.model.detection import shapes

@@ -10,7 +10,7 @@ from server.commands import convert, quantize
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 
-RUNS = {"convert": "run_conversion", "quantize": "run_quantization"}
+COMMANDS = ["convert", "quantize"]
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
@@ -20,35 +20,35 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     return ended.value.code
 
 
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_arguments_and_flags(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[tuple[Settings, str, dict[str, bool]]] = []
+    asked: list[tuple[Settings, str]] = []
 
-    def run(settings: Settings, out: str, **others: bool) -> int:
-        asked.append((settings, out, others))
+    def run(settings: Settings, out: str) -> int:
+        asked.append((settings, out))
         return 0
 
-    monkeypatch.setattr(cli, RUNS[command], run)
+    monkeypatch.setattr(f"server.commands.{command}.{command}", run)
     for name in ("MODEL_ID", "REVISION", "HF_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_HUB_CACHE", "EMBEDLINE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     assert exit_code(monkeypatch, command, "a/model", "out", "--revision", "v1", "--hf-token", "hf") == 0
     settings = Settings(models=(ModelSettings(model_id="a/model", revision="v1"),), hf_token="hf")
-    assert asked == [(settings, "out", {"as_classifier": False} if command == "convert" else {})]
+    assert asked == [(settings, "out")]
     assert exit_code(monkeypatch, command, "a/model") == 2
     assert exit_code(monkeypatch, command, "a/model", "out", "--port", "1") == 2
     assert "--port" in capsys.readouterr().err
 
 
 def test_convert_to_a_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
+    asked: list[str] = []
 
-    def run(settings: Settings, out: str, *, as_classifier: bool) -> int:
-        asked.append(as_classifier)
+    def run(settings: Settings, out: str) -> int:
+        asked.append(out)
         return 0
 
-    monkeypatch.setattr(cli, "run_conversion", run)
+    monkeypatch.setattr("server.commands.convert.convert_to_classifier", run)
     assert exit_code(monkeypatch, "convert", "a/model", "out", "--as-classifier") == 0
-    assert asked == [True]
+    assert asked == ["out"]
 
 
 @pytest.mark.parametrize("command", [convert, quantize])

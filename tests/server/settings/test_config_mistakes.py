@@ -28,7 +28,7 @@ def _nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         prepare(settings)
         raise AssertionError("nothing was found wrong")
 
-    monkeypatch.setattr(cli, "run_server", stop_before_the_start)
+    monkeypatch.setattr("server.commands.serve.serve", stop_before_the_start)
     for flag in [*flags_of(Settings), *flags_of(ModelSettings)]:
         for variable in flag.variables:
             monkeypatch.delenv(variable, raising=False)

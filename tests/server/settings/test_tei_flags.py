@@ -92,7 +92,7 @@ def served(monkeypatch: pytest.MonkeyPatch, *words: str) -> Settings:
         found.append(settings)
         return 0
 
-    monkeypatch.setattr(cli, "run_server", run_server)
+    monkeypatch.setattr("server.commands.serve.serve", run_server)
     monkeypatch.setattr(sys, "argv", ["embedline", "serve", "--hostname", "0.0.0.0", *words])
     with pytest.raises(SystemExit) as ended:
         cli.main()

@@ -1,8 +1,9 @@
-"""`embedline inspect`: what is known of a model before it is loaded, and which file or flag says so.
+"""`embedline inspect`: what is known of a model before it is loaded, and which file or flag it comes from.
 
 Reads JSON files, the headers of the weights and the tokenizer, and loads no weight.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -11,20 +12,20 @@ from typing import Any
 from engine import registry
 from engine.machine import devices
 from engine.model.arrays import weights_files
+from engine.model.detection.generative import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.steps import Dense, LayerNorm, Normalize, Step
-from engine.model.tasks import TokenVectors
+from engine.model.tasks import LateInteraction, Task, TokenVectors
 from engine.model.weights import Weights, weight_files, weights_of
 from engine.types import ModelError, OutputKind
-from server.commands.inspect.task import Finding, task_findings
+from server.commands.findings import MIB, Finding, facts, lines
 from server.settings.settings import Settings
 from server.supervisor.compiled_cache import cache_folder
-from server.supervisor.model_plan import ModelPlan, find_cuda, plan_model
+from server.supervisor.model_plan import ModelPlan, find_cuda, head_in_words, plan_model
 from tokenizer_pool.loading import TokenizerError, load
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_MIB = 1 << 20
-_LABEL_WIDTH = 15
+_MAX_LABELS = 5  # that are shown
 
 
 def inspect(settings: Settings, *, as_json: bool) -> int:
@@ -34,7 +35,10 @@ def inspect(settings: Settings, *, as_json: bool) -> int:
     weights = weights_of(folder.weights_folder, weights_files(folder.path, (*folder.steps, *_beside(folder))))
     found = [*findings(plan, weights), *_of_this_machine(plan, settings)]
     warned = warnings(plan, weights)
-    print(_as_json(found, warned) if as_json else _as_text(plan, found, warned))
+    if as_json:
+        print(json.dumps({**facts(found), "warnings": warned}, indent=2, ensure_ascii=False))
+    else:
+        print(_as_text(plan, found, warned))
     return 0
 
 
@@ -46,7 +50,7 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("folder", str(folder.path), plan.source),
         Finding("revision", plan.revision or None),
         Finding("architecture", folder.architecture or None, _architecture_source(folder)),
-        *task_findings(folder),
+        *_task_findings(folder),
         *_pooling_findings(folder),
         Finding("max_seqlen", folder.max_seqlen, folder.max_seqlen_source),
         Finding("dimensions", folder.dimensions, _dimensions_source(folder)),
@@ -66,6 +70,45 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
 
 def _architecture_source(folder: ModelFolder) -> str:
     return ", ".join(folder.architectures) or ("a table alone" if folder.is_static else "config.json")
+
+
+def _task_findings(folder: ModelFolder) -> list[Finding]:
+    """In the order in which they are shown; of an embedding model, its task and outputs."""
+    found = [
+        Finding("task", str(folder.task), folder.task_source),
+        Finding("outputs", [kind.name.lower() for kind in folder.outputs if kind.name]),
+    ]
+    if folder.heads:
+        found.append(Finding("heads", [head_in_words(head) for head in folder.heads]))
+    if folder.labels:
+        found.append(Finding("labels", _first(folder.labels), f"config.json: {len(folder.labels)}"))
+    if folder.task in (Task.RERANK, Task.CLASSIFY, Task.TOKEN_CLASSIFY):
+        found.append(Finding("activation", str(folder.activation)))
+    if folder.template:
+        found.append(Finding("template", template_name(folder.template), "known here; its words are not read"))
+        found.append(Finding("instruction", folder.template.instruction or None))
+    if folder.query_table:
+        found.append(Finding("queries", f"a weight for each token, from {folder.query_table.folder}", "a Router"))
+    if folder.late:
+        found.append(Finding("late_interaction", _late_in_words(folder.late)))
+    return found
+
+
+def _late_in_words(late: LateInteraction) -> dict[str, Any]:
+    """What differs from doing nothing."""
+    usual = LateInteraction()
+    changed = {
+        field.name: value
+        for field in dataclasses.fields(late)
+        if (value := getattr(late, field.name)) != getattr(usual, field.name)
+    }
+    if late.skipped_ids:
+        changed["skipped_ids"] = f"{len(late.skipped_ids)} tokens"
+    return changed
+
+
+def _first(labels: tuple[str, ...]) -> list[str]:
+    return [*labels[:_MAX_LABELS], *(["…"] if len(labels) > _MAX_LABELS else [])]
 
 
 def _pooling_findings(folder: ModelFolder) -> list[Finding]:
@@ -164,27 +207,15 @@ def _machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _as_json(found: list[Finding], warned: list[str]) -> str:
-    """Facts by name, and who says so beside them."""
-    facts = {finding.name: finding.value for finding in found}
-    sources = {finding.name: finding.source for finding in found if finding.source}
-    return json.dumps({**facts, "sources": sources, "warnings": warned}, indent=2, ensure_ascii=False)
-
-
 def _as_text(plan: ModelPlan, found: list[Finding], warned: list[str]) -> str:
-    lines = [plan.name]
-    for finding in found[1:]:
-        source = f"  ({finding.source})" if finding.source else ""
-        for number, value in enumerate(_shown(finding.name, finding.value)):
-            label = finding.name.removesuffix("_bytes").replace("_", " ") if not number else ""
-            lines.append(f"  {label:<{_LABEL_WIDTH}} {value}{'' if number else source}")
-    return "\n".join([*lines, *(f"  warning: {one}" for one in warned)])
+    return "\n".join([plan.name, *lines(found[1:], _shown), *(f"  warning: {one}" for one in warned)])
 
 
-def _shown(name: str, value: Any) -> list[str]:
+def _shown(finding: Finding) -> list[str]:
     """One or more lines of text."""
+    name, value = finding.name, finding.value
     if name.endswith("_bytes"):
-        return [f"{value / _MIB:,.0f} MiB"]
+        return [f"{value / MIB:,.0f} MiB"]
     if name == "num_parameters":
         return [", ".join(f"{num:,} {dtype}" for dtype, num in value.items())]
     if isinstance(value, bool):
