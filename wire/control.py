@@ -58,11 +58,10 @@ def decode(payload: Buffer) -> Json:
 
 def encode_start(process: ProcessStart, role: Any) -> list[Buffer]:
     """START. `role` is the dataclass that the process's package defines for it."""
-    return encode({**to_json(process), **to_json(role)})
+    return encode({"process": to_json(process), "role": to_json(role)})
 
 
 def decode_start(payload: Buffer, kind: type[_T]) -> tuple[ProcessStart, _T]:
     """The inverse of `encode_start`. Raises ProtocolError where this is no START for a role of this kind."""
     fields = decode(payload)
-    process = {name: fields.pop(name) for name in ProcessStart.__dataclass_fields__ if name in fields}
-    return from_json(ProcessStart, process), from_json(kind, fields)
+    return from_json(ProcessStart, fields["process"]), from_json(kind, fields["role"])
