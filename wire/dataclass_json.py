@@ -40,8 +40,6 @@ def _as(hint: Any, value: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         return None if value is None else _as(arguments[0], value)
-    if origin is dict:
-        return dict(value)
     if origin is list:
         return [_as(arguments[0], one) for one in value]
     if origin is tuple:
