@@ -97,7 +97,7 @@ def _say(prepared: Prepared) -> None:
     host, port = prepared.http.getsockname()[:2]
     for model in prepared.models:
         logger.info("serving %s on http://%s:%d", model.name, host, port)
-        logger.info("%s goes to %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
+        logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
     if prepared.keys:
         logger.info("requests need one of %d API key(s)", len(prepared.keys))
         return
@@ -105,7 +105,7 @@ def _say(prepared: Prepared) -> None:
         logger.warning("the variable API_KEY is empty, so no request needs a key")
     if not ipaddress.ip_address(host).is_loopback:
         logger.warning(
-            "NO API KEY: anyone who reaches %s:%d may use this server; API_KEY or --api-key-file closes it", host, port
+            "NO API KEY: anyone who can reach %s:%d can use this server; set API_KEY or --api-key-file", host, port
         )
 
 

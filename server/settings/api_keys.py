@@ -63,7 +63,7 @@ def _lines(text: str) -> Iterator[ApiKey]:
         where = f"--api-key-file, line {number}"
         key = _line(line, number, where=where)
         if key.name in names:
-            raise SettingsError(f"{where}: the name is taken by another line")
+            raise SettingsError(f"{where}: another line has the same name")
         names.add(key.name)
         yield key
 
@@ -74,7 +74,7 @@ def _line(line: str, number: int, *, where: str) -> ApiKey:
     if not separator:
         name, rest = f"line-{number}", line
     if not _NAME.fullmatch(name.strip()):
-        raise SettingsError(f"{where}: before the colon stands a name of letters, digits, dots, dashes")
+        raise SettingsError(f"{where}: the name before the colon may have letters, digits, dots, dashes and underscores")
     return _plain(rest.strip(), name=name.strip(), where=where)
 
 
@@ -82,8 +82,8 @@ def _plain(key: str, *, name: str, where: str) -> ApiKey:
     if key.startswith(_HASHED):
         hexadecimal = key.removeprefix(_HASHED)
         if not _DIGEST.fullmatch(hexadecimal):
-            raise SettingsError(f"{where}: {_HASHED} is followed by 64 hexadecimal digits")
+            raise SettingsError(f"{where}: {_HASHED} must be followed by 64 hexadecimal digits")
         return ApiKey(name, bytes.fromhex(hexadecimal))
     if not _KEY.fullmatch(key):
-        raise SettingsError(f"{where}: a key is ASCII characters without spaces, and not empty")
+        raise SettingsError(f"{where}: a key must be ASCII characters without spaces, and not empty")
     return ApiKey(name, digest(key.encode()))

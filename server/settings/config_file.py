@@ -50,7 +50,7 @@ def _parse(path: str) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError(f"--config {path}: {error.strerror}") from None
     if len(data) > _MAX_BYTES:
-        raise SettingsError(f"--config {path}: the file is too large to be one")
+        raise SettingsError(f"--config {path}: the file is too large for a config file")
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
@@ -63,7 +63,7 @@ def _values(table: dict[str, Any], flags: Mapping[str, Flag], *, where: str) -> 
     for key, value in table.items():
         flag = flags.get(key.replace("-", "_"))
         if flag is None:
-            raise SettingsError(f"{where}: {key!r} is not a key here")
+            raise SettingsError(f"{where}: unknown key {key!r}")
         if flag.name in values:
             raise SettingsError(f"{where}: {key} is given twice")
         try:

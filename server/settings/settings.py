@@ -210,7 +210,7 @@ class Settings:
         check_flags(self)
         self._check_models()
         if shutil.which(self.engine_python) is None:
-            raise SettingsError("--engine-python is no program here")
+            raise SettingsError("--engine-python is not a program on this machine")
         if not all(map(_is_origin, self.cors_allow_origin)):
             raise SettingsError("--cors-allow-origin takes origins such as https://example.org, without a path, or *")
 
@@ -218,7 +218,7 @@ class Settings:
         assert self.models, "there is a default model"
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
-            raise SettingsError("--served-model-name must be another for each model")
+            raise SettingsError("--served-model-name must differ between models")
 
 
 def _is_origin(text: str) -> bool:

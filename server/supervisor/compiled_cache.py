@@ -25,7 +25,7 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
     try:
         folder = Path(asked).expanduser() if asked else _default(environment)
     except RuntimeError:
-        raise SettingsError("--compiled-cache begins with the home of nobody who is known here: give a path") from None
+        raise SettingsError("--compiled-cache starts with a home folder that is unknown here: give a full path") from None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / _WRITTEN_TO).mkdir(mode=0o700, exist_ok=True)
@@ -33,7 +33,7 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
             return str(folder.absolute())
     except OSError as error:
         if asked:
-            instead = f"{remedy(error)}; off keeps nothing" if remedy(error) else ""
+            instead = f"{remedy(error)}; off keeps no cache" if remedy(error) else ""
             raise SettingsError(f"--compiled-cache can't be written to: {folder}: {error.strerror}{instead}") from None
         logger.warning("no cache of compiled models: %s: %s%s", folder, error.strerror, remedy(error))
         return None

@@ -53,5 +53,5 @@ def _packages(python: str) -> frozenset[str]:
     except (ValueError, KeyError, TypeError):
         is_fit = False
     if ended.returncode or not is_fit:
-        raise SettingsError("--engine-python is no Python 3.11 or newer with numpy")
+        raise SettingsError("--engine-python must be Python 3.11 or newer with numpy")
     return frozenset(found["has"])

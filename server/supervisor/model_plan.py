@@ -62,9 +62,9 @@ def plan_models(settings: Settings) -> list[ModelPlan]:
     plans = [plan_model(model, settings, cuda=cuda) for model in settings.models]
     num_engines = sum(len(plan.devices.names) for plan in plans)
     if num_engines > MAX_PROCESSES:
-        raise SettingsError(f"--devices must be at most {MAX_PROCESSES}, those of all models together")
+        raise SettingsError(f"--devices: all models together may have at most {MAX_PROCESSES} engines")
     if (settings.batch_managers or 1) > num_engines:
-        raise SettingsError("--batch-managers must not be more than there are --devices")
+        raise SettingsError("--batch-managers must not be more than there are engines")
     return plans
 
 
@@ -193,7 +193,7 @@ def _shortened(folder: ModelFolder, max_input_length: int | None) -> ModelFolder
     if max_input_length is None:
         return folder
     if max_input_length > folder.max_seqlen:
-        raise SettingsError(f"--max-input-length is more than the {folder.max_seqlen} tokens that the model takes")
+        raise SettingsError(f"--max-input-length is more than the model's limit of {folder.max_seqlen} tokens")
     return dataclasses.replace(folder, max_seqlen=max_input_length, max_seqlen_source="--max-input-length")
 
 

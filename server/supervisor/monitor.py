@@ -29,7 +29,7 @@ def bind_monitor(hostname: str, port: int | None) -> socket.socket | None:
     try:
         return bind(hostname, _DEFAULT_PROMETHEUS_PORT, "--prometheus-port")
     except SettingsError:
-        logger.warning("port %d is taken; there is no second /metrics", _DEFAULT_PROMETHEUS_PORT)
+        logger.warning("port %d is in use, so /metrics is on the main port only", _DEFAULT_PROMETHEUS_PORT)
         return None
 
 

@@ -14,7 +14,7 @@ def bind(hostname: str, port: int, flag: str) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise SettingsError(f"--hostname is no address of this machine: {error.strerror}") from None
+        raise SettingsError(f"--hostname is not an address of this machine: {error.strerror}") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -34,6 +34,6 @@ def _remedy(error: OSError, flag: str) -> str:
     if error.errno != errno.EACCES:
         return ""
     return (
-        f"; low ports are root's here: take {flag} {_HIGH_PORT}, or lower net.ipv4.ip_unprivileged_port_start "
+        f"; only root may use low ports here: use {flag} {_HIGH_PORT}, or lower net.ipv4.ip_unprivileged_port_start "
         f"(docker run --sysctl net.ipv4.ip_unprivileged_port_start=0)"
     )

@@ -22,8 +22,8 @@ class SocketFolder:
             self.path = _made()  # mode 0700
         except OSError as error:
             raise SettingsError(
-                f"no folder for sockets can be made: {error.strerror}: TMPDIR must be a folder that can be written to "
-                f"(docker run --tmpfs /tmp, where the root is read-only)"
+                f"can't make a folder for sockets: {error.strerror}: set TMPDIR to a folder that can be written to "
+                f"(docker run --tmpfs /tmp if the root is read-only)"
             ) from None
         self._listeners: list[socket.socket] = []
         unlocked = self.path / "lock.new"

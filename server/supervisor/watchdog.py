@@ -44,11 +44,11 @@ class Watchdog:
         """None while it is well."""
         patience = self._heartbeat_timeout * (1 if child.is_ready else _LOADING_FACTOR)
         if now - child.last_beat > patience:
-            return f"no sign of life for {now - child.last_beat:.1f} s"
+            return f"no heartbeat for {now - child.last_beat:.1f} s"
         if child.busy is not None:
             seconds = now - child.busy["since"]
             if seconds > self._longest_batch(child):
-                return f"one batch for {seconds:.1f} s"
+                return f"the same batch for {seconds:.1f} s"
         return None
 
     def _longest_batch(self, child: ChildProcess) -> float:

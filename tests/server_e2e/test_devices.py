@@ -69,7 +69,7 @@ def test_a_gpu_that_torch_is_not_built_for(tmp_path: Path, monkeypatch: pytest.M
 
 def test_info_has_the_device_of_each_engine(tmp_path: Path) -> None:
     with serving(*FAKE, "--devices", "cuda:0,cuda:1", folder=tmp_path) as server:
-        server.log.wait_for("goes to cuda:0, cuda:1")
+        server.log.wait_for("gets the device cuda:0, cuda:1")
         server.log.wait_for("engine 0 is ready")
         server.log.wait_for("engine 1 is ready")
         (model,) = server.request("GET", "/info").json()["models"]

@@ -62,7 +62,7 @@ def test_a_stopped_engine_is_killed_and_its_requests_are_answered(tmp_path: Path
     with serving(*HOUSE, "--heartbeat-timeout", "2", folder=tmp_path) as server, Load(server) as load:
         load.wait_for(20)
         os.kill(server.processes()["engine 0"], signal.SIGSTOP)
-        server.log.wait_for("engine 0 is stuck and will be killed: no sign of life")
+        server.log.wait_for("engine 0 is stuck and will be killed: no heartbeat")
         load.wait_for(20)
     assert not load.wrong
     assert set(load.outcomes) == {200}

@@ -29,7 +29,7 @@ def test_rows_are_the_librarys(tmp_path: Path) -> None:
     with serving("--model-id", str(tmp_path / "model"), folder=tmp_path) as server:
         reply = server.embed(TEXTS)
         blank = server.embed(["w5", " "])
-        server.log.wait_for("is computed by static on cpu")
+        server.log.wait_for("runs on the engine static, device cpu")
 
     rows = np.array([item["embedding"] for item in reply.json()["data"]], np.float32)
     np.testing.assert_allclose(rows, expected, atol=1e-6)

@@ -133,7 +133,7 @@ def _outcome(place: Place, model: Model, found: list[Verdict], settings: Setting
         where = ", ".join(taken.devices)
         return Outcome(engine=taken.engine, reason=f"--engine auto takes {taken.engine}, on {where}", can_serve=True)
     others = [verdict.engine for verdict in found if verdict.can_serve]
-    hint = f"; --engine {' or '.join(others)} can be named" if others else ""
+    hint = f"; --engine {' or '.join(others)} can serve it" if others else ""
     reason = f"--engine auto finds nothing that can serve the model here{hint}"
     return Outcome(engine=None, reason=reason, can_serve=bool(others))
 
@@ -174,7 +174,7 @@ def _as_text(machine: Machine, model: Model, found: list[Verdict], outcome: Outc
     said.append("engines" if model.folder else "engines, by this machine alone")
     for verdict in found:
         said += _verdict_lines(verdict, knows_model=model.folder is not None)
-    return "\n".join([*said, "in the end", f"  {outcome.reason}"])
+    return "\n".join([*said, "result", f"  {outcome.reason}"])
 
 
 def _shown(finding: Finding) -> list[str]:

@@ -136,7 +136,7 @@ def _library(place: Place, notes: list[str]) -> Iterator[str]:
     report = contract.check(Path(environment.folders[contract.PACKAGE]))
     notes.append(f"its signatures, read and not run: {report.summary}")
     if not report.is_kept:
-        yield f"{contract.PACKAGE} {version} is not as it has to be; `embedline doctor --tensorrt-llm-source` says more"
+        yield f"{contract.PACKAGE} {version} lacks something that the engine needs; `embedline doctor --tensorrt-llm-source` shows what"
 
 
 def _of_model(engine: str, place: Place, notes: list[str]) -> Iterator[str]:

@@ -116,11 +116,11 @@ def test_text_has_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert doctor(Settings(), as_json=False) == 0
 
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in lines if line in ("this machine", "the model", "engines", "in the end")] == [
+    assert [line for line in lines if line in ("this machine", "the model", "engines", "result")] == [
         "this machine",
         "the model",
         "engines",
-        "in the end",
+        "result",
     ]
     assert f"compiled cache {tmp_path / 'cache' / 'embedline'} (can be written to)" in lines
     assert "cuda driver none: there is no CUDA driver here" in lines
@@ -211,7 +211,7 @@ def test_a_library_that_changed(
 
     _, found = told(capsys, model_id=qwen3, pooling="last-token")
 
-    assert "tensorrt_llm 1.4.0rc1 is not as it has to be" in reasons(found, "tensorrt-llm")
+    assert "tensorrt_llm 1.4.0rc1 lacks something that the engine needs" in reasons(found, "tensorrt-llm")
     assert found["engine"] == "fused"
 
 
@@ -336,7 +336,7 @@ def test_auto_finds_none_and_another_can_be_named(
     code, found = told(capsys)
 
     assert (code, found["engine"], found["can_serve"]) == (0, None, True)
-    assert found["reason"].endswith("; --engine openvino or onnxruntime or transformers can be named")
+    assert found["reason"].endswith("; --engine openvino or onnxruntime or transformers can serve it")
 
 
 def test_the_fake_engine_serves_anything(capsys: pytest.CaptureFixture[str]) -> None:

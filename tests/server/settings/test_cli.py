@@ -231,7 +231,7 @@ def test_hostname_is_never_read_from_the_environment(run: Run, monkeypatch: pyte
             ["serve", "--model-id", "a", "--model-id", "b", "--model-id", "c", "--served-model-name", "n"],
             "--served-model-name is given 1 times for 3",
         ),
-        (["serve", "--model-id", "a", "--model-id", "a"], "--served-model-name must be another for each"),
+        (["serve", "--model-id", "a", "--model-id", "a"], "--served-model-name must differ between models"),
         (["serve", "--model-id", "a", "--model-id", ""], "--model-id must not be empty"),
         (["serve", "--max-batch-token", "5"], "--max-batch-token"),
         (["serve", "extra"], "extra"),

@@ -112,7 +112,7 @@ def test_what_outranks_the_file_holds_for_every_model(read: Read) -> None:
         ("[[model]]\nmodel-id = 'a'\n[[model]]\ndtype = 'x'", "[[model]] 2: dtype must be one of"),
         ("[[model]]\nengine = 'fake'", "[[model]] 1: model-id is missing"),
         ("[[model]]\nmodel-id = ''", "[[model]] 1: --model-id must not be empty"),
-        ("[[model]]\nmodel-id = 'a'\n[[model]]\nmodel-id = 'a'", "--served-model-name must be another for each model"),
+        ("[[model]]\nmodel-id = 'a'\n[[model]]\nmodel-id = 'a'", "--served-model-name must differ between models"),
         ("[[model]]\nmodel-id = 'a'\ndefault-prompt = 'a'\ndefault-prompt-name = 'b'", "[[model]] 1: --default-prompt"),
         ("revision = 'r'\n[[model]]\nmodel-id = 'a'", "--revision is for one model"),
     ],

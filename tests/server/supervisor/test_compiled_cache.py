@@ -36,7 +36,7 @@ def test_one_that_was_asked_for_must_be_writable(tmp_path: Path) -> None:
 
 
 def test_a_home_that_nobody_knows() -> None:
-    with pytest.raises(SettingsError, match="--compiled-cache begins with the home of nobody"):
+    with pytest.raises(SettingsError, match="--compiled-cache starts with a home folder that is unknown"):
         cache_folder("~nobody-of-this-name/cache", {})
 
 
@@ -56,6 +56,6 @@ def test_a_folder_of_somebody_elses_says_what_helps(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(
-        SettingsError, match=r"Permission denied; .*--user \$\(id -u\):\$\(id -g\)\); off keeps nothing"
+        SettingsError, match=r"Permission denied; .*--user \$\(id -u\):\$\(id -g\)\); off keeps no cache"
     ):
         cache_folder(str(tmp_path / "data"), {})

@@ -172,7 +172,7 @@ def test_a_padded_model_gets_a_line_in_the_log(folder: SocketFolder, caplog: pyt
         info = {"name": "one", **LOADED, "is_padded": True, "notes": ["padded: for a reason", "another"]}
         readiness.engine_loaded(children[0], {"info": info})
 
-    assert caplog.messages[-1] == "one is computed padded (padded: for a reason)"
+    assert caplog.messages[-1] == "one runs with padded batches (padded: for a reason)"
 
 
 LOADED = {"engine": "fake", "device": "cpu", "reason": "--engine fake", "max_seqlen": 256, "is_padded": False}

@@ -45,7 +45,7 @@ def why(child: FakeChild, rate: float = 0.0) -> str | None:
 @pytest.mark.holds("When a process dies")
 def test_silence() -> None:
     assert why(FakeChild(last_beat=NOW - 9.9)) is None
-    assert "no sign of life for 10.5 s" in str(why(FakeChild(last_beat=NOW - 10.5)))
+    assert "no heartbeat for 10.5 s" in str(why(FakeChild(last_beat=NOW - 10.5)))
 
 
 def test_loading_may_hold_the_interpreter_for_long() -> None:
