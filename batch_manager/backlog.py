@@ -14,14 +14,14 @@ Bulk is owed 0.3 of a batch, so 300 tokens are reserved; interactive work takes 
 it was owed: it is owed nothing and the next batch is the same. If bulk waits in sequences of 800, none fits into
 300: interactive work takes these too, and bulk is charged nothing. In the next batches it is owed 0.6, then 0.9; now
 900 are reserved, 800 are used and charged, interactive work takes the other 200, and 0.1 stays owed. A sequence of
-1,000 does not fit into 900 either: bulk is then owed 1.2, which makes it the leader; whoever leads is charged a whole
+1,000 does not fit into 900 either: bulk is then owed 1.2, which makes it the leader; the leader is charged a whole
 batch at least, so 0.2 stays owed. Had it had 2,000 tokens, it would be charged two batches, and bulk wait the longer.
 If only 100 tokens of interactive work wait beside small bulk sequences, bulk fills the other 900; it is charged the
 300 that were reserved, and the 600 are lent.
 
 Suspects (see `batch_manager.scheduler`) wait in the place of their class: it is their class's turn when they are
 computed, and while other work of their class waits too, the two take turns, so a thousand suspects hold nobody up for
-more than a batch each, and are themselves not held up for ever.
+more than a batch each, and do not wait without end themselves.
 """
 
 import math

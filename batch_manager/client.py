@@ -17,7 +17,7 @@ from wire.link import Link
 from wire.page import Page
 
 _MAX_TRIES = 3  # submissions of one request: whatever takes batch managers down takes no more of them than that
-_RETRY_SECONDS = 1.0  # told to whoever is given up: the batch managers are back by then
+_RETRY_SECONDS = 1.0  # sent with a refusal: the batch managers are back by then
 
 logger = logging.getLogger("embedline.frontend")
 

@@ -32,7 +32,7 @@ class MalformedAnswer(Exception):
 
 
 class EngineEvents(Protocol):
-    """Who is told what an engine does."""
+    """Callbacks for what an engine does."""
 
     def engine_ready(self, engine_id: int, limits: EngineLimits) -> None:
         """It takes batches from now on."""

@@ -147,7 +147,7 @@ def _last_that_fits(piece: Slice, room_tokens: int, room_seqs: int) -> int:
 
 
 class Deadlines:
-    """Deadlines of requests, soonest first. Requests are not taken out when they close; they are swept now and then,
+    """Deadlines of requests, soonest first. Closed requests are not removed at once but swept now and then,
     so that the heap holds at most about twice as many as are open."""
 
     def __init__(self) -> None:

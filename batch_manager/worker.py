@@ -10,7 +10,7 @@ from wire.page import Page
 
 
 async def serve(child: Child, start: ManagerStart) -> None:
-    """Serve frontends until told to stop; then finish or refuse what is held."""
+    """Serve frontends until STOP; then finish or refuse the requests that are held."""
     page = Page.attach(start.page_fd)
     manager = Manager(start.models, start.policy, page=page, index=child.index, metrics=child.metrics)
     server = await connection.serve(

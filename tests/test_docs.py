@@ -132,7 +132,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("about three tenths", Policy().bulk_share, 0.3),
         ("fails five times in a row", len(restarts._DELAYS), 5),
         ("again every 15 s", restarts._DELAYS[-1], 15),
-        ("each within 5 s", supervisor._LAST_WORDS_SECONDS, 5),
+        ("each within 5 s", supervisor._EXIT_SECONDS, 5),
     ],
 )
 def test_limits_are_as_documented(words: str, value: object, expected: object) -> None:

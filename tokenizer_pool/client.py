@@ -41,7 +41,7 @@ class TokenizerPool:
         """`paths` are the workers' sockets; `max_seqlens` the tokens a text may have, for each model."""
         self._max_seqlens = max_seqlens
         self._paces: defaultdict[tuple[int, type[AnyPiece]], Pace] = defaultdict(Pace)  # of each model and task
-        # Ordered sets: whoever leaves is taken out of the middle, at the same price however many wait.
+        # Ordered sets: a cancelled job is removed from the middle at constant cost.
         self._waiting: dict[RequestClass, OrderedDict[AnyJob, None]] = {
             request_class: OrderedDict() for request_class in RequestClass
         }
@@ -53,7 +53,7 @@ class TokenizerPool:
             lane.open()
 
     def close(self) -> None:
-        """Hang up. Whoever still waits for ids is cancelled."""
+        """Close all connections. Callers that still wait are cancelled."""
         jobs = {job for waiting in self._waiting.values() for job in waiting}
         for lane in self._lanes:
             jobs.update(job for job, _ in lane.close())

@@ -1,4 +1,4 @@
-"""Calls of the tokenizers library on many texts, which it may answer with a panic. Knows nothing of what is called."""
+"""Calls of the tokenizers library on many texts, guarded against its panics. Knows nothing of what is called."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ def of_each(function: Callable[[Sequence[Item]], list[Result]], items: Sequence[
         return function(items)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library panics with a BaseException, which is no reason to die
+    except BaseException as error:  # the library panics with a BaseException; the worker goes on
         logger.error("the tokenizer failed on a text: %s", type(error).__name__)
     raise TextRefused(Refusal.FAILED, _first_failing(function, items))
 

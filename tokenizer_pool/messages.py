@@ -1,4 +1,4 @@
-"""What a tokenizer worker is told at its start, and the frames between it and a frontend.
+"""What a tokenizer worker is sent and what it sends: START, and the frames between it and a frontend.
 
 The worker sends READY on each connection it accepts. Under the same id it answers TOKENIZE with TOKENIZED, DETAIL with
 DETAILED and DECODE with DECODED, or any of them with REFUSED. What DETAIL and DECODE carry is in `details`.

@@ -2,7 +2,7 @@
 
 The library could do all of it, but where both texts are too long it makes every combination of what it cuts off the
 one and off the other, which is gigabytes for two long documents. So texts are tokenized by themselves, then cut and
-joined here. It also spares a query being tokenized anew for each of its documents, or each piece of them.
+joined here. A query is then also tokenized only once for all its documents.
 """
 
 import time
@@ -87,7 +87,7 @@ class Pairs:
         return [self._query[1]] * len(texts)
 
     def _is_long(self, pair: tuple[list[int], list[int]], index: int, truncation: Truncation) -> bool:
-        """Whether a pair must be cut. Raises TextRefused where that is not wished or no help, or there is nothing."""
+        """Whether a pair must be cut. Raises TextRefused if that is off or no help, or if there are no tokens."""
         num_tokens = len(pair[0]) + len(pair[1]) + self._num_special
         if num_tokens == 0:
             raise TextRefused(Refusal.EMPTY, index)

@@ -112,7 +112,7 @@ class Part:
 class Job(Generic[Answer]):
     """The parts of one request.
 
-    It is done once all are answered, one is refused, or whoever waited for `future` has left.
+    It is done once all are answered, one is refused, or the caller has cancelled `future`.
     """
 
     __slots__ = ("_answers", "_num_missing", "future", "unsent")

@@ -76,7 +76,7 @@ class Worker:
             self._loop.call_soon(self._run_one)
 
     def lost(self, connection: Connection) -> None:
-        """A frontend is gone, and with it whoever wanted what it asked for."""
+        """A frontend is gone, and its requests with it."""
         self._connections.discard(connection)
         self._queue.drop(connection)
         if not self._connections:
@@ -90,7 +90,7 @@ class Worker:
         await self._alone.wait()
 
     def _run_one(self) -> None:
-        if not self._queue:  # whoever asked has left
+        if not self._queue:  # the frontend has left
             self._idle.set()
             return
         asked = self._queue.pop()

@@ -29,7 +29,7 @@ class BlockingConnection:
 
         Raises EOFError once the peer has closed, ProtocolError where it is not one of ours.
         """
-        if not self._arrived:  # whoever stopped in the middle of the last call gets the rest first
+        if not self._arrived:  # a caller that stopped in the middle gets the rest first
             self._parser.advance(self._receive_some())
         while self._arrived:
             yield self._arrived.popleft()

@@ -22,10 +22,10 @@ class StartError(Exception):
 
 
 class Child:
-    """This process as the supervisor knows it.
+    """This process: its connection to the supervisor.
 
     process   what START said to every process; set once it has come
-    on_state  called with each STATE; those before it is set are lost, so whoever sets it asks for the newest after that
+    on_state  called with each STATE; earlier ones are lost, so ask for the newest after setting it
     metrics   deltas that the next heartbeat carries
     stopping  set once the supervisor says STOP, after which the role should return
     """
@@ -43,7 +43,7 @@ class Child:
 
     @property
     def index(self) -> int:
-        """Which of its role this process is."""
+        """The number of this process within its role."""
         return self.process.index
 
     @property
@@ -53,7 +53,7 @@ class Child:
 
     @property
     def role(self) -> str:
-        """What it is, whichever of its role."""
+        """The role, without the index."""
         return self.title.rpartition(" ")[0]
 
     async def join(self, control_fd: int, kind: type[_Start]) -> _Start:
@@ -103,7 +103,7 @@ class Child:
             self.stopping.set()
         elif kind == control.REPLY:
             reply = self._replies.pop(frame_id)
-            if not reply.done():  # whoever asked may have left
+            if not reply.done():  # the caller may have been cancelled
                 reply.set_result(control.decode(payload))
 
 
@@ -112,9 +112,8 @@ def run(role: Role[_Start], kind: type[_Start], *, exits_on_error: bool = True) 
 
     `role` is called once START has come, with what it says to the role: a dataclass of this kind.
 
-    An error that nobody catches in a callback leaves a process alive of which nobody knows what it
-    still does. It exits and is started again; what it held is sent again. Not so a process whose
-    callbacks run on what strangers send.
+    After an uncaught error in a callback the process may be broken. So it exits and is restarted, and its work is sent
+    again. Frontends stay: their callbacks run on input from clients, who could otherwise stop the server.
     """
     control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     settle(parent_pid)

@@ -29,7 +29,7 @@ class Connection(asyncio.BufferedProtocol):
     """One end of a Unix stream socket that carries frames.
 
     Everything sent within one tick of the event loop leaves in one `writelines`. A frame sent after
-    the connection is lost is dropped: whoever sent it learns of the loss through `on_lost`.
+    the connection is lost is dropped: its sender learns of the loss through `on_lost`.
     """
 
     def __init__(self, on_frame: OnConnectionFrame, on_lost: Callable[["Connection"], None]) -> None:
@@ -110,7 +110,7 @@ async def serve(
             super().connection_made(transport)
             on_made(self)
 
-    # the path belongs to whoever made the socket; Python 3.13 would remove it at the server's end
+    # the path belongs to the process that made the socket; Python 3.13 would remove it at the server's end
     keep_path: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
     loop = asyncio.get_running_loop()
     return await loop.create_unix_server(lambda: Accepted(on_frame, on_lost), sock=listener, **keep_path)

@@ -43,7 +43,7 @@ def frame(kind: int, frame_id: int, parts: Sequence[Buffer] = ()) -> list[Buffer
     for part in parts:
         if size := part.nbytes if isinstance(part, memoryview) else len(part):
             length += size
-            buffers.append(part)  # never an empty one: asyncio's `writelines` would wait for ever until it is sent
+            buffers.append(part)  # never an empty one: asyncio's `writelines` would never finish sending it
     if length > MAX_PAYLOAD:
         raise PayloadTooLarge(f"a payload of {length} bytes is over the limit of {MAX_PAYLOAD}")
     buffers[0] = HEADER.pack(length, kind, 0, frame_id)

@@ -1,4 +1,4 @@
-"""What every process of the house does first: take its name, ignore the terminal, die with the supervisor."""
+"""What every process does first: take its name, ignore the terminal's signals, die with the supervisor."""
 
 import contextlib
 import ctypes
@@ -29,7 +29,7 @@ def settle(parent_pid: int) -> None:
 
 
 def begin(title: str, log_level: str, *, json_output: bool = False) -> None:
-    """Take the name that START gave, and log under it to standard error: lines of text, or of JSON."""
+    """Take the name from START and log under it to standard error, as text or JSON lines."""
     set_title(title)
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines(title) if json_output else TextLines(title))

@@ -22,7 +22,7 @@ def convert(settings: Settings, out: str) -> int:
     """
     model, cache = settings.models[0], settings.huggingface_hub_cache
     new_folder = conversion.new_folder(Path(out))  # before anything is fetched
-    with ending_in_order():
+    with clean_exit_on_sigterm():
         cache_dir = Path(cache) if cache else None
         found = resolve(model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token, pickled=True)
         done = conversion.convert(found.path, new_folder)
@@ -43,7 +43,7 @@ def convert_to_classifier(settings: Settings, out: str) -> int:
     """
     model, cache = settings.models[0], settings.huggingface_hub_cache
     new_folder = conversion.new_folder(Path(out))
-    with ending_in_order():
+    with clean_exit_on_sigterm():
         cache_dir = Path(cache) if cache else None
         found = resolve(model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token)
         done = classifier.convert(found.path, new_folder)
@@ -64,7 +64,7 @@ def _lines(done: Conversion) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def ending_in_order() -> Iterator[None]:
+def clean_exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end this process like an exception, so that unfinished files are removed."""
     before = signal.signal(signal.SIGTERM, _exit)
     try:

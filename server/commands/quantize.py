@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.store.model_source import resolve
 from engine.tools.convert.conversion import new_folder
-from server.commands.convert import ending_in_order
+from server.commands.convert import clean_exit_on_sigterm
 from server.commands.progress import shown
 from server.settings.settings import Settings
 
@@ -27,7 +27,7 @@ def quantize(settings: Settings, out: str) -> int:
 
     model, cache = settings.models[0], settings.huggingface_hub_cache
     target = new_folder(Path(out))  # before anything is fetched
-    with ending_in_order():
+    with clean_exit_on_sigterm():
         cache_dir = Path(cache) if cache else None
         found = resolve(model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token)
         with shown("quantizing") as report:

@@ -37,7 +37,7 @@ logger = logging.getLogger("embedline.server")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that could be wrong with the settings is right."""
+    """Settings that were checked, and what they need: models found, ports bound."""
 
     models: list[ModelPlan]
     keys: list[ApiKey]
@@ -66,11 +66,11 @@ def prepare(settings: Settings) -> Prepared:
 def serve(settings: Settings) -> int:
     """Run until stopped; the exit code. Raises SettingsError and ModelError before anything is started."""
     begin("supervisor", settings.log_level, json_output=settings.json_output)
-    _on_a_stop(_stopped_while_preparing)
+    _on_stop_signal(_exit_at_once)
     warn_of_flags_without_effect(settings)
     prepared = prepare(settings)
-    _on_a_stop(_stopped_early)  # until the supervisor takes them
-    _say(prepared)
+    _on_stop_signal(_exit)  # until the supervisor takes them
+    _log_models_and_keys(prepared)
     folder = SocketFolder()
     try:
         return asyncio.run(_supervise(settings, prepared, folder))
@@ -78,22 +78,22 @@ def serve(settings: Settings) -> int:
         folder.remove()
 
 
-def _on_a_stop(handler: Callable[[int, object], None]) -> None:
+def _on_stop_signal(handler: Callable[[int, object], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handler)
 
 
-def _stopped_while_preparing(number: int, frame: object) -> NoReturn:
-    """At once: an ordinary exit waits for the threads that fetch from the hub, which goes on with what they got."""
+def _exit_at_once(number: int, frame: object) -> NoReturn:
+    """An ordinary exit would wait for the threads that download from the hub. A later start resumes them."""
     os._exit(0)
 
 
-def _stopped_early(number: int, frame: object) -> NoReturn:
+def _exit(number: int, frame: object) -> NoReturn:
     sys.exit(0)
 
 
-def _say(prepared: Prepared) -> None:
-    """What is about to be served, to whoever reads the log."""
+def _log_models_and_keys(prepared: Prepared) -> None:
+    """Log what is about to be served."""
     host, port = prepared.http.getsockname()[:2]
     for model in prepared.models:
         logger.info("serving %s on http://%s:%d", model.name, host, port)
@@ -136,7 +136,7 @@ async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolde
 
 
 def _limits(settings: Settings) -> Json:
-    """The part of the settings that /info shows, under TEI's names; of several models, what holds for the first."""
+    """The settings that /info shows, under TEI's names; of several models, those of the first."""
     model = settings.models[0]
     return {
         "max_concurrent_requests": settings.max_concurrent_requests,

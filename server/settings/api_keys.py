@@ -1,6 +1,6 @@
-"""API keys as an operator gives them, to keys as the server keeps them: names and digests.
+"""API keys from flags and files, kept as names and digests.
 
-Messages name places, never keys.
+Error messages name the line, never the key.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def digest(key: bytes) -> bytes:
 
 
 def api_keys(keys: Sequence[str], file: str | None) -> list[ApiKey]:
-    """Of --api-key and of --api-key-file; none means that nobody is asked. Raises SettingsError."""
+    """The keys of --api-key and --api-key-file; without any, no request needs one. Raises SettingsError."""
     found = [_plain(key, name=f"key-{number}", where="--api-key") for number, key in enumerate(keys, 1)]
     if file is not None:
         found += _from_file(file)
@@ -74,7 +74,7 @@ def _line(line: str, number: int, *, where: str) -> ApiKey:
     if not separator:
         name, rest = f"line-{number}", line
     if not _NAME.fullmatch(name.strip()):
-        raise SettingsError(f"{where}: the name before the colon may have letters, digits, dots, dashes and underscores")
+        raise SettingsError(f"{where}: the name before the colon may have letters, digits, dots, dashes, underscores")
     return _plain(rest.strip(), name=name.strip(), where=where)
 
 

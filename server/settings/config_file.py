@@ -1,6 +1,6 @@
 """The file that `--config` names: TOML whose keys are flags' names, and a [[model]] table for each of several models.
 
-Knows the form of the file and the types of its values, not what outranks it.
+Knows the form of the file and the types of its values; precedence is elsewhere.
 """
 
 import tomllib
@@ -15,7 +15,7 @@ from server.settings.settings import Settings
 
 VARIABLE = "EMBEDLINE_CONFIG"  # where --config is not given; CONFIG alone is anybody's
 _MODEL = "model"
-_MAX_BYTES = 1_000_000  # somebody has named another file
+_MAX_BYTES = 1_000_000  # more is not a config file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a flag is: a field of a frozen dataclass with a paragraph of help, its bounds, and how text becomes its value.
+"""A flag: a field of a frozen dataclass with its help, its bounds, and how text becomes its value.
 
 Knows no flag by name, and not where a value comes from.
 """

@@ -1,4 +1,4 @@
-"""Settings out of what was given where: the command line outranks the environment, that the file, that the defaults."""
+"""Settings by precedence: the command line, then the environment, then the config file, then the defaults."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence

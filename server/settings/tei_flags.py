@@ -1,7 +1,7 @@
-"""What text-embeddings-inference's start commands carry over and this server has no like of.
+"""Flags of text-embeddings-inference that this server accepts but does not have.
 
-A flag that changes no answer is taken, and the operator is told what it does not do. One that would change the rows is
-refused where it can't be followed. Knows nothing of how flags are read.
+A flag that changes no answer is accepted, with a warning. One that would change the rows is refused if it can't be
+followed. Knows nothing of how flags are read.
 """
 
 import logging
@@ -13,7 +13,7 @@ from engine.types import ModelError
 from server.settings.flag import flags_of
 from server.settings.settings import Settings
 
-_INSTEAD = {  # of the group Without effect: what is so instead
+_INSTEAD = {  # flags of the group "Without effect", and what applies instead
     "uds_path": "processes talk over sockets in a folder that the server makes for itself",
     "disable_spans": "no line of the log has spans",
     "otlp_endpoint": "no traces are sent; the request log and /metrics have how long each stage took",

@@ -1,4 +1,8 @@
-"""Flags as typer understands them: words for `server.settings.precedence` to make values of, and help in groups."""
+"""Flags as typer options: their words go to `server.settings.precedence`; help is shown in groups.
+
+typer reads options off a function's signature, and has no public way to build one of data. So `with_flags` makes the
+signature from the settings; options written out by hand would be a second list of the same flags.
+"""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -92,5 +96,5 @@ def _switched(flag: Flag, word: str) -> bool | None:
 
 
 def names_of(flags: Sequence[Flag]) -> set[str]:
-    """Everything that these flags are called on a command line."""
+    """All names of these flags on the command line."""
     return {name for flag in flags for name in flag.spellings}

@@ -1,4 +1,4 @@
-"""One supervised process: its start, its control channel, its end. Decides nothing; the supervisor does."""
+"""One child process: its start, its control channel, its end. The supervisor decides what to do about it."""
 
 import asyncio
 import contextlib
@@ -15,8 +15,8 @@ from wire import control
 from wire.connection import Connection
 from wire.control import Json, ProcessStart
 
-# What the environment may overrule. numpy computes a product on the thread that asks for it: a team of threads for each
-# waits more than it computes, by a factor of three and a half where two engine threads ask at the same time.
+# Defaults that the environment may overrule. numpy computes on the calling thread alone: with a team of threads for
+# each product, two engine threads that compute at the same time take three and a half times as long.
 _DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
 APP_ROOT = Path(__file__).resolve().parents[2]  # the folder that has server/, engine/, …
 
@@ -52,16 +52,16 @@ class ChildEvents(Protocol):
         """It serves."""
 
     def state_seen(self, child: "ChildProcess") -> None:
-        """It has taken in the newest state it was sent."""
+        """It has applied the newest state."""
 
     def child_exited(self, child: "ChildProcess", returncode: int) -> None:
         """It is gone and reaped."""
 
     def metrics_arrived(self, deltas: Json) -> None:
-        """It counted something."""
+        """It sent counts."""
 
     def answer(self, child: "ChildProcess", what: str) -> Json:
-        """It asks something."""
+        """Answer a request of the child."""
         ...
 
 
@@ -76,13 +76,13 @@ class _Run:
 
 
 class ChildProcess:
-    """A process and what is known of it.
+    """A process and its state.
 
     is_ready   it said READY and has not died since
-    failure    what it said in FAILED, None otherwise
+    failure    the message of its FAILED, None otherwise
     last_beat  time.monotonic() of its last sign of life
     busy       what an engine computes: {"batch", "tokens", "since", "streams"}, None while idle
-    seen       the number of the newest STATE that it has taken in; 0 = none
+    seen       number of the newest STATE that it has applied; 0 = none
     """
 
     def __init__(self, plan: Plan, events: ChildEvents) -> None:
@@ -102,7 +102,7 @@ class ChildProcess:
         return self._run.process.pid if self._run else None
 
     async def start(self) -> None:
-        """Start the process and tell it what to be. Raises SpawnError."""
+        """Start the process and send it START. Raises SpawnError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -137,7 +137,7 @@ class ChildProcess:
     async def stop(self, seconds: float) -> bool:
         """Ask it to end and wait; kill it after so long, or at once while it is still loading.
 
-        Whether it ended by itself or held nothing.
+        False if it had to be killed while it may have held requests.
         """
         run = self._run
         if run is None:
@@ -168,10 +168,10 @@ class ChildProcess:
         )
 
     def _reap(self, run: _Run) -> None:
-        """The pidfd is readable: the process has ended, whatever it did with its sockets."""
+        """The pidfd is readable: the process has ended, even if its sockets are still open."""
         self._loop.remove_reader(run.pidfd)
         returncode = run.process.wait()
-        # what it sent before it ended is still to be read: its last words, and its last counts
+        # what it sent before it ended is still unread: FAILED, and its last counts
         self._loop.call_soon(self._finish, run, returncode)
 
     def _finish(self, run: _Run, returncode: int) -> None:

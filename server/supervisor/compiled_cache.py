@@ -1,4 +1,4 @@
-"""Where engines keep what they make of models, made and tried before any process is started."""
+"""The folder where engines keep compiled models. It is made and tried before any process is started."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ logger = logging.getLogger("embedline.server")
 
 
 def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | None:
-    """An absolute path, None where nothing is to be kept: a folder of our own choice may be one we can't write to.
+    """An absolute path. None if nothing is to be kept, or if the default folder can't be written to.
 
     Raises SettingsError where the one that was asked for can't be written to.
     """
@@ -25,7 +25,7 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
     try:
         folder = Path(asked).expanduser() if asked else _default(environment)
     except RuntimeError:
-        raise SettingsError("--compiled-cache starts with a home folder that is unknown here: give a full path") from None
+        raise SettingsError("--compiled-cache starts with a home folder that is unknown: give a full path") from None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / _WRITTEN_TO).mkdir(mode=0o700, exist_ok=True)
@@ -40,6 +40,6 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
 
 
 def _default(environment: Mapping[str, str]) -> Path:
-    """As the XDG Base Directory Specification has it: a relative XDG_CACHE_HOME does not count."""
+    """By the XDG Base Directory Specification: a relative XDG_CACHE_HOME is ignored."""
     base = environment.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path(environment.get("HOME") or "/", ".cache")) / "embedline"

@@ -1,4 +1,4 @@
-"""The interpreter of engine processes, where it is another than the server's: what it is, and what it has."""
+"""The interpreter of engine processes if it is not the server's: whether it is fit, and which packages it has."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ print(json.dumps({{"version": sys.version_info[:2], "has": [n for n in names if 
 
 
 def check_engine_python(python: str) -> None:
-    """Raises SettingsError where engine processes could not run under it: found later, it would look like a crash."""
+    """Raises SettingsError where engine processes can't run under it. Found later, it would look like a crash."""
     if python != sys.executable:
         _packages(python)
 
@@ -26,14 +26,14 @@ def check_engine_python(python: str) -> None:
 def has_tensorrt_llm_alone(python: str) -> bool:
     """Whether it is an interpreter with TensorRT-LLM and pins of its own, as in the tensorrt-llm image.
 
-    Of the other engines nothing is known there: they need versions of their own. Raises SettingsError.
+    Other engines may not work there: they need other versions. Raises SettingsError.
     """
     return python != sys.executable and _TENSORRT_LLM in _packages(python)
 
 
 @functools.cache
 def _packages(python: str) -> frozenset[str]:
-    """Of the probe's names, those that it can import. Raises SettingsError."""
+    """Which of the probe's packages it can import. Raises SettingsError."""
     try:
         ended = subprocess.run(
             [python, "-P", "-c", _PROBE],

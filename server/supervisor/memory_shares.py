@@ -35,10 +35,10 @@ def _share_out(
     left = _WHOLE - sum(share for share in asked if share is not None)
     num_auto = asked.count(None)
     if left < -_ROUNDING:
-        raise SettingsError(
-            f"--gpu-memory-share adds up to more than 1 for the {len(engines)} engines on {device}"
-        )
+        raise SettingsError(f"--gpu-memory-share adds up to more than 1 for the {len(engines)} engines on {device}")
     if num_auto and left < _ROUNDING:
-        raise SettingsError(f"--gpu-memory-share leaves nothing of {device} for the {num_auto} engine(s) without a share of their own")
+        raise SettingsError(
+            f"--gpu-memory-share leaves nothing of {device} for the {num_auto} engine(s) without a share of their own"
+        )
     for index, share in zip(engines, asked, strict=True):
         shares[index][device] = left / num_auto if share is None else share

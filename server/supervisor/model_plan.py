@@ -1,4 +1,4 @@
-"""A model as it will be served, decided before any process is started: what can be wrong with it is found here."""
+"""A model as it will be served, decided and checked before any process is started."""
 
 import dataclasses
 import functools

@@ -21,7 +21,7 @@ logger = logging.getLogger("embedline.server")
 
 
 def bind_monitor(hostname: str, port: int | None) -> socket.socket | None:
-    """The supervisor's own port. The default one may be taken; one that was asked for may not."""
+    """The supervisor's own port; None if the default is in use. Raises SettingsError for a port that was asked for."""
     if port == 0:
         return None
     if port is not None:

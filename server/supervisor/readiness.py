@@ -41,7 +41,9 @@ class Readiness:
     def engine_loaded(self, engine: ChildProcess, info: Json) -> None:
         """Keep what an engine says of its model."""
         model = info["info"]
-        logger.info("%s runs on the engine %s, device %s (%s)", model["name"], model["engine"], model["device"], model["reason"])
+        logger.info(
+            "%s runs on the engine %s, device %s (%s)", model["name"], model["engine"], model["device"], model["reason"]
+        )
         if model["is_padded"]:
             logger.info("%s runs with padded batches (%s)", model["name"], "; ".join(model["notes"][:1]))
         self._infos[engine] = {**info, "loaded_at": int(time.time())}

@@ -1,14 +1,14 @@
-"""How long to wait before a process that died is started again, and when there is no hope left."""
+"""How long to wait before a dead process is restarted, and when to give up."""
 
 from server.supervisor.child import ChildProcess
 
 _DELAYS = (0.0, 0.5, 2.0, 5.0, 15.0)  # seconds before the first, second, … start in a row that never became ready
-_SHORT_LIFE_SECONDS = 5.0  # being ready for less is no proof of health …
-_SHORT_LIFE_DELAY = 0.5  # … so the next start is not made at once for ever
+_SHORT_LIFE_SECONDS = 5.0  # a process that was ready for less may not be healthy …
+_SHORT_LIFE_DELAY = 0.5  # … so its restarts are not all immediate
 
 
 class Restarts:
-    """Keeps count for each process. Times are time.monotonic() seconds."""
+    """Counts the failures of each process. Times are time.monotonic() seconds."""
 
     def __init__(self) -> None:
         self._failures: dict[ChildProcess, int] = {}  # starts in a row that never became ready
@@ -27,11 +27,11 @@ class Restarts:
         return child in self._has_served
 
     def has_given_up(self, child: ChildProcess) -> bool:
-        """Whether so many starts in a row never became ready that the next one hardly will."""
+        """Whether so many starts in a row failed that the next one most likely fails too."""
         return self._failures.get(child, 0) >= len(_DELAYS)
 
     def failed(self, child: ChildProcess, now: float) -> float:
-        """It died, or could not be started. Seconds to wait before the next start."""
+        """It died, or could not be started. Returns the seconds to wait before the next start."""
         ready_at = self._ready_at.pop(child, None)
         if ready_at is None:
             failures = self._failures[child] = self._failures.get(child, 0) + 1

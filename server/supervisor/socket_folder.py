@@ -1,4 +1,4 @@
-"""The folder of one running server: its sockets, readable by nobody else, gone when the server is."""
+"""The folder with the sockets of one running server: private to this user, removed when the server stops."""
 
 import fcntl
 import os
@@ -32,7 +32,7 @@ class SocketFolder:
         unlocked.rename(self.path / "lock")  # only now can another server's sweep see it
 
     def listen(self, name: str) -> tuple[socket.socket, str]:
-        """A listening Unix socket (0600) and its path. It is kept here so that whoever serves it may die."""
+        """A listening Unix socket (0600) and its path. It stays open here while the process that serves it restarts."""
         path = str(self.path / f"{name}.sock")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         previous = os.umask(0o177)

@@ -1,4 +1,4 @@
-"""Starts all processes, watches them, starts again what dies, stops them in reverse order.
+"""Starts all processes, watches them, restarts those that die, and stops them in reverse order.
 
 The first process of the server and the only one that acts on signals. It computes nothing and holds
 no request, so that it answers when anything else is stuck.
@@ -25,7 +25,7 @@ from wire.control import Json, Request
 
 _EXIT_FAILED = 1
 _EXIT_SETTINGS = 2
-_LAST_WORDS_SECONDS = 5.0  # to say what could not be finished, and to end
+_EXIT_SECONDS = 5.0  # to refuse what can't be finished, and to exit
 
 logger = logging.getLogger("embedline.supervisor")
 
@@ -63,7 +63,7 @@ class Supervisor:
         )
 
     async def run(self, shutdown_seconds: float) -> int:
-        """Serve until a signal or until it makes no sense to go on."""
+        """Serve until a signal, or until a process that is needed can't be started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
@@ -97,7 +97,7 @@ class Supervisor:
         self._readiness.send()
 
     def state_seen(self, child: ChildProcess) -> None:
-        """It has taken in the newest state it was sent."""
+        """It has applied the newest state."""
         self._readiness.log()
 
     def child_exited(self, child: ChildProcess, returncode: int) -> None:
@@ -108,18 +108,18 @@ class Supervisor:
         self._lost(child, child.failure or _reason(returncode))
 
     def metrics_arrived(self, deltas: Json) -> None:
-        """It counted something."""
+        """It sent counts."""
         self.metrics.absorb(deltas)
 
     def answer(self, child: ChildProcess, what: str) -> Json:
-        """It asks something."""
+        """Answer a request of the child."""
         if what == Request.STATE:
             return self._readiness.state_for(child)
         assert what == Request.METRICS
         return {"text": self.metrics.text()}
 
     def _forget(self, child: ChildProcess) -> None:
-        """Clear what a dead process had written on the shared page, and what it said of itself."""
+        """Clear a dead process's cells on the shared page and its gauges."""
         self.metrics.forget(child.plan.title)
         if child.plan.role == "frontend":
             self._topology.page.clear_frontend(child.plan.index)
@@ -141,7 +141,7 @@ class Supervisor:
         self._spawn(self._start_again(child, delay))
 
     def _has_stand_in(self, child: ChildProcess) -> bool:
-        """Whether another process does the same work, or may yet."""
+        """Whether another process does the same work, or is still being restarted."""
         same = [
             other
             for other in self._children
@@ -174,15 +174,15 @@ class Supervisor:
         self._readiness.stopping()
 
     def _hung_up(self) -> None:
-        """The terminal closed; it may say so twice, which is not impatience."""
+        """The terminal closed. This may come twice, and must not stop the server at once."""
         if not self._exit.done():
             self._signalled()
 
     async def _stop(self, seconds: float) -> None:
-        """Frontends first, with time to finish what they hold; the others hold nothing then. Engines last."""
+        """Frontends first, with time to finish their requests; the others have no work then. Engines last."""
         self._topology.stop_listening()
         for role in reversed(ROLES):
-            patience = seconds + _LAST_WORDS_SECONDS if role == "frontend" else _LAST_WORDS_SECONDS
+            patience = seconds + _EXIT_SECONDS if role == "frontend" else _EXIT_SECONDS
             children = [child for child in self._children if child.plan.role == role]
             ended = await asyncio.gather(*(child.stop(patience) for child in children))
             if not all(ended):

@@ -1,6 +1,6 @@
 """Which processes make up a server with these settings, and how they find each other.
 
-Binds every listening socket once and keeps it, so that whoever serves it can die and come back.
+Binds every listening socket once and keeps it, so that the process that serves it can be restarted.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from wire.page import Page
 
 _OPEN_PAYLOAD_FACTOR = 16  # --payload-limit times this, at least 1 GiB, over all open bodies
 _GIB = 1 << 30
-_ENGINES_PER_MANAGER = 2  # where nobody says otherwise
+_ENGINES_PER_MANAGER = 2  # by default
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Kills what is alive but stuck, so that it is started again. Busy and stuck differ by the heartbeat."""
+"""Kills processes that are alive but stuck, so that they are restarted. The heartbeat tells busy from stuck."""
 
 import asyncio
 import logging
@@ -12,13 +12,15 @@ from wire import control
 from wire.page import Page
 
 _LOADING_FACTOR = 12  # imports and loading may hold the interpreter for long
-_SLOWER_THAN_PREDICTED = 3  # a batch that takes so many times what its tokens should is stuck
+_SLOWER_THAN_PREDICTED = 3  # times what a batch's tokens should take; more is stuck
 
 logger = logging.getLogger("embedline.supervisor")
 
 
 class Watchdog:
-    """Silent for `heartbeat_timeout` seconds, or on one batch for `batch_timeout` and 3 times what is predicted."""
+    """Kills a process that is silent for `heartbeat_timeout` seconds, or whose batch takes more than `batch_timeout`
+    seconds and three times what its tokens should take.
+    """
 
     def __init__(self, page: Page, *, heartbeat_timeout: float, batch_timeout: float) -> None:
         self._page = page
@@ -26,12 +28,12 @@ class Watchdog:
         self._batch_timeout = batch_timeout
 
     async def run(self, children: Sequence[ChildProcess]) -> None:
-        """Look at all children twice a second, for ever."""
+        """Check all children twice a second until cancelled."""
         looked_at = time.monotonic()
         while True:
             await asyncio.sleep(control.HEARTBEAT_SECONDS)
             now = time.monotonic()
-            was_asleep = now - looked_at > 2 * control.HEARTBEAT_SECONDS  # itself stopped: nobody's silence counts
+            was_asleep = now - looked_at > 2 * control.HEARTBEAT_SECONDS  # so silence means nothing
             looked_at = now
             for child in children:
                 if was_asleep:
@@ -41,7 +43,7 @@ class Watchdog:
                     child.kill()
 
     def why_stuck(self, child: ChildProcess, now: float) -> str | None:
-        """None while it is well."""
+        """None while it is not stuck."""
         patience = self._heartbeat_timeout * (1 if child.is_ready else _LOADING_FACTOR)
         if now - child.last_beat > patience:
             return f"no heartbeat for {now - child.last_beat:.1f} s"

@@ -11,7 +11,7 @@ from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.monitor import _DEFAULT_PROMETHEUS_PORT
-from server.supervisor.supervisor import _LAST_WORDS_SECONDS
+from server.supervisor.supervisor import _EXIT_SECONDS
 
 DOCKER = Path(__file__).resolve().parents[2] / "docker"
 SERVERS = ("cpu", "cuda", "tensorrt-llm")
@@ -73,7 +73,7 @@ def test_each_says_how_it_is(service: dict[str, Any]) -> None:
 def test_a_stop_is_waited_for(name: str) -> None:
     """Frontends have the drain and their last words, then engines have theirs."""
     drain = float(SERVICES[name]["environment"]["SHUTDOWN_TIMEOUT"])
-    assert seconds(SERVICES[name]["stop_grace_period"]) > drain + 2 * _LAST_WORDS_SECONDS
+    assert seconds(SERVICES[name]["stop_grace_period"]) > drain + 2 * _EXIT_SECONDS
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -1,4 +1,4 @@
-"""`embedline doctor`: what there is on this machine, which engines can serve a model here, and why others can't.
+"""`embedline doctor`: what this machine has, which engines can serve a model here, and why others can't.
 
 Starts nothing, loads no weights and fetches nothing.
 """
@@ -15,7 +15,7 @@ from engine.store.model_source import ResolvedModel, find_here
 from engine.tensorrt_llm.contract import contract
 from engine.types import ModelError
 from server.commands.doctor import machine as doctor_machine
-from server.commands.doctor.engines import Place, Verdict, kind_of_auto, taken_by_auto, verdicts
+from server.commands.doctor.engines import Verdict, VerdictInputs, chosen_by_auto, kind_of_auto, verdicts
 from server.commands.doctor.machine import Machine
 from server.commands.findings import MIB, Finding, aligned, facts, lines
 from server.settings.flag import SettingsError
@@ -38,7 +38,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """All that is said in the end."""
+    """The result."""
 
     engine: str | None  # what a start would take; None = nothing
     reason: str
@@ -63,15 +63,15 @@ def doctor(settings: Settings, *, as_json: bool) -> int:
     machine = doctor_machine.examine(settings)
     asked = settings.models[0]
     model = _with_others(_model(asked, settings), settings.models[1:])
-    place = Place(model=asked, folder=model.folder, cuda=find_cuda(settings), environment=machine.engines)
-    found = verdicts(place)
-    outcome = _outcome(place, model, found, settings)
+    inputs = VerdictInputs(model=asked, folder=model.folder, cuda=find_cuda(settings), environment=machine.engines)
+    found = verdicts(inputs)
+    outcome = _outcome(inputs, model, found, settings)
     print(_as_json(machine, model, found, outcome) if as_json else _as_text(machine, model, found, outcome))
     return 0 if outcome.can_serve else _NOT_SO
 
 
 def _model(asked: ModelSettings, settings: Settings) -> Model:
-    """Of a folder, the hub's cache or a package; never of the hub."""
+    """From a folder, the hub's cache or a package. Nothing is fetched from the hub."""
     cache = settings.huggingface_hub_cache
     name = Finding("name", asked.name)
     try:
@@ -89,7 +89,7 @@ def _model(asked: ModelSettings, settings: Settings) -> Model:
 
 
 def _with_others(model: Model, others: Sequence[ModelSettings]) -> Model:
-    """Nobody should take the first one's verdict for theirs."""
+    """Say that only the first model was looked at."""
     if not others:
         return model
     unseen = Finding("others", [other.name for other in others], "not looked at: ask about each by itself")
@@ -117,21 +117,21 @@ def _read(here: ResolvedModel, asked: ModelSettings, findings: Iterable[Finding]
     )
 
 
-def _outcome(place: Place, model: Model, found: list[Verdict], settings: Settings) -> Outcome:
-    """As a start would find it, but for what shows at load."""
-    asked = place.model
+def _outcome(inputs: VerdictInputs, model: Model, found: list[Verdict], settings: Settings) -> Outcome:
+    """As at a start, except for what shows only when the model is loaded."""
+    asked = inputs.model
     if model.folder is None or model.trouble:
         return Outcome(engine=None, reason=model.trouble, can_serve=False)
     try:
-        plan = plan_model(asked, settings, cuda=lambda: place.cuda)
+        plan = plan_model(asked, settings, cuda=lambda: inputs.cuda)
         if plan.engine != registry.AUTO:
             return _named(plan.engine, plan.reason, found)
-        taken = taken_by_auto(found, kind_of_auto(place))
+        chosen = chosen_by_auto(found, kind_of_auto(inputs))
     except (ModelError, SettingsError) as error:
         return Outcome(engine=None, reason=str(error), can_serve=False)
-    if taken is not None:
-        where = ", ".join(taken.devices)
-        return Outcome(engine=taken.engine, reason=f"--engine auto takes {taken.engine}, on {where}", can_serve=True)
+    if chosen is not None:
+        where = ", ".join(chosen.devices)
+        return Outcome(engine=chosen.engine, reason=f"--engine auto takes {chosen.engine}, on {where}", can_serve=True)
     others = [verdict.engine for verdict in found if verdict.can_serve]
     hint = f"; --engine {' or '.join(others)} can serve it" if others else ""
     reason = f"--engine auto finds nothing that can serve the model here{hint}"
@@ -139,7 +139,7 @@ def _outcome(place: Place, model: Model, found: list[Verdict], settings: Setting
 
 
 def _named(engine: str, reason: str, found: list[Verdict]) -> Outcome:
-    """By name, or because only one does what is asked for."""
+    """An engine chosen by name, or the only one that does what is asked for."""
     verdict = next((verdict for verdict in found if verdict.engine == engine), None)
     can_serve = verdict is None or verdict.can_serve  # the fake engine serves anything
     end = "" if can_serve else ", which can't serve the model here"
@@ -189,7 +189,7 @@ def _shown(finding: Finding) -> list[str]:
 
 
 def _verdict_lines(verdict: Verdict, *, knows_model: bool) -> Iterator[str]:
-    """A line for each reason; one where nothing speaks against it."""
+    """A line for each reason against it, or one line that says where it can run."""
     able = f"{'can serve it' if knows_model else 'can run'}, on {', '.join(verdict.devices)}"
     said = [f"no: {reason}" for reason in verdict.why_not] or [able]
     for number, line in enumerate([*said, *verdict.notes]):

@@ -36,8 +36,8 @@ _USES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What engines find: a model, perhaps, and what there is to compute it with."""
+class VerdictInputs:
+    """What a verdict depends on."""
 
     model: ModelSettings
     folder: ModelFolder | None  # None = it is not on this machine, or can't be read
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One engine's."""
+    """Whether one engine can serve the model here."""
 
     engine: str
     devices: tuple[str, ...]  # where it would run; () = nowhere
@@ -56,43 +56,43 @@ class Verdict:
 
     @property
     def can_serve(self) -> bool:
-        """What is left to go wrong shows when the model is loaded."""
+        """As far as it shows before the model is loaded."""
         return not self.why_not
 
 
-def verdicts(place: Place) -> list[Verdict]:
-    """Of all engines that compute something."""
-    return [_verdict(engine, place) for engine, row in registry.ENGINES.items() if row.packages]
+def verdicts(inputs: VerdictInputs) -> list[Verdict]:
+    """A verdict for every engine but the fake one."""
+    return [_verdict(engine, inputs) for engine, row in registry.ENGINES.items() if row.packages]
 
 
-def taken_by_auto(found: list[Verdict], kind: str) -> Verdict | None:
-    """What `--engine auto` ends up with on devices of this kind; None where nothing that it tries will do."""
+def chosen_by_auto(found: list[Verdict], kind: str) -> Verdict | None:
+    """What `--engine auto` chooses on devices of this kind; None where none can serve the model."""
     by_name = {verdict.engine: verdict for verdict in found}
-    if by_name[STATIC].can_serve:  # which is so of tables alone, and nothing else serves those
+    if by_name[STATIC].can_serve:  # true only of tables of static embeddings, which no other engine serves
         return by_name[STATIC]
     tried = [by_name[name] for name in registry.tried_by_auto(kind)]
     return next((verdict for verdict in tried if verdict.can_serve), None)
 
 
-def _verdict(engine: str, place: Place) -> Verdict:
-    chosen, why_not = _devices(engine, place)
+def _verdict(engine: str, inputs: VerdictInputs) -> Verdict:
+    chosen, why_not = _devices(engine, inputs)
     notes: list[str] = []
-    seen = dataclasses.replace(place, cuda=Cuda(chosen.gpus)) if chosen else place
+    seen = dataclasses.replace(inputs, cuda=Cuda(chosen.gpus)) if chosen else inputs
     for check in (_installed, _of_model):
         why_not += _said(check, engine, seen, notes)
     names = chosen.names if chosen else ()
     return Verdict(engine=engine, devices=names, why_not=tuple(why_not), notes=tuple(notes))
 
 
-def _devices(engine: str, place: Place) -> tuple[Devices | None, list[str]]:
-    """Where it would run, or why nowhere."""
-    model = place.model
+def _devices(engine: str, inputs: VerdictInputs) -> tuple[Devices | None, list[str]]:
+    """Where it would run, or why it can't."""
+    model = inputs.model
     work = Work(engine, model.dtype, model.quantization)
-    if work.is_for_a_gpu and model.devices == registry.AUTO and not place.cuda.gpus:
-        return None, [f"it needs a GPU: {place.cuda.why_none}"]
+    if work.is_for_a_gpu and model.devices == registry.AUTO and not inputs.cuda.gpus:
+        return None, [f"it needs a GPU: {inputs.cuda.why_none}"]
     try:
         asked = CPU if engine == STATIC and model.devices == registry.AUTO else model.devices
-        chosen = devices.choose(asked, work, place.cuda)
+        chosen = devices.choose(asked, work, inputs.cuda)
         registry.choose(engine, quantization=model.quantization, kind=chosen.kind)
     except ModelError as error:
         return None, [str(error)]
@@ -100,30 +100,33 @@ def _devices(engine: str, place: Place) -> tuple[Devices | None, list[str]]:
 
 
 def _said(
-    check: Callable[[str, Place, list[str]], Iterator[str]], engine: str, place: Place, notes: list[str]
+    check: Callable[[str, VerdictInputs, list[str]], Iterator[str]],
+    engine: str,
+    inputs: VerdictInputs,
+    notes: list[str],
 ) -> list[str]:
-    """What a check finds, of which the last thing may be an error."""
+    """What a check finds; it may end with an error."""
     found: list[str] = []
     try:
-        for reason in check(engine, place, notes):
+        for reason in check(engine, inputs, notes):
             found.append(reason)  # one by one: an error does not lose those before it
     except ModelError as error:
         found.append(str(error))
     return found
 
 
-def _installed(engine: str, place: Place, notes: list[str]) -> Iterator[str]:
+def _installed(engine: str, inputs: VerdictInputs, notes: list[str]) -> Iterator[str]:
     if engine == TENSORRT_LLM:
-        yield from _library(place, notes)
+        yield from _library(inputs, notes)
         return
     row = registry.ENGINES[engine]
-    if lacks := place.environment.lacks(row.packages):
+    if lacks := inputs.environment.lacks(row.packages):
         yield f"{' and '.join(lacks)} not installed: pip install 'embedline[{row.extra}]'"
 
 
-def _library(place: Place, notes: list[str]) -> Iterator[str]:
+def _library(inputs: VerdictInputs, notes: list[str]) -> Iterator[str]:
     """tensorrt_llm, which brings everything else: there, not too old, and with the signatures that are relied on."""
-    environment = place.environment
+    environment = inputs.environment
     version = environment.versions.get(contract.PACKAGE)
     if version is None and environment.python == sys.executable:
         package.find()  # says in its own words that there is none
@@ -136,12 +139,12 @@ def _library(place: Place, notes: list[str]) -> Iterator[str]:
     report = contract.check(Path(environment.folders[contract.PACKAGE]))
     notes.append(f"its signatures, read and not run: {report.summary}")
     if not report.is_kept:
-        yield f"{contract.PACKAGE} {version} lacks something that the engine needs; `embedline doctor --tensorrt-llm-source` shows what"
+        yield f"{contract.PACKAGE} {version} lacks what the engine needs; see `embedline doctor --tensorrt-llm-source`"
 
 
-def _of_model(engine: str, place: Place, notes: list[str]) -> Iterator[str]:
+def _of_model(engine: str, inputs: VerdictInputs, notes: list[str]) -> Iterator[str]:
     """Whether it knows such a model, and can read its weights."""
-    folder = place.folder
+    folder = inputs.folder
     if folder is None:
         return
     if folder.is_static != (engine == STATIC):
@@ -152,7 +155,7 @@ def _of_model(engine: str, place: Place, notes: list[str]) -> Iterator[str]:
         )
         return
     if engine == TENSORRT_LLM:
-        plan(folder, place.cuda.gpus, tensorrt_llm_wishes(place.model))
+        plan(folder, inputs.cuda.gpus, tensorrt_llm_wishes(inputs.model))
     elif KNOWN_CLASSES.intersection(folder.architectures[:1]):
         yield f"the model brings code for {folder.architectures[0]}, which is never run"
     elif engine != STATIC:
@@ -161,7 +164,7 @@ def _of_model(engine: str, place: Place, notes: list[str]) -> Iterator[str]:
 
 
 def _of_coverage(engine: str, folder: ModelFolder, notes: list[str]) -> Iterator[str]:
-    """By the table in docs/models.md, which tests hold."""
+    """By the table in docs/models.md."""
     rows = [row for row in ARCHITECTURES if row.model_type == folder.architecture]
     use = Use.GENERATIVE_RERANK if folder.template else _USES[folder.task]
     if engine == FUSED:
@@ -174,10 +177,10 @@ def _of_coverage(engine: str, folder: ModelFolder, notes: list[str]) -> Iterator
         yield f"it does not compute {folder.architecture!r} for {use}"
 
 
-def kind_of_auto(place: Place) -> str:
+def kind_of_auto(inputs: VerdictInputs) -> str:
     """Where `--devices` as it is given has `--engine auto` compute: "cpu" or "cuda". Raises ModelError."""
-    model = place.model
-    chosen = devices.choose(model.devices, Work(registry.AUTO, model.dtype, model.quantization), place.cuda)
+    model = inputs.model
+    chosen = devices.choose(model.devices, Work(registry.AUTO, model.dtype, model.quantization), inputs.cuda)
     kind = kind_of(chosen.names[0])
     assert kind in (CPU, CUDA)
     return kind

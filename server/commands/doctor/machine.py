@@ -1,4 +1,4 @@
-"""What `embedline doctor` finds out about this machine and the Pythons on it, whatever is to be served here."""
+"""What `embedline doctor` finds out about this machine and its Pythons, without looking at a model."""
 
 import json
 import os
@@ -40,11 +40,11 @@ _CPU_FEATURES = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "a
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the rest asks of it, and what is shown."""
+    """This machine: what the verdicts need, and what is shown."""
 
     cuda: Cuda  # as the driver tells
     own: Environment  # the server's
-    engines: Environment  # theirs: the same, unless --engine-python says otherwise
+    engines: Environment  # of engine processes: the same without --engine-python
     findings: tuple[Finding, ...]
 
 
@@ -86,10 +86,10 @@ def _asked(python: str) -> Environment:
 
 
 def _cpu() -> str:
-    told = host.cpu()
-    features = set(told.get("flags", told.get("Features", "")).split())
+    cpu = host.cpu()
+    features = set(cpu.get("flags", cpu.get("Features", "")).split())
     known = [name for name in _CPU_FEATURES if name in features]
-    return f"{told.get('model name', 'unknown')} ({', '.join(known) or 'no features that matter here'})"
+    return f"{cpu.get('model name', 'unknown')} ({', '.join(known) or 'no features that matter here'})"
 
 
 def _cores() -> str:
@@ -101,8 +101,8 @@ def _shm(cuda: Cuda) -> list[Finding]:
     """Shared memory of the file system; only libraries of GPUs use much of it."""
     if not _SHM.is_dir():
         return [Finding("shm_bytes", None, f"there is no {_SHM}")]
-    told = os.statvfs(_SHM)
-    size, free = told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
+    stat = os.statvfs(_SHM)
+    size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
     is_small = bool(cuda.gpus) and size < _SMALL_SHM
     hint = "; TensorRT-LLM wants more: docker run --shm-size 2g" if is_small else ""
     return [Finding("shm_bytes", size, f"{_SHM}, {free // MIB:,} MiB free{hint}")]

@@ -121,7 +121,7 @@ def _facts(plan: ModelPlan, verified: "Verified") -> Iterator[tuple[str, str]]:
     yield "against", f"the same model with plain weights in {verified.dtype}"
     yield "device", plan.devices.names[0]
     yield "gpu", verified.gpu or "none"
-    yield "texts", f"{outcome.num_texts}, {verified.num_tokens:,} tokens; measured anew"
+    yield "texts", f"{outcome.num_texts}, {verified.num_tokens:,} tokens; measured now"
     yield "limits", f"cosine median {verified.min_median} or more, 1st percentile {verified.min_p1} or more"
     verdict = "beyond the limits" if outcome.reverted else "within the limits"
     yield f"all {num_layers} layers", f"{_shown(outcome.fidelity_of_all)}: {verdict}"

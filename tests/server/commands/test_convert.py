@@ -97,7 +97,7 @@ import os, signal
 from server.commands import convert as convert_command
 before = signal.getsignal(signal.SIGTERM)
 try:
-    with convert_command.ending_in_order():
+    with convert_command.clean_exit_on_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
 except SystemExit as ended:
     print(ended.code, signal.getsignal(signal.SIGTERM) is before)

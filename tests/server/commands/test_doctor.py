@@ -211,7 +211,7 @@ def test_a_library_that_changed(
 
     _, found = told(capsys, model_id=qwen3, pooling="last-token")
 
-    assert "tensorrt_llm 1.4.0rc1 lacks something that the engine needs" in reasons(found, "tensorrt-llm")
+    assert "tensorrt_llm 1.4.0rc1 lacks what the engine needs" in reasons(found, "tensorrt-llm")
     assert found["engine"] == "fused"
 
 
@@ -384,7 +384,7 @@ def test_the_librarys_own_python(
 
 
 def test_a_python_that_is_none() -> None:
-    with pytest.raises(SettingsError, match="--engine-python is no Python"):
+    with pytest.raises(SettingsError, match="--engine-python must be Python"):
         doctor(Settings(engine_python="/bin/true"), as_json=False)
 
 

@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from server.commands.serve import Prepared, _say
+from server.commands.serve import Prepared, _log_models_and_keys
 from server.settings.api_keys import ApiKey, digest
 
-ANYONE, EMPTY = "anyone who reaches", "API_KEY is empty"
+ANYONE, EMPTY = "anyone who can reach", "API_KEY is empty"
 
 
 @pytest.mark.holds("API keys")
@@ -37,7 +37,7 @@ def test_a_server_that_is_open_to_others_says_so(
     keys = [ApiKey("team", digest(b"sesame"))] if has_keys else []
 
     with caplog.at_level(logging.WARNING), socket.create_server((host, 0)) as http:
-        _say(Prepared(models=[], keys=keys, cache_dir=None, http=http, monitor=None))
+        _log_models_and_keys(Prepared(models=[], keys=keys, cache_dir=None, http=http, monitor=None))
 
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(warned)

@@ -120,7 +120,7 @@ def test_text_says_the_same(capsys: pytest.CaptureFixture[str], tiny: Path) -> N
     shown = lines(capsys, tiny)
     assert shown[0] == str(tiny)
     assert {"device cpu", "gpu none", "quantization fp8 (fp8_row)"} <= set(shown)
-    assert f"texts 167, {found['num_tokens']:,} tokens; measured anew" in shown
+    assert f"texts 167, {found['num_tokens']:,} tokens; measured now" in shown
     assert "limits cosine median 0.998 or more, 1st percentile 0.995 or more" in shown
     (figures,) = (line for line in shown if line.startswith("all 9 layers cosine median "))
     for name in ("median", "p1", "minimum", "rank_correlation"):

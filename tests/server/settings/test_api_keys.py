@@ -57,7 +57,7 @@ def test_the_same_key_twice() -> None:
         (":sesame", "line 1"),
         ("name:", "line 1"),
         ("name:sha256=sesame", "line 1"),
-        ("name:sesame1\nname:sesame2", "line 2: the name"),
+        ("name:sesame1\nname:sesame2", "line 2: another line has the same name"),
         ("a:sesame\nb:sesame", "twice"),
         (b"\xff\xfe", "UTF-8"),
     ],

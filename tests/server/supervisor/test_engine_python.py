@@ -41,7 +41,7 @@ def test_what_it_has(with_tensorrt_llm: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["echo {}", "echo []", 'echo \'{"version": [3, 9], "has": ["numpy"]}\'', "exit 1"])
 def test_no_fit_interpreter(tmp_path: Path, line: str) -> None:
-    with pytest.raises(SettingsError, match="--engine-python is no Python"):
+    with pytest.raises(SettingsError, match="--engine-python must be Python"):
         engine_python.check_engine_python(program(tmp_path / "python", f"{line}\n"))
 
 

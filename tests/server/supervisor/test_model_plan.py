@@ -204,7 +204,7 @@ def test_the_engines_of_all_models_have_an_upper_bound() -> None:
     half = ",".join(["cpu"] * (MAX_PROCESSES // 2))
     models = [model(name, engine="fake", devices=half) for name in "ab"]
     assert sum(len(planned.devices.names) for planned in plan(*models)) == MAX_PROCESSES
-    with pytest.raises(SettingsError, match=f"--devices must be at most {MAX_PROCESSES}"):
+    with pytest.raises(SettingsError, match=f"--devices: all models together may have at most {MAX_PROCESSES}"):
         plan(*models, model("c", engine="fake"))
 
 

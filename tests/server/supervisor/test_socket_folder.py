@@ -102,5 +102,5 @@ def test_where_no_folder_can_be_written_to_one_line_says_what_helps(monkeypatch:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
-    with pytest.raises(SettingsError, match=r"Read-only file system: TMPDIR .*--tmpfs /tmp"):
+    with pytest.raises(SettingsError, match=r"Read-only file system: set TMPDIR .*--tmpfs /tmp"):
         SocketFolder()
