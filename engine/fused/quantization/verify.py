@@ -11,8 +11,8 @@ import torch
 from engine.fused import loading
 from engine.fused.choices import Choices
 from engine.fused.phases import Phases
-from engine.fused.quantization import gate_texts, precision
-from engine.fused.quantization.gate import MIN_MEDIAN, MIN_P1, Outcome
+from engine.fused.quantization import gate, gate_texts, precision
+from engine.fused.quantization.gate import Outcome
 from engine.messages import LoadOptions
 
 _REASON = "it is to be verified"
@@ -42,8 +42,8 @@ def verify(name: str, options: LoadOptions) -> Verified:
     return Verified(
         outcome=outcome,
         num_tokens=sum(map(len, gate_texts.sequences(chosen.folder))),
-        min_median=MIN_MEDIAN,
-        min_p1=MIN_P1,
+        min_median=gate.MIN_MEDIAN,
+        min_p1=gate.MIN_P1,
         dtype=str(chosen.dtype).removeprefix("torch."),
         gpu=_gpu(chosen),
         with_auto=precision.decide(
