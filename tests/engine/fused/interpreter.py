@@ -12,7 +12,7 @@ TORCH_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8e4nv": torch.f
 
 
 def converted(numbers: np.ndarray[Any, Any], source: Any, target: Any, rounding: object) -> Any:
-    """As a GPU converts, to the nearest; Triton 3.6 cuts bfloat16 off, and loses carries on the way to float8."""
+    """As a GPU converts, to the nearest; Triton 3.7 cuts bfloat16 off, and loses carries on the way to float8."""
     bits = torch.from_numpy(np.ascontiguousarray(numbers)).view(TORCH_TYPES[str(source)])
     unsigned = getattr(torch, f"uint{target.primitive_bitwidth}")
     return bits.to(TORCH_TYPES[str(target)]).view(unsigned).numpy()
@@ -25,21 +25,8 @@ def exact_conversions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def scalar_loop_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6 keeps scalars in arrays of one number, which numpy since 2.4 refuses to turn into the bounds of a
-    loop."""
-    patched = interpreter._patch_lang_tensor
-
-    def patch(tensor: type, scope: Any) -> None:
-        patched(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
-
-
-@pytest.fixture(autouse=True)
 def bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6 keeps bfloat16 as its bits, and multiplies these as if they were whole numbers."""
+    """Triton 3.7 keeps bfloat16 as its bits, and multiplies these as if they were whole numbers."""
     builder = interpreter.InterpreterBuilder
     patched = builder.create_dot
 
