@@ -67,9 +67,10 @@ test-clients: $(VENV)/.test ## the server with the clients that people use
 nightly: $(VENV)/.test ## the tests that take long or need root and Debian tools
 	$(BIN)/pytest --tier=nightly $(ARGS)
 
-bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb ## engines alone, servers side by side: 20 minutes (QUICK=1: 5)
+bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb ## engines alone, servers side by side: an hour (QUICK=1: 10 minutes)
 	$(BIN)/python -m benchmarks.engines $(if $(QUICK),--quick) --write
 	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick) --write --infinity $(PEERS)
+	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick) --write --infinity $(PEERS) --model bge-base
 	$(BIN)/python -m benchmarks.beside_busy --rounds $(if $(QUICK),1,4) --write
 
 # Installs nothing. Each part takes at most 8 minutes and goes on where it was stopped.

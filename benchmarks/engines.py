@@ -202,7 +202,7 @@ def _ratio(middle: dict[str, float], reference: Sequence[dict[str, Any]]) -> str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each run")
     arguments = parse(parser)
     rounds, seconds = (1, 4.0) if arguments.quick else (arguments.rounds, arguments.seconds)

@@ -9,3 +9,4 @@ $pip ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch==2.13.0
 $pip 'infinity-emb[server,torch,optimum]==0.0.78' torch==2.13.0 transformers==4.57.6 sentence-transformers==3.4.1 \
 	optimum==2.1.0 optimum-onnx==0.1.0 typer==0.12.5 click==8.1.8 numpy==1.26.4
 "$folder/bin/infinity_emb" v2 --help >/dev/null
+"$folder/bin/optimum-cli" export onnx --help >/dev/null

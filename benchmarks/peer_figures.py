@@ -28,6 +28,24 @@ class Figures:
     def percentile_ms(self, percent: float) -> float:
         return self.measured.summary.percentile_ms(percent)
 
+    def raw(self) -> dict[str, object]:
+        """Unrounded, for programs."""
+        summary = self.measured.summary
+        return {
+            "round": self.label,
+            "load": self.case,
+            "server": self.server,
+            "texts_per_second": self.texts_per_second,
+            "tokens_per_text": self.tokens_per_text,
+            **{f"p{percent}_ms": self.percentile_ms(percent) for percent in (50, 90, 99)},
+            "num_requests": summary.num_requests,
+            "num_texts": summary.num_texts,
+            "seconds": summary.seconds,
+            "cpu_seconds": self.measured.cpu_seconds,
+            "foreign_share": self.measured.foreign_share,
+            "failures": summary.failures,
+        }
+
     def row(self) -> dict[str, object]:
         """Cells."""
         summary = self.measured.summary
@@ -70,6 +88,23 @@ def write_summary(report: Report, figures: Sequence[Figures], *, ours: str) -> N
                 "highest foreign CPU": f"{max(one.measured.foreign_share for one in runs):.0%}",
             }
             report.row({"load": case, "server": server, **cells, **spread, **(ratios if server != ours else {})})
+
+
+def write_extremes(report: Report, figures: Sequence[Figures], *, ours: str) -> None:
+    """For each other server the loads in which ours does best and worst against it, by texts a second."""
+    for server in dict.fromkeys(one.server for one in figures if one.server != ours):
+        ratios = {
+            case: median(figures, case, ours, _VALUES["texts/s"]) / median(figures, case, server, _VALUES["texts/s"])
+            for case in dict.fromkeys(one.case for one in figures if one.server == server)
+        }
+        best, worst = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
+        report.row(
+            {
+                "against": server,
+                f"{ours} at best": f"{ratios[best]:.2f} x ({best})",
+                f"{ours} at worst": f"{ratios[worst]:.2f} x ({worst})",
+            }
+        )
 
 
 def _ratio(ours: float, theirs: float) -> str:

@@ -1,6 +1,6 @@
-"""Embedline's default model beside other servers: same machine, same texts, same generator, same answers.
+"""Embedline beside other servers: same machine, same model, same texts, same generator, same answers.
 
-    python -m benchmarks.peers [--infinity FOLDER] [--quick] [--write]
+    python -m benchmarks.peers [--model minilm|bge-base] [--infinity FOLDER] [--quick] [--write]
 
 All servers stay up and one at a time is busy; the rounds take turns (A B C, A B C, …). FOLDER is a virtual environment
 made by benchmarks/make_peer_env.sh; without one infinity-emb is left out, and the report says so.
@@ -17,20 +17,21 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.load import Measured, measure, requests_of
-from benchmarks.peer_figures import Figures, draw, write_summary
+from benchmarks.load import measure, requests_of
+from benchmarks.peer_figures import Figures, draw, write_extremes, write_summary
+from benchmarks.peer_models import MODELS, ExportFailed, PeerModel, export_onnx
 from benchmarks.processes import tree_peak_rss_mb, tree_pss_mb
 from benchmarks.report import PACKAGES, Report, parse
-from benchmarks.servers import Recipe, RunningServer, ServerFailed, embedline, infinity, plain
+from benchmarks.servers import Recipe, RunningServer, ServerFailed, embedline, infinity, infinity_onnx, plain
 from benchmarks.texts import Corpus, Prose
 from embedline.bench.load import Load
-from engine.store.model_source import resolve
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 OURS, OURS_INT8 = "Embedline", "Embedline int8"
 NOTES = (
     "infinity-emb: 0.0.78 with torch 2.13.0, transformers 4.57.6 and sentence-transformers 3.4.1, its own defaults. "
-    "FastAPI + sentence-transformers: benchmarks/plain_server.py in Embedline's environment; it joins waiting texts.",
+    "ONNX: exported and optimised (O2) by optimum 2.1.0; infinity's own call of the optimiser fails with it.",
+    "FastAPI + sentence-transformers: benchmarks/plain_server.py in Embedline's environment, one call of the library "
+    "for all texts that wait, in batches of 8 of similar length.",
     "Texts a second: all answers of a run over the time from its first request to its last answer. JSON floats.",
     "Tokens a second: texts a second times the mean length of the texts that are sent in turn.",
     "CPU seconds: user and system time of the server's processes over all texts that they answered. Foreign CPU: what "
@@ -38,10 +39,9 @@ NOTES = (
     "PSS counts what processes share once; the peak of RSS is the sum of each process's own highest, shared pages "
     "counted in each.",
     "First start: nothing in the server's own cache of compiled models; the weights may be in the system's file cache.",
-    "Not shown: other machines, other models, a client on another machine, answers in other forms than JSON floats.",
+    "Not shown: other machines, models of other shapes, a client on another machine, answers other than JSON floats.",
 )
 _NUM_COMPARED = 64  # texts whose rows are compared
-_QUICK = 0.4  # of the usual seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +55,32 @@ class Case:
     seconds: float
 
 
-def cases(prose: Prose, *, is_quick: bool) -> tuple[list[Case], list[Case]]:
-    """Those of every round, and those that are measured once."""
+def cases(model: str, prose: Prose, *, is_quick: bool) -> list[Case]:
+    """Those of every round. The larger model gets fewer texts at a time, or answers would take a minute."""
     mixed, query = prose.mixed(4096), prose.uniform("query", 512, num_tokens=10)
-    main = [
-        Case("mixed, 64 x 1", mixed, 1, 64, 10.0),
-        Case("mixed, 8 x 32", mixed, 32, 8, 12.0),
-        Case("lone query", query, 1, 1, 4.0),
-    ]
     if is_quick:
-        return main, []
-    short, long = (
-        prose.uniform("short", 4096, num_tokens=16),
-        prose.uniform("long", 1024, num_tokens=256),
-    )
-    return main, [
-        Case("short, 64 x 1", short, 1, 64, 6.0),
-        Case("short, 8 x 32", short, 32, 8, 6.0),
-        Case("long, 64 x 1", long, 1, 64, 10.0),
-        Case("long, 8 x 32", long, 32, 8, 12.0),
+        return [Case("mixed, 64 x 1", mixed, 1, 64, 4.0), Case("lone query", query, 1, 1, 2.0)]
+    short = prose.uniform("short", 4096, num_tokens=16)
+    eighty = prose.uniform("80 tokens", 2048, num_tokens=80)
+    long = prose.uniform("long", 1024, num_tokens=256)
+    if model == "bge-base":
+        return [
+            Case("mixed, 64 x 1", mixed, 1, 64, 15.0),
+            Case("lone query", query, 1, 1, 5.0),
+            Case("short, 64 x 1", short, 1, 64, 8.0),
+            Case("80 tokens, 64 x 1", eighty, 1, 64, 12.0),
+            Case("long, 16 x 1", long, 1, 16, 12.0),
+        ]
+    return [
+        Case("mixed, 64 x 1", mixed, 1, 64, 8.0),
+        Case("mixed, 8 x 32", mixed, 32, 8, 8.0),
+        Case("lone query", query, 1, 1, 4.0),
+        Case("short, 64 x 1", short, 1, 64, 5.0),
+        Case("short, 8 x 32", short, 32, 8, 5.0),
+        Case("80 tokens, 64 x 1", eighty, 1, 64, 8.0),
+        Case("80 tokens, 8 x 32", eighty, 32, 8, 8.0),
+        Case("long, 64 x 1", long, 1, 64, 8.0),
+        Case("long, 8 x 32", long, 32, 8, 8.0),
     ]
 
 
@@ -127,17 +134,12 @@ class Comparison:
     def run(self, case: Case, round_number: int) -> None:
         """Every server gets the load, one after the other."""
         for server in self.servers:
-            self.run_one(case, server, label=str(round_number))
-
-    def run_one(self, case: Case, server: RunningServer, *, label: str) -> Measured:
-        """One server gets the load."""
-        load = Load(concurrency=case.concurrency, seconds=case.seconds * (_QUICK if self._is_quick else 1))
-        requests = requests_of(server.port, case.corpus, batch_size=case.batch_size)
-        measured = measure(server.process.pid, server.port, requests, load)
-        figures = Figures(label, case.name, server.name, case.corpus.tokens_per_text, measured)
-        self.figures.append(figures)
-        self._report.row(figures.row())
-        return measured
+            requests = requests_of(server.port, case.corpus, batch_size=case.batch_size)
+            load = Load(concurrency=case.concurrency, seconds=case.seconds)
+            measured = measure(server.process.pid, server.port, requests, load)
+            figures = Figures(str(round_number), case.name, server.name, case.corpus.tokens_per_text, measured)
+            self.figures.append(figures)
+            self._report.row(figures.row(), figures.raw())
 
     def memory(self) -> None:
         """After everything that was asked of them."""
@@ -153,53 +155,64 @@ def warm_up(comparison: Comparison, case: Case) -> None:
         measure(server.process.pid, server.port, requests, Load(concurrency=case.concurrency, seconds=2.0))
 
 
-def recipes(infinity_folder: Path, model: Path, report: Report) -> list[Recipe]:
-    """Those that can be started here."""
-    found = [embedline(name=OURS)]
-    if (infinity_folder / "bin/infinity_emb").is_file():
-        found.append(infinity(infinity_folder, model))
+def recipes(model: PeerModel, folder: Path, onnx: Path, environment: Path, report: Report) -> list[Recipe]:
+    """Those that can be started here. int8 is left out for random weights: their rows say nothing of its fidelity."""
+    ours = ("--model-id", str(folder), "--served-model-name", "m")
+    found = [embedline(*ours, name=OURS)]
+    if (environment / "bin/infinity_emb").is_file():
+        found.append(infinity(environment, folder))
+        try:
+            exported = export_onnx(environment, folder, onnx)
+            found.append(infinity_onnx(environment, exported, pooling=model.pooling))
+        except ExportFailed as error:
+            report.note(f"infinity-emb (ONNX) is missing: {error}")
     else:
-        report.note(f"infinity-emb is missing: benchmarks/make_peer_env.sh {infinity_folder} makes its environment.")
-    return [*found, plain(model), embedline("--quantization", "int8", name=OURS_INT8)]
+        report.note(f"infinity-emb is missing: benchmarks/make_peer_env.sh {environment} makes its environment.")
+    found.append(plain(folder))
+    return found if model.name == "bge-base" else [*found, embedline(*ours, "--quantization", "int8", name=OURS_INT8)]
 
 
 def compare(report: Report, arguments: argparse.Namespace) -> list[Figures]:
     """The whole comparison."""
-    model = resolve(MODEL).path
-    main, once = cases(Prose(model / "tokenizer.json"), is_quick=arguments.quick)
     comparison = Comparison(report, is_quick=arguments.quick)
     with contextlib.ExitStack() as stack:
+        made, onnx = (Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2))
+        model = MODELS[arguments.model]
+        folder = model.make(made)
+        loads = cases(model.name, Prose(folder / "tokenizer.json"), is_quick=arguments.quick)
+        lone_query = next(case for case in loads if case.name == "lone query")
         report.table("Seconds from the start of the process to the first answer")
-        for recipe in recipes(arguments.infinity, model, report):
-            comparison.start(recipe, stack, main[-1].corpus.texts[0])
+        for recipe in recipes(model, folder, onnx, arguments.infinity, report):
+            comparison.start(recipe, stack, lone_query.corpus.texts[0])
         report.table(f"Do the rows agree? {_NUM_COMPARED} mixed texts, float32")
-        comparison.compare_rows(main[0].corpus.texts[:_NUM_COMPARED], plain(model).name)
-        warm_up(comparison, main[0])
+        comparison.compare_rows(loads[0].corpus.texts[:_NUM_COMPARED], plain(folder).name)
+        warm_up(comparison, loads[0])
         report.table("Every run")
         for round_number in range(1 if arguments.quick else arguments.rounds):
-            for case in main:
+            for case in loads:
                 comparison.run(case, round_number)
-        for case in once:
-            comparison.run(case, 0)
         report.table("Memory after all runs")
         comparison.memory()
-        measured = list(comparison.figures)
-    for case in (*main, *once):
+    for case in loads:
         report.note(f"{case.name}: {case.concurrency} requests of {case.batch_size} in flight; {case.corpus}.")
-    return measured
+    return comparison.figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="minilm")
     parser.add_argument("--infinity", type=Path, default=Path(".peers/infinity"), metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parse(parser)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as any other end: the servers are stopped
     packages = (*PACKAGES, "openvino", "onnxruntime", "sentence-transformers")
-    report = Report("peers", "Embedline beside other servers, all-MiniLM-L6-v2 on a CPU", packages=packages)
+    title = f"Embedline beside other servers, {MODELS[arguments.model].title}, on a CPU"
+    report = Report(f"peers-{arguments.model}", title, packages=packages)
     measured = compare(report, arguments)
     report.table("Medians")
     write_summary(report, measured, ours=OURS)
+    report.table("Texts a second, at best and at worst")
+    write_extremes(report, measured, ours=OURS)
     for note in NOTES:
         report.note(note)
     if arguments.write:

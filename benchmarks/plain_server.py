@@ -2,21 +2,26 @@
 
     python -m benchmarks.plain_server MODEL_FOLDER PORT
 
-Texts that wait are encoded together, in a thread, so that the event loop stays free.
+All texts that wait are encoded by one call, in a thread, so that the event loop stays free. The library sorts them by
+length and computes them in batches of 8: for mixed lengths on a CPU these take two thirds of the time of its default,
+32, since less is padding.
 """
 
 import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
 
+import numpy as np
+import orjson
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from numpy.typing import NDArray
 from pydantic import BaseModel
 from sentence_transformers import SentenceTransformer
 
-MAX_TEXTS = 64  # that are encoded together; the library cuts them into batches of 32, sorted by length
+MAX_TEXTS = 256  # that are encoded by one call
+BATCH_SIZE = 8
 
 
 class Body(BaseModel):
@@ -29,7 +34,7 @@ class Body(BaseModel):
 def make_app(folder: str) -> FastAPI:
     """The application, its model loaded."""
     model = SentenceTransformer(folder, device="cpu")
-    waiting: asyncio.Queue[tuple[list[str], asyncio.Future[list[list[float]]]]] = asyncio.Queue()
+    waiting: asyncio.Queue[tuple[list[str], asyncio.Future[NDArray[np.float32]]]] = asyncio.Queue()
 
     async def encode_forever() -> None:
         while True:
@@ -37,11 +42,11 @@ def make_app(folder: str) -> FastAPI:
             while not waiting.empty() and sum(len(texts) for texts, _ in group) < MAX_TEXTS:
                 group.append(waiting.get_nowait())
             texts = [text for texts, _ in group for text in texts]
-            rows = (await asyncio.to_thread(model.encode, texts, show_progress_bar=False)).tolist()
+            rows = await asyncio.to_thread(model.encode, texts, batch_size=BATCH_SIZE, show_progress_bar=False)
             for its_texts, answer in group:
+                own, rows = np.split(rows, [len(its_texts)])
                 if not answer.cancelled():
-                    answer.set_result(rows[: len(its_texts)])
-                del rows[: len(its_texts)]
+                    answer.set_result(own)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -52,11 +57,12 @@ def make_app(folder: str) -> FastAPI:
     app = FastAPI(lifespan=lifespan)
 
     @app.post("/v1/embeddings")
-    async def embeddings(body: Body) -> dict[str, Any]:
-        answer: asyncio.Future[list[list[float]]] = asyncio.get_running_loop().create_future()
+    async def embeddings(body: Body) -> Response:
+        answer: asyncio.Future[NDArray[np.float32]] = asyncio.get_running_loop().create_future()
         waiting.put_nowait(([body.input] if isinstance(body.input, str) else body.input, answer))
         data = [{"object": "embedding", "index": at, "embedding": row} for at, row in enumerate(await answer)]
-        return {"object": "list", "model": body.model, "data": data}
+        content = orjson.dumps({"object": "list", "model": body.model, "data": data}, option=orjson.OPT_SERIALIZE_NUMPY)
+        return Response(content, media_type="application/json")
 
     return app
 

@@ -4,11 +4,14 @@ import argparse
 import datetime
 import importlib.metadata
 import importlib.util
+import json
 import platform
-import shlex
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from embedline import __version__
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("numpy", "tokenizers", "uvicorn", "uvloop", "fastapi", "orjson", "msgspec", "torch", "transformers")
@@ -17,12 +20,38 @@ PACKAGES = ("numpy", "tokenizers", "uvicorn", "uvloop", "fastapi", "orjson", "ms
 def hardware() -> str:
     """Processor, cores and memory, in words."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    cpu = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = cpu.get("flags", "").split()
     vectors = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_tile") if name in flags]
     memory = int(Path("/proc/meminfo").read_text().split()[1]) / 2**20
     cores = sum(line.startswith("processor") for line in lines)
-    return f"{cores} cores, {model or platform.machine()} ({', '.join(vectors) or 'no vectors'}), {memory:.0f} GiB"
+    # The name alone is often a family's ("AMD EPYC"); the numbers say which processor it is.
+    numbers = [
+        f"{name.removeprefix('cpu ')} {cpu[name]}" for name in ("cpu family", "model", "stepping") if name in cpu
+    ]
+    model = ", ".join([cpu.get("model name", platform.machine()), *numbers])
+    return f"{cores} cores, {model} ({', '.join(vectors) or 'no vectors'}), {memory:.0f} GiB"
+
+
+def commit() -> str:
+    """Embedline's version and commit, and whether the source differs from it."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty=, changed since", "--abbrev=10", "--exclude=*"],
+            cwd=RESULTS.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return f"{__version__}, not from a repository"
+    return f"{__version__}, commit {described.stdout.strip()}"
+
+
+def command() -> str:
+    """What was typed, with the last part alone of paths that are another machine's business."""
+    arguments = [f"…/{Path(word).name}" if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -41,6 +70,7 @@ class Table:
 
     title: str
     rows: list[dict[str, object]] = field(default_factory=list)
+    raw_rows: list[dict[str, object]] = field(default_factory=list)
 
     def markdown(self) -> list[str]:
         """With a heading if it has a title."""
@@ -67,9 +97,10 @@ class Report:
         print(f"\n{title}", flush=True)
         self._tables.append(Table(title))
 
-    def row(self, cells: dict[str, object]) -> None:
-        """Add a row and print it."""
+    def row(self, cells: dict[str, object], raw: dict[str, object] | None = None) -> None:
+        """Add a row and print it. `raw`: what goes into the JSON file in place of the cells."""
         self._tables[-1].rows.append(cells)
+        self._tables[-1].raw_rows.append(cells if raw is None else raw)
         print("  ".join(f"{name}={value}" for name, value in cells.items()), flush=True)
 
     def note(self, text: str) -> None:
@@ -83,30 +114,39 @@ class Report:
         return self._plot
 
     def finish(self, *, write: bool) -> None:
-        """Write benchmarks/results/<what>_<hardware>_<date>.md."""
+        """Write benchmarks/results/<what>_<hardware>_<date>.md, and all rows as JSON beside it."""
         if not write:
             return
-        path = RESULTS / f"{self._stem}.md"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(self._text())
-        print(f"written: {path}")
+        RESULTS.mkdir(exist_ok=True)
+        for suffix, text in ((".md", self._text()), (".json", self._json())):
+            path = RESULTS / f"{self._stem}{suffix}"
+            path.write_text(text)
+            print(f"written: {path}")
 
     @property
     def _stem(self) -> str:
         return f"{self._what}_cpu-{hardware().split()[0]}core_{self._today}"
 
+    def _conditions(self) -> dict[str, str]:
+        versions = ", ".join(f"{name} {_version(name)}" for name in self._packages)
+        return {
+            "Date": self._today,
+            "Embedline": commit(),
+            "Machine": f"{hardware()}, {platform.system()} {platform.release().partition('-')[0]}",
+            "Versions": f"Python {platform.python_version()}, {versions}",
+            "Command": command(),
+        }
+
     def _text(self) -> str:
         tables = [line for table in self._tables if table.rows for line in ("", *table.markdown())]
-        command = shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
-        versions = ", ".join(f"{name} {_version(name)}" for name in self._packages)
         return "\n".join(
             [
                 f"# {self._title}",
                 "",
-                f"- Date: {self._today}",
-                f"- Machine: {hardware()}, {platform.system()} {platform.release().partition('-')[0]}",
-                f"- Versions: Python {platform.python_version()}, {versions}",
-                f"- Command: `{command}`",
+                *(
+                    f"- {name}: {f'`{value}`' if name == 'Command' else value}"
+                    for name, value in self._conditions().items()
+                ),
                 *(("", f"![{self._title}]({self._plot.name})") if self._plot else ()),
                 *tables,
                 "",
@@ -114,6 +154,11 @@ class Report:
                 "",
             ]
         )
+
+    def _json(self) -> str:
+        tables = {table.title: table.raw_rows for table in self._tables if table.rows}
+        found = {"title": self._title, **self._conditions(), "tables": tables, "notes": self._notes}
+        return json.dumps(found, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
 def _version(package: str) -> str:

@@ -1,6 +1,7 @@
 """The servers that are compared: how each is started, asked and stopped. Each is a process group of its own."""
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -34,20 +35,31 @@ class Recipe:
     name: str
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
+    folder: Path | None = None  # to start it in; None: here
 
 
 def embedline(*flags: str, name: str = "Embedline") -> Recipe:
-    """Ours, with its default model and engine, and a cache of its own."""
+    """Ours, with its default engine and a cache of its own."""
     command = (sys.executable, "-P", "-m", "embedline", "serve", "--port", "{port}", "--prometheus-port", "0", *flags)
     return Recipe(name, command, {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": "{cache}"})
 
 
 def infinity(environment: Path, model: Path) -> Recipe:
     """infinity-emb on torch, in the virtual environment that make_peer_env.sh makes; everything else as it comes."""
-    flags = ("--model-id", str(model), "--served-model-name", "m", "--engine", "torch", "--device", "cpu")
+    return _infinity("infinity-emb (torch)", environment, "--engine", "torch", "--model-id", str(model))
+
+
+def infinity_onnx(environment: Path, model: Path, *, pooling: str) -> Recipe:
+    """infinity-emb on ONNX Runtime. The model is named "." since it finds no ONNX file by an absolute path."""
+    flags = ("--engine", "optimum", "--onnx-disable-optimize", "--model-id", ".", "--pooling-method", pooling)
+    return dataclasses.replace(_infinity("infinity-emb (ONNX)", environment, *flags), folder=model)
+
+
+def _infinity(name: str, environment: Path, *flags: str) -> Recipe:
     address = ("--host", "127.0.0.1", "--port", "{port}", "--url-prefix", "/v1")
+    command = (str(environment.absolute() / "bin/infinity_emb"), "v2", "--served-model-name", "m", "--device", "cpu")
     switches = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_CACHE_DIR": "{cache}"}
-    return Recipe("infinity-emb (torch)", (str(environment / "bin/infinity_emb"), "v2", *flags, *address), switches)
+    return Recipe(name, (*command, *flags, *address), switches)
 
 
 def plain(model: Path) -> Recipe:
@@ -67,6 +79,7 @@ class RunningServer:
         self.process = subprocess.Popen(
             [part.format_map(values) for part in recipe.command],
             env=os.environ | {name: value.format_map(values) for name, value in recipe.environment.items()},
+            cwd=recipe.folder,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

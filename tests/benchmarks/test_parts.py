@@ -11,9 +11,10 @@ import pytest
 from benchmarks import fma_peak, processes, report
 from benchmarks.engines import gflop
 from benchmarks.load import Measured
-from benchmarks.peer_figures import Figures, median, write_summary
+from benchmarks.peer_figures import Figures, median, write_extremes, write_summary
 from benchmarks.servers import Recipe, ServerFailed, running
 from benchmarks.texts import Corpus, Prose
+from embedline import __version__
 from embedline.bench.summary import Summary
 from tests.server_e2e.expected import minilm
 
@@ -82,7 +83,7 @@ def test_a_server_that_hangs_is_one_line(tmp_path: Path) -> None:
     assert server.process.returncode is not None
 
 
-def figures(label: str, server: str, texts_per_second: float) -> Figures:
+def figures(label: str, server: str, texts_per_second: float, *, case: str = "load") -> Figures:
     summary = Summary(
         seconds=1.0,
         num_requests=1,
@@ -94,7 +95,7 @@ def figures(label: str, server: str, texts_per_second: float) -> Figures:
         latencies_ms=[1000 / texts_per_second],
         lag_p99_ms=None,
     )
-    return Figures(label, "load", server, 50.0, Measured(summary=summary, cpu_seconds=0.01, foreign_share=0.0))
+    return Figures(label, case, server, 50.0, Measured(summary=summary, cpu_seconds=0.01, foreign_share=0.0))
 
 
 def test_medians_are_over_the_rounds_and_ratios_are_ours_to_theirs() -> None:
@@ -109,21 +110,38 @@ def test_medians_are_over_the_rounds_and_ratios_are_ours_to_theirs() -> None:
     assert theirs["ours: p99 ms"] == "0.50 x"
 
 
+def test_the_worst_ratio_is_shown_beside_the_best() -> None:
+    rates = {"short": (100.0, 40.0), "long": (10.0, 12.5), "mixed": (60.0, 60.0)}
+    runs = [
+        figures("0", server, rate, case=case)
+        for case, pair in rates.items()
+        for server, rate in zip(("ours", "theirs"), pair, strict=True)
+    ]
+    written = report.Report("what", "title")
+    write_extremes(written, runs, ours="ours")
+    (row,) = written._tables[-1].rows
+    assert (row["ours at best"], row["ours at worst"]) == ("2.50 x (short)", "0.80 x (long)")
+
+
 def test_a_report_names_machine_versions_and_command_and_no_kernel_of_somebody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr("platform.release", lambda: "6.1.2-built-by-somebody")
+    monkeypatch.setattr("sys.argv", ["/home/somebody/benchmarks/what.py", "--infinity", "/home/somebody/infinity"])
     written = report.Report("what", "A title")
     written.row({"a": 1})
     written.table("Second")
-    written.row({"b": 2, "c": 3})
+    written.row({"b": 2, "c": 3}, {"b": 2.25})
     written.note("Not shown: much.")
     written.finish(write=True)
-    [path] = tmp_path.iterdir()
+    rows, path = sorted(tmp_path.iterdir())
+    assert json.loads(rows.read_text())["tables"] == {"": [{"a": 1}], "Second": [{"b": 2.25}]}
     text = path.read_text()
     assert all(part in text for part in ("# A title", "- Command: `", "numpy ", "## Second", "| 2 | 3 |", "Not shown"))
     assert "Linux 6.1.2\n" in text
+    assert f"- Embedline: {__version__}, " in text
+    assert "- Command: `python -m benchmarks.what --infinity …/infinity`" in text
     assert "somebody" not in text
 
 

@@ -1,0 +1,76 @@
+"""The models that servers are compared on, and the forms in which other servers want them."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.store.model_source import resolve
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+
+
+class ExportFailed(Exception):
+    """One line."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerModel:
+    """A model that all servers load from the same folder."""
+
+    name: str
+    title: str
+    pooling: str  # "cls" or "mean": infinity's ONNX engine reads no modules.json
+    make: Callable[[Path], Path]  # gives the model's folder; the argument is one to make it in
+
+
+def minilm(_: Path) -> Path:
+    """The default model's real weights."""
+    return resolve(MINILM).path
+
+
+def bge_base(folder: Path) -> Path:
+    """bge-base-en-v1.5 with random weights and MiniLM's tokenizer, which has the same words.
+
+    What a text costs depends on the shape alone.
+    """
+    import torch
+
+    from benchmarks.gpu.random_models import build, save_pooling
+    from benchmarks.gpu.shapes import BERT_BASE
+
+    build(BERT_BASE, torch.device("cpu")).module.save_pretrained(folder)
+    save_pooling(BERT_BASE, folder)
+    for name in _TOKENIZER_FILES:
+        shutil.copyfile(resolve(MINILM).path / name, folder / name)
+    return folder
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        PeerModel("minilm", "all-MiniLM-L6-v2", "mean", minilm),
+        PeerModel("bge-base", "a model of bge-base's shape with random weights", "cls", bge_base),
+    )
+}
+
+
+def export_onnx(environment: Path, model: Path, folder: Path) -> Path:
+    """The model as ONNX, optimised by optimum (O2), in `folder`. Raises ExportFailed.
+
+    infinity-emb would optimise it by itself, but calls optimum with an argument that it no longer has.
+    """
+    command = [str(environment / "bin/optimum-cli"), "export", "onnx", "--model", str(model), "--optimize", "O2"]
+    ended = subprocess.run(
+        [*command, "--task", "feature-extraction", "--library-name", "transformers", str(folder)],
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        raise ExportFailed((ended.stderr.strip().splitlines() or ["it said nothing"])[-1])
+    return folder
