@@ -91,8 +91,8 @@ def write_summary(report: Report, figures: Sequence[Figures], *, ours: str) -> N
 
 
 def write_extremes(report: Report, figures: Sequence[Figures], *, ours: str) -> None:
-    """For each other server the loads in which ours does best and worst against it, by texts a second."""
-    for server in dict.fromkeys(one.server for one in figures if one.server != ours):
+    """For each server of others the loads in which ours does best and worst against it, by texts a second."""
+    for server in dict.fromkeys(one.server for one in figures if not one.server.startswith(ours)):
         ratios = {
             case: median(figures, case, ours, _VALUES["texts/s"]) / median(figures, case, server, _VALUES["texts/s"])
             for case in dict.fromkeys(one.case for one in figures if one.server == server)

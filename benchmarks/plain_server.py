@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import orjson
@@ -36,13 +37,20 @@ def make_app(folder: str) -> FastAPI:
     model = SentenceTransformer(folder, device="cpu")
     waiting: asyncio.Queue[tuple[list[str], asyncio.Future[NDArray[np.float32]]]] = asyncio.Queue()
 
+    # One thread of its own: torch gives each thread that calls it another team of threads.
+    thread = ThreadPoolExecutor(max_workers=1)
+
+    def encode(texts: list[str]) -> NDArray[np.float32]:
+        rows: NDArray[np.float32] = model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
+        return rows
+
     async def encode_forever() -> None:
         while True:
             group = [await waiting.get()]
             while not waiting.empty() and sum(len(texts) for texts, _ in group) < MAX_TEXTS:
                 group.append(waiting.get_nowait())
             texts = [text for texts, _ in group for text in texts]
-            rows = await asyncio.to_thread(model.encode, texts, batch_size=BATCH_SIZE, show_progress_bar=False)
+            rows = await asyncio.get_running_loop().run_in_executor(thread, encode, texts)
             for its_texts, answer in group:
                 own, rows = np.split(rows, [len(its_texts)])
                 if not answer.cancelled():
