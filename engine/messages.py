@@ -58,6 +58,7 @@ class LoadOptions:
 
     device: str  # "cpu", "cuda:0", …
     path: str = ""  # the model's folder; "" for the fake engine alone
+    weights: str | None = None  # a quantized copy of that folder; None = its own weights; for the tensorrt-llm engine
     dtype: str = "auto"
     quantization: str = "none"
     attention: str = "auto"  # "auto" or "tiles"; for the fused engine

@@ -20,6 +20,7 @@ from typing import NoReturn
 import numpy as np
 
 from engine import messages, registry
+from engine.fp8_copy import with_copy
 from engine.messages import EngineStart
 from engine.selftest.warmup import warm_up
 from engine.types import Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
@@ -159,7 +160,8 @@ def main() -> NoReturn:
     begin(process.title, process.log_level, json_output=process.json_output)
     loading = _Heartbeat(supervisor)
     try:
-        engine = registry.load(start.engine, name=start.model, reason=start.reason, options=start.options)
+        options = with_copy(start.engine, start.options)
+        engine = registry.load(start.engine, name=start.model, reason=start.reason, options=options)
         limits = warm_up(engine)
     except ModelError as error:
         loading.stop()

@@ -22,7 +22,7 @@ from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
 from engine.fused.phases import Phases
-from engine.fused.quantization.cache import Keeping, Kept
+from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
 from engine.messages import LoadOptions
@@ -76,23 +76,23 @@ class _Loading:
         self._name = name
         self._reason = reason
         self._options = options
-        self._keeping = Keeping(chosen, options)
+        self._quantized_cache = QuantizedCache(chosen, options)
 
     def load(self) -> Loaded:
         chosen = self._chosen
         with self._phases("weights"):
-            kept = self._keeping.find()
+            kept = self._quantized_cache.find()
         model, outcome = self._from_folder() if kept is None else self._from_cache(kept)
         with self._phases("probe"):
             asked = self._options.max_num_tokens or _MAX_NUM_TOKENS
-            engine = probe.fitting(model, max(asked, chosen.folder.max_seqlen))
+            engine = probe.engine_that_fits(model, max(asked, chosen.folder.max_seqlen))
         with self._phases("check"):
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
         with self._phases("graphs"):
             probe.record_queries(engine, chosen)
         return Loaded(engine, model, outcome)
 
-    def _from_cache(self, kept: Kept) -> tuple[Model, Outcome]:
+    def _from_cache(self, kept: QuantizedModel) -> tuple[Model, Outcome]:
         model = self._model(kept.spec, kept.weights, kept.notes)
         return dataclasses.replace(model, quantization="fp8"), kept.outcome
 
@@ -103,15 +103,15 @@ class _Loading:
             found = from_folder.find(self._chosen)
             weights = found.source.weights()
         model = self._model(found.source.spec, weights, found.notes)
-        given_up = self._keeping.given_up()
-        if given_up is not None:
-            return dataclasses.replace(model, notes=(*model.notes, f"{given_up.note}, at an earlier start")), given_up
+        rejected = self._quantized_cache.rejected()
+        if rejected is not None:
+            return dataclasses.replace(model, notes=(*model.notes, f"{rejected.note}, at an earlier start")), rejected
         with self._phases("precision"):
             wish, is_gated = self._options.quantization, self._options.is_gated
             model, outcome = quantized(model, wish, plain=found.source.linear, is_gated=is_gated)
         if outcome is not None:
             with self._phases("keeping"):
-                self._keeping.put(Kept(model.spec, model.weights, outcome, model.notes))
+                self._quantized_cache.put(QuantizedModel(model.spec, model.weights, outcome, model.notes))
         return model, outcome
 
     def _model(self, spec: Spec, weights: Weights, notes: tuple[str, ...]) -> Model:

@@ -16,7 +16,7 @@ from engine.types import DeviceTrouble, EngineError, EngineErrorKind, OutputKind
 _MAX_QUERY = 512  # tokens of the longest lone query whose graph is recorded before it comes
 
 
-def fitting(tried: Model, asked: int) -> FusedEngine:
+def engine_that_fits(tried: Model, asked: int) -> FusedEngine:
     """An engine for batches of so many tokens, or of as many as there turns out to be memory for."""
     model, max_num_tokens, least = tried, asked, tried.chosen.folder.max_seqlen
     while True:

@@ -12,8 +12,8 @@ from engine.registry import CUDA
 from engine.tensorrt_llm.planning import checkpoint, package
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
 from engine.tensorrt_llm.planning.head import notes_of
-from engine.tensorrt_llm.planning.model_class import Served
-from engine.tensorrt_llm.planning.plan import Planned, Wishes, plan
+from engine.tensorrt_llm.planning.model_class import ModelClass
+from engine.tensorrt_llm.planning.plan import ComputePlan, ModelFlags, plan
 from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
 from engine.types import ModelError
 
@@ -26,7 +26,7 @@ class Choices:
     """All that loading needs to know."""
 
     folder: ModelFolder
-    served: Served  # which class computes it, and what comes out
+    model_class: ModelClass  # which class computes it, and what comes out
     weights: Path  # the folder that is loaded: the model's own, or a quantized copy
     checkpoint: Checkpoint
     package: package.Package
@@ -40,15 +40,15 @@ class Choices:
 
 
 def choose(options: LoadOptions) -> Choices:
-    """Raises ModelError with one line."""
-    found = package.find()
-    folder = _folder(options)
-    gpu = _gpu(options)
-    planned = plan(folder, [gpu], _wishes(options))
-    stored, weights, notes = _weights(folder, planned, options.cache_dir)
+    """Where `weights_to_quantize` names a folder, `options.weights` is a block-FP8 copy of it.
+
+    Raises ModelError with one line.
+    """
+    found, folder, gpu, planned = _planned(options)
+    stored, weights, notes = _weights(folder, planned, options.weights)
     return Choices(
         folder=folder,
-        served=planned.served,
+        model_class=planned.model_class,
         weights=weights,
         checkpoint=stored,
         package=found,
@@ -62,8 +62,24 @@ def choose(options: LoadOptions) -> Choices:
     )
 
 
-def _wishes(options: LoadOptions) -> Wishes:
-    return Wishes(
+def weights_to_quantize(options: LoadOptions) -> Path | None:
+    """The folder whose weights the engine computes with in block FP8; None where it takes the weights as they are.
+
+    Raises ModelError with one line.
+    """
+    _, folder, _, planned = _planned(options)
+    return folder.weights_folder if planned.makes_copy else None
+
+
+def _planned(options: LoadOptions) -> tuple[package.Package, ModelFolder, Gpu, ComputePlan]:
+    found = package.find()
+    folder = _folder(options)
+    gpu = _gpu(options)
+    return found, folder, gpu, plan(folder, [gpu], _flags(options))
+
+
+def _flags(options: LoadOptions) -> ModelFlags:
+    return ModelFlags(
         dtype=options.dtype,
         quantization=options.quantization,
         is_stock=options.model_class == STOCK,
@@ -85,14 +101,12 @@ def _gpu(options: LoadOptions) -> Gpu:
     return options.gpu
 
 
-def _weights(folder: ModelFolder, planned: Planned, cache_dir: str | None) -> tuple[Checkpoint, Path, tuple[str, ...]]:
-    """How the weights are stored that are to be loaded, where they are, and a line about it. Makes the copy."""
+def _weights(folder: ModelFolder, planned: ComputePlan, copy: str | None) -> tuple[Checkpoint, Path, tuple[str, ...]]:
+    """How the weights to load are stored, where they are, and a note about them."""
     if not planned.makes_copy:
         note = planned.stored.note
         return planned.stored, folder.weights_folder, (note,) if note else ()
-    from engine.tools.quantize.cached import block_fp8  # imports torch
-
-    copy = block_fp8(folder.weights_folder, cache_dir=cache_dir)
-    # what the model is for stays as it was found: the copy has another name, and no modules beside the Transformer
-    copied = dataclasses.replace(folder, path=copy, tokenizer_folder="")
-    return checkpoint.classify(copied), copy, (f"--quantization fp8: a block-FP8 copy in {copy}",)
+    assert copy is not None, "engine.fp8_copy makes it before the engine is loaded"
+    # The task stays that of the model's own folder: the copy has another name, and no modules beside the Transformer.
+    copied = dataclasses.replace(folder, path=Path(copy), tokenizer_folder="")
+    return checkpoint.classify(copied), copied.path, (f"--quantization fp8: a block-FP8 copy in {copy}",)

@@ -1,7 +1,7 @@
 """The `tensorrt-llm` engine: `LLM(encode_only=True).encode(...)`, one batch after the other.
 
 `encode` blocks, runs on the thread that calls it, and shares its buffers between calls: whoever collects computes, so
-it is one thread's alone, and the depth is 1. Knows batches and rows; which class makes them is `served`'s.
+it is one thread's alone, and the depth is 1. Knows batches and rows; which class makes them is `model_class`'s.
 """
 
 import itertools
@@ -20,8 +20,8 @@ from engine.selftest import selfcheck
 from engine.tensorrt_llm import choices
 from engine.tensorrt_llm.choices import Choices
 from engine.tensorrt_llm.library import llm_arguments, loading, probe
-from engine.tensorrt_llm.planning.head import without_trailing
-from engine.tensorrt_llm.planning.model_class import Served
+from engine.tensorrt_llm.planning.head import without_trailing_padding
+from engine.tensorrt_llm.planning.model_class import ModelClass
 from engine.types import (
     Batch,
     DeviceTrouble,
@@ -43,14 +43,14 @@ Encode = Callable[[list[list[int]], dict[str, Any]], Any]
 
 
 class TensorrtLlmEngine(BlockingEngine):
-    """Gives one kind of rows, as `served` says."""
+    """Gives one kind of rows, as `model_class` says."""
 
     def __init__(
-        self, encode: Encode, served: Served, *, head: HostHead, info: ModelInfo, limits: EngineLimits
+        self, encode: Encode, model_class: ModelClass, *, head: HostHead, info: ModelInfo, limits: EngineLimits
     ) -> None:
         super().__init__(info=info, limits=limits)
         self._encode = encode
-        self._served = served
+        self._model_class = model_class
         self._head = head
 
     def _answer(self, batch: Batch) -> Results | EngineError:
@@ -60,18 +60,18 @@ class TensorrtLlmEngine(BlockingEngine):
         return answer
 
     def _compute(self, batch: Batch) -> Results:
-        return {self._served.output: Rows(self._rows(batch))}
+        return {self._model_class.output: Rows(self._rows(batch))}
 
     def _rows(self, batch: Batch) -> NDArray[np.float32]:
-        assert batch.outputs is self._served.output, batch.outputs
-        raw = self._encode(_sequences(batch, self._served.pad_id), self._beside(batch))
+        assert batch.outputs is self._model_class.output, batch.outputs
+        raw = self._encode(_sequences(batch, self._model_class.pad_id), self._token_types(batch))
         rows = np.ascontiguousarray(raw.float().numpy())
-        if rows.shape != (batch.num_seqs, self._served.num_outputs):
+        if rows.shape != (batch.num_seqs, self._model_class.num_outputs):
             raise EngineError(EngineErrorKind.FAILED, f"rows of shape {rows.shape} for {batch.num_seqs} sequences")
-        return self._head(rows) if self._served.output is OutputKind.POOLED else rows
+        return self._head(rows) if self._model_class.output is OutputKind.POOLED else rows
 
-    def _beside(self, batch: Batch) -> dict[str, Any]:
-        if not self._served.takes_token_types:
+    def _token_types(self, batch: Batch) -> dict[str, Any]:
+        if not self._model_class.takes_token_types:
             return {}
         zeros = np.zeros(batch.num_tokens, np.int32)
         return {"token_type_ids": loading.on_gpu(zeros if batch.token_type_ids is None else batch.token_type_ids)}
@@ -79,16 +79,16 @@ class TensorrtLlmEngine(BlockingEngine):
 
 def _sequences(batch: Batch, pad_id: int | None) -> list[list[int]]:
     ids, bounds = batch.token_ids.tolist(), batch.cu_seqlens.tolist()
-    return [without_trailing(ids[start:end], pad_id) for start, end in itertools.pairwise(bounds)]
+    return [without_trailing_padding(ids[start:end], pad_id) for start, end in itertools.pairwise(bounds)]
 
 
 def load(*, name: str, reason: str, options: LoadOptions) -> TensorrtLlmEngine:
     """Raises ModelError with one line: ProcessSpent once tensorrt_llm has been imported."""
     chosen = choices.choose(options)
     os.environ.update(llm_arguments.NO_TELEMETRY)
-    show_only(options.device, os.environ)
+    hide_other_gpus(options.device, os.environ)
     try:
-        engine = _proved(chosen, _info(chosen, name=name, reason=reason, device=options.device))
+        engine = _checked_engine(chosen, _info(chosen, name=name, reason=reason, device=options.device))
     except DeviceTrouble:
         raise
     except ModelError as error:
@@ -98,26 +98,26 @@ def load(*, name: str, reason: str, options: LoadOptions) -> TensorrtLlmEngine:
     return engine
 
 
-def _proved(chosen: Choices, info: ModelInfo) -> TensorrtLlmEngine:
+def _checked_engine(chosen: Choices, info: ModelInfo) -> TensorrtLlmEngine:
     """Loaded, and tried on its first batches. Raises ModelError."""
     library = loading.load(chosen)
     head = load_head(chosen.folder.path, chosen.folder.steps)
     limits = loading.limits(chosen, library.limits)
-    engine = TensorrtLlmEngine(library.encode, chosen.served, head=head, info=info, limits=limits)
-    found = probe.affordable(engine, chosen.folder)
+    engine = TensorrtLlmEngine(library.encode, chosen.model_class, head=head, info=info, limits=limits)
+    found = probe.affordable_limits(engine, chosen.folder)
     if found != limits:
-        engine = TensorrtLlmEngine(library.encode, chosen.served, head=head, info=info, limits=found)
+        engine = TensorrtLlmEngine(library.encode, chosen.model_class, head=head, info=info, limits=found)
     selfcheck.check(engine, chosen.folder, dtype=info.dtype)
     return engine
 
 
 def _info(chosen: Choices, *, name: str, reason: str, device: str) -> ModelInfo:
-    folder, served = chosen.folder, chosen.served
+    folder, model_class = chosen.folder, chosen.model_class
     return ModelInfo(
         name=name,
         engine="tensorrt-llm",
         reason=reason,
-        outputs=served.output,
+        outputs=model_class.output,
         dimensions=folder.dimensions,
         max_seqlen=folder.max_seqlen,
         vocab_size=folder.vocab_size,
@@ -126,20 +126,20 @@ def _info(chosen: Choices, *, name: str, reason: str, device: str) -> ModelInfo:
         dtype=_dtype(chosen),
         device=device,
         architecture=folder.architecture,
-        notes=(f"tensorrt_llm {chosen.package.version}", served.note, *chosen.notes, *folder.notes),
+        notes=(f"tensorrt_llm {chosen.package.version}", model_class.note, *chosen.notes, *folder.notes),
     )
 
 
 def _dtype(chosen: Choices) -> str:
     match chosen.checkpoint.algorithm:
         case "":
-            return chosen.served.dtype or chosen.dtype
+            return chosen.model_class.dtype or chosen.dtype
         case "NVFP4":
             return "nvfp4"
     return "fp8"
 
 
-def show_only(device: str, environ: MutableMapping[str, str]) -> None:
+def hide_other_gpus(device: str, environ: MutableMapping[str, str]) -> None:
     """Let CUDA see one GPU in this process, as tensorrt_llm takes the first; before CUDA is initialised."""
     index = int(device.partition(":")[2] or 0)
     visible = [one.strip() for one in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]

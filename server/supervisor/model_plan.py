@@ -26,7 +26,7 @@ from engine.model.tasks import (
     VocabularyWeights,
 )
 from engine.store.model_source import resolve
-from engine.tensorrt_llm.planning.plan import Wishes, plan
+from engine.tensorrt_llm.planning.plan import ModelFlags, plan
 from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
 from engine.types import ModelError
 from server.settings.flag import SettingsError
@@ -167,12 +167,12 @@ def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
 
 def _check_for_tensorrt_llm(folder: ModelFolder, model: ModelSettings, chosen: Devices) -> None:
     """What its engine would say, before anything is started. Raises ModelError."""
-    plan(folder, chosen.gpus, tensorrt_llm_wishes(model))
+    plan(folder, chosen.gpus, tensorrt_llm_flags(model))
 
 
-def tensorrt_llm_wishes(model: ModelSettings) -> Wishes:
+def tensorrt_llm_flags(model: ModelSettings) -> ModelFlags:
     """Of its engine."""
-    return Wishes(
+    return ModelFlags(
         dtype=model.dtype,
         quantization=model.quantization,
         is_stock=model.tensorrt_llm_model_class == STOCK,

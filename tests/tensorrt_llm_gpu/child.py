@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu import random_models, shapes
+from engine.fp8_copy import with_copy
 from engine.fused.quantization import gate_texts
 from engine.machine import cuda_driver
 from engine.machine.cuda_driver import Gpu
@@ -56,7 +57,8 @@ def _by_transformers(job: Job, work: Path) -> Outcome:
 
 def _by_engine(job: Job, work: Path) -> Outcome:
     path = _folder_of(job, work)
-    engine = tensorrt_llm.load(name="m", reason="", options=_options(job, path, work))
+    options = with_copy("tensorrt-llm", _options(job, path, work))
+    engine = tensorrt_llm.load(name="m", reason="", options=options)
     folder = model_folder.read(path, known_classes=KNOWN_CLASSES)
     sequences = _sequences(job, folder)
     if job.are_alone:

@@ -38,7 +38,7 @@ _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class QuantizedModel:
     """A quantized model."""
 
     spec: Spec
@@ -47,7 +47,7 @@ class Kept:
     notes: tuple[str, ...]  # for people: what was decided when it was made
 
 
-class Store:
+class QuantizedStore:
     """The quantized models of one cache, for one device and compute dtype."""
 
     def __init__(self, cache: Cache, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -55,7 +55,7 @@ class Store:
         self._device = device
         self._dtype = dtype
 
-    def find(self, key: str) -> Kept | None:
+    def find(self, key: str) -> QuantizedModel | None:
         """The model on the device, None where there is none or it is damaged; a damaged one is removed.
 
         Raises torch.OutOfMemoryError.
@@ -71,7 +71,7 @@ class Store:
         logger.info("quantized weights taken from %s", entry.folder)
         return kept
 
-    def given_up(self, key: str) -> Outcome | None:
+    def rejected(self, key: str) -> Outcome | None:
         """What the gate found that left nothing quantized; None where that is not so, or not known."""
         entry = self._cache.find(key)
         if entry is None or _GIVEN_UP not in entry.facts:
@@ -82,7 +82,7 @@ class Store:
             self._cache.discard(key, why=one_line(error))
             return None
 
-    def put(self, key: str, kept: Kept) -> None:
+    def put(self, key: str, kept: QuantizedModel) -> None:
         """Keep it, or of what the gate gave up that it did; nothing where the gate was not enforced. What the disk
         refuses is warned of."""
         if not kept.outcome.is_enforced or not self._cache.can_keep():
@@ -100,7 +100,7 @@ class Store:
             logger.warning("the quantized model is not kept: %s", one_line(error))
 
 
-def _flat(kept: Kept) -> tuple[dict[str, Tensor], Json]:
+def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:
     """Each tensor once, by name, and all that is needed to put them together again."""
     layers = {name: _tensors_of(linear, kept.outcome.scheme) for name, linear in kept.weights.linears.items()}
     named = dict(kept.weights.tensors)
@@ -123,7 +123,7 @@ def _tensors_of(linear: Linear, scheme: str) -> dict[str, Tensor]:
     return scheme_of(scheme).tensors(linear)
 
 
-def _read(entry: Entry, reader: Reader, dtype: torch.dtype) -> Kept:
+def _read(entry: Entry, reader: Reader, dtype: torch.dtype) -> QuantizedModel:
     """Raises one of _MALFORMED where the entry is not one of ours."""
     facts, file = entry.facts, entry.folder / _FILE
     spec, outcome = Spec.decode(facts["spec"]), Outcome.decode(facts["outcome"])
@@ -134,7 +134,7 @@ def _read(entry: Entry, reader: Reader, dtype: torch.dtype) -> Kept:
     }
     linears = {layer: _linear(own, outcome, layer, dtype) for layer, own in layers.items()}
     notes = (*map(str, facts["notes"]), f"quantized weights taken from {entry.folder}")
-    return Kept(spec, Weights(tensors, linears), outcome, notes)
+    return QuantizedModel(spec, Weights(tensors, linears), outcome, notes)
 
 
 def _linear(tensors: Mapping[str, Tensor], outcome: Outcome, layer: str, dtype: torch.dtype) -> Linear:
@@ -165,7 +165,7 @@ _SOURCES = (
 )
 
 
-class Keeping:
+class QuantizedCache:
     """Of one start. Only models whose gate was asked for are kept: others are read as fast as they are."""
 
     def __init__(self, chosen: Choices, options: LoadOptions) -> None:
@@ -174,18 +174,18 @@ class Keeping:
             with contextlib.suppress(OSError):  # whoever reads the files will say what is wrong with them
                 self._key = _key(chosen, options.quantization)
             cache = Cache(Path(options.cache_dir, _FOLDER), max_entries=_MAX_ENTRIES)
-            self._store = Store(cache, device=chosen.device, dtype=chosen.dtype)
+            self._store = QuantizedStore(cache, device=chosen.device, dtype=chosen.dtype)
 
-    def find(self) -> Kept | None:
-        """See Store."""
+    def find(self) -> QuantizedModel | None:
+        """See QuantizedStore."""
         return None if self._key is None else self._store.find(self._key)
 
-    def given_up(self) -> Outcome | None:
-        """See Store."""
-        return None if self._key is None else self._store.given_up(self._key)
+    def rejected(self) -> Outcome | None:
+        """See QuantizedStore."""
+        return None if self._key is None else self._store.rejected(self._key)
 
-    def put(self, kept: Kept) -> None:
-        """See Store."""
+    def put(self, kept: QuantizedModel) -> None:
+        """See QuantizedStore."""
         if self._key is not None:
             self._store.put(self._key, kept)
 

@@ -52,10 +52,10 @@ def _of_config(choices: Choices) -> dict[str, Any]:
 
     The library checks its own dtype and builds a model by the configuration's: without this, what config.json says.
     """
-    served = choices.served
-    if served.takes_token_types:  # upstream's BERT, which makes float16 of whatever it was built with
-        return served.model_kwargs
-    return {**served.model_kwargs, "dtype": choices.dtype, "torch_dtype": choices.dtype}
+    model_class = choices.model_class
+    if model_class.takes_token_types:  # upstream's BERT, which makes float16 of whatever it was built with
+        return model_class.model_kwargs
+    return {**model_class.model_kwargs, "dtype": choices.dtype, "torch_dtype": choices.dtype}
 
 
 _BATCH_SIZES = (1, 2, 4, 8)

@@ -55,8 +55,8 @@ def _load(chosen: Choices) -> Library:
     api = importlib.import_module("tensorrt_llm.llmapi")
     package.check_features(api.LLM, api.TorchLlmArgs)
     _limit_gpu_memory(chosen.memory_share)
-    if chosen.served.family is not None:
-        models.register(chosen.served.family)
+    if chosen.model_class.family is not None:
+        models.register(chosen.model_class.family)
     graph_config = _graph_config(api, chosen) if chosen.records_graphs else None
     wanted = arguments(chosen, api.TorchLlmArgs.model_fields, graph_config=graph_config)
     with code_free_folder.without_code(chosen.weights) as folder:
@@ -99,11 +99,11 @@ def _graph_config(api: Any, chosen: Choices) -> Any:
     )
 
 
-def limits(chosen: Choices, served: LibraryLimits | None) -> EngineLimits:
+def limits(chosen: Choices, library_limits: LibraryLimits | None) -> EngineLimits:
     """What was asked for, or less where the library has less. Raises ModelError where a whole text does not fit in."""
     max_seqlen = chosen.folder.max_seqlen
-    served = served or LibraryLimits(chosen.max_num_seqs, chosen.max_num_tokens, max_seqlen)
-    longest = min(served.max_seq_len, served.max_num_tokens)
+    library_limits = library_limits or LibraryLimits(chosen.max_num_seqs, chosen.max_num_tokens, max_seqlen)
+    longest = min(library_limits.max_seq_len, library_limits.max_num_tokens)
     if longest < max_seqlen:
         raise ModelError(
             f"tensorrt_llm takes sequences of {longest} tokens at most here, and the model those of {max_seqlen}; "
@@ -111,8 +111,8 @@ def limits(chosen: Choices, served: LibraryLimits | None) -> EngineLimits:
         )
     alone, mixed = _BATCH_SECONDS
     return EngineLimits(
-        max_num_tokens=min(chosen.max_num_tokens, served.max_num_tokens),
-        max_num_seqs=min(chosen.max_num_seqs, served.max_batch_size),
+        max_num_tokens=min(chosen.max_num_tokens, library_limits.max_num_tokens),
+        max_num_seqs=min(chosen.max_num_seqs, library_limits.max_batch_size),
         max_seqlen=max_seqlen,
         streams=1,
         depth=1,

@@ -16,7 +16,7 @@ from engine.types import DeviceTrouble, Engine, EngineError, EngineErrorKind, En
 logger = logging.getLogger("embedline.engine")
 
 
-def affordable(engine: Engine, folder: ModelFolder) -> EngineLimits:
+def affordable_limits(engine: Engine, folder: ModelFolder) -> EngineLimits:
     """The engine's limits, with no larger batches than there turns out to be memory for.
 
     Raises ModelError where a batch fails otherwise, or where there is no memory for the longest sequence.

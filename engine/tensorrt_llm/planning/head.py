@@ -152,7 +152,7 @@ def pad_id_of(folder: ModelFolder) -> int | None:
     return pad_id if type(pad_id) is int else None
 
 
-def without_trailing(token_ids: list[int], pad_id: int | None) -> list[int]:
+def without_trailing_padding(token_ids: list[int], pad_id: int | None) -> list[int]:
     """The token ids of one sequence without the padding tokens at their end, but at least the first.
 
     transformers' classifiers take the last token that is not the padding token, wherever it comes from, or the first

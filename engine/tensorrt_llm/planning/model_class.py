@@ -10,7 +10,7 @@ from engine.types import OutputKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ModelClass:
     """`model_kwargs` are set on the checkpoint's configuration before a class is looked up."""
 
     architecture: str  # the class's name in the library's table
@@ -40,10 +40,10 @@ _OUTPUTS = {
 _NO_WINDOW = {"mistral": {"sliding_window": None}}
 
 
-def ours(folder: ModelFolder) -> Served:
+def ours(folder: ModelFolder) -> ModelClass:
     """By our own class. Raises ModelError where it would not be right about the model."""
     family, head = family_of(folder.architecture), head_of(folder)
-    return Served(
+    return ModelClass(
         architecture=family.architecture,
         family=family,
         config={**_NO_WINDOW.get(family.model_type, {}), CONFIG_KEY: head.to_config()},

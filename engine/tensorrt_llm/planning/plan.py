@@ -12,7 +12,7 @@ from engine.tensorrt_llm.planning import checkpoint
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
 from engine.tensorrt_llm.planning.families import FAMILIES
 from engine.tensorrt_llm.planning.head import check_config
-from engine.tensorrt_llm.planning.model_class import Served, ours
+from engine.tensorrt_llm.planning.model_class import ModelClass, ours
 from engine.tensorrt_llm.planning.quantization import BLOCKS
 from engine.tensorrt_llm.planning.stock import stock
 from engine.types import ModelError
@@ -21,7 +21,7 @@ _DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class ModelFlags:
     """Flags, as they are given."""
 
     dtype: str
@@ -31,29 +31,29 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class ComputePlan:
     """How the model will be computed."""
 
-    served: Served
+    model_class: ModelClass
     stored: Checkpoint  # the weights as they are
     makes_copy: bool  # whether a block-FP8 copy is computed in their place
     dtype: str
 
 
-def plan(folder: ModelFolder, gpus: Iterable[Gpu], wishes: Wishes) -> Planned:
+def plan(folder: ModelFolder, gpus: Iterable[Gpu], flags: ModelFlags) -> ComputePlan:
     """Raises ModelError with one line where the model can't be served so on each of these GPUs."""
     check_config(folder)
-    served = stock(folder) if wishes.is_stock else ours(folder)
-    if served.takes_token_types and wishes.records_graphs:
-        raise ModelError(f"--tensorrt-llm-cuda-graphs is not for {served.architecture}, which has token types")
-    dtype = _dtype(wishes.dtype, folder.architecture)
+    model_class = stock(folder) if flags.is_stock else ours(folder)
+    if model_class.takes_token_types and flags.records_graphs:
+        raise ModelError(f"--tensorrt-llm-cuda-graphs is not for {model_class.architecture}, which has token types")
+    dtype = _dtype(flags.dtype, folder.architecture)
     stored = checkpoint.classify(folder)
-    makes_copy = _makes_copy(stored, wishes.quantization)
+    makes_copy = _makes_copy(stored, flags.quantization)
     computed = Checkpoint(algorithm=BLOCKS) if makes_copy else stored
     checkpoint.check_dtype(computed, dtype)
     for gpu in gpus:
         checkpoint.check_gpu(computed, gpu)
-    return Planned(served=served, stored=stored, makes_copy=makes_copy, dtype=dtype)
+    return ComputePlan(model_class=model_class, stored=stored, makes_copy=makes_copy, dtype=dtype)
 
 
 def _dtype(asked: str, architecture: str) -> str:

@@ -8,7 +8,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, Task
 from engine.tensorrt_llm.planning.families import refusal
 from engine.tensorrt_llm.planning.head import HeadKind, head_of, pad_id_of
-from engine.tensorrt_llm.planning.model_class import Served
+from engine.tensorrt_llm.planning.model_class import ModelClass
 from engine.tensorrt_llm.planning.tensors import check_plain, tensors_in
 from engine.types import ModelError, OutputKind
 
@@ -17,7 +17,7 @@ KNOWN_CLASSES = frozenset((REWARD,))  # which upstream has, and transformers has
 _BERT, _EMBEDDING = "BertForSequenceClassification", "Qwen3ForTextEmbedding"
 
 
-def stock(folder: ModelFolder) -> Served:
+def stock(folder: ModelFolder) -> ModelClass:
     """Raises ModelError where upstream has no class for it, or one that is not right about it."""
     if folder.architecture == _BERT_TYPE and folder.architectures[:1] == (_BERT,):
         return _bert(folder)
@@ -31,9 +31,9 @@ def stock(folder: ModelFolder) -> Served:
     )
 
 
-def _bert(folder: ModelFolder) -> Served:
+def _bert(folder: ModelFolder) -> ModelClass:
     _check_bert(folder)
-    return Served(
+    return ModelClass(
         architecture=_BERT,
         family=None,
         output=OutputKind.LOGITS,
@@ -44,12 +44,12 @@ def _bert(folder: ModelFolder) -> Served:
     )
 
 
-def _reward(folder: ModelFolder) -> Served:
+def _reward(folder: ModelFolder) -> ModelClass:
     """Two layers of scores on the last token: `score.0`, ReLU, `score.2`."""
     head = head_of(folder)
     if (folder.architecture, head.kind, head.num_outputs, head.is_causal) != ("qwen2", HeadKind.SCORE, 1, True):
         raise refusal(f"gives one score of a causal qwen2 by {REWARD}, and config.json has it of another kind")
-    return Served(
+    return ModelClass(
         architecture=REWARD,
         family=None,
         output=OutputKind.LOGITS,
@@ -59,14 +59,14 @@ def _reward(folder: ModelFolder) -> Served:
     )
 
 
-def _qwen3(folder: ModelFolder) -> Served:
+def _qwen3(folder: ModelFolder) -> ModelClass:
     head = head_of(folder)
     if (head.kind, head.pooling, head.is_causal) != (HeadKind.EMBED, "last", True) or not folder.normalize:
         raise ModelError(
             f"--tensorrt-llm-model-class stock: {_EMBEDDING} gives the last token's row, scaled to length 1, "
             "of a causal model, and this one is not of that kind; leave the flag out"
         )
-    return Served(
+    return ModelClass(
         architecture=_EMBEDDING,
         family=None,
         output=OutputKind.POOLED,

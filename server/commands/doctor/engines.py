@@ -23,7 +23,7 @@ from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES
 from engine.types import ModelError
 from server.commands.doctor.probe import Environment
 from server.settings.model import ModelSettings
-from server.supervisor.model_plan import tensorrt_llm_wishes
+from server.supervisor.model_plan import tensorrt_llm_flags
 
 _USES = {
     Task.EMBED: Use.EMBED,
@@ -155,7 +155,7 @@ def _of_model(engine: str, inputs: VerdictInputs, notes: list[str]) -> Iterator[
         )
         return
     if engine == TENSORRT_LLM:
-        plan(folder, inputs.cuda.gpus, tensorrt_llm_wishes(inputs.model))
+        plan(folder, inputs.cuda.gpus, tensorrt_llm_flags(inputs.model))
     elif KNOWN_CLASSES.intersection(folder.architectures[:1]):
         yield f"the model brings code for {folder.architectures[0]}, which is never run"
     elif engine != STATIC:

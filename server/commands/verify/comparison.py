@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import registry
+from engine.fp8_copy import with_copy
 from engine.model.tasks import Task
 from engine.types import Batch, Engine, EngineError, ModelError, ModelInfo, OutputKind, Rows
 from server.commands.findings import aligned
@@ -111,7 +112,7 @@ def _our_rows(plan: ModelPlan, settings: Settings, asked: Inputs) -> tuple[_Arra
         cache_dir=cache_folder(settings.compiled_cache, os.environ),
         num_threads=os.cpu_count() or 1,
     )
-    engine = registry.load(plan.engine, name=plan.name, reason=plan.reason, options=options)
+    engine = registry.load(plan.engine, name=plan.name, reason=plan.reason, options=with_copy(plan.engine, options))
     try:
         output = _OUTPUTS[plan.folder.task]
         parts = [_computed(engine, batch)[output] for batch in _batches(engine, asked.tokens, output)]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.fp8_copy import with_copy
 from engine.machine.cuda_driver import Gpu
 from engine.messages import LoadOptions
 from engine.tensorrt_llm import engine as tensorrt_llm_engine
@@ -66,7 +67,8 @@ def load(folder: Path, **others: Any) -> TensorrtLlmEngine:
     fixed = LoadOptions(
         path=str(folder), device="cuda:0", gpu=H200, quantization="auto", max_num_tokens=256, max_num_seqs=16
     )
-    return tensorrt_llm_engine.load(name="m", reason="a test", options=dataclasses.replace(fixed, **others))
+    options = with_copy("tensorrt-llm", dataclasses.replace(fixed, **others))
+    return tensorrt_llm_engine.load(name="m", reason="a test", options=options)
 
 
 def answer(engine: TensorrtLlmEngine, sequences: Sequence[Sequence[int]], **others: Any) -> Results | EngineError:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.tensorrt_llm.engine import show_only
+from engine.tensorrt_llm.engine import hide_other_gpus
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ from engine.tensorrt_llm.engine import show_only
 )
 def test_one_of_the_list(device: str, before: str | None, after: str) -> None:
     environ = {} if before is None else {"CUDA_VISIBLE_DEVICES": before}
-    show_only(device, environ)
+    hide_other_gpus(device, environ)
     assert environ == {"CUDA_VISIBLE_DEVICES": after}

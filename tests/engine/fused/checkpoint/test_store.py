@@ -15,7 +15,7 @@ from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.spec import LayerSpec, Spec
 from engine.fused.quantization import cache as store_module
-from engine.fused.quantization.cache import Kept, Store
+from engine.fused.quantization.cache import QuantizedModel, QuantizedStore
 from engine.fused.quantization.fidelity import SAME
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.scheme import scheme_of
@@ -63,7 +63,7 @@ def linear(num_rows: int, num_columns: int, *, has_bias: bool = True) -> PlainLi
     return PlainLinear(torch.randn(num_rows, num_columns, dtype=torch.bfloat16), bias)
 
 
-def model() -> Kept:
+def model() -> QuantizedModel:
     """Two layers that share what isn't quantized."""
     tensors: dict[str, Tensor] = {
         "words": torch.randn(9, 16, dtype=torch.bfloat16),
@@ -74,17 +74,17 @@ def model() -> Kept:
     down = linear(16, 32)
     linears: dict[str, Linear] = {"layers.0.down": down, "layers.1.down": PlainLinear(down.weight, down.bias)}
     linears |= {name: SCHEME.quantize(linear(32, 16, has_bias=name == QUANTIZED[0])) for name in QUANTIZED}
-    return Kept(SPEC, Weights(tensors, linears), outcome(), ("FP8: as asked", "all is well"))
+    return QuantizedModel(SPEC, Weights(tensors, linears), outcome(), ("FP8: as asked", "all is well"))
 
 
-def store_in(folder: Path) -> Store:
-    return Store(Cache(folder / "kept"), device=CPU, dtype=torch.bfloat16)
+def store_in(folder: Path) -> QuantizedStore:
+    return QuantizedStore(Cache(folder / "kept"), device=CPU, dtype=torch.bfloat16)
 
 
 class Stored(NamedTuple):
-    store: Store
+    store: QuantizedStore
     entry: Path
-    kept: Kept
+    kept: QuantizedModel
 
 
 @pytest.fixture
@@ -139,21 +139,21 @@ def test_what_layers_share_is_kept_once_and_shared_again(stored: Stored) -> None
 
 def test_what_was_measured_only_is_not_kept(tmp_path: Path) -> None:
     kept = model()
-    store_in(tmp_path).put("key", Kept(kept.spec, kept.weights, outcome(is_enforced=False), ()))
+    store_in(tmp_path).put("key", QuantizedModel(kept.spec, kept.weights, outcome(is_enforced=False), ()))
     assert not (tmp_path / "kept").exists()
 
 
 def test_of_what_the_gate_gave_up_only_that_is_kept(tmp_path: Path) -> None:
-    kept, given_up, store = model(), outcome(quantized=()), store_in(tmp_path)
-    store.put("key", Kept(kept.spec, kept.weights, given_up, ()))
+    kept, rejected, store = model(), outcome(quantized=()), store_in(tmp_path)
+    store.put("key", QuantizedModel(kept.spec, kept.weights, rejected, ()))
     assert store.find("key") is None
-    assert store.given_up("key") == given_up
+    assert store.rejected("key") == rejected
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_what_is_kept_was_not_given_up(stored: Stored) -> None:
-    assert stored.store.given_up("key") is None
-    assert stored.store.given_up("another") is None
+    assert stored.store.rejected("key") is None
+    assert stored.store.rejected("another") is None
 
 
 @pytest.mark.holds("A warm fused start imports no transformers")
@@ -248,8 +248,8 @@ def test_from_a_gpu_and_back(tmp_path: Path) -> None:
     device, kept = torch.device("cuda", 0), model()
     tensors = {name: tensor.to(device) for name, tensor in kept.weights.tensors.items()}
     layer = SCHEME.quantize(PlainLinear(torch.randn(32, 16, dtype=torch.bfloat16, device=device), None))
-    store = Store(Cache(tmp_path), device=device, dtype=torch.bfloat16)
-    store.put("key", Kept(SPEC, Weights(tensors, {"layers.0.up": layer}), outcome(), ()))
+    store = QuantizedStore(Cache(tmp_path), device=device, dtype=torch.bfloat16)
+    store.put("key", QuantizedModel(SPEC, Weights(tensors, {"layers.0.up": layer}), outcome(), ()))
     found = store.find("key")
     assert found is not None
     for name, tensor in tensors.items():

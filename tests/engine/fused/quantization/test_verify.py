@@ -9,7 +9,7 @@ import torch
 from engine.fused import loading, start
 from engine.fused.phases import Phases
 from engine.fused.quantization import verify
-from engine.fused.quantization.cache import Store
+from engine.fused.quantization.cache import QuantizedStore
 from engine.messages import LoadOptions
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save
@@ -48,8 +48,8 @@ def test_it_neither_reads_nor_writes_the_cache(tiny: Path, tmp_path: Path, monke
     def fail(*_: object) -> None:
         raise AssertionError("the cache was asked")
 
-    monkeypatch.setattr(Store, "find", fail)
-    monkeypatch.setattr(Store, "put", fail)
+    monkeypatch.setattr(QuantizedStore, "find", fail)
+    monkeypatch.setattr(QuantizedStore, "put", fail)
     assert verify.verify("m", options(tiny, cache)).outcome.passed
     assert kept.stat() == before
 

@@ -36,7 +36,7 @@ def chosen(tmp_path: Path) -> Choices:
     folder = dataclasses.replace(write_model(tmp_path), max_seqlen=96)
     return Choices(
         folder=folder,
-        served=ours(folder),
+        model_class=ours(folder),
         weights=folder.weights_folder,
         checkpoint=Checkpoint(algorithm=""),
         package=Package("1.4.0rc1"),
@@ -60,7 +60,7 @@ def test_what_is_said(chosen: Choices) -> None:
         "max_num_tokens": 4096,
         "max_seq_len": 96,
         "attn_backend": "TRTLLM",
-        "model_kwargs": {**chosen.served.model_kwargs, "dtype": "bfloat16", "torch_dtype": "bfloat16"},
+        "model_kwargs": {**chosen.model_class.model_kwargs, "dtype": "bfloat16", "torch_dtype": "bfloat16"},
         "cuda_graph_config": None,
         "trust_remote_code": False,
     }
@@ -73,8 +73,11 @@ def test_what_it_computes_in_is_said_where_the_library_reads_it(chosen: Choices)
 
 
 def test_a_class_that_computes_in_a_type_of_its_own_is_left_to_it(chosen: Choices) -> None:
-    served = dataclasses.replace(chosen.served, takes_token_types=True)
-    assert arguments(dataclasses.replace(chosen, served=served), FIELDS)["model_kwargs"] == served.model_kwargs
+    model_class = dataclasses.replace(chosen.model_class, takes_token_types=True)
+    assert (
+        arguments(dataclasses.replace(chosen, model_class=model_class), FIELDS)["model_kwargs"]
+        == model_class.model_kwargs
+    )
 
 
 def test_graphs_are_handed_on(chosen: Choices) -> None:

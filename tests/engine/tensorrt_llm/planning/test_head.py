@@ -19,7 +19,7 @@ from engine.tensorrt_llm.planning.head import (
     head_of,
     notes_of,
     pad_id_of,
-    without_trailing,
+    without_trailing_padding,
 )
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.header_models import CONFIG, HIDDEN, write_model
@@ -239,8 +239,8 @@ def test_padding_at_the_end_is_left_out_for_classifiers_alone(tmp_path: Path) ->
     [([1, 2], [1, 2]), ([1, 3, 2, 3, 3], [1, 3, 2]), ([3, 3], [3]), ([3], [3])],
 )
 def test_what_is_left_ends_with_the_token_that_transformers_scores(token_ids: list[int], left: list[int]) -> None:
-    assert without_trailing(token_ids, 3) == left
-    assert without_trailing(token_ids, None) == token_ids
+    assert without_trailing_padding(token_ids, 3) == left
+    assert without_trailing_padding(token_ids, None) == token_ids
 
 
 _PAD = 3
@@ -262,7 +262,7 @@ def test_scores_are_those_of_transformers() -> None:
     model: Any = AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
     model.eval()
     for token_ids in ([7, 8, _PAD, _PAD], [7, _PAD, 8, _PAD], [_PAD, _PAD], [7, 8]):
-        left = without_trailing(token_ids, _PAD)
+        left = without_trailing_padding(token_ids, _PAD)
         with torch.no_grad():
             scored = model(torch.tensor([token_ids])).logits[0]
             rows = model.model(torch.tensor([list(left)])).last_hidden_state[0]

@@ -19,12 +19,12 @@ SCORE = {"score.weight": ("BF16", (3, HIDDEN))}
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_each_family_has_a_class_of_its_own(model_type: str, tmp_path: Path) -> None:
-    served = ours(write_model(tmp_path, model_type=model_type, sliding_window=None))
+    model_class = ours(write_model(tmp_path, model_type=model_type, sliding_window=None))
 
-    assert served.family is FAMILIES[model_type]
-    assert served.model_kwargs["architectures"] == [FAMILIES[model_type].architecture]
-    assert (served.output, served.num_outputs) == (OutputKind.POOLED, HIDDEN)
-    assert not served.takes_token_types
+    assert model_class.family is FAMILIES[model_type]
+    assert model_class.model_kwargs["architectures"] == [FAMILIES[model_type].architecture]
+    assert (model_class.output, model_class.num_outputs) == (OutputKind.POOLED, HIDDEN)
+    assert not model_class.takes_token_types
 
 
 def test_no_class_of_the_librarys_own_is_replaced() -> None:
@@ -35,9 +35,9 @@ def test_no_class_of_the_librarys_own_is_replaced() -> None:
 
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_the_head_reaches_the_class_as_it_is(is_causal: bool, tmp_path: Path) -> None:
-    served = ours(write_model(tmp_path, is_causal=is_causal))
+    model_class = ours(write_model(tmp_path, is_causal=is_causal))
 
-    config: Any = json.loads(json.dumps(served.model_kwargs))[CONFIG_KEY]
+    config: Any = json.loads(json.dumps(model_class.model_kwargs))[CONFIG_KEY]
 
     assert Head.from_config(config) == Head(
         kind=HeadKind.EMBED, pooling="last", is_causal=is_causal, num_outputs=HIDDEN
@@ -57,10 +57,10 @@ def test_scores_are_raw(tmp_path: Path) -> None:
         tmp_path, plain(prefix="model.") | SCORE, architectures=["Qwen3ForSequenceClassification"], num_labels=3
     )
 
-    served = ours(folder)
+    model_class = ours(folder)
 
-    assert (served.output, served.num_outputs) == (OutputKind.LOGITS, 3)
-    assert served.config[CONFIG_KEY]["kind"] == "score"
+    assert (model_class.output, model_class.num_outputs) == (OutputKind.LOGITS, 3)
+    assert model_class.config[CONFIG_KEY]["kind"] == "score"
 
 
 def test_an_answer_is_one_number(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_an_answer_is_one_number(tmp_path: Path) -> None:
         write_model(tmp_path), task=Task.RERANK, heads=(AnswerScore(yes_id=VOCAB - 1, no_id=4),)
     )
 
-    served = ours(folder)
+    model_class = ours(folder)
 
-    assert (served.output, served.num_outputs) == (OutputKind.LOGITS, 1)
-    assert served.config[CONFIG_KEY]["yes_id"] == VOCAB - 1
+    assert (model_class.output, model_class.num_outputs) == (OutputKind.LOGITS, 1)
+    assert model_class.config[CONFIG_KEY]["yes_id"] == VOCAB - 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import Activation, Task
 from engine.tensorrt_llm.planning.checkpoint import classify
-from engine.tensorrt_llm.planning.plan import Wishes, plan
+from engine.tensorrt_llm.planning.plan import ModelFlags, plan
 from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, stock
 from engine.types import ModelError, OutputKind
 from server.settings.model import ModelSettings
@@ -75,10 +75,10 @@ def planned(path: Path, engine: str, model_class: str) -> ModelPlan:
 
 
 def test_qwen3_embeddings(tmp_path: Path) -> None:
-    served = stock(embedder(tmp_path))
+    model_class = stock(embedder(tmp_path))
 
-    assert served.model_kwargs == {"architectures": ["Qwen3ForTextEmbedding"]}
-    assert (served.family, served.output, served.num_outputs) == (None, OutputKind.POOLED, HIDDEN)
+    assert model_class.model_kwargs == {"architectures": ["Qwen3ForTextEmbedding"]}
+    assert (model_class.family, model_class.output, model_class.num_outputs) == (None, OutputKind.POOLED, HIDDEN)
 
 
 def test_qwen3_embeddings_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -89,11 +89,11 @@ def test_qwen3_embeddings_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 def test_bert_scores(tmp_path: Path) -> None:
     folder = classifier(tmp_path)
-    served = stock(folder)
+    model_class = stock(folder)
 
-    assert served.model_kwargs == {"architectures": ["BertForSequenceClassification"]}
-    assert (served.family, served.output, served.num_outputs) == (None, OutputKind.LOGITS, 3)
-    assert served.takes_token_types
+    assert model_class.model_kwargs == {"architectures": ["BertForSequenceClassification"]}
+    assert (model_class.family, model_class.output, model_class.num_outputs) == (None, OutputKind.LOGITS, 3)
+    assert model_class.takes_token_types
     assert classify(folder).algorithm == ""
 
 
@@ -122,18 +122,18 @@ def test_a_bert_of_a_billion_layers_is_refused_at_the_first_that_is_missing(tmp_
 
 def test_bert_and_graphs_are_refused(tmp_path: Path) -> None:
     """Upstream raises at the first batch with token types where they were not declared for its graphs."""
-    wishes = Wishes(dtype="auto", quantization="auto", is_stock=True, records_graphs=True)
+    flags = ModelFlags(dtype="auto", quantization="auto", is_stock=True, records_graphs=True)
     with pytest.raises(ModelError, match=r"^--tensorrt-llm-cuda-graphs is not for BertFor"):
-        plan(classifier(tmp_path), [], wishes)
+        plan(classifier(tmp_path), [], flags)
 
 
 def test_a_reward_model(tmp_path: Path) -> None:
     folder = reward_model(tmp_path)
-    served = stock(folder)
+    model_class = stock(folder)
 
-    assert served.model_kwargs == {"architectures": ["Qwen2ForRewardModel"]}
-    assert (served.family, served.output, served.num_outputs) == (None, OutputKind.LOGITS, 1)
-    assert (served.pad_id, stock(reward_model(tmp_path, pad_token_id=9)).pad_id) == (None, 9)
+    assert model_class.model_kwargs == {"architectures": ["Qwen2ForRewardModel"]}
+    assert (model_class.family, model_class.output, model_class.num_outputs) == (None, OutputKind.LOGITS, 1)
+    assert (model_class.pad_id, stock(reward_model(tmp_path, pad_token_id=9)).pad_id) == (None, 9)
     assert (folder.task, folder.labels, folder.activation) == (Task.RERANK, ("LABEL_0",), Activation.IDENTITY)
     assert classify(folder).algorithm == ""
 

@@ -1,0 +1,29 @@
+"""The block-FP8 copy of a model that the tensorrt-llm engine loads where --quantization fp8 asks for FP8.
+
+Engines import no tools, and engine/tools knows no engine. So engine.worker and `embedline verify` call this before they
+load an engine.
+"""
+
+import dataclasses
+
+from engine.messages import LoadOptions
+
+_ENGINE = "tensorrt-llm"  # the others quantize the layers that they have loaded
+
+
+def with_copy(engine: str, options: LoadOptions) -> LoadOptions:
+    """The options with the folder of the copy as `weights` where the engine needs one. Takes minutes the first time.
+
+    The copy is not removed while this process lives. Raises ModelError with one line where the engine can't serve the
+    model, or the copy can't be made.
+    """
+    if engine != _ENGINE or options.quantization != "fp8":
+        return options
+    from engine.tensorrt_llm import choices
+
+    folder = choices.weights_to_quantize(options)
+    if folder is None:
+        return options
+    from engine.tools.quantize.cached import block_fp8  # imports torch
+
+    return dataclasses.replace(options, weights=str(block_fp8(folder, cache_dir=options.cache_dir)))
