@@ -31,7 +31,7 @@ def check_outputs(folder: ModelFolder) -> None:
         raise NotForFused(f"the fused engine gives embeddings alone, and this model is for {folder.task} ({what})")
     if folder.tokenizer_folder:
         raise NotForFused(
-            f"the fused engine wants the Transformer in the model's own folder, not in {folder.tokenizer_folder!r}"
+            f"the fused engine needs the Transformer in the model's own folder, not in {folder.tokenizer_folder!r}"
         )
     if folder.poolings not in _POOLINGS:
         raise ModelError(
@@ -39,7 +39,9 @@ def check_outputs(folder: ModelFolder) -> None:
             f"--engine transformers does"
         )
     if not folder.include_prompt:
-        raise NotForFused("the fused engine leaves no prompt out of the pooling, as include_prompt of this model asks")
+        raise NotForFused(
+            "the fused engine pools the prompt's tokens too, and this model leaves them out (include_prompt)"
+        )
 
 
 _RESERVE = 0.75e9  # bytes: kernels, workspaces of libraries, recorded graphs, rows on their way out

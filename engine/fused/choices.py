@@ -69,5 +69,5 @@ def _device(name: str) -> tuple[torch.device, tuple[int, int] | None]:
 def _dtype(name: str, architecture: str, capability: tuple[int, int] | None) -> torch.dtype:
     check_dtype_of_fused(name, CPU if capability is None else CUDA)
     if name == "float16" and architecture.startswith(_TOO_LARGE_FOR_FLOAT16):
-        raise ModelError(f"--dtype float16 is too small for rows of {architecture!r}; --dtype bfloat16 is not")
+        raise ModelError(f"--dtype float16 can't hold the values that {architecture!r} computes; take --dtype bfloat16")
     return _DTYPES[dtype_of_auto(capability) if name == "auto" else name]

@@ -156,7 +156,7 @@ def _attention(chosen: Choices, spec: Spec, ops: Ops, weights: Weights) -> Atten
         return choice.choose(candidates, timing, max_seqlen=chosen.folder.max_seqlen)
     except torch.AcceleratorError as error:
         raise DeviceTrouble(
-            f"{chosen.device} was lost while ways to attend were measured; --attention tiles measures none "
+            f"{chosen.device} was lost while attention kernels were timed; --attention tiles times none "
             f"({one_line(error)})"
         ) from error
 

@@ -50,7 +50,7 @@ def _types_of(config: PretrainedConfig) -> list[str]:
     if unknown:
         raise NotForFused(f"the fused engine has no layers of type {unknown[0]!r}")
     if len(kinds) != config.num_hidden_layers:
-        raise NotForFused("config.json has not as many layer_types as num_hidden_layers")
+        raise NotForFused("config.json has another number of layer_types than its num_hidden_layers")
     return kinds
 
 

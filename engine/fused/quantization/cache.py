@@ -32,7 +32,7 @@ from engine.types import ModelError
 logger = logging.getLogger("embedline.engine")
 
 _FILE = "weights.safetensors"
-_GIVEN_UP = "given up"  # in the facts of an entry without weights
+_REJECTED = "rejected"  # in the facts of an entry without weights
 _RESERVE = 1 << 30  # bytes that stay free on the disk
 _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError)
 
@@ -61,7 +61,7 @@ class QuantizedStore:
         Raises torch.OutOfMemoryError.
         """
         entry = self._cache.find(key)
-        if entry is None or _GIVEN_UP in entry.facts:
+        if entry is None or _REJECTED in entry.facts:
             return None
         try:
             kept = _read(entry, reader_for(self._device), self._dtype)
@@ -74,10 +74,10 @@ class QuantizedStore:
     def rejected(self, key: str) -> Outcome | None:
         """What the gate found that left nothing quantized; None where that is not so, or not known."""
         entry = self._cache.find(key)
-        if entry is None or _GIVEN_UP not in entry.facts:
+        if entry is None or _REJECTED not in entry.facts:
             return None
         try:
-            return Outcome.decode(entry.facts[_GIVEN_UP])
+            return Outcome.decode(entry.facts[_REJECTED])
         except _MALFORMED as error:
             self._cache.discard(key, why=one_line(error))
             return None
@@ -89,7 +89,7 @@ class QuantizedStore:
             return
         if self._cache.find(key) is not None:  # another process, for another GPU, was first
             return
-        tensors, facts = _flat(kept) if kept.outcome.quantized else ({}, {_GIVEN_UP: kept.outcome.encode()})
+        tensors, facts = _flat(kept) if kept.outcome.quantized else ({}, {_REJECTED: kept.outcome.encode()})
         try:
             with self._cache.new_folder() as folder:
                 _check_room(folder, tensors.values())

@@ -51,12 +51,11 @@ class Outcome:
             verdict = "would pass" if self.passed else "would not pass"
             return f"{self.scheme} in {num_layers} linear layers, not gated ({verdict}): {measured}"
         if not self.quantized:
-            return (
-                f"{self.scheme} was given up, no linear layer stands it: {self.fidelity_of_all.text} with all of them"
-            )
+            with_all = f"{self.fidelity_of_all.text} with all of them"
+            return f"{self.scheme} was rejected, each linear layer costs too much: {with_all}"
         if not self.reverted:
             return f"{self.scheme} in all {num_layers} linear layers: {measured}"
-        little = "; little is left of what it gains" if 2 * len(self.quantized) < num_layers else ""
+        little = "; most of its gain in speed is lost" if 2 * len(self.quantized) < num_layers else ""
         return (
             f"{self.scheme} in {len(self.quantized)} of {num_layers} linear layers: {measured}; "
             f"plain again: {_listed(self.reverted)}{little}"

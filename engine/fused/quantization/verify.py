@@ -15,7 +15,7 @@ from engine.fused.quantization import gate, gate_texts, precision
 from engine.fused.quantization.gate import Outcome
 from engine.messages import LoadOptions
 
-_REASON = "it is to be verified"
+_REASON = "for verification"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class Graphs:
         except RuntimeError as error:  # out of memory is one
             self._unrecordable.add(shape)
             logger.warning(
-                "batches of %d tokens run without a graph, for recording one failed: %s",
+                "batches of %d tokens run without a CUDA graph, as recording one failed: %s",
                 shape.num_tokens,
                 one_line(error),
             )

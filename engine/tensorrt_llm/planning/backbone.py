@@ -40,7 +40,7 @@ def check(config: Json, model_type: str, *, max_seqlen: int) -> None:
     if config.get("hidden_act", "silu") not in _ACTIVATIONS:
         raise refusal(f"computes silu alone, and config.json's hidden_act is {str(config['hidden_act'])[:40]!r}")
     if config.get("mlp_bias") and model_type in _MLP_WITHOUT_BIAS:
-        raise refusal(f"would look for biases by mlp_bias of config.json, which {model_type} has not")
+        raise refusal(f"would look for biases by mlp_bias of config.json, which {model_type} does not have")
     _check_rope(config, model_type)
     _check_positions(config, model_type, max_seqlen)
     window = window_of(config, model_type)
@@ -81,8 +81,8 @@ def _check_positions(config: Json, model_type: str, max_seqlen: int) -> None:
     num_positions = number_in(config, "max_position_embeddings") or _NUM_POSITIONS[model_type]
     if max_seqlen > num_positions:
         raise refusal(
-            f"has angles for {num_positions} tokens (max_position_embeddings) and sequences have up to {max_seqlen}: "
-            f"--max-input-length {num_positions} is what it can"
+            f"has angles for {num_positions} tokens (max_position_embeddings) and sequences may have {max_seqlen}: "
+            f"take --max-input-length {num_positions}"
         )
 
 
@@ -92,9 +92,9 @@ def _check_rope(config: Json, model_type: str) -> None:
         raise refusal("computes the same angles in all layers, and config.json has them by layers' types")
     for name in _ROTARY_ENTRIES:
         if config.get(name) is not None:
-            raise refusal(f"would follow {name} of config.json in its angles, and transformers does not")
+            raise refusal(f"would use {name} of config.json for its rotary angles, and transformers does not")
     if any(place.get("partial_rotary_factor") not in (None, 1) for place in (config, rope)):
-        raise refusal("rotates whole heads, and config.json has a partial_rotary_factor")
+        raise refusal("rotates whole heads only, and config.json has a partial_rotary_factor")
     kind = _rope_type(rope)
     if kind not in _ROPE_TYPES[model_type]:
         raise refusal(f"does not compute rope_type {kind[:40]!r} for {model_type} as transformers does")

@@ -94,7 +94,7 @@ def notes_of(folder: ModelFolder) -> tuple[str, ...]:
 def _check(folder: ModelFolder) -> None:
     """What no head is served with."""
     if folder.is_static:
-        raise refusal("has no use for static embeddings")
+        raise refusal("computes no static embeddings")
     if folder.tokenizer_folder:
         raise refusal(f"reads weights beside config.json, and the model's are in {folder.tokenizer_folder!r}")
     if not folder.include_prompt:

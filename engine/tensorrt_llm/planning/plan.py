@@ -77,7 +77,7 @@ def _makes_copy(stored: Checkpoint, quantization: str) -> bool:
         return quantization == "fp8"
     if quantization == "none":
         raise ModelError(
-            f"{stored.note}, and --quantization none asks for them as they were before; take the model's plain weights"
+            f"{stored.note}, and --quantization none asks for weights that are not; take the model's plain weights"
         )
     if quantization == "fp8" and "FP8" not in stored.algorithm:
         raise ModelError(f"{stored.note}, not as --quantization fp8; leave it out, or take the model's plain weights")

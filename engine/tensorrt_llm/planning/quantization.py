@@ -69,8 +69,8 @@ def _check_cache(inline: Json, beside: Json) -> None:
         for name in ("kv_cache_quant_algo", "kv_cache_scheme"):
             if where.get(name) is not None:
                 raise unreadable(
-                    f"keeps no keys and values, and {name} in the model's files asks for quantized ones (a copy "
-                    "without that entry is read)"
+                    f"has no cache of keys and values, and {name} in the model's files asks for a quantized one (a "
+                    "copy without that entry is read)"
                 )
 
 
@@ -173,7 +173,7 @@ def _as_shell(pattern: str) -> str:
     while place < len(expression):
         piece = _PIECES.match(expression, place)
         if piece is None:
-            raise unreadable("can't tell which modules are left plain by a regular expression in the model's files")
+            raise unreadable("can't tell which modules a regular expression in the model's files leaves unquantized")
         made += {"any": "*", "one": "?"}.get(piece.lastgroup or "", piece[0].removeprefix("\\"))
         place = piece.end()
     return made

@@ -48,7 +48,7 @@ def _reward(folder: ModelFolder) -> ModelClass:
     """Two layers of scores on the last token: `score.0`, ReLU, `score.2`."""
     head = head_of(folder)
     if (folder.architecture, head.kind, head.num_outputs, head.is_causal) != ("qwen2", HeadKind.SCORE, 1, True):
-        raise refusal(f"gives one score of a causal qwen2 by {REWARD}, and config.json has it of another kind")
+        raise refusal(f"serves {REWARD} as a causal qwen2 with one score, and config.json says otherwise")
     return ModelClass(
         architecture=REWARD,
         family=None,

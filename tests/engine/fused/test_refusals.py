@@ -77,7 +77,7 @@ def test_a_configuration_that_is_not_for_it_names_another_engine() -> None:
         ),
         (
             {"include_prompt": False},
-            "the fused engine leaves no prompt out of the pooling, as include_prompt of this model asks; "
+            "the fused engine pools the prompt's tokens too, and this model leaves them out (include_prompt); "
             "--engine transformers may serve the model",
         ),
         (

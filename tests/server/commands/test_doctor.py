@@ -172,7 +172,7 @@ def test_the_gpus_that_were_asked_for_count(
     [
         ({"dtype": "float32"}, "--dtype float32 is not for --engine tensorrt-llm"),
         ({"dtype": "float16"}, "--dtype float16 is not for qwen3"),
-        ({"quantization": "none"}, "--quantization none asks for them as they were before"),
+        ({"quantization": "none"}, "--quantization none asks for weights that are not"),
     ],
 )
 def test_flags_that_the_library_can_not_follow(

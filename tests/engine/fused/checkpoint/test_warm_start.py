@@ -140,7 +140,7 @@ def test_a_model_that_stands_no_quantizing_is_not_tried_again(tmp_path: Path, mo
     monkeypatch.setattr(gate, "check", None)
     warm = load(folder, cache_dir).info
     assert warm.dtype == "float32"
-    (note,) = [note for note in warm.notes if "given up" in note]
+    (note,) = [note for note in warm.notes if "was rejected" in note]
     assert note.endswith(", at an earlier start")
     assert note.removesuffix(", at an earlier start") in cold.notes
 
