@@ -1,6 +1,6 @@
-"""What was asked for, checked: can the fused engine serve this model on this device in this dtype?
+"""Checks the options: can the fused engine serve this model on this device in this dtype?
 
-Knows neither its configuration nor its weights; imports torch alone.
+Reads the folder's JSON files, but neither its architecture's configuration nor its weights.
 """
 
 import dataclasses

@@ -38,7 +38,7 @@ class FusedEngine:
         return ticket
 
     def collect(self) -> tuple[int, Results | EngineError]:
-        """See engine.types.Engine. What is submitted after `close` is still computed, for whoever asks again."""
+        """See engine.types.Engine. A batch submitted after `close` is still computed and can be collected."""
         with self._changed:
             self._changed.wait_for(lambda: self._inside or self._is_closed)
             if not self._inside:

@@ -31,7 +31,7 @@ from engine.selftest import selfcheck
 from engine.store.folder_rights import check_owner
 from engine.types import MAX_NUM_SEQS, DeviceTrouble
 
-_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
+_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 
 _KERNEL_FOLDER = "triton"
 _KERNEL_VARIABLE = "TRITON_CACHE_DIR"
@@ -107,8 +107,8 @@ class _Loading:
         if rejected is not None:
             return dataclasses.replace(model, notes=(*model.notes, f"{rejected.note}, at an earlier start")), rejected
         with self._phases("precision"):
-            wish, is_gated = self._options.quantization, self._options.is_gated
-            model, outcome = quantized(model, wish, plain=found.source.linear, is_gated=is_gated)
+            requested, is_gated = self._options.quantization, self._options.is_gated
+            model, outcome = quantized(model, requested, plain=found.source.linear, is_gated=is_gated)
         if outcome is not None:
             with self._phases("keeping"):
                 self._quantized_cache.put(QuantizedModel(model.spec, model.weights, outcome, model.notes))

@@ -62,7 +62,7 @@ def _largest(engine: FusedEngine, chosen: Choices) -> sample_ids.Sequences:
 
 
 def record_queries(engine: FusedEngine, chosen: Choices) -> None:
-    """The graphs of lone queries, which nobody is then the first to wait for."""
+    """Record the graphs of single queries, so that no request has to wait for that."""
     if chosen.capability is None:
         return
     buckets = [size for size in engine.limits.token_buckets if size <= min(_MAX_QUERY, engine.limits.max_seqlen)]

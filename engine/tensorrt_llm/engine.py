@@ -1,7 +1,7 @@
 """The `tensorrt-llm` engine: `LLM(encode_only=True).encode(...)`, one batch after the other.
 
-`encode` blocks, runs on the thread that calls it, and shares its buffers between calls: whoever collects computes, so
-it is one thread's alone, and the depth is 1. Knows batches and rows; which class makes them is `model_class`'s.
+`encode` blocks, runs on the thread that calls it, and shares its buffers between calls: the thread that collects also
+computes, and the depth is 1. Knows batches and rows; the model class is described by a ModelClass.
 """
 
 import itertools
@@ -38,7 +38,7 @@ from engine.types import (
 
 logger = logging.getLogger("embedline.engine")
 
-# Sequences as lists of ids, and what the class is told beside them, to rows [B, L], a tensor on the host.
+# From sequences as lists of ids, and keyword arguments, to rows [B, L], a tensor on the host.
 Encode = Callable[[list[list[int]], dict[str, Any]], Any]
 
 

@@ -1,4 +1,4 @@
-"""DistilBERT: BERT without token types, under names of its own."""
+"""DistilBERT: BERT without token types, with other names."""
 
 from transformers import PretrainedConfig
 

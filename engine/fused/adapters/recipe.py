@@ -79,7 +79,7 @@ def activation_of(name: object) -> str:
 
 
 def require(config: PretrainedConfig, **allowed: tuple[object, ...]) -> None:
-    """Each field, where it is set, must have one of these values. Raises ModelError."""
+    """Check that each field, where it is set, has one of these values. Raises ModelError."""
     for name, values in allowed.items():
         value = getattr(config, name, None)
         if value is not None and value not in values:

@@ -1,8 +1,8 @@
-"""Which attention a model is run with: measured at load at a few lengths, since what is fastest differs with head size,
-length and GPU. Knows no clock (see attention_timing).
+"""Which attention kernel a model runs with. Each is timed at load at a few lengths, since the fastest one differs with
+head size, length and GPU. Measures nothing itself (see timing.py).
 
-Our own tiles win ties: they need not know the longest sequence, by which the others make batches and recorded graphs
-differ.
+Our own kernel (by tiles) wins ties: it need not know the longest sequence. The others do, so batches with other lengths
+need other recorded graphs.
 """
 
 import bisect
@@ -41,7 +41,7 @@ TILES = Candidate("tiles", None)
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """What to use up to which length."""
+    """Which kernel to use up to which length."""
 
     candidates: tuple[Candidate, ...]
     bounds: tuple[float, ...]  # the longest sequence for which each but the last holds, ascending
@@ -52,8 +52,7 @@ class AttentionChoice:
         return self.candidates[bisect.bisect_left(self.bounds, max_seqlen)].attend
 
     def kernel_max_seqlen(self, max_seqlen: int) -> int:
-        """What `Inputs.max_seqlen` may be for such batches: the same, or, as tiles need not know it, the most for which
-        tiles attend as well."""
+        """`Inputs.max_seqlen` for such batches: the same, or the longest at which tiles are chosen, which need none."""
         step = bisect.bisect_left(self.bounds, max_seqlen)
         if self.candidates[step].attend is not None:
             return max_seqlen

@@ -1,7 +1,7 @@
-"""Measures ways to attend on the GPU at load, and tells those that fail or are wrong there. Chooses nothing.
+"""Times attention kernels on the GPU at load, and rejects those that fail or are wrong there. Chooses nothing.
 
-A sample is what a batch may be at its worst: sequences of one length, a shorter one, empty ones, and rows of padding
-that are NaN. Private operators of PyTorch and cuDNN's plans are only as good as what they make of it.
+A sample is a batch at its worst: sequences of one length, a shorter one, empty ones, and rows of padding that are NaN.
+PyTorch's private operators and cuDNN's plans are trusted only as far as they compute this sample correctly.
 
 Shapes: T tokens with padding, N query heads, H key heads, D numbers a head.
 """

@@ -22,7 +22,7 @@ _MAX_CUDNN_HEAD_DIM = 128
 
 
 class Alternative(Attend, Protocol):
-    """Attention of all tokens by somebody else's kernel."""
+    """Attention of all tokens by a kernel of a library."""
 
     @property
     def name(self) -> str:

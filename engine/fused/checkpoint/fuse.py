@@ -1,7 +1,7 @@
 """From a checkpoint to fused tensors in their dtypes on their device. Knows no architecture and no file format.
 
-Each of our tensors is allocated once and its parts are copied into their places, so that no second copy of a model is
-ever held. Norms, angles and relative biases are float32, all else has the compute dtype.
+Each of our tensors is allocated once and its parts are copied into place, so a second copy of the model is never in
+memory. Norms, angles and relative biases are float32; everything else has the compute dtype.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""Bytes out of files into a GPU's memory: files are read into two pinned buffers by turns, by several threads, while
-what was read before is on its way to the device. Knows no tensors' names or formats.
+"""Copies bytes from files to GPU memory: several threads read a file into one of two pinned buffers while the other
+one is copied to the device. Knows no tensors' names or formats.
 
 A GPU copies from pinned memory by itself and at the full rate of the bus; from a mapped file the processor copies for
 it, page by page. Files are read through the page cache, so a second start finds them there. One thread copies about 5
-to 10 GB a second out of it and the bus takes 25 to 55: hence several of them.
+to 10 GB a second out of it and the bus takes 25 to 55, hence several threads.
 """
 
 import concurrent.futures

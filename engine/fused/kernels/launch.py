@@ -1,4 +1,4 @@
-"""How the numbers of wide rows are shared out among programs and threads. Knows no kernel.
+"""How wide rows are divided among programs and threads. Knows no kernel.
 
 Chosen by hand, so nothing is tuned at start. A program takes one row, or a part of one:
 

@@ -22,7 +22,7 @@ def angles(config: PretrainedConfig, *, num_positions: int, layer_type: str | No
     parameters = _parameters(config, layer_type)
     _check_length(config, parameters, num_positions)
     frequencies, factor = _frequencies(config, parameters, layer_type)
-    # transformers multiplies in float32, so the last bits of large angles, wrong as they are, belong to the model.
+    # transformers multiplies in float32. The last bits of large angles are wrong, but models were trained with them.
     turned = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
     return torch.cat((turned.cos(), turned.sin()), dim=1) * factor
 

@@ -151,7 +151,7 @@ def _check_room(folder: Path, tensors: Iterable[Tensor]) -> None:
         raise OSError(f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on the disk")
 
 
-_FOLDER = "fused"  # in the folder that was given
+_FOLDER = "fused"  # within --compiled-cache
 # Of some GB each, so fewer than compiled models for CPUs: those used last, some versions of ours and of torch included.
 _MAX_ENTRIES = 8
 _PACKAGES = ("torch", "transformers", "triton")
@@ -171,7 +171,7 @@ class QuantizedCache:
     def __init__(self, chosen: Choices, options: LoadOptions) -> None:
         self._key = None
         if options.cache_dir and options.quantization != "none" and options.is_gated:
-            with contextlib.suppress(OSError):  # whoever reads the files will say what is wrong with them
+            with contextlib.suppress(OSError):  # the reader of the files reports what is wrong with them
                 self._key = _key(chosen, options.quantization)
             cache = Cache(Path(options.cache_dir, _FOLDER), max_entries=_MAX_ENTRIES)
             self._store = QuantizedStore(cache, device=chosen.device, dtype=chosen.dtype)
@@ -190,10 +190,10 @@ class QuantizedCache:
             self._store.put(self._key, kept)
 
 
-def _key(chosen: Choices, wish: str) -> str:
+def _key(chosen: Choices, requested: str) -> str:
     folder = chosen.folder
     choices = {
-        "quantization": wish,
+        "quantization": requested,
         "dtype": str(chosen.dtype),
         "capability": chosen.capability,
         "gpu": "" if chosen.capability is None else torch.cuda.get_device_name(chosen.device),

@@ -1,4 +1,4 @@
-"""How near rows are to those they stand for. Knows neither how they were made nor what is asked of them.
+"""How close rows are to reference rows: cosines and rank correlation. Knows neither how they were made nor any limits.
 
 Shapes: B rows of D numbers.
 """

@@ -1,10 +1,10 @@
-"""The quality gate: layers are quantized only as far as a model's rows stay what they were. Knows no model, no tensors.
+"""The quality gate: quantizes only as many layers as leave a model's rows nearly unchanged. Knows no model, no tensors.
 
-Rows of fixed texts are computed with everything plain, then with everything quantized. Where these are too far off,
-each layer is tried alone on a few of the texts, which says how sensitive it is; that gives an order in which layers go
-back (precision.py), and a binary search finds how few of them must. It takes it that the more layers are
-plain the nearer the rows are, which need not hold to the last digit; what it ends with has been measured all the same.
-So a model costs two computations of all texts where all is well, and about ten where it is not.
+Rows of fixed texts are computed with all layers plain, then with all quantized. If these differ too much, each layer is
+quantized alone on a few of the texts, which shows how sensitive it is. That gives an order in which layers are reverted
+to plain (precision.py), and a binary search finds how few reverts are enough. The search assumes that more plain layers
+never make the rows worse, which may not hold to the last digit; but its result has been measured itself.
+A model costs two computations of all texts where the first try passes, and about ten where it does not.
 """
 
 import dataclasses

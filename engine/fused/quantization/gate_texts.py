@@ -1,4 +1,4 @@
-"""The fixed texts on which quantized models are held against plain ones: subjects, languages, lengths, oddities.
+"""The fixed texts on which quantized models are compared with plain ones: subjects, languages, lengths, oddities.
 
 A third is not English. They are ours; a change of them changes what the gate's figures mean.
 """

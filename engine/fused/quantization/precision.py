@@ -1,4 +1,7 @@
-"""Which linear layers are quantized, and in what order they go back where that costs too much. Pure: no tensors."""
+"""Decides which linear layers are quantized, and the order in which they are reverted if that costs too much fidelity.
+
+Pure: knows no tensors.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from engine.types import ModelError
 
 # Below it FP8 gains little: products of short rows spend their time on what FP8 does not halve (reading and writing
 # rows, quantizing them), and single queries spend it between kernels. Predicted to be worth it from here on (1.2 times
-# the tokens a second and more); a number for whoever measures.
+# the tokens a second and more); to be measured.
 MIN_LINEAR_PARAMETERS = 500_000_000
 # Below it quantizing the rows that `o` takes costs about what its product gains.
 MIN_HIDDEN_SIZE_FOR_O = 1024
@@ -28,13 +31,13 @@ class Precision:
     reason: str  # a line for the log
 
 
-def decide(wish: str, *, capability: tuple[int, int] | None, num_linear_parameters: int) -> Precision:
-    """`wish` is --quantization, `capability` that of the GPU, None on a CPU.
+def decide(requested: str, *, capability: tuple[int, int] | None, num_linear_parameters: int) -> Precision:
+    """`requested` is --quantization, `capability` that of the GPU, None on a CPU.
 
     Raises ModelError where what is asked for can't be had.
     """
     is_too_old = capability is not None and not has_fp8(capability)
-    match wish:
+    match requested:
         case "none":
             return Precision(None, "not quantized: --quantization none")
         case "fp8" if is_too_old:
@@ -53,7 +56,7 @@ def decide(wish: str, *, capability: tuple[int, int] | None, num_linear_paramete
             if num_linear_parameters < MIN_LINEAR_PARAMETERS:
                 return Precision(None, f"not quantized: with {millions} FP8 would gain little")
             return Precision("fp8_row", f"FP8: {millions}")
-    raise ModelError(f"--quantization {wish} is not for the fused engine, which has auto, fp8 and none")
+    raise ModelError(f"--quantization {requested} is not for the fused engine, which has auto, fp8 and none")
 
 
 def eligible(spec: Spec, *, multiple: int) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from engine.types import ModelError
 
 
 def quantized(
-    model: Model, wish: str, *, plain: Callable[[str], PlainLinear], is_gated: bool
+    model: Model, requested: str, *, plain: Callable[[str], PlainLinear], is_gated: bool
 ) -> tuple[Model, gate.Outcome | None]:
     """The same model, its linear layers exchanged where that was decided, with notes of why; and what the gate found.
 
@@ -24,7 +24,7 @@ def quantized(
     Raises ModelError where what is asked for can't be had.
     """
     decided = precision.decide(
-        wish, capability=model.chosen.capability, num_linear_parameters=model.spec.num_linear_parameters
+        requested, capability=model.chosen.capability, num_linear_parameters=model.spec.num_linear_parameters
     )
     if decided.scheme is None:
         return _noted(model, decided.reason), None
@@ -32,8 +32,8 @@ def quantized(
     names = precision.eligible(model.spec, multiple=scheme.multiple)
     if not names:
         why = f"no linear layer's sizes are multiples of {scheme.multiple}, as {scheme.name} needs them"
-        if wish != "auto":
-            raise ModelError(f"--quantization {wish}: {why}")
+        if requested != "auto":
+            raise ModelError(f"--quantization {requested}: {why}")
         return _noted(model, f"not quantized: {why}"), None
     outcome = _through_gate(model, scheme, names, plain=plain, is_gated=is_gated)
     noted = _noted(model, decided.reason, outcome.note)

@@ -1,5 +1,7 @@
-"""What quantization costs a model on a device: it is loaded as for serving, and what the gate found is told. Serves
-nothing, and neither takes a quantized model from the cache nor leaves one there."""
+"""Measures what quantization costs a model on a device: loads it as for serving and returns what the gate found.
+
+Serves nothing, and neither reads nor writes the cache of quantized models.
+"""
 
 import dataclasses
 import os

@@ -1,6 +1,6 @@
-"""Keeps recorded graphs by shape, those used last, within a number and an amount of memory. Knows no CUDA.
+"""Keeps recorded graphs by shape, the last used ones, within a number and an amount of memory. Knows no CUDA.
 
-Recording stops the device for tens of milliseconds, so a shape has to be met twice before it is.
+Recording stops the device for tens of milliseconds, so only a shape that comes a second time is recorded.
 """
 
 import collections
@@ -23,7 +23,7 @@ class Graph:
 
 
 class Graphs:
-    """Records a shape that comes again; where there are too many, those go that were not used for longest."""
+    """Records a shape that comes again. Where there are too many graphs, the least recently used go."""
 
     def __init__(
         self, record: Callable[[Shape], Graph], *, settle: Callable[[], None], max_num: int, max_bytes: int
@@ -45,7 +45,7 @@ class Graphs:
         return graph
 
     def record_if_repeated(self, shape: Shape) -> None:
-        """Record this shape if it was met before, unless it is or could not be."""
+        """Record this shape if it came before, unless it is recorded already or recording it failed."""
         if shape in self._graphs or shape in self._unrecordable:
             return
         if shape not in self._seen_once:

@@ -1,4 +1,4 @@
-"""A batch as one block of int32, so that one copy takes it to the device; and what the device makes of the block.
+"""Packs a batch into one block of int32, so that one copy brings it to the device, and unpacks the block there.
 
 The block, each part beginning at a multiple of 32 numbers and padded as engine.fused.model.ops says:
 token ids T | positions T | token types T (where there are any) | cu_seqlens B + 1 | tiles N x 5 | pooled tiles B x 5 |

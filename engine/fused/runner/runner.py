@@ -1,4 +1,4 @@
-"""A batch's way to the device and back, slot by slot: shape, packing, rows. Knows no tickets, no threads, no model."""
+"""Runs batches on a device, slot by slot: picks the shape, packs, collects rows. Knows no tickets, threads or model."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ class Runner:
 
 
 def _error_of(work: Callable[[], None]) -> EngineError | None:
-    """In our words. The exception itself is let go: it would hold on to the batch's tensors, which are large."""
+    """As an EngineError. The exception itself is not kept: it would hold the batch's tensors, which are large."""
     try:
         work()
     except Exception as error:

@@ -45,7 +45,7 @@ class Shapes:
     max_num_seqs: int
     max_seqlen: int
     has_token_types: bool  # whether the model tells token types apart
-    # what its attention is told of the longest sequence, given a bucket for it; None = nothing it needs to know
+    # the max_seqlen that attention kernels get, from a bucket for the longest sequence; None = they need none
     kernel_max_seqlen: Callable[[int], int] | None = None
 
     @property

@@ -1,9 +1,9 @@
-"""Tables of tiles: which queries attend to which keys, from where sequences begin. Knows no tensors (see
-engine.fused.model.ops.Tiles for what a row means).
+"""Tables of tiles: which queries attend to which keys, computed from cu_seqlens. Knows no tensors.
 
-Tiles of long sequences come first, and of each sequence the last: where tokens see only what is before them, these have
-the most to do. Programs begin in this order, so that what is left at the end, when some multiprocessors have nothing to
-do any more, is short.
+The columns of a table are described in engine.fused.model.ops.Tiles.
+
+Tiles of long sequences come first, and of each sequence the last tile: with a causal mask it has the most work.
+Programs start in this order, so the last ones to run, when some multiprocessors have no work left, are short.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """A model's folder without its code: no .py files, and no entry in its configuration that names one.
 
-Some versions of the library run a folder's code when they load a configuration, whatever they are told. Here they find
-none.
+Some versions of the library run a folder's code when they load a configuration, even where trust_remote_code is false.
+Here they find none.
 """
 
 import contextlib

@@ -10,11 +10,11 @@ from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine")
 
-# Without these it would not be the engine that was asked for.
+# Without these the engine would compute something else.
 _NEEDED = frozenset(
     ("encode_only", "dtype", "max_batch_size", "max_num_tokens", "max_seq_len", "model_kwargs", "trust_remote_code")
 )
-# Nobody is told of what is served here: read by the library when it is imported, and when a model is built.
+# Turns the library's telemetry off. It reads these when it is imported and when a model is built.
 NO_TELEMETRY = {"TRTLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TELEMETRY_DISABLED": "1"}
 
 

@@ -15,7 +15,7 @@ from engine.tensorrt_llm.library.private import LibraryLimits
 from engine.tensorrt_llm.planning import package
 from engine.types import DeviceTrouble, EngineErrorKind, EngineLimits, ModelError
 
-_BATCH_SECONDS = (0.025, 0.010)  # alone, and while interactive work is about: a GPU gains nothing from longer ones
+_BATCH_SECONDS = (0.025, 0.010)  # alone, and while interactive requests wait; a GPU gains nothing from longer batches
 _INSTEAD = {  # what helps where it is the device that fails the library
     EngineErrorKind.OUT_OF_MEMORY: "free memory there, or lower --max-batch-tokens or --max-input-length",
     EngineErrorKind.FATAL: "--devices may name another",

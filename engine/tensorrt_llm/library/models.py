@@ -55,7 +55,7 @@ def register(family: Family) -> None:
             return {"logits": rows}
 
         def load_weights(self, weights: Any, weight_mapper: Any = None, skip_modules: Any = (), **kwargs: Any) -> None:
-            """The head's are read first: upstream may let go of a weight once its own module has it."""
+            """The head's weights are read first: upstream may free a weight once its own module has it."""
             is_tied = bool(getattr(self.model_config.pretrained_config, "tie_word_embeddings", False))
             rows = score_rows(weights, self.head, is_tied=is_tied)
             super().load_weights(weights, weight_mapper=weight_mapper, skip_modules=[*skip_modules, SCORE], **kwargs)

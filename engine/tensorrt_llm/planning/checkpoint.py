@@ -30,7 +30,7 @@ class Checkpoint:
     """Of a folder that the engine reads."""
 
     algorithm: str  # the library's name for it: "" = plain, or one of engine.tensorrt_llm.planning.quantization
-    note: str = ""  # for whoever looks at what was loaded; "" where they are plain
+    note: str = ""  # for the log and /info; "" where the weights are plain
 
 
 def classify(folder: ModelFolder) -> Checkpoint:

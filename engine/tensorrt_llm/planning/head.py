@@ -56,7 +56,7 @@ _SAMPLE_SEQLEN = 32  # tokens
 
 
 def check_config(folder: ModelFolder) -> None:
-    """Raises ModelError where the library would stumble over config.json, before it is told which class is meant."""
+    """Raises ModelError where the library would fail on config.json before it looks up the model class."""
     if not folder.architectures:
         raise refusal("looks for architectures in config.json, which lacks the entry")
 

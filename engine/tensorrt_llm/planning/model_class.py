@@ -20,7 +20,7 @@ class ModelClass:
     num_outputs: int  # numbers a row
     takes_token_types: bool = False  # as `token_type_ids` [T]
     pad_id: int | None = None  # a token that is left out where sequences end with it; see `trailing`
-    dtype: str | None = None  # that it computes in whatever it is told; None = as it is told
+    dtype: str | None = None  # the one dtype that the class computes in; None = the dtype of the plan
     note: str
 
     @property

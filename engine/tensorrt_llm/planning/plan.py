@@ -22,11 +22,11 @@ _DTYPES = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags:
-    """Flags, as they are given."""
+    """The flags that decide how a model is computed."""
 
     dtype: str
     quantization: str
-    is_stock: bool  # by upstream's own class
+    is_stock: bool  # --tensorrt-llm-model-class stock: by upstream's own class
     records_graphs: bool = False
 
 

@@ -31,7 +31,7 @@ NAMES = [f"layers.{layer}.{kind}" for layer in range(3) for kind in ("qkv", "o",
 
 
 @pytest.mark.parametrize(
-    ("wish", "capability", "size", "scheme"),
+    ("requested", "capability", "size", "scheme"),
     [
         ("none", (9, 0), LARGE, None),
         ("none", None, LARGE, None),
@@ -46,19 +46,19 @@ NAMES = [f"layers.{layer}.{kind}" for layer in range(3) for kind in ("qkv", "o",
         ("fp8", None, SMALL, "fp8_row"),
     ],
 )
-def test_decisions(wish: str, capability: tuple[int, int] | None, size: int, scheme: str | None) -> None:
-    decided = decide(wish, capability=capability, num_linear_parameters=size)
+def test_decisions(requested: str, capability: tuple[int, int] | None, size: int, scheme: str | None) -> None:
+    decided = decide(requested, capability=capability, num_linear_parameters=size)
     assert decided.scheme == scheme
     assert "\n" not in decided.reason
 
 
 @pytest.mark.parametrize(
-    ("wish", "capability", "words"),
+    ("requested", "capability", "words"),
     [("fp8", (8, 6), r"8\.9 or more, and this one has 8\.6"), ("int8", (9, 0), "int8 is not for the fused engine")],
 )
-def test_impossible_wishes(wish: str, capability: tuple[int, int], words: str) -> None:
-    with pytest.raises(ModelError, match=f"--quantization {wish}") as error:
-        decide(wish, capability=capability, num_linear_parameters=LARGE)
+def test_impossible_wishes(requested: str, capability: tuple[int, int], words: str) -> None:
+    with pytest.raises(ModelError, match=f"--quantization {requested}") as error:
+        decide(requested, capability=capability, num_linear_parameters=LARGE)
     assert error.match(words)
 
 
