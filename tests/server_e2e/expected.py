@@ -1,4 +1,4 @@
-"""What the fake engine must answer for a text: the reference that every test of the whole house compares with."""
+"""What the fake engine must answer for a text: the reference that every test of a whole server compares with."""
 
 import importlib.util
 from collections.abc import Sequence

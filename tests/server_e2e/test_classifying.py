@@ -1,4 +1,4 @@
-"""A classifier of texts and one of tokens through the whole house, as transformers' own pipelines have them."""
+"""A classifier of texts and one of tokens through a whole server, as transformers' own pipelines have them."""
 
 from collections.abc import Iterator
 from pathlib import Path

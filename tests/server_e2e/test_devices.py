@@ -1,4 +1,4 @@
-"""Devices through the whole house: what is refused, what /info says, and the GPUs' engine on a CPU that was named."""
+"""Devices through a whole server: what is refused, what /info says, and the GPUs' engine on a CPU that was named."""
 
 import shutil
 from importlib.metadata import version

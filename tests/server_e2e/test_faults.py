@@ -75,7 +75,7 @@ def test_a_batch_that_never_ends_is_given_up(tmp_path: Path) -> None:
     with serving(*HOUSE, *flags, folder=tmp_path) as server:
         reply = server.embed([[5, POISON], [6]], encoding_format="bytes")
 
-        # alone with the engine when it hung a second time: it is to blame, and the rest of the house is well
+        # alone with the engine when it hung a second time: it is to blame, and the other processes are well
         assert reply.status == 500
         assert reply.json()["error"]["param"] == "input[0]"
         server.wait_ready(after=len(server.log.lines) - 1)

@@ -1,4 +1,4 @@
-"""The real model through the whole house: rows equal sentence-transformers', alone and among others."""
+"""The real model through a whole server: rows equal sentence-transformers', alone and among others."""
 
 import threading
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A model with modules after its pooling through the whole house: rows, fewer dimensions, rows of single tokens."""
+"""A model with modules after its pooling through a whole server: rows, fewer dimensions, rows of single tokens."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reranking through the whole house: the pairs of a tiny cross-encoder, and late interaction as its library does it."""
+"""Reranking through a whole server: the pairs of a tiny cross-encoder, and late interaction as its library does it."""
 
 from collections.abc import Iterator
 from pathlib import Path

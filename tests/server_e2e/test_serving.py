@@ -1,4 +1,4 @@
-"""A whole server with the fake engine: every text gets exactly its own row, in every form, and the house is clean."""
+"""A whole server with the fake engine: every text gets its own row, in every form, and nothing is left behind."""
 
 import base64
 import os
@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def test_ps_shows_the_house(server: Server) -> None:
+def test_ps_shows_every_process(server: Server) -> None:
     assert set(server.processes()) == {"engine 0", "tokenizer 0", "batch manager 0", "frontend 0", "frontend 1"}
     supervisor = Path(f"/proc/{server.process.pid}/cmdline").read_bytes().rstrip(b"\0")
     assert supervisor == b"embedline: supervisor"

@@ -1,4 +1,4 @@
-"""A static embedding model through the whole house, as sentence-transformers computes it: without special tokens."""
+"""A static embedding model through a whole server, as sentence-transformers computes it: without special tokens."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The TensorRT-LLM engine through the whole house, on stand-ins for the library and the driver.
+"""The TensorRT-LLM engine through a whole server, on stand-ins for the library and the driver.
 
 Answers are those of transformers. A GPU that fails costs a restart of the engine, and nobody is told a wrong row.
 """

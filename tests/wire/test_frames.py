@@ -58,11 +58,12 @@ def test_a_stranger_is_refused() -> None:
 
 
 @pytest.mark.holds("Unknown peers and other versions are disconnected")
-def test_another_version_is_refused() -> None:
+@pytest.mark.parametrize("version", [frames.VERSION - 1, frames.VERSION + 1])
+def test_another_version_is_refused(version: int) -> None:
     hello = bytearray(b"".join(frames.hello()))
-    hello[frames.HEADER.size + 4] += 1
+    hello[frames.HEADER.size + 4] = version
 
-    with pytest.raises(ProtocolError, match="version 2"):
+    with pytest.raises(ProtocolError, match=f"version {version}"):
         parse(bytes(hello), [1000])
 
 
