@@ -29,7 +29,7 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor import restarts, supervisor, topology, watchdog
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
-from tests.generated_pages import COMMAND, held_by, invariants, promises
+from tests.generated_pages import COMMAND, PACKAGES, held_by, invariants, promises
 from tests.generated_pages import PAGES as PAGES_MADE
 from tokenizer_pool import pieces
 from wire import control, frames
@@ -194,6 +194,15 @@ def test_links_lead_somewhere(page: str) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target.read_text()), link
+
+
+def test_paths_that_pages_name_exist() -> None:
+    folders = "|".join([*PACKAGES, "docs", "tests", "benchmarks", "docker", "examples"])
+    named = {path for page in PAGES for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", (ROOT / page).read_text())}
+    invented = {path for path in named if "NAME" in path or path == "embedline/_app"}  # in a recipe; in the wheel alone
+
+    assert len(named) > 50
+    assert [path for path in named - invented if not (ROOT / path).exists()] == []
 
 
 def anchors(text: str) -> set[str]:
