@@ -211,15 +211,15 @@ MISTAKES = (
     Mistake(
         "A rerank answer has all documents",
         "server",
-        "ranked.best_first()[: reply.top_n]",
+        "ranked.best_first()[: request.top_n]",
         "ranked.best_first()",
         "tests/server/dialects",
     ),
     Mistake(
         "TEI's single prediction comes in a list",
         "server",
-        "return items[0] if request.is_single else as_list(items)",
-        "return as_list(items)",
+        "items[0] if request.is_single else as_list(items)",
+        "as_list(items)",
         "tests/server/dialects",
     ),
     Mistake(
