@@ -230,10 +230,10 @@ MISTAKES = (
         "tests/server/dialects",
     ),
     Mistake(
-        "The environment outranks the command line",
+        "A file outranks the command line",
         "server",
-        "{**_from_environment(every, words, environment), **_from_command_line(every, words)}",
-        "{**_from_command_line(every, words), **_from_environment(every, words, environment)}",
+        "return Settings(models=models, **_of(server, file.values, given))",
+        "return Settings(models=models, **_of(server, given, file.values))",
         "tests/server/settings",
     ),
     Mistake(
