@@ -1,13 +1,16 @@
-"""The table of tiny models: what each architecture's differ in, and what shows that a feature of theirs counts.
+"""The tiny model of each architecture in engine/model/coverage.py, and what shows that a feature of it counts.
 
-A new architecture is one line here and one in engine/model/coverage.py, which says what it is served for.
+A new row there has a tiny model and is tested with it. An entry here turns on the features that tests should see.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.model import coverage
 from tests.parity.changes import Change, config, shifted_positions, without_group_order, without_relative_positions
+
+BGE_M3, STATIC = "XLM-RoBERTa with bge-m3's heads", "Static embeddings (model2vec)"  # rows without one of their own
 
 VOCAB_SIZE = 131
 HIDDEN_SIZE = 40
@@ -66,12 +69,11 @@ _DISTANCES = "relative positions"
 
 
 @dataclass(frozen=True, slots=True)
-class Tiny:
-    """A tiny model."""
+class Own:
+    """What a tiny model has of its own."""
 
-    model_type: str
     config: Mapping[str, Any] = field(default_factory=dict)  # what differs from SHARED
-    others: Mapping[str, Change] = field(default_factory=dict)  # of `features`, those that `config` does not tell
+    others: Mapping[str, Change] = field(default_factory=dict)  # features that `config` does not show
     pooling: str | tuple[str, ...] = "mean"  # sentence-transformers' names
 
     @property
@@ -100,41 +102,51 @@ class Tiny:
         return found
 
 
-ARCHITECTURES: dict[str, Tiny] = {
-    "BERT": Tiny("bert", {}, _TURNED),
-    "RoBERTa": Tiny("roberta", _OFFSET, _TURNED | _POSITIONS, "cls"),
-    "XLM-RoBERTa": Tiny("xlm-roberta", _OFFSET, _TURNED | _POSITIONS, "weightedmean"),
-    "CamemBERT": Tiny("camembert", _OFFSET, _TURNED | _POSITIONS, "max"),
-    "Data2VecText": Tiny("data2vec-text", _OFFSET, _TURNED | _POSITIONS, "cls"),
-    "ERNIE": Tiny("ernie", {}, _TURNED, "max"),
-    "DistilBERT": Tiny("distilbert", {"dim": HIDDEN_SIZE, "n_heads": 4, "n_layers": 2, "hidden_dim": 52}),
-    "ELECTRA": Tiny("electra", {"embedding_size": 18}, _TURNED, ("cls", "mean")),
-    "ALBERT": Tiny("albert", {"embedding_size": 18}, {}, "mean_sqrt_len_tokens"),
-    "MPNet": Tiny("mpnet", _OFFSET, {"position offset": shifted_positions, _DISTANCES: without_relative_positions}),
-    "DeBERTa-v2": Tiny("deberta-v2", _DEBERTA, {_DISTANCES: config(relative_attention=False)}, "cls"),
-    "NomicBERT": Tiny("nomic_bert", {"rope_parameters": _LINEAR}),
-    "GTE": Tiny("gte", {**_OFFSET, "rope_parameters": _LINEAR}, {}, "cls"),
-    "Jina v3": Tiny("jina_embeddings_v3", {**_OFFSET, "rope_parameters": _LINEAR}),
-    "ModernBERT": Tiny("modernbert", _MODERNBERT, {}, "cls"),
-    "EuroBERT": Tiny("eurobert", {**_GQA, "mask_token_id": 4}, _ONE_WAY),
-    "Qwen2": Tiny("qwen2", {**_GQA, "rope_parameters": _YARN}, _BOTH_WAYS, "lasttoken"),
-    "Qwen2, bidirectional": Tiny("qwen2", {**_GQA, "is_causal": False}, _ONE_WAY),
-    "Qwen3": Tiny("qwen3", {**_WIDE, **_WINDOW, "use_sliding_window": True}, _BOTH_WAYS, "lasttoken"),
-    "Mistral": Tiny("mistral", {**_GQA, "sliding_window": 6}, _BOTH_WAYS, "lasttoken"),
-    "Ministral": Tiny("ministral", {**_GQA, **_WINDOW}, _BOTH_WAYS),
-    "Llama": Tiny("llama", {**_GQA, "rope_parameters": _LLAMA3}, _BOTH_WAYS, "weightedmean"),
-    "Llama, bidirectional": Tiny("llama", {**_GQA, "is_causal": False, "rope_parameters": _LINEAR}, _ONE_WAY),
-    "Gemma": Tiny("gemma", {"num_key_value_heads": 1, "head_dim": 14}, _BOTH_WAYS, "lasttoken"),
-    "Gemma 2": Tiny("gemma2", {**_GEMMA, _SOFTCAP: 2.0}, {**_BOTH_WAYS, "softcap": config(**{_SOFTCAP: None})}),
-    "Gemma 3": Tiny("gemma3_text", _GEMMA3, {_MASK: config(**{_BIDIRECTIONAL: True})}, "lasttoken"),
-    "EmbeddingGemma": Tiny(
-        "gemma3_text", {**_GEMMA3, _BIDIRECTIONAL: True}, {_MASK: config(**{_BIDIRECTIONAL: False})}
-    ),
-    "Phi3": Tiny("phi3", {"num_key_value_heads": 2, "rope_parameters": _LONG}, _BOTH_WAYS, "lasttoken"),
-    "SmolLM3": Tiny(
-        "smollm3", {**_GQA, "no_rope_layers": [1, 0]}, {**_BOTH_WAYS, "no RoPE": config(no_rope_layers=[1, 1])}
-    ),
-    "LFM2": Tiny("lfm2", {**_GQA, "layer_types": ["conv", _FULL]}),
-    "GPT-2": Tiny("gpt2", {"n_embd": HIDDEN_SIZE, "n_head": 4, "n_layer": 2, "n_positions": NUM_POSITIONS}),
-    "GPT-OSS": Tiny("gpt_oss", {**_GQA, **_WINDOW, **_EXPERTS}, {}, "lasttoken"),
+@dataclass(frozen=True, slots=True)
+class Tiny:
+    """A tiny model."""
+
+    model_type: str
+    own: Own = field(default_factory=Own)
+
+
+OWN: dict[str, Own] = {
+    "BERT": Own({}, _TURNED),
+    "RoBERTa": Own(_OFFSET, _TURNED | _POSITIONS, "cls"),
+    "XLM-RoBERTa": Own(_OFFSET, _TURNED | _POSITIONS, "weightedmean"),
+    "CamemBERT": Own(_OFFSET, _TURNED | _POSITIONS, "max"),
+    "Data2VecText": Own(_OFFSET, _TURNED | _POSITIONS, "cls"),
+    "ERNIE": Own({}, _TURNED, "max"),
+    "DistilBERT": Own({"dim": HIDDEN_SIZE, "n_heads": 4, "n_layers": 2, "hidden_dim": 52}),
+    "ELECTRA": Own({"embedding_size": 18}, _TURNED, ("cls", "mean")),
+    "ALBERT": Own({"embedding_size": 18}, {}, "mean_sqrt_len_tokens"),
+    "MPNet": Own(_OFFSET, {"position offset": shifted_positions, _DISTANCES: without_relative_positions}),
+    "DeBERTa-v2": Own(_DEBERTA, {_DISTANCES: config(relative_attention=False)}, "cls"),
+    "NomicBERT": Own({"rope_parameters": _LINEAR}),
+    "GTE": Own({**_OFFSET, "rope_parameters": _LINEAR}, {}, "cls"),
+    "Jina v3": Own({**_OFFSET, "rope_parameters": _LINEAR}),
+    "ModernBERT": Own(_MODERNBERT, {}, "cls"),
+    "EuroBERT": Own({**_GQA, "mask_token_id": 4}, _ONE_WAY),
+    "Qwen2": Own({**_GQA, "rope_parameters": _YARN}, _BOTH_WAYS, "lasttoken"),
+    "Qwen2, bidirectional": Own({**_GQA, "is_causal": False}, _ONE_WAY),
+    "Qwen3": Own({**_WIDE, **_WINDOW, "use_sliding_window": True}, _BOTH_WAYS, "lasttoken"),
+    "Mistral": Own({**_GQA, "sliding_window": 6}, _BOTH_WAYS, "lasttoken"),
+    "Ministral": Own({**_GQA, **_WINDOW}, _BOTH_WAYS),
+    "Llama": Own({**_GQA, "rope_parameters": _LLAMA3}, _BOTH_WAYS, "weightedmean"),
+    "Llama, bidirectional": Own({**_GQA, "is_causal": False, "rope_parameters": _LINEAR}, _ONE_WAY),
+    "Gemma": Own({"num_key_value_heads": 1, "head_dim": 14}, _BOTH_WAYS, "lasttoken"),
+    "Gemma 2": Own({**_GEMMA, _SOFTCAP: 2.0}, {**_BOTH_WAYS, "softcap": config(**{_SOFTCAP: None})}),
+    "Gemma 3": Own(_GEMMA3, {_MASK: config(**{_BIDIRECTIONAL: True})}, "lasttoken"),
+    "EmbeddingGemma": Own({**_GEMMA3, _BIDIRECTIONAL: True}, {_MASK: config(**{_BIDIRECTIONAL: False})}),
+    "Phi3": Own({"num_key_value_heads": 2, "rope_parameters": _LONG}, _BOTH_WAYS, "lasttoken"),
+    "SmolLM3": Own({**_GQA, "no_rope_layers": [1, 0]}, {**_BOTH_WAYS, "no RoPE": config(no_rope_layers=[1, 1])}),
+    "LFM2": Own({**_GQA, "layer_types": ["conv", _FULL]}),
+    "GPT-2": Own({"n_embd": HIDDEN_SIZE, "n_head": 4, "n_layer": 2, "n_positions": NUM_POSITIONS}),
+    "GPT-OSS": Own({**_GQA, **_WINDOW, **_EXPERTS}, {}, "lasttoken"),
+}
+
+ARCHITECTURES = {
+    row.name: Tiny(row.model_type, OWN.get(row.name, Own()))
+    for row in coverage.ARCHITECTURES
+    if row.name not in (BGE_M3, STATIC)
 }

@@ -24,11 +24,10 @@ from transformers import (
 from transformers.utils import logging
 
 from engine.model.coverage import Use
-from tests.parity.architectures import ARCHITECTURES, HIDDEN_SIZE, VOCAB_SIZE, Tiny
+from tests.parity.architectures import ARCHITECTURES, BGE_M3, HIDDEN_SIZE, STATIC, VOCAB_SIZE, Tiny
 
 NUM_LABELS = {Use.RERANK: 1, Use.CLASSIFY: 3, Use.TOKEN_CLASSIFY: 5}
 VECTOR_SIZE = 24  # of late interaction
-BGE_M3, STATIC = "XLM-RoBERTa with bge-m3's heads", "Static embeddings (model2vec)"
 
 # What loads a model for a use: the library's own way, for the reference and for making one.
 CLASSES: Mapping[Use, Any] = {
@@ -73,7 +72,7 @@ def num_types(name: str) -> int:
     if name == STATIC:
         return 0
     tiny = tiny_of(name)
-    known: int = getattr(AutoConfig.for_model(tiny.model_type, **tiny.settings), "type_vocab_size", 0)
+    known: int = getattr(AutoConfig.for_model(tiny.model_type, **tiny.own.settings), "type_vocab_size", 0)
     return known
 
 
@@ -90,7 +89,7 @@ def save(name: str, use: Use, folder: Path) -> Path:
         _save_linear(folder / "sparse_linear.safetensors", "weight", 1, bias="bias")
         _save_linear(folder / "colbert_linear.safetensors", "weight", HIDDEN_SIZE, bias="bias")
     if use is Use.EMBED or name == BGE_M3:
-        _save_pooling(folder, tiny.pooling)
+        _save_pooling(folder, tiny.own.pooling)
     elif use is Use.SPARSE:
         _save_splade(folder)
     elif use is Use.LATE_INTERACTION:
@@ -104,7 +103,9 @@ def save_transformer(tiny: Tiny, library_class: Any, folder: Path, *, num_labels
     """As one of CLASSES saves it."""
     torch.manual_seed(0)
     labels = {"num_labels": num_labels} if library_class not in (AutoModel, AutoModelForCausalLM) else {}
-    model: PreTrainedModel = library_class.from_config(AutoConfig.for_model(tiny.model_type, **tiny.settings, **labels))
+    model: PreTrainedModel = library_class.from_config(
+        AutoConfig.for_model(tiny.model_type, **tiny.own.settings, **labels)
+    )
     with torch.no_grad():  # biases and the weights of norms too, which would be all alike
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -34,7 +34,7 @@ SEQLENS = (5, 30, 44)  # longer than windows and than what RoPE is scaled from
 def features() -> Iterator[tuple[str, str]]:
     """Of each architecture, those of its folder."""
     for name, tiny in ARCHITECTURES.items():
-        for feature in tiny.features:
+        for feature in tiny.own.features:
             yield name, feature
 
 
@@ -68,7 +68,7 @@ def change_of_rows(name: str, tmp_path: Path, change: Change) -> float:
 
 @pytest.mark.parametrize(("name", "feature"), list(features()))
 def test_a_feature_counts(name: str, feature: str, tmp_path: Path) -> None:
-    assert change_of_rows(name, tmp_path, ARCHITECTURES[name].features[feature]) > LEAST_CHANGE
+    assert change_of_rows(name, tmp_path, ARCHITECTURES[name].own.features[feature]) > LEAST_CHANGE
 
 
 def test_what_turns_gqa_off_is_the_order_of_groups(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_token_types_count(name: str, tmp_path: Path) -> None:
     assert np.abs(pooled(folder, without) - expected(name, folder, batch)).max() > LEAST_CHANGE
 
 
-@pytest.mark.parametrize("name", [name for name, tiny in ARCHITECTURES.items() if tiny.pooling != "lasttoken"])
+@pytest.mark.parametrize("name", [name for name, tiny in ARCHITECTURES.items() if tiny.own.pooling != "lasttoken"])
 def test_leaving_prompts_out_counts(name: str, tmp_path: Path) -> None:
     folder = save(name, Use.EMBED, tmp_path / "model")
     batch = with_prompts(np.random.default_rng(7), texts(name))

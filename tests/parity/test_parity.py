@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from engine.model.coverage import ARCHITECTURES, Architecture, Use
 from engine.types import Engine, ModelError, OutputKind
-from tests.parity.architectures import NUM_POSITIONS
+from tests.parity.architectures import NUM_POSITIONS, STATIC
 from tests.parity.engines import compute, load
-from tests.parity.folders import STATIC, num_types, save, tiny_of
+from tests.parity.folders import num_types, save, tiny_of
 from tests.parity.references import Reference
 from tests.parity.texts import Text, random_texts, with_expansion, with_prompts
 
@@ -77,7 +77,7 @@ def check_case(row: Architecture, use: Use, engine: str, tmp_path: Path, *, seed
 
 def check(engine: Engine, reference: Reference, row: Architecture, use: Use, *, seed: int) -> None:
     numbers = np.random.default_rng(seed)
-    padding = None if row.name == STATIC else tiny_of(row.name).settings["pad_token_id"]  # a text may spell it out
+    padding = None if row.name == STATIC else tiny_of(row.name).own.settings["pad_token_id"]  # a text may spell it out
     longest = min(engine.limits.max_seqlen, NUM_POSITIONS)  # static embeddings have no limit
     texts = random_texts(numbers, longest, num_types=num_types(row.name), last_id=padding)
     batches = [texts, texts[:1]]

@@ -7,18 +7,18 @@ import pytest
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from engine.types import ModelError
-from tests.parity.architectures import HIDDEN_SIZE, Tiny
+from tests.parity.architectures import HIDDEN_SIZE, Own, Tiny
 from tests.parity.engines import load
 from tests.parity.folders import save_transformer
 
 pytestmark = pytest.mark.holds("What a model is for")
 
 LEAKING = (
-    Tiny("convbert", {"embedding_size": HIDDEN_SIZE}),
+    Tiny("convbert", Own({"embedding_size": HIDDEN_SIZE})),
     Tiny("fnet"),
     Tiny("nystromformer"),
 )
-LONGFORMER = Tiny("longformer", {"attention_window": 8, "pad_token_id": 1})
+LONGFORMER = Tiny("longformer", Own({"attention_window": 8, "pad_token_id": 1}))
 
 
 def refusal(engine: str, tiny: Tiny, library_class: Any, tmp_path: Path) -> str:

@@ -1,10 +1,13 @@
-"""CONTRIBUTING's recipes: what they say a change touches is all there is of each dialect and engine.
+"""CONTRIBUTING's recipes: what they say a change touches is all there is of a dialect, an engine, an architecture.
 
-An architecture's row and its test are counted in tests/parity/test_coverage.py; flags and metrics by their pages."""
+tests/parity/test_coverage.py counts the cases of an architecture's row; flags and metrics are counted by their pages.
+"""
 
 import ast
 import re
+from collections.abc import Iterator
 
+from engine.model.coverage import ARCHITECTURES
 from engine.registry import ENGINES
 from server.dialects.table import ROUTES
 from tests.structure.sources import ROOT, sources
@@ -34,3 +37,17 @@ def test_an_engine_has_a_row_in_the_table_of_engines() -> None:
     page = (ROOT / "docs" / "models.md").read_text()
     named = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
     assert sorted(named) == sorted(ENGINES)
+
+
+def test_an_architecture_is_one_row() -> None:
+    """Tests make its tiny model from the row."""
+    names = {row.name for row in ARCHITECTURES}
+    listed = {source.module for source in sources() if names & set(strings(source.tree()))}
+    assert listed == {"engine.model.coverage"}
+
+
+def strings(module: ast.Module) -> Iterator[str]:
+    """All that are written in it."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
