@@ -74,7 +74,7 @@ class Manager:
 
 
 @contextlib.asynccontextmanager
-async def house(folder: Path, num_managers: int = 1) -> AsyncIterator[tuple[BatchManagers, list[Manager], Page]]:
+async def connected(folder: Path, num_managers: int = 1) -> AsyncIterator[tuple[BatchManagers, list[Manager], Page]]:
     managers = [Manager(folder / f"{index}.sock") for index in range(num_managers)]
     page = Page.create(num_frontends=1, num_managers=num_managers, num_models=1)
     for manager in managers:
@@ -96,7 +96,7 @@ def value(answer: Answer) -> float:
 
 def test_answers_find_their_requests_in_any_order(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as (client, (manager,), _):
+        async with connected(tmp_path) as (client, (manager,), _):
             first = asyncio.ensure_future(client.submit(submission(3)))
             second = asyncio.ensure_future(client.submit(submission(5)))
             ids = [await manager.submitted.get() for _ in range(2)]
@@ -110,7 +110,7 @@ def test_answers_find_their_requests_in_any_order(tmp_path: Path) -> None:
 
 def test_what_a_dead_manager_held_is_submitted_again(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as (client, (manager,), _):
+        async with connected(tmp_path) as (client, (manager,), _):
             asked = asyncio.ensure_future(client.submit(submission(3, 4)))
             request_id, before = await manager.submitted.get()
             await manager.die()
@@ -127,7 +127,7 @@ def test_what_a_dead_manager_held_is_submitted_again(tmp_path: Path) -> None:
 @pytest.mark.holds("When a process dies")
 def test_a_request_that_three_managers_died_with_is_given_up(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as (client, (manager,), _):
+        async with connected(tmp_path) as (client, (manager,), _):
             asked = asyncio.ensure_future(client.submit(submission(3)))
             for _ in range(3):
                 await manager.submitted.get()
@@ -144,7 +144,7 @@ def test_a_request_that_three_managers_died_with_is_given_up(tmp_path: Path) -> 
 @pytest.mark.holds("Deadlines")
 def test_whoever_stops_waiting_cancels(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as (client, (manager,), _):
+        async with connected(tmp_path) as (client, (manager,), _):
             asked = asyncio.ensure_future(client.submit(submission(3)))
             request_id, _ = await manager.submitted.get()
             asked.cancel()
@@ -159,7 +159,7 @@ def test_whoever_stops_waiting_cancels(tmp_path: Path) -> None:
 
 def test_the_manager_with_the_fewest_queued_tokens_is_asked(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+        async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
             page.queued_tokens[0, 0, RequestClass.BULK] = 10
             asked = asyncio.ensure_future(client.submit(submission(3)))
             request_id, _ = await second.submitted.get()
@@ -172,7 +172,7 @@ def test_the_manager_with_the_fewest_queued_tokens_is_asked(tmp_path: Path) -> N
 
 def test_the_shortest_wait_counts_not_the_fewest_tokens(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+        async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
             page.queued_tokens[:, 0, RequestClass.BULK] = [100, 200]
             page.tokens_per_second[:, 0] = [10, 100]
             asked = asyncio.ensure_future(client.submit(submission(3)))
@@ -185,7 +185,7 @@ def test_the_shortest_wait_counts_not_the_fewest_tokens(tmp_path: Path) -> None:
 
 def test_a_manager_without_an_engine_is_not_asked_for_its_empty_queue(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+        async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
             page.engines_ready[1, 0] = 1
             page.queued_tokens[1, 0, RequestClass.BULK] = 1000
             asked = asyncio.ensure_future(client.submit(submission(3)))
@@ -198,7 +198,7 @@ def test_a_manager_without_an_engine_is_not_asked_for_its_empty_queue(tmp_path: 
 
 def test_what_one_manager_has_no_engine_for_goes_to_one_that_has(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+        async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
             asked = asyncio.ensure_future(client.submit(submission(3)))
             request_id, _ = await first.submitted.get()
             page.engines_ready[1, 0] = 1
@@ -211,7 +211,7 @@ def test_what_one_manager_has_no_engine_for_goes_to_one_that_has(tmp_path: Path)
 
 def test_want_of_an_engine_is_told_after_a_few_tries_or_where_nobody_has_one(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+        async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
             for has_engine, num_tries in ((0, 1), (1, 3)):
                 page.engines_ready[0, 0] = has_engine
                 asked = asyncio.ensure_future(client.submit(submission(3)))
@@ -228,7 +228,7 @@ def test_want_of_an_engine_is_told_after_a_few_tries_or_where_nobody_has_one(tmp
 
 def test_what_a_dead_manager_held_goes_to_another_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path, num_managers=2) as (client, (first, second), page):
+        async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
             page.engines_ready[:, 0] = 1
             asked = asyncio.ensure_future(client.submit(submission(3)))
             await first.submitted.get()
@@ -243,7 +243,7 @@ def test_what_a_dead_manager_held_goes_to_another_at_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", [messages.ANSWER, messages.REFUSED, 0x0777])
 def test_a_malformed_answer_ends_its_request(tmp_path: Path, kind: int) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as (client, (manager,), _):
+        async with connected(tmp_path) as (client, (manager,), _):
             asked = asyncio.ensure_future(client.submit(submission(3)))
             manager.send(kind, (await manager.submitted.get())[0], [b"?"])
             with pytest.raises(RequestRefused) as refused:
@@ -255,7 +255,7 @@ def test_a_malformed_answer_ends_its_request(tmp_path: Path, kind: int) -> None:
 
 def test_closing_refuses_what_is_held(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with house(tmp_path) as (client, (manager,), _):
+        async with connected(tmp_path) as (client, (manager,), _):
             asked = asyncio.ensure_future(client.submit(submission(3)))
             await manager.submitted.get()
             client.close()

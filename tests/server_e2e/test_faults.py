@@ -15,7 +15,7 @@ from tests.server_e2e.running import PATIENCE, Server, serving
 from tests.tiers import full
 
 POISON = 29_000  # an id that no text here has and the warm-up does not reach
-HOUSE = (*FAKE, "--fake-cost-ms", "2")
+FAKE_FLAGS = (*FAKE, "--fake-cost-ms", "2")
 
 
 @pytest.mark.holds(
@@ -23,7 +23,7 @@ HOUSE = (*FAKE, "--fake-cost-ms", "2")
 )
 @pytest.mark.parametrize("title", ["engine 0", "tokenizer 0", "batch manager 0", *full("frontend 0")])
 def test_a_process_is_killed_under_load(title: str, tmp_path: Path) -> None:
-    with serving(*HOUSE, "--frontends", "2", folder=tmp_path) as server, Load(server) as load:
+    with serving(*FAKE_FLAGS, "--frontends", "2", folder=tmp_path) as server, Load(server) as load:
         server.log.wait_for(f"{title} is ready")
         load.wait_for(50)
         for _ in range(3):
@@ -44,7 +44,7 @@ def test_a_process_is_killed_under_load(title: str, tmp_path: Path) -> None:
 @pytest.mark.holds("Any one process but the supervisor may be killed at any time", "When a process dies")
 def test_several_of_everything(tmp_path: Path) -> None:
     flags = ("--frontends", "2", "--tokenization-workers", "2", "--devices", "a,b,c,d", "--batch-managers", "2")
-    with serving(*HOUSE, *flags, folder=tmp_path) as server, Load(server) as load:
+    with serving(*FAKE_FLAGS, *flags, folder=tmp_path) as server, Load(server) as load:
         assert len(server.processes()) == 2 + 2 + 4 + 2
         load.wait_for(50)
         for title in ("engine 2", "tokenizer 1", "batch manager 1", "engine 0"):
@@ -59,7 +59,7 @@ def test_several_of_everything(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.holds("When a process dies")
 def test_a_stopped_engine_is_killed_and_its_requests_are_answered(tmp_path: Path) -> None:
-    with serving(*HOUSE, "--heartbeat-timeout", "2", folder=tmp_path) as server, Load(server) as load:
+    with serving(*FAKE_FLAGS, "--heartbeat-timeout", "2", folder=tmp_path) as server, Load(server) as load:
         load.wait_for(20)
         os.kill(server.processes()["engine 0"], signal.SIGSTOP)
         server.log.wait_for("engine 0 is stuck and will be killed: no heartbeat")
@@ -72,7 +72,7 @@ def test_a_stopped_engine_is_killed_and_its_requests_are_answered(tmp_path: Path
 @pytest.mark.holds("Slow and stuck engines are told apart", "When a process dies")
 def test_a_batch_that_never_ends_is_given_up(tmp_path: Path) -> None:
     flags = ("--fake-fault", f"hang@token:{POISON}", "--batch-timeout", "1")
-    with serving(*HOUSE, *flags, folder=tmp_path) as server:
+    with serving(*FAKE_FLAGS, *flags, folder=tmp_path) as server:
         reply = server.embed([[5, POISON], [6]], encoding_format="bytes")
 
         # alone with the engine when it hung a second time: it is to blame, and the other processes are well
@@ -93,7 +93,7 @@ def test_a_slow_batch_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.holds("A bad input fails alone", "OpenAI's route", "When a process dies")
 @pytest.mark.parametrize("fault", ["exit", *full("fail", "nan")])
 def test_poison_takes_nobody_with_it(fault: str, tmp_path: Path) -> None:
-    with serving(*HOUSE, "--fake-fault", f"{fault}@token:{POISON}", folder=tmp_path) as server:
+    with serving(*FAKE_FLAGS, "--fake-fault", f"{fault}@token:{POISON}", folder=tmp_path) as server:
         with Load(server, num_clients=4) as load:
             load.wait_for(20)
             reply = server.embed([[5], [6], [7, POISON, 8], [9]])
@@ -134,7 +134,7 @@ def test_requests_are_refused_when_no_engine_comes_back(tmp_path: Path) -> None:
     )
     python.chmod(0o700)
     flags = ("--engine-python", str(python), "--engine-restart-grace", "0.2")
-    with serving(*HOUSE, *flags, folder=tmp_path) as server:
+    with serving(*FAKE_FLAGS, *flags, folder=tmp_path) as server:
         server.kill("engine 0")
         server.log.wait_for("engine 0 has ended: exit status 7")
 
@@ -239,7 +239,7 @@ def test_an_interpreter_that_cannot_be_run_for_a_while_is_tried_again(tmp_path: 
     python, hidden = tmp_path / "python", tmp_path / "hidden"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o700)
-    with serving(*HOUSE, "--engine-python", str(python), folder=tmp_path) as server:
+    with serving(*FAKE_FLAGS, "--engine-python", str(python), folder=tmp_path) as server:
         python.rename(hidden)
         seen = len(server.log.lines)
         server.kill("engine 0")
