@@ -126,8 +126,8 @@ def quantize(
 ) -> None:
     """Make a model's copy whose linear layers are FP8, with a scale for each block of 128 by 128 numbers.
 
-    It takes a CPU, no data and little memory. What ended early lies in OUT.partial, and the same command goes on with
-    it. Prints what each tensor lost.
+    It takes a CPU, no data and little memory. Unfinished work lies in OUT.partial: after a kill, the same command
+    removes it and starts again. Prints what each tensor lost.
     """
     from server.commands.quantize import quantize as run
 

@@ -16,13 +16,12 @@ import torch
 
 from engine.tools.convert.conversion import new_folder
 from engine.tools.quantize import shard
-from engine.tools.quantize.plan import Plan, plan
+from engine.tools.quantize.plan import CONFIG, Plan, plan
 from engine.types import ModelError
 
 Report = Callable[[int, int], None]  # bytes of the model's weights that are done, and of all of them
 
 PARTIAL = ".partial"  # ends the name of a folder of unfinished work
-_LOCK, _MODEL = "lock", "model"  # in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def quantize(folder: Path, out: Path, *, report: Report) -> Done:
     """
     out, planned = new_folder(out), plan(folder)
     try:
-        with _unfinished(out.with_name(out.name + PARTIAL)) as model, _one_thread():
+        with _unfinished(out.with_name(out.name + PARTIAL), planned.written[CONFIG]) as model, _one_thread():
             new_folder(out)  # another process may have made it since
             errors = _write(planned, model, report)
             _sync(model)
@@ -64,29 +63,44 @@ def quantize(folder: Path, out: Path, *, report: Report) -> Done:
 
 
 @contextlib.contextmanager
-def _unfinished(folder: Path) -> Iterator[Path]:
-    """An empty folder to work in, inside `folder`, which is locked by this process and removed afterwards.
+def _unfinished(folder: Path, config: str) -> Iterator[Path]:
+    """`folder` with nothing but a config.json, locked by this process. Removed if an exception comes.
 
-    Raises ModelError where `folder` is not what this function leaves, or another process has locked it; OSError.
+    config.json is the lock, and shows whose folder it is. So nothing else is to be removed once the folder has its
+    final name. Raises ModelError where `folder` holds something else, or another process has locked it; OSError.
     """
-    lock, model = folder / _LOCK, folder / _MODEL
+    lock = folder / CONFIG
+    in_the_way = ModelError(f"{folder} is in the way: it is not what an unfinished quantization of this model leaves")
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not lock.is_file())):
-        raise ModelError(f"{folder} is in the way: it is not what an unfinished quantization leaves")
+        raise in_the_way
     folder.mkdir(exist_ok=True)
-    with lock.open("ab") as opened:
+    with lock.open("a+", encoding="utf-8") as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel's: a process that ends holds it no more
         except BlockingIOError as error:
             raise ModelError(f"another process is at work in {folder}") from error
+        if not os.path.samestat(os.fstat(opened.fileno()), lock.stat()):  # another process has just finished with it
+            raise ModelError(f"another process is at work in {folder}")
+        opened.seek(0)
+        if not config.startswith(opened.read(len(config) + 1)):
+            raise in_the_way
         try:
-            shutil.rmtree(model, ignore_errors=True)  # from a run that was killed
-            model.mkdir()
-            yield model
-        finally:
-            shutil.rmtree(model, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                lock.unlink()
-                folder.rmdir()
+            _remove_others(folder)  # from a run that was killed
+            opened.truncate(0)
+            opened.write(config)
+            opened.flush()
+            yield folder
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def _remove_others(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != CONFIG:
+            path.unlink()
 
 
 @contextlib.contextmanager
@@ -101,7 +115,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _write(planned: Plan, target: Path, report: Report) -> dict[str, float]:
-    """All files of the new folder; the relative RMS of each quantized tensor."""
+    """All files of the new folder but config.json; the relative RMS of each quantized tensor."""
     total = sum(piece.source.num_bytes for layout in planned.layouts.values() for piece in layout.pieces)
     num_done = 0
 
@@ -118,7 +132,8 @@ def _write(planned: Plan, target: Path, report: Report) -> dict[str, float]:
         new.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, new)
     for name, text in planned.written.items():
-        (target / name).write_text(text, encoding="utf-8")
+        if name != CONFIG:
+            (target / name).write_text(text, encoding="utf-8")
     return errors
 
 

@@ -17,7 +17,7 @@ from engine.tools.quantize.layout import Layout, Source, layout, scale_name
 from engine.tools.quantize.selection import BLOCK, Selection, select
 from engine.types import ModelError
 
-_CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
+CONFIG, _INDEX, _SINGLE = "config.json", "model.safetensors.index.json", "model.safetensors"
 # Not copied: TensorRT-LLM reads it before config.json, and it describes the plain weights.
 _OF_PLAIN = "hf_quant_config.json"
 # Their layers are stored transposed, so programs that read FP8 do not take them for linear layers.
@@ -39,14 +39,14 @@ def plan(folder: Path) -> Plan:
     """Raises ModelError with one line where the model can't be quantized."""
     files = copied_files(folder)
     sources = _sources(folder, files)
-    config = read_object(folder / _CONFIG)
+    config = read_object(folder / CONFIG)
     if config.get("model_type") in _TRANSPOSED:
         raise ModelError(f"the layers of {config['model_type']} are not stored as FP8 has linear layers")
     if quantization.check(folder, reads_fp8=True) is not None:
         raise ModelError("the weights are stored quantized already: take the model's plain weights")
     selection = _selection(sources)
     layouts = {name: layout(source, selection.quantized) for name, source in sources.items()}
-    written = {_CONFIG: _text({**config, "quantization_config": _quantization_config(selection)})}
+    written = {CONFIG: _text({**config, "quantization_config": _quantization_config(selection)})}
     if list(sources) != [_SINGLE]:
         written[_INDEX] = _text(_index(layouts))
     left_out = {*written, _OF_PLAIN}

@@ -149,8 +149,8 @@ def test_after_a_kill_the_next_start_makes_it_anew(
 
 def test_what_a_killed_start_left_of_another_model_is_removed(embedder: Path, cache: str, strips: list[int]) -> None:
     copy = block_fp8(embedder, cache_dir=cache)
-    left = copy.with_name("0123.partial") / "model"
-    left.mkdir(parents=True)
+    left = copy.with_name("0123.partial")
+    left.mkdir()
     (left / "model.safetensors").touch()
 
     assert block_fp8(embedder, cache_dir=cache) == copy

@@ -171,6 +171,7 @@ def test_cut_off_anywhere_and_run_again_it_is_the_same(
             break
         if out.exists():  # it was killed after that
             assert contents(out) == contents(whole.folder)
+            assert not (tmp_path / "out.partial").exists()
             shutil.rmtree(out)
         again = quantized(sharded, out)
         assert contents(out) == contents(whole.folder)
@@ -192,12 +193,32 @@ def test_after_an_error_nothing_is_left(model: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_in_the_way_stays(model: Path, tmp_path: Path) -> None:
+def test_killed_at_the_very_end_it_leaves_nothing_else(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def killed_after(path: Path, target: Path) -> None:
+        rename(path, target)
+        monkeypatch.setattr(shutil, "rmtree", killed)
+        raise Killed
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(Path, "rename", killed_after)
+    with pytest.raises(Killed):
+        quantized(model, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", ["mine", "config.json"])
+def test_what_is_in_the_way_stays(name: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "mine").touch()
+    (tmp_path / "out.partial" / name).write_text("of mine")
     with pytest.raises(ModelError, match="is in the way"):
         quantized(model, tmp_path / "out")
-    assert contents(tmp_path) == {"out.partial/mine": b""}
+    assert contents(tmp_path) == {f"out.partial/{name}": b"of mine"}
     with pytest.raises(ModelError, match="nothing is written over"):
         quantized(model, tmp_path / "out.partial")
 
