@@ -1,4 +1,4 @@
-"""An engine whose batches are computed by the thread that collects them, one after the other. Knows no model."""
+"""Base class of engines that compute a batch in the thread that collects it. Knows no model."""
 
 import queue
 import threading
@@ -9,7 +9,7 @@ from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelIn
 
 
 class BlockingEngine(ABC):
-    """See engine.types.Engine. Batches are finished in the order in which they were submitted."""
+    """See engine.types.Engine. Batches finish in the order in which they were submitted."""
 
     def __init__(self, *, info: ModelInfo, limits: EngineLimits) -> None:
         self.info = info
@@ -29,7 +29,7 @@ class BlockingEngine(ABC):
         """See engine.types.Engine."""
         submitted = self._submitted.get()
         if submitted is None:
-            self._submitted.put(None)  # for whoever asks again
+            self._submitted.put(None)  # for the next call
             raise EngineClosed
         ticket, batch = submitted
         answer = self._answer(batch)
@@ -50,4 +50,4 @@ class BlockingEngine(ABC):
 
     @abstractmethod
     def _compute(self, batch: Batch) -> Results:
-        """Whatever it raises fails the batch."""
+        """The rows of a batch. If it raises, the batch fails."""

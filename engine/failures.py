@@ -1,6 +1,6 @@
-"""What an exception of somebody else's means, in our words: libraries are known by what their exceptions say."""
+"""Turns exceptions of libraries into EngineError. Goes by their messages, because few have classes of their own."""
 
-from engine.types import EngineError, EngineErrorKind, ModelError
+from engine.types import EngineError, EngineErrorKind
 
 _MAX_REASON = 300  # characters; some exceptions hold pages
 _OUT_OF_MEMORY_CLASSES = frozenset(("MemoryError", "OutOfMemoryError"))  # the latter is torch's
@@ -10,11 +10,11 @@ _OUT_OF_MEMORY = (
     "alloc_failed",
     "allocate memory",
     "failed to allocate",
-    "cublas_status_not_initialized",  # what making a handle says where memory is short
+    "cublas_status_not_initialized",  # raised for a new handle when memory is short
 )
-# torch words these as errors of CUDA too, but they leave a context as it was.
+# torch reports these as CUDA errors too, but the CUDA context still works.
 _REFUSED = ("cublas_status_not_supported", "cublas_status_invalid_value")
-# After these a CUDA context computes nothing any more; libraries on top of CUDA have no exceptions of their own for it.
+# After these a CUDA context is unusable. Libraries on top of CUDA have no exception classes for it.
 _DEVICE_IS_LOST_CLASS = "AcceleratorError"  # torch's
 _DEVICE_IS_LOST = (
     "cuda error",
@@ -29,23 +29,12 @@ _DEVICE_IS_LOST = (
 
 
 def one_line(error: Exception) -> str:
-    """What it says, for a log or an operator."""
+    """Class and message of an exception, for a log or an operator."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
 
 
-def not_finite(engine: str, dtype: str) -> ModelError:
-    """A model whose rows are NaN or infinite, and what to try instead."""
-    if dtype == "float16":
-        instead = "--dtype bfloat16 or float32 may serve it" if engine != "fused" else "--dtype bfloat16 may serve it"
-    elif (engine, dtype) == ("transformers", "float32"):
-        instead = "its weights may be damaged, and no engine would do better"
-    else:
-        instead = "--engine transformers --dtype float32 --quantization none may serve it"
-    return ModelError(f"the model gives rows that are not finite; {instead}")
-
-
 def engine_error(error: Exception) -> EngineError:
-    """A batch that could not be computed."""
+    """The answer to a batch whose computation raised `error`."""
     return EngineError(_kind(error), one_line(error))
 
 

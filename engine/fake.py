@@ -1,7 +1,6 @@
-"""An engine without a model: each row says which ids it was made from, at one gather a row.
+"""The `fake` engine: no model, and rows made from a hash of the token ids.
 
-It lets the whole process tree be tested and measured without weights; every byte is received,
-copied and sent for real. It can be given a cost and faults, and knows nothing of who asks.
+With it the whole process tree can be tested and measured without weights. Latency and faults can be configured.
 """
 
 import hashlib
@@ -34,9 +33,9 @@ from engine.types import (
 )
 
 TABLE_ROWS = 4096
-IDENTITY_FLOATS = 4  # each 16 bits of the hash: whole numbers that float32 holds exactly
+IDENTITY_FLOATS = 4  # 16 bits of the hash each: integers that float32 holds exactly
 _DEPTH = 2
-_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
+_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 
 
 def table(dimensions: int) -> NDArray[np.float32]:
@@ -50,14 +49,14 @@ def identity(token_ids: bytes | memoryview) -> NDArray[np.uint16]:
 
 
 def row(fixed: NDArray[np.float32], token_ids: bytes | memoryview) -> NDArray[np.float32]:
-    """What the engine answers for one sequence, float32 [dimensions]: the reference for tests."""
+    """The engine's row for one sequence, float32 [dimensions]: the reference for tests."""
     answer: NDArray[np.float32] = fixed[zlib.crc32(token_ids) % TABLE_ROWS].copy()
     answer[:IDENTITY_FLOATS] = identity(token_ids)
     return answer
 
 
 def token_rows(fixed: NDArray[np.float32], token_ids: bytes | memoryview) -> NDArray[np.float32]:
-    """What the engine answers for the tokens of one sequence, float32 [S, dimensions]: the reference for tests.
+    """The engine's rows for the tokens of one sequence, float32 [S, dimensions]: the reference for tests.
 
     Each is the sequence's row with the token's position (0, 1, …) added to its identity, modulo 65,536.
     """
@@ -73,15 +72,15 @@ def _mix_in(rows: NDArray[np.float32], positions: NDArray[np.integer]) -> NDArra
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something to go wrong: ACTION@WHERE:VALUE, as exit@batch:3, nan@token:999, oom@tokens:4096 or exit@load."""
+    """An injected fault, ACTION@WHERE:VALUE: exit@batch:3, nan@token:999, oom@tokens:4096 or exit@load."""
 
     action: str  # exit, stop, hang, fail, nan, oom
-    where: str  # load; batch: the VALUE-th since the start; token: any batch with this id; tokens: any larger batch
+    where: str  # load; batch: the VALUE-th since the start; token: batches with this id; tokens: batches of more tokens
     value: int
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
-        """Raises ModelError where the text has another form."""
+        """Raises ModelError if the text has another form."""
         action, _, condition = text.partition("@")
         where, _, value = condition.partition(":")
         known = action in ("exit", "stop", "hang", "fail", "nan", "oom") and where in (
@@ -95,7 +94,7 @@ class Fault:
         return cls(action, where, int(value or 0))
 
     def strikes(self, batch: Batch, batch_number: int) -> bool:
-        """Whether this is the batch for it."""
+        """Whether the fault occurs in this batch."""
         if self.where == "batch":
             return batch_number == self.value
         if self.where == "token":
@@ -104,7 +103,7 @@ class Fault:
 
 
 class FakeEngine:
-    """Computes in the thread that collects, so one batch runs while the next waits."""
+    """Computes in the thread that collects, so that one batch runs while the next one waits."""
 
     def __init__(self, info: ModelInfo, limits: EngineLimits, *, options: FakeOptions, faults: Sequence[Fault]) -> None:
         self.info = info
@@ -114,10 +113,10 @@ class FakeEngine:
         self._table = table(info.dimensions)
         self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._num_submitted = 0
-        self._never = threading.Event()  # waited for to let time pass
+        self._never = threading.Event()  # never set; a wait for it with a timeout takes that long
 
     def submit(self, batch: Batch) -> int:
-        """See engine.types.Engine. The batch manager holds to the depth, so this never has to block."""
+        """See engine.types.Engine. Never blocks, because the batch manager keeps to the depth."""
         self._num_submitted += 1
         self._submitted.put((self._num_submitted, batch))
         return self._num_submitted
@@ -199,7 +198,7 @@ def _of_tokens(rows: NDArray[np.float32], batch: Batch) -> NDArray[np.float32]:
 
 
 def _counts(batch: Batch) -> Rows:
-    """How often each id is in a sequence."""
+    """Ragged rows [N, 2]: each id of a sequence, and how often it occurs."""
     entries = [
         np.stack(np.unique(batch.token_ids[start:end], return_counts=True), axis=1)
         for start, end in itertools.pairwise(batch.cu_seqlens.tolist())
@@ -209,7 +208,7 @@ def _counts(batch: Batch) -> Rows:
 
 
 def load(*, name: str, reason: str, options: LoadOptions) -> FakeEngine:
-    """Raises ModelError."""
+    """Raises ModelError if an option is wrong."""
     fake = options.fake
     assert fake is not None
     assert options.max_seqlen is not None
@@ -239,6 +238,6 @@ def load(*, name: str, reason: str, options: LoadOptions) -> FakeEngine:
         max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
         max_seqlen=options.max_seqlen,
         depth=_DEPTH,
-        target_num_tokens=max_num_tokens,  # its costs are linear, and faults count the batches of a warm-up
+        target_num_tokens=max_num_tokens,  # the cost is linear, and faults count the batches of a warm-up
     )
     return FakeEngine(info, limits, options=fake, faults=faults)

@@ -1,7 +1,7 @@
 """The block-FP8 copy of a model that the tensorrt-llm engine loads where --quantization fp8 asks for FP8.
 
 Engines import no tools, and engine/tools knows no engine. So engine.worker and `embedline verify` call this before they
-load an engine.
+load an engine. A module of its own, because nothing else in engine/ may import tools.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ _ENGINE = "tensorrt-llm"  # the others quantize the layers that they have loaded
 
 
 def with_copy(engine: str, options: LoadOptions) -> LoadOptions:
-    """The options with the folder of the copy as `weights` where the engine needs one. Takes minutes the first time.
+    """The options, with the folder of the copy as `weights` if the engine needs one. Takes minutes the first time.
 
-    The copy is not removed while this process lives. Raises ModelError with one line where the engine can't serve the
+    The copy is not removed while this process lives. Raises ModelError with one line if the engine can't serve the
     model, or the copy can't be made.
     """
     if engine != _ENGINE or options.quantization != "fp8":

@@ -1,4 +1,4 @@
-"""What an engine worker is sent and what it sends. Needs numpy and the standard library alone.
+"""The messages between an engine worker, its supervisor and its batch manager. Needs numpy alone.
 
 The supervisor sends START. Then a batch manager connects; the worker sends READY once the model is warm, takes BATCH
 frames (never more than `depth` unanswered) and answers each with RESULT or FAILED under the same frame id.
@@ -41,50 +41,50 @@ _FAILED = struct.Struct("<I")  # EngineErrorKind; then the message in UTF-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeOptions:
-    """What the fake engine needs to know besides the limits."""
+    """Options of the fake engine besides LoadOptions."""
 
     dimensions: int  # numbers in a row
     vocab_size: int
     outputs: OutputKind = OutputKind.POOLED | OutputKind.TOKENS
     num_labels: int = 1  # numbers in a row of scores
-    cost_ms: float = 0.0  # milliseconds that each batch takes
-    tokens_per_second: float = 0.0  # what tokens cost on top; 0 = nothing
+    cost_ms: float = 0.0  # milliseconds for each batch
+    tokens_per_second: float = 0.0  # added cost of a batch's tokens; 0 = none
     faults: tuple[str, ...] = ()  # see engine.fake.Fault.parse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What an engine's `load` takes. An engine ignores what does not concern it."""
+    """Options of an engine's `load`. An engine ignores those of other engines."""
 
     device: str  # "cpu", "cuda:0", …
-    path: str = ""  # the model's folder; "" for the fake engine alone
+    path: str = ""  # the model's folder; "" only for the fake engine
     weights: str | None = None  # a quantized copy of that folder; None = its own weights; for the tensorrt-llm engine
     dtype: str = "auto"
     quantization: str = "none"
     attention: str = "auto"  # "auto" or "tiles"; for the fused engine
-    pooling: str | None = None  # None = as the folder says
-    task: str | None = None  # None = as the folder says
-    max_seqlen: int | None = None  # tokens of one sequence; None = as many as the model takes
-    max_num_tokens: int | None = None  # of a batch; None = the engine's own default
-    max_num_seqs: int | None = None  # of a batch; None = the engine's own default
+    pooling: str | None = None  # None = what the folder says
+    task: str | None = None  # None = what the folder says
+    max_seqlen: int | None = None  # tokens of one sequence; None = the model's limit
+    max_num_tokens: int | None = None  # of a batch; None = the engine's default
+    max_num_seqs: int | None = None  # of a batch; None = the engine's default
     num_threads: int = 1  # of the CPU
-    cache_dir: str | None = None  # where engines keep what they compile and quantize; None = nowhere
-    memory_share: float = 1.0  # of a GPU's memory that this process may take, above 0 and at most 1
-    gpu: Gpu | None = None  # as the driver describes it; None for the CPU
+    cache_dir: str | None = None  # for compiled and quantized models; None = none is kept
+    memory_share: float = 1.0  # of the GPU's memory that this process may take, in (0, 1]
+    gpu: Gpu | None = None  # as the driver describes it; None on the CPU
     model_class: str = "embedline"  # or "stock"; for the tensorrt-llm engine
     records_graphs: bool = False  # CUDA graphs; for the tensorrt-llm engine
-    is_gated: bool = True  # quantized layers that cost too much fidelity go back; for the fused engine
+    is_gated: bool = True  # whether layers that lose too much fidelity stay unquantized; for the fused engine
     fake: FakeOptions | None = None
 
     @property
     def kind(self) -> str:
-        """Of the device: "cpu" or "cuda"."""
+        """The kind of device: "cpu" or "cuda"."""
         return self.device.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStart:
-    """START."""
+    """START: what a worker loads and serves."""
 
     listener_fd: int  # of the worker's listening Unix socket
     engine: str  # a name of engine.registry
@@ -94,7 +94,7 @@ class EngineStart:
 
 
 def encode_ready(info: ModelInfo, limits: EngineLimits) -> list[Buffer]:
-    """READY: JSON, sent once a connection."""
+    """READY in JSON, sent once for each connection."""
     return [json.dumps({"info": to_json(info), "limits": to_json(limits)}).encode()]
 
 
@@ -107,7 +107,7 @@ def decode_ready(payload: Buffer) -> tuple[ModelInfo, EngineLimits]:
 def encode_batch(
     outputs: OutputKind, seqlens: Sequence[int], token_ids: Sequence[Buffer], token_type_ids: Sequence[Buffer] = ()
 ) -> list[Buffer]:
-    """BATCH from the lengths of its sequences and their int32 ids in pieces of any size, which are not copied."""
+    """BATCH. token_ids and token_type_ids: int32 in pieces of any size, which are not copied."""
     cu_seqlens = np.zeros(len(seqlens) + 1, np.int32)
     np.cumsum(seqlens, out=cu_seqlens[1:])
     header = _BATCH.pack(outputs, bool(token_type_ids), len(seqlens), int(cu_seqlens[-1]))
@@ -129,7 +129,7 @@ def decode_batch(model: str, payload: Buffer) -> Batch:
 
 
 def encode_rows(results: Results) -> list[Buffer]:
-    """Results as a part of any frame; rows are not copied where they are contiguous."""
+    """Results as a part of any frame. Contiguous rows are not copied."""
     parts: list[Buffer] = [_COUNT.pack(len(results))]
     for kind, rows in results.items():
         values = np.ascontiguousarray(rows.values, np.float32)
@@ -156,18 +156,18 @@ def decode_rows(payload: Buffer, at: int) -> Results:
 
 
 def encode_result(results: Results, compute_seconds: float) -> list[Buffer]:
-    """RESULT."""
+    """RESULT: the rows of a batch."""
     return [_RESULT.pack(compute_seconds), *encode_rows(results)]
 
 
 def decode_result(payload: Buffer) -> tuple[Results, float]:
-    """Rows as views of the payload, and the seconds of computing."""
+    """The inverse of `encode_result`; the rows are views of the payload."""
     (compute_seconds,) = _RESULT.unpack_from(payload)
     return decode_rows(payload, _RESULT.size), compute_seconds
 
 
 def encode_failed(error: EngineError) -> list[Buffer]:
-    """FAILED."""
+    """FAILED: why a batch has no rows."""
     return [_FAILED.pack(error.kind), str(error).encode()]
 
 

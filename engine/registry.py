@@ -1,4 +1,4 @@
-"""Which engines there are, and which one serves a model here. Imports an engine only when it is loaded."""
+"""The table of engines, and the choice of the one that serves a model. Imports an engine only to load it."""
 
 import gc
 import importlib
@@ -20,18 +20,18 @@ FAKE, FUSED, STATIC, TENSORRT_LLM, TRANSFORMERS = "fake", "fused", "static", "te
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRow:
-    """All that the rest of the program needs to know of an engine before it is loaded."""
+    """What the rest of the program needs to know about an engine before it is loaded."""
 
-    name: str  # as `--engine` takes it
-    module: str  # whose `load(name=, reason=, options=)` makes it
-    packages: tuple[str, ...] = ()  # that it computes with; auto takes it for installed where the first one is
-    extra: str = "server"  # of our package, that brings those; "" = they have to be installed by themselves
-    kinds: tuple[str, ...] = (CPU, CUDA)  # of devices that it is made for
-    checks_on_cpu: bool = False  # made for GPUs, but also runs on a CPU, slowly
-    auto_on: tuple[str, ...] = ()  # kinds of devices on which auto tries it, in the table's order
-    quantizes: str = ""  # --quantization that it does on the first of its kinds of devices
-    reads_fp8: bool = False  # weights that are stored in FP8 with scales
-    needs_bfloat16: bool = False  # of a GPU; the others also compute in what older GPUs have
+    name: str  # in `--engine`
+    module: str  # has `load(name=, reason=, options=)`
+    packages: tuple[str, ...] = ()  # that it needs; for auto it is installed if the first one is
+    extra: str = "server"  # of our package, which installs those; "" = users install them
+    kinds: tuple[str, ...] = (CPU, CUDA)  # of devices that it is for
+    checks_on_cpu: bool = False  # for GPUs, but also runs on a CPU, slowly
+    auto_on: tuple[str, ...] = ()  # kinds of devices on which auto tries it, in the order of this table
+    quantizes: str = ""  # its --quantization on the first of its kinds of devices
+    reads_fp8: bool = False  # whether it reads weights stored in FP8 with scales
+    needs_bfloat16: bool = False  # whether a GPU must have bfloat16; the others also compute in the types of older GPUs
 
 
 ENGINES = {
@@ -83,19 +83,20 @@ ENGINES = {
         EngineRow(name=STATIC, module="engine.static.engine", packages=("safetensors",)),
     )
 }
-_INSTEAD = {  # what helps where a device fails an engine
+_INSTEAD = {  # what helps if the device fails
     EngineErrorKind.OUT_OF_MEMORY: "free memory there, or lower --max-batch-tokens or --max-input-length",
     EngineErrorKind.FATAL: "--devices may name another, or cpu",
 }
 _WHERE = {CPU: "the CPU", CUDA: "a GPU"}
-# auto is the engine's own choice. On CPUs it is none: quantizing gains speed there at the price of fidelity.
+# auto = the engine chooses. On CPUs it chooses none, because quantization loses fidelity there.
 _ANY_ENGINE_DOES = ("none", "auto")
 
 
 def choose(asked: str, *, quantization: str = "none", kind: str = CPU) -> tuple[str, str]:
-    """The engine's name and, for the log and /info, why. Raises ModelError where none has that name or quantizes so.
+    """The engine's name and the reason, for the log and /info. Raises ModelError if no engine has the name or the
+    quantization.
 
-    The name may be "auto": which engine can serve the model shows when it is loaded, see `load`.
+    The name may be "auto": `load` finds out which engine can serve the model.
     """
     if asked != AUTO and asked not in ENGINES:
         raise ModelError(f"--engine {asked} is not one of auto, {', '.join(ENGINES)}")
@@ -108,7 +109,7 @@ def choose(asked: str, *, quantization: str = "none", kind: str = CPU) -> tuple[
 
 
 def tried_by_auto(kind: str) -> dict[str, bool]:
-    """The engines that "auto" tries, in this order, and whether each one's package is installed. Imports none."""
+    """The engines that "auto" tries, in order, and whether their packages are installed. Imports none."""
     return {row.name: importlib.util.find_spec(row.packages[0]) is not None for row in _tried_by_auto(kind)}
 
 
@@ -131,10 +132,10 @@ def _that_quantizes(asked: str, quantization: str, kind: str) -> tuple[str, str]
 
 
 def load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine:
-    """Load a model. Raises ModelError with one line for the operator where it can't be served.
+    """Load a model. Raises ModelError with one line for the operator if it can't be served.
 
-    A named engine serves it or fails. "auto" tries one after the other, and ModelInfo.reason says why the first ones
-    could not. Where it is the device that failed one, or one has left the process unfit, the others are not tried.
+    "auto" tries one engine after the other, and ModelInfo.reason says why the first ones failed. It stops if the device
+    is at fault or an engine has spoiled the process.
     """
     if engine != AUTO:
         return _load(engine, name=name, reason=reason, options=options)
@@ -159,7 +160,7 @@ def _load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engin
     row = ENGINES[engine]
     try:
         module = importlib.import_module(row.module)
-        loaded: Engine = module.load(name=name, reason=reason, options=options)  # some import what they need here
+        loaded: Engine = module.load(name=name, reason=reason, options=options)  # may import more packages
     except ModuleNotFoundError as error:
         what = f"pip install 'embedline[{row.extra}]'" if row.extra else "comes with its package"
         raise ModelError(f"the {engine} engine needs {error.name}, which is not installed: {what}") from error
@@ -174,11 +175,11 @@ def _load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engin
 
 
 def release_memory() -> None:
-    """Give back the memory of a model that is no longer wanted, that of a GPU as well. Imports no torch.
+    """Free the memory of a dropped model, on GPUs too. Imports no torch.
 
-    Nothing may hold the model any more, nor the traceback of what failed in loading it.
+    Nothing may refer to the model any more, and no traceback of a failed load.
     """
-    gc.collect()  # parts of it know each other
+    gc.collect()  # parts of a model refer to each other
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""The vocabulary between the batch manager and an engine: numpy only, importing nothing of ours.
+"""The types that the batch manager and the engines share. Imports numpy alone.
 
 Shape legend: B sequences in a batch, T tokens in a batch (no padding), D numbers in a row.
 """
@@ -12,41 +12,41 @@ from numpy.typing import NDArray
 
 
 class OutputKind(enum.IntFlag):
-    """What a batch is computed for. Several at once where a model gives several from one forward."""
+    """What a model computes for a batch. Flags are combined if one forward pass gives several kinds."""
 
     POOLED = 1  # one row a sequence: embeddings, before a final Normalize (see ModelInfo.normalize)
     LOGITS = 2  # one row of raw scores a sequence: rerankers, classifiers
     TOKENS = 4  # one row a token
-    SPARSE = 8  # ragged rows of two: a vocabulary entry's number, exact in float32, and its weight, which is not zero
+    SPARSE = 8  # ragged rows of two numbers: a vocabulary id, exact in float32, and its weight, never zero
     TOKEN_LOGITS = 16  # one row of raw scores a token: token classifiers
     MULTI_VECTOR = 32  # one row a token, for late interaction
 
 
-ROWS_OF_TOKENS = OutputKind.TOKENS | OutputKind.TOKEN_LOGITS | OutputKind.MULTI_VECTOR  # as many rows as tokens
+ROWS_OF_TOKENS = OutputKind.TOKENS | OutputKind.TOKEN_LOGITS | OutputKind.MULTI_VECTOR  # give one row a token
 
-MAX_NUM_SEQS = 1024  # of a batch, where nobody says otherwise and an engine has no reason for less
+MAX_NUM_SEQS = 1024  # sequences of a batch, by default
 
 
 def main_output(outputs: OutputKind) -> OutputKind:
-    """Of several, the lowest flag: what a model that gives them is mainly for."""
+    """The lowest of several flags: the main purpose of a model that gives them."""
     return OutputKind(outputs & -outputs)
 
 
-# Added to the type of a token; types themselves are smaller.
-PROMPT_TOKEN = 256  # pooling leaves it out, as some models want it of their prompts
-EXPANSION_TOKEN = 512  # other tokens do not see it, as in ColBERT's queries
-QUERY_TOKEN = 1024  # all of a sequence that is looked up in a table of queries instead of being computed
+# Flags in a token's type. Token types themselves are smaller.
+PROMPT_TOKEN = 256  # pooling leaves the token out, as some models require for their prompts
+EXPANSION_TOKEN = 512  # other tokens do not attend to it, as in ColBERT's queries
+QUERY_TOKEN = 1024  # set on all tokens of a query that is looked up in a table instead of computed
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Whole sequences packed without padding, homogeneous in model and output kind."""
+    """Whole sequences packed without padding, all for one model and the same output kinds."""
 
     model: str  # the served model's name
     outputs: OutputKind
     token_ids: NDArray[np.int32]  # [T], each 0 <= id < vocab_size
     cu_seqlens: NDArray[np.int32]  # [B + 1], sequence i is token_ids[cu_seqlens[i] : cu_seqlens[i + 1]]
-    token_type_ids: NDArray[np.int32] | None = None  # [T], perhaps with the flags above; None = all zero
+    token_type_ids: NDArray[np.int32] | None = None  # [T], may have the flags above; None = all zero
 
     @property
     def num_tokens(self) -> int:
@@ -76,10 +76,10 @@ Results = dict[OutputKind, Rows]  # one entry for each single flag in Batch.outp
 
 
 class EngineErrorKind(enum.IntEnum):
-    """What a failed batch means for what was in it."""
+    """What a failed batch means for its sequences."""
 
-    FAILED = 0  # this batch failed, the engine goes on; some sequence in it may be the cause
-    OUT_OF_MEMORY = 1  # this batch was too large for the memory left; halves may pass
+    FAILED = 0  # this batch failed, and the engine goes on; one of its sequences may be the cause
+    OUT_OF_MEMORY = 1  # this batch was too large for the free memory; its halves may fit
     NON_FINITE = 2  # some row is NaN or infinite
     FATAL = 3  # the engine can't go on; its process exits after this answer
 
@@ -93,7 +93,7 @@ class EngineError(Exception):
 
 
 class EngineClosed(Exception):
-    """Raised by `collect` once the engine is closed and everything submitted was collected."""
+    """Raised by `collect` once the engine is closed and all its batches are collected."""
 
 
 class ModelError(Exception):
@@ -101,11 +101,11 @@ class ModelError(Exception):
 
 
 class DeviceTrouble(ModelError):
-    """It is the device that fails the model: its memory is too small, or it is lost. Another engine fares no better."""
+    """The device is at fault: its memory is too small, or it is lost. Another engine would fail, too."""
 
 
 class ProcessSpent(ModelError):
-    """An engine has left its process such that no other can be tried in it; another start may name one."""
+    """An engine has spoiled its process, so no other engine can be tried in it. A new process can load another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,59 +114,59 @@ class ModelInfo:
 
     name: str  # as served
     engine: str  # which engine runs it: "fake", "transformers", …
-    reason: str  # why this engine
-    outputs: OutputKind  # what it can give
-    dimensions: int  # D of a pooled row; of a model that gives none, numbers in a row of its own output
+    reason: str  # why this engine was chosen
+    outputs: OutputKind  # what it can compute
+    dimensions: int  # D of a pooled row; of a model without them, D of its main output
     max_seqlen: int  # tokens a sequence, special tokens included
     vocab_size: int
-    pooling: str  # "cls", "mean", "last", …; joined ones with a + between them
-    normalize: bool  # whether a pooled row is to be scaled to length 1 before it is handed out
+    pooling: str  # "cls", "mean", "last", …; several are joined by +
+    normalize: bool  # whether pooled rows are to be scaled to length 1 for clients
     dtype: str  # compute type: "float32", …
     device: str  # "cpu", "cuda:0", …
-    architecture: str  # model_type of config.json, "" where there is none
-    notes: tuple[str, ...] = ()  # what was decided at load and why, a line each; the first says how it is computed
+    architecture: str  # model_type of config.json, or ""
+    notes: tuple[str, ...] = ()  # choices made at load and why, a line each; the first says how batches are computed
     token_dimensions: int | None = None  # D of a token's row; None = `dimensions`
-    is_padded: bool = False  # sequences of like length are computed padded to the longest of them, instead of packed
+    is_padded: bool = False  # whether sequences of similar length are padded to the longest, instead of packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """How large a batch may be and how many an engine holds."""
+    """How large a batch may be, and how many batches an engine holds."""
 
-    max_num_tokens: int  # T of a batch, a hard limit; never below max_seqlen
+    max_num_tokens: int  # T of a batch, at least max_seqlen
     max_num_seqs: int  # B of a batch
     max_seqlen: int  # tokens of one sequence
-    token_buckets: tuple[int, ...] = field(default=())  # T at which a batch is as cheap as anything below; () = none
+    token_buckets: tuple[int, ...] = field(default=())  # sizes T to which batches are padded; () = none
     streams: int = 1  # batches computed at the same time; one batch runs on one stream
-    depth: int = 2  # batches submitted and not collected: streams + 1 where the engine can stage, 1 where it blocks
-    overlaps: bool = False  # a staged batch begins as soon as the one ahead leaves a part of its stream idle
-    tokens_per_second: float = 0.0  # of one stream beside the others, measured at warm-up; 0 = not known
-    target_num_tokens: int = 0  # T from which on a batch gains no speed worth having; 0 = not known
-    max_batch_seconds: float = 0.25  # of computing, by choice: how long work may sit in one batch
-    max_batch_seconds_mixed: float = 0.05  # the same while bulk work waits and interactive work is about
+    depth: int = 2  # batches submitted and not collected: streams + 1 if the engine can stage, 1 if it blocks
+    overlaps: bool = False  # whether a staged batch begins as soon as the one ahead leaves a part of its stream idle
+    tokens_per_second: float = 0.0  # of one stream while all are busy, measured at warm-up; 0 = not known
+    target_num_tokens: int = 0  # T above which larger batches are hardly faster per token; 0 = not known
+    max_batch_seconds: float = 0.25  # the longest that a batch may compute, by choice
+    max_batch_seconds_mixed: float = 0.05  # the same while bulk work waits beside interactive work
 
 
 class Engine(Protocol):
-    """What the worker drives. `submit` and `collect` are called from two threads, each always from the same."""
+    """An engine with a loaded model. One thread calls `submit`, another one `collect`."""
 
     @property
     def info(self) -> ModelInfo:
-        """Fixed once loaded."""
+        """Does not change after loading."""
         ...
 
     @property
     def limits(self) -> EngineLimits:
-        """Fixed once loaded."""
+        """Does not change after loading."""
         ...
 
     def submit(self, batch: Batch) -> int:
-        """Take a batch and return its ticket; blocks only while `limits.depth` batches are in the engine."""
+        """Take a batch and return its ticket. Blocks only while `limits.depth` batches are in the engine."""
         ...
 
     def collect(self) -> tuple[int, Results | EngineError]:
-        """Block until some batch is finished, in any order. Raises EngineClosed after `close`."""
+        """Wait for a finished batch, in any order; its ticket and rows. Raises EngineClosed after `close`."""
         ...
 
     def close(self) -> None:
-        """Finish what was submitted and let `collect` end."""
+        """Finish the submitted batches; then `collect` raises EngineClosed."""
         ...

@@ -1,9 +1,9 @@
-"""The engine process: one model on one device, fed by one batch manager at a time. Imports with numpy alone.
+"""The engine process: one model on one device, for one batch manager at a time. Can be imported with numpy alone.
 
-Three threads, so that a batch can be received and the supervisor answered while one computes:
+Three threads, so that it can receive batches and answer the supervisor while a batch computes:
     main      the control channel: START, heartbeats, STOP
     submit    accepts the batch manager's connection, reads BATCH frames, submits them
-    collect   collects finished batches and sends RESULT or FAILED to whoever sent the batch
+    collect   collects finished batches and sends RESULT or FAILED to the sender of the batch
 """
 
 import dataclasses
@@ -50,19 +50,19 @@ class Worker:
     def __init__(self, engine: Engine, listener: socket.socket, limits: EngineLimits) -> None:
         self._engine = engine
         self._listener = listener
-        self._limits = limits  # the engine's, with what was measured at warm-up
+        self._limits = limits  # the engine's, with the measurements of the warm-up
         self._held: dict[int, _Held] = {}  # by ticket; insertion order is submission order
         self._noted = threading.Condition()  # guards `_held`; notified when a ticket is noted
 
     def start(self) -> threading.Thread:
-        """Start both threads and return the one that ends once the engine is closed."""
+        """Start both threads and return the one that ends when the engine is closed."""
         threading.Thread(target=self._submit_forever, name="submit", daemon=True).start()
         collector = threading.Thread(target=self._collect_forever, name="collect", daemon=True)
         collector.start()
         return collector
 
     def busy(self) -> Json | None:
-        """The batch that has been computing for longest, and since when (time.monotonic seconds)."""
+        """The batch that has computed for longest, and since when (time.monotonic seconds)."""
         with self._noted:
             running = [held for held in self._held.values() if held.began]
         if not running:
@@ -77,8 +77,8 @@ class Worker:
             with channel:
                 try:
                     self._serve(BlockingConnection(channel))
-                except (EOFError, OSError):  # also one that had gone before it was accepted
-                    logger.info("the batch manager has gone; waiting for the next one")
+                except (EOFError, OSError):  # also a peer that has left before it was accepted
+                    logger.info("the batch manager has left; waiting for the next one")
                 except ProtocolError as error:
                     logger.error("connection cut: %s", error)
 
@@ -117,7 +117,7 @@ class Worker:
                 self._noted.wait_for(lambda: ticket in self._held)  # noqa: B023 - runs only here
                 held = self._held.pop(ticket)
                 self._begin_next(now)
-            began = held.began or held.submitted  # the latter where it overtook the batch ahead
+            began = held.began or held.submitted  # the latter if it has overtaken the batch ahead
             self._answer(held, results, compute_seconds=max(now - began, 0.0))
 
     def _answer(self, held: _Held, results: Results | EngineError, *, compute_seconds: float) -> None:
@@ -129,7 +129,7 @@ class Worker:
             else:
                 _send_rows(held, results, compute_seconds)
         except OSError:
-            logger.info("a batch is finished whose batch manager has gone")
+            logger.info("dropped the rows of a batch: its batch manager has left")
         if isinstance(results, EngineError) and results.kind is EngineErrorKind.FATAL:
             os._exit(1)
 
@@ -151,10 +151,10 @@ def _all_finite(results: Results) -> bool:
 
 
 def main() -> NoReturn:
-    """Be an engine process: `<python> -P -m engine.worker <control descriptor> <supervisor's pid>`."""
+    """Run an engine process: `<python> -P -m engine.worker <control descriptor> <supervisor's pid>`."""
     control_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
     settle(parent_pid)
-    threading.excepthook = _die  # a worker that lost a thread would hold its batches for ever
+    threading.excepthook = _die  # without one of its threads a worker would keep its batches for ever
     supervisor = BlockingConnection(socket.socket(fileno=control_fd))
     process, start = _wait_for_start(supervisor)
     begin(process.title, process.log_level, json_output=process.json_output)
@@ -168,7 +168,7 @@ def main() -> NoReturn:
         supervisor.send(control.FAILED, 0, control.encode({"message": str(error)}))
         sys.exit(2)
     gc.collect()
-    gc.freeze()  # what is loaded by now stays; walking it would stop every thread for tenths of a second
+    gc.freeze()  # the model stays; collecting it would stop all threads for tenths of a second
     worker = Worker(engine, socket.socket(fileno=start.listener_fd), limits)
     collector = worker.start()
     loading.stop()
@@ -192,7 +192,7 @@ def _wait_for_start(supervisor: BlockingConnection) -> tuple[ProcessStart, Engin
 
 
 class _Heartbeat:
-    """Beats from a thread of its own while the main thread loads a model."""
+    """Sends heartbeats from its own thread while the main thread loads a model."""
 
     def __init__(self, supervisor: BlockingConnection) -> None:
         self._supervisor = supervisor
@@ -201,7 +201,7 @@ class _Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return once the supervisor's socket is free for another sender."""
+        """Return when another sender can use the supervisor's socket."""
         self._stopped.set()
         self._thread.join()
 
@@ -215,7 +215,7 @@ def _send_heartbeat(supervisor: BlockingConnection, busy: Json | None) -> None:
 
 
 def _beat_until_stopped(supervisor: BlockingConnection, worker: Worker) -> None:
-    """Answer the supervisor until it says STOP; without a supervisor this process has no reason to live."""
+    """Answer the supervisor until it sends STOP. Without a supervisor the process exits."""
     try:
         while True:
             if not supervisor.wait(control.HEARTBEAT_SECONDS):

@@ -45,20 +45,13 @@ def _probed(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
         return engine_error(error)
     if model.chosen.capability is None:  # what a CPU lacks in memory it lends from the disk, and takes a while
         return engine
-    largest = _largest(engine, model.chosen)
+    largest = sample_ids.largest_batch(model.chosen.folder, engine.limits)
     # Met twice, its graph is recorded and keeps its memory; what is never recorded needs as much beside it.
     for outputs in (OutputKind.POOLED, OutputKind.POOLED, ALL_OUTPUTS):
         results = selfcheck.answered(engine, largest, outputs)
         if isinstance(results, EngineError):
             return results
     return engine
-
-
-def _largest(engine: FusedEngine, chosen: Choices) -> sample_ids.Sequences:
-    """Sequences of the longest kind that come to a batch of the largest kind."""
-    num_seqs, rest = divmod(engine.limits.max_num_tokens, engine.limits.max_seqlen)
-    seqlens = [engine.limits.max_seqlen] * num_seqs + [rest] * (rest > 0)
-    return sample_ids.arbitrary(chosen.folder, seqlens[: engine.limits.max_num_seqs])
 
 
 def record_queries(engine: FusedEngine, chosen: Choices) -> None:

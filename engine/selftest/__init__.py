@@ -1,4 +1,4 @@
-"""What a loaded engine is tried on before it serves: sample sequences, row checks and the warm-up.
+"""Tests a loaded engine before it serves: sample sequences, the comparison of rows and the warm-up.
 
-Knows the `Engine` protocol alone, no engine.
+Only the `Engine` protocol is known here. What only one engine needs belongs to that engine's folder.
 """

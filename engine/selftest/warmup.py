@@ -6,7 +6,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.failures import not_finite
+from engine.selftest.comparison import not_finite
 from engine.types import Batch, Engine, EngineError, EngineLimits, ModelError, OutputKind, Results, main_output
 
 _SEQLENS = (1, 5, 5, 16)  # tokens; equal lengths are there on purpose

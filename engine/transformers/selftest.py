@@ -1,7 +1,7 @@
-"""Chooses how a freshly loaded model is run, by trying it: packed where that gives what one sequence at a time gives.
+"""Chooses by a self-test how a freshly loaded model is run: packed if that gives the rows of one sequence at a time.
 
-Most architectures can be packed. A few bring an attention of their own, and some mix neighbouring tokens elsewhere
-(convolutions, concatenated embeddings), which no flag of theirs tells. What is made of the rows is tried with them.
+Most architectures can be packed. A few have their own attention, and some mix neighbouring tokens elsewhere
+(convolutions, concatenated embeddings), which no flag in their configuration says. The heads are tested with the rows.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from engine.failures import one_line
 from engine.model.model_folder import ModelFolder
+from engine.selftest.comparison import TOLERANCE, largest_difference
 from engine.transformers import attention
 from engine.transformers.forward import Forward, PackedForward, PaddedForward
 from engine.transformers.heads.maker import Makers
@@ -21,10 +22,8 @@ from engine.transformers.prepack import prepack
 from engine.transformers.trial import Scores, Trial, run_alone
 from engine.types import ModelError, OutputKind, Rows
 
-# largest difference over largest value: rounding alone; a leak between sequences is a thousand times that
-_TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-_FLOAT32_TOLERANCE_ON_GPU = 1e-4  # another kernel, with another order of additions, for each shape
-_ROOM_OF_SCORES = 10  # times that: a head can make a small score of the difference of large numbers
+_FLOAT32_TOLERANCE_ON_GPU = 1e-4  # each shape has its own kernel, which adds in its own order
+_SCORES_FACTOR = 10  # times the tolerance: a small score can be the difference of large numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,10 @@ class Choice:
 
 
 def choose_forward(whole: PreTrainedModel, folder: ModelFolder, *, prepacks: bool = False) -> Choice:
-    """Try packed, then padded, both held against one sequence at a time with the layers as they were loaded.
+    """Try packed, then padded, and compare both with one sequence at a time through the layers as they were loaded.
 
-    whole: see `loading.load_model`. prepacks: lay out weights anew for speed. Raises ModelError where neither is right;
-    the model may be spoiled then.
+    whole: see `loading.load_model`. prepacks: rearrange weights for speed. Raises ModelError if neither is right;
+    the model must not be used then.
     """
     trial = run_alone(whole, folder)
     made = makers_of(folder, whole, trial)
@@ -65,7 +64,7 @@ def choose_forward(whole: PreTrainedModel, folder: ModelFolder, *, prepacks: boo
 def _try_packed(
     model: PreTrainedModel, folder: ModelFolder, trial: Trial, makers: Makers
 ) -> tuple[PackedForward | None, str]:
-    """The forward, or why it is not to be used; the model then has its own attention again."""
+    """The forward; or None and the reason, and the model has its own attention again."""
     own = model.config._attn_implementation
     if not model._can_set_attn_implementation():
         return None, f"{type(model).__name__} takes no attention function from outside"
@@ -80,35 +79,37 @@ def _try_packed(
 
 
 def _is_reentrant(model: PreTrainedModel) -> bool:
-    """Some rotary embeddings note in the module itself how long the sequences are that they work on."""
+    """Some rotary embeddings keep the length of the current sequences in the module itself."""
     kinds = " ".join(str(getattr(module, "rope_type", "")) for module in model.modules())
     return "dynamic" not in kinds and "longrope" not in kinds
 
 
 def _disagreement(forward: Forward, trial: Trial, makers: Makers) -> str:
-    """What is wrong with these rows or what is made of them, "" if nothing is."""
+    """What is wrong with the forward's rows or the heads' scores; "" if nothing is."""
     try:
         rows = forward(trial.batch)
         if rows.shape != trial.token_rows.shape:
             return f"gives rows of shape {tuple(rows.shape)}, not {tuple(trial.token_rows.shape)}"
         scores = {kind: makers[kind](rows, trial.batch) for kind in trial.scores}
-    except Exception as error:  # whatever a layer makes of input that it was not written for
+    except Exception as error:  # layers raise anything on input that they do not support
         return f"fails with {one_line(error)}"
     tolerance = _tolerance(rows)
-    difference = ((rows - trial.token_rows).abs().max() / trial.token_rows.abs().max()).item()
+    difference = largest_difference(_on_host(rows), _on_host(trial.token_rows))
     if not difference <= tolerance:
         return f"differs by {difference:.1e} from one sequence at a time"
     difference = max((_difference(scores[kind], kind, own) for kind, own in trial.scores.items()), default=0.0)
-    return "" if difference <= _ROOM_OF_SCORES * tolerance else f"gives scores that differ by {difference:.1e}"
+    return "" if difference <= _SCORES_FACTOR * tolerance else f"gives scores that differ by {difference:.1e}"
 
 
 def _difference(rows: Rows, kind: OutputKind, expected: Scores) -> float:
-    """The largest, relative to the largest score where that is above 1."""
-    values = expected.values.cpu().numpy()
+    """The largest difference, relative to the largest score if that is above 1."""
+    values = _on_host(expected.values)
     found = _dense(rows, values.shape[1]) if kind is OutputKind.SPARSE else rows.values
-    if found.shape != values.shape:
-        return torch.inf
-    return float(np.abs(found - values).max()) / max(1.0, expected.scale)
+    return largest_difference(found, values, scale=max(1.0, expected.scale))
+
+
+def _on_host(rows: torch.Tensor) -> NDArray[np.float32]:
+    return rows.float().cpu().numpy()
 
 
 def _dense(rows: Rows, num_entries: int) -> NDArray[np.float32]:
@@ -122,4 +123,4 @@ def _dense(rows: Rows, num_entries: int) -> NDArray[np.float32]:
 
 def _tolerance(rows: torch.Tensor) -> float:
     is_exact = rows.dtype is torch.float32
-    return _FLOAT32_TOLERANCE_ON_GPU if is_exact and rows.is_cuda else _TOLERANCE[rows.dtype]
+    return _FLOAT32_TOLERANCE_ON_GPU if is_exact and rows.is_cuda else TOLERANCE[str(rows.dtype).removeprefix("torch.")]

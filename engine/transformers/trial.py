@@ -1,29 +1,26 @@
-"""A few arbitrary sequences, and what the library's own forward makes of each alone: what all else is held against.
+"""Runs a few arbitrary sequences through the library's own forward, one at a time: the reference for the self-test.
 
 Shapes: T tokens of all sequences, B sequences, S tokens of one, D numbers a row, L raw scores, V vocabulary entries.
 """
 
 import inspect
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine.failures import not_finite, one_line
+from engine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
 from engine.rows.transfer import on_device
+from engine.selftest.comparison import batch_of, not_finite
+from engine.selftest.sample_ids import Sequences, arbitrary
 from engine.types import Batch, ModelError, OutputKind
 
 _SEQLENS = (5, 17, 1, 5, 9, 30)  # equal lengths are there on purpose, and a sum that `forward` rounds up
-_NUM_SPECIAL = 4  # the first ids are often padding and markers
-_KINDS: dict[type[Head], OutputKind] = {  # of heads that are the library's
+_KINDS: dict[type[Head], OutputKind] = {  # of the library's own heads
     SequenceScores: OutputKind.LOGITS,
     AnswerScore: OutputKind.LOGITS,
     TokenScores: OutputKind.TOKEN_LOGITS,
@@ -33,10 +30,10 @@ _KINDS: dict[type[Head], OutputKind] = {  # of heads that are the library's
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of a model's own head."""
+    """The scores that a model's own head gives."""
 
     values: Tensor  # float32: [B, L], of token scores [T, L], of vocabulary weights [B, V]
-    scale: float  # largest absolute value of what the class itself gives for them
+    scale: float  # largest absolute score of the class itself, before subtracting or pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +42,25 @@ class Trial:
 
     batch: Batch
     token_rows: Tensor  # the last hidden states [T, D] in the model's type
-    scores: dict[OutputKind, Scores]  # of the head that is the library's, if there is one
+    scores: dict[OutputKind, Scores]  # of the library's own head, if there is one
 
 
 def run_alone(model: PreTrainedModel, folder: ModelFolder) -> Trial:
-    """One sequence at a time through the model as it was loaded. Raises ModelError where it does not run or overflows.
+    """Run one sequence at a time through the model as it was loaded. Raises ModelError if it fails or overflows.
 
     model: see `loading.load_model`.
     """
-    batch = _sample(folder)
+    sequences = arbitrary(folder, _SEQLENS)
     head = next((head for head in folder.heads if type(head) in _KINDS), None)
     if isinstance(head, AnswerScore):
         _check_entries(head, folder)
     try:
-        rows, scores = _run(model, head, batch)
-    except Exception as error:  # whatever a model makes of input that it was not written for
+        rows, scores = _run(model, head, sequences)
+    except Exception as error:  # models raise anything on input that they do not support
         raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
     if not all(tensor.isfinite().all() for tensor in (rows, *(each.values for each in scores))):
         raise not_finite("transformers", str(rows.dtype).removeprefix("torch."))
-    return Trial(batch, rows, {} if head is None else {_KINDS[type(head)]: _joined(scores)})
+    return Trial(batch_of(sequences), rows, {} if head is None else {_KINDS[type(head)]: _joined(scores)})
 
 
 def _check_entries(head: AnswerScore, folder: ModelFolder) -> None:
@@ -73,11 +70,11 @@ def _check_entries(head: AnswerScore, folder: ModelFolder) -> None:
 
 
 @torch.inference_mode()
-def _run(model: PreTrainedModel, head: Head | None, batch: Batch) -> tuple[Tensor, list[Scores]]:
-    """Token rows of all sequences, and the scores of each where there is a head."""
+def _run(model: PreTrainedModel, head: Head | None, sequences: Sequences) -> tuple[Tensor, list[Scores]]:
+    """Token rows of all sequences, and the scores of each if there is a head."""
     rows: list[Tensor] = []
     scores: list[Scores] = []
-    # a whole vocabulary for each token is a lot, where one token is wanted
+    # one token's scores are needed; those of all tokens take a lot of memory
     fixed = {"logits_to_keep": 1} if isinstance(head, AnswerScore) and _takes(model, "logits_to_keep") else {}
     runs = model.base_model if head is None else model
 
@@ -86,7 +83,7 @@ def _run(model: PreTrainedModel, head: Head | None, batch: Batch) -> tuple[Tenso
 
     handle = model.base_model.register_forward_hook(keep)
     try:
-        for token_ids in _sequences(batch):
+        for token_ids in sequences:
             output = runs(input_ids=on_device(token_ids, model.device)[None], **fixed)
             if head is not None:
                 scores.append(_scores(head, output.logits.float()))
@@ -96,7 +93,7 @@ def _run(model: PreTrainedModel, head: Head | None, batch: Batch) -> tuple[Tenso
 
 
 def _scores(head: Head, logits: Tensor) -> Scores:
-    """Of one sequence, float32: logits [1, L], of those that score each token [1, S, L]."""
+    """Of one sequence. Logits are float32 [1, L], or [1, S, L] of heads that score each token."""
     match head:
         case AnswerScore():
             wanted = logits[:, -1, entries_of(head)]
@@ -115,27 +112,13 @@ def _joined(scores: list[Scores]) -> Scores:
 
 
 def entries_of(head: AnswerScore) -> list[int]:
-    """Of the vocabulary, those that `answer_score` takes."""
+    """The vocabulary ids whose scores `answer_score` takes."""
     return [head.yes_id] if head.no_id is None else [head.yes_id, head.no_id]
 
 
 def answer_score(scores: Tensor) -> Tensor:
-    """[B, 1]: yes less no, of [B, 2]; or yes alone, of [B, 1]."""
+    """[B, 1]: yes minus no, of [B, 2]; or yes alone, of [B, 1]."""
     return scores[:, :1] - scores[:, 1:].sum(dim=1, keepdim=True)
-
-
-def _sequences(batch: Batch) -> Iterator[NDArray[np.int32]]:
-    for start, end in itertools.pairwise(batch.cu_seqlens.tolist()):
-        yield batch.token_ids[start:end]
-
-
-def _sample(folder: ModelFolder) -> Batch:
-    """Arbitrary ids, the same at each start."""
-    seqlens = np.minimum(_SEQLENS, folder.max_seqlen)
-    cu_seqlens = np.concatenate(([0], np.cumsum(seqlens))).astype(np.int32)
-    first = min(_NUM_SPECIAL, folder.vocab_size - 1)
-    token_ids = np.random.default_rng(seed=0).integers(first, folder.vocab_size, cu_seqlens[-1], np.int32)
-    return Batch("", OutputKind.POOLED, token_ids, cu_seqlens)
 
 
 def _takes(model: PreTrainedModel, argument: str) -> bool:

@@ -1,44 +1,95 @@
-"""Holds a freshly compiled model against transformers' own rows, before anything is answered with it."""
+"""Compares a freshly compiled model with transformers' own rows, before it serves. Knows torch.
+
+Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from engine.cpu.conversion.reference import Reference
+from engine.cpu.conversion.graph import Graph
 from engine.cpu.executor import Executor, Run
 from engine.cpu.minibatch import cut, padded
 from engine.failures import one_line
+from engine.model.model_folder import ModelFolder
 from engine.rows.pooling_numpy import Pooling
+from engine.selftest import sample_ids
+from engine.selftest.comparison import batch_of, largest_difference, not_finite
 from engine.selftest.sample_ids import Sequences
-from engine.selftest.sequences import num_hidden
-from engine.types import EXPANSION_TOKEN, Batch, ModelError, OutputKind
+from engine.selftest.sentences import SENTENCES
+from engine.types import EXPANSION_TOKEN, Batch, ModelError
 
-_RowsOfEach = list[NDArray[np.float32]]  # [S, D] of each sequence; where a sequence has one row, S is 1
+_RowsOfEach = list[NDArray[np.float32]]  # [S, D] of each sequence
 
 MIN_COSINE = 0.97  # of any int8 row to its float32 row
 
-# largest difference over largest value: rounding alone; a leak between sequences is a hundred times that
+_LONGEST = 1024  # tokens; longer sequences would take seconds
+# Equal lengths are there on purpose; 140 is longer than ModernBERT's window of 128.
+_SEQLENS = (5, 17, 1, 5, 9, 8, 140, _LONGEST)
+
+# largest difference over largest value; the libraries round differently, a leak between sequences is 100 times above
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 _SMALLEST = 1e-6  # of a largest value; a head may give zeros
 
 
-def largest_difference(executor: Executor, reference: Reference, *, pad_id: int, dtype: str) -> float:
-    """Relative to the largest value. Raises ModelError where it is more than rounding.
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Sequences and the rows that transformers gives for them, one sequence at a time."""
 
-    The sequences are computed together and each alone, on one core and on all.
+    sequences: Sequences  # int32 [S] each
+    rows: _RowsOfEach
+    hides_tokens: bool = False  # whether the last half of each sequence is hidden from the other tokens
+
+    @property
+    def dimensions(self) -> int:
+        """D."""
+        return int(self.rows[0].shape[1])
+
+
+def samples(folder: ModelFolder, *, is_quantized: bool) -> Sequences:
+    """Arbitrary ids. For a quantized model: English sentences and paragraphs, and all of them as one text, because its
+    cosines depend on the text.
+
+    Raises ModelError if the tokenizer can't be read.
     """
-    together, alone = _rows(executor, reference, pad_id=pad_id)
+    if not is_quantized:
+        return sample_ids.arbitrary(folder, _SEQLENS)
+    return sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=_LONGEST)
+
+
+def compute_reference(model: Graph, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
+    """Raises ModelError if the model does not run, or gives rows that are not finite."""
+    try:
+        rows = [_run_original(model, sequence, _num_hidden(sequence) if hides_tokens else 0) for sequence in sequences]
+    except Exception as error:
+        raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
+    if not all(np.isfinite(of_one).all() for of_one in rows):
+        raise not_finite("transformers", "float32")
+    return Reference(sequences, rows, hides_tokens)
+
+
+def check_difference(executor: Executor, reference: Reference, *, pad_id: int, dtype: str) -> float:
+    """The largest difference, relative to the largest value. Raises ModelError if rounding does not explain it.
+
+    The sequences are computed together on one core, and each alone on all cores.
+    """
     expected = np.concatenate(reference.rows)
-    rows = np.stack([np.concatenate(together), np.concatenate(alone)])
-    difference = float(np.abs(rows - expected).max() / max(np.abs(expected).max(), _SMALLEST))
+    scale = max(float(np.abs(expected).max()), _SMALLEST)
+    difference = max(
+        largest_difference(np.concatenate(rows), expected, scale=scale)
+        for rows in _rows(executor, reference, pad_id=pad_id)
+    )
     if difference > _TOLERANCE[dtype]:
         raise ModelError(f"the compiled model differs from transformers' by {difference:.1e} of the largest value")
     return difference
 
 
-def cosines(executor: Executor, reference: Reference, *, pad_id: int, pooling: Pooling) -> tuple[float, float]:
+def check_cosines(executor: Executor, reference: Reference, *, pad_id: int, pooling: Pooling) -> tuple[float, float]:
     """The smallest and the median cosine of pooled rows to the reference's. Raises ModelError below MIN_COSINE.
 
-    The model gives token rows. The sequences are computed as in `largest_difference`.
+    The model must give token rows. The sequences are computed as in `check_difference`.
     """
     expected = _pooled(reference.rows, pooling)
     rows = np.stack([_pooled(rows, pooling) for rows in _rows(executor, reference, pad_id=pad_id)])
@@ -51,6 +102,23 @@ def cosines(executor: Executor, reference: Reference, *, pad_id: int, pooling: P
             f"and {MIN_COSINE} is asked for; serve it with --quantization none"
         )
     return smallest, median
+
+
+@torch.inference_mode()
+def _run_original(model: Graph, sequence: NDArray[np.int32], num_hidden: int) -> NDArray[np.float32]:
+    ids, mask = torch.tensor(sequence, dtype=torch.int64)[None], None
+    if num_hidden:
+        mask = torch.ones_like(ids)
+        mask[:, -num_hidden:] = 0
+    rows: NDArray[np.float32] = model(ids, mask)[0].numpy()
+    return rows if model.is_per_token else rows[None]
+
+
+def _num_hidden(sequence: NDArray[np.int32]) -> int:
+    """Tokens at the end of a sequence that are hidden from the others. If the last 70 of 140 are hidden, ModernBERT's
+    window of 64 to either side leaves the last token none that it can see.
+    """
+    return len(sequence) // 2
 
 
 def _pooled(token_rows: _RowsOfEach, pooling: Pooling) -> NDArray[np.float32]:
@@ -72,13 +140,12 @@ def _rows(executor: Executor, reference: Reference, *, pad_id: int) -> tuple[_Ro
 
 
 def _batch(sequences: Sequences, *, hides_tokens: bool) -> Batch:
-    cu_seqlens = np.cumsum([0, *map(len, sequences)], dtype=np.int32)
     types = None
     if hides_tokens:
-        types = np.zeros(cu_seqlens[-1], np.int32)
-        for sequence, end in zip(sequences, cu_seqlens[1:], strict=True):
-            types[end - num_hidden(sequence) : end] = EXPANSION_TOKEN
-    return Batch("", OutputKind(0), np.concatenate(sequences), cu_seqlens, types)
+        types = np.zeros(sum(map(len, sequences)), np.int32)
+        for sequence, end in zip(sequences, np.cumsum([len(each) for each in sequences]), strict=True):
+            types[end - _num_hidden(sequence) : end] = EXPANSION_TOKEN
+    return batch_of(sequences, token_type_ids=types)
 
 
 def _run(run: Run, executor: Executor, batch: Batch, *, pad_id: int) -> _RowsOfEach:

@@ -23,7 +23,7 @@ def affordable_limits(engine: Engine, folder: ModelFolder) -> EngineLimits:
     """
     found, asked = engine.limits, engine.limits.max_num_tokens
     _compute(engine, sample_ids.arbitrary(folder, [1]))
-    while not _compute(engine, _largest(found, folder)):
+    while not _compute(engine, sample_ids.largest_batch(folder, found)):
         if found.max_num_tokens <= found.max_seqlen:
             raise DeviceTrouble(
                 f"one sequence of {found.max_seqlen} tokens runs out of memory on {engine.info.device}: free some of "
@@ -44,10 +44,3 @@ def _compute(engine: Engine, sequences: Sequences) -> bool:
     if results.kind is EngineErrorKind.OUT_OF_MEMORY:
         return False
     raise selfcheck.cannot_run(engine.info.engine, results)
-
-
-def _largest(limits: EngineLimits, folder: ModelFolder) -> Sequences:
-    """As many tokens as a batch may have, in sequences of the longest kind."""
-    num_seqs, rest = divmod(limits.max_num_tokens, limits.max_seqlen)
-    seqlens = [limits.max_seqlen] * num_seqs + [rest] * (rest > 0)
-    return sample_ids.arbitrary(folder, seqlens[: limits.max_num_seqs])

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from engine.failures import not_finite
 from engine.fused.adapters.recipe import activation_of, require
 from engine.fused.checks import check_outputs
 from engine.fused.model.rotary import check
 from engine.model import model_folder
 from engine.model.tasks import SequenceScores, Task, TokenWeights
 from engine.selftest import selfcheck
+from engine.selftest.comparison import not_finite
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, ModelError
 from tests.engine.tiny_models import save
 
