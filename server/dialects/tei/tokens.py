@@ -10,7 +10,7 @@ from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error
 from server.dialects.writing.rows import as_list
 from server.requests.pipeline import Pipeline
-from server.requests.time_slices import steps
+from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tokenizer_pool.details import Token
 
@@ -86,7 +86,11 @@ def decode_decode(call: Call, body: bytes) -> DecodeRequest:
 
 async def encode_tokens(call: Call, request: TokenizeRequest, tokens: list[list[Token]]) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
-    return Answer(200, [_JSON], as_list([await _encode_text(text) for text in tokens]))
+    texts, time_slice = [], TimeSlice()
+    for text in tokens:
+        texts.append(await _encode_text(text))
+        await time_slice.end_if_over()
+    return Answer(200, [_JSON], as_list(texts))
 
 
 async def _encode_text(tokens: list[Token]) -> bytes:

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from server.dialects.route import RequestOptions
-from server.dialects.tei.tokens import decode_decode, decode_tokenize
+from server.dialects.tei.tokens import decode_decode, decode_tokenize, encode_tokens
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
 from server.requests.models import ModelTable
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tests.server.edge import new_call, one_model, served_model
+from tests.server.loop_share import turns_during
+from tokenizer_pool.details import Token
 from wire.vocabulary import RequestClass
 
 MODELS = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
@@ -92,3 +94,11 @@ def test_what_is_refused_is_named(decoder: Any, body: Any, kind: type[RequestErr
     assert type(refused.value) is kind
     assert refused.value.param == param
     assert refused.value.message.startswith(param or "the body")
+
+
+@pytest.mark.parametrize(("num_texts", "num_tokens"), [(10, 100), (1, 10_240)])
+def test_other_requests_run_while_tokens_are_written(num_texts: int, num_tokens: int) -> None:
+    request = tokenize({"inputs": ["a"]})
+    tokens = [[Token(7, "a", False, at, at + 1) for at in range(num_tokens)]] * num_texts
+
+    assert turns_during(encode_tokens(new_call(OPTIONS, models=MODELS), request, tokens)) >= 10
