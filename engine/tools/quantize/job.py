@@ -69,12 +69,12 @@ def _unfinished(folder: Path, config: str) -> Iterator[Path]:
     config.json is the lock, and shows whose folder it is. So nothing else is to be removed once the folder has its
     final name. Raises ModelError where `folder` holds something else, or another process has locked it; OSError.
     """
-    lock = folder / CONFIG
+    lock, content = folder / CONFIG, config.encode()
     in_the_way = ModelError(f"{folder} is in the way: it is not what an unfinished quantization of this model leaves")
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not lock.is_file())):
         raise in_the_way
     folder.mkdir(exist_ok=True)
-    with lock.open("a+", encoding="utf-8") as opened:
+    with lock.open("a+b") as opened:
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel's: a process that ends holds it no more
         except BlockingIOError as error:
@@ -82,12 +82,12 @@ def _unfinished(folder: Path, config: str) -> Iterator[Path]:
         if not os.path.samestat(os.fstat(opened.fileno()), lock.stat()):  # another process has just finished with it
             raise ModelError(f"another process is at work in {folder}")
         opened.seek(0)
-        if not config.startswith(opened.read(len(config) + 1)):
+        if not content.startswith(opened.read(len(content) + 1)):
             raise in_the_way
         try:
             _remove_others(folder)  # from a run that was killed
             opened.truncate(0)
-            opened.write(config)
+            opened.write(content)
             opened.flush()
             yield folder
         except BaseException:

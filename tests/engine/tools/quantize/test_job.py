@@ -212,15 +212,29 @@ def test_killed_at_the_very_end_it_leaves_nothing_else(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("name", ["mine", "config.json"])
-def test_what_is_in_the_way_stays(name: str, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"), [("mine", b"of mine"), ("config.json", b"of mine"), ("config.json", b"\xff")]
+)
+def test_what_is_in_the_way_stays(name: str, content: bytes, model: Path, tmp_path: Path) -> None:
     (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / name).write_text("of mine")
+    (tmp_path / "out.partial" / name).write_bytes(content)
     with pytest.raises(ModelError, match="is in the way"):
         quantized(model, tmp_path / "out")
-    assert contents(tmp_path) == {f"out.partial/{name}": b"of mine"}
+    assert contents(tmp_path) == {f"out.partial/{name}": content}
     with pytest.raises(ModelError, match="nothing is written over"):
         quantized(model, tmp_path / "out.partial")
+
+
+def test_killed_within_a_character_of_the_configuration_it_begins_again(model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "_name_or_path": "é"}))
+    whole = contents(quantized(folder, tmp_path / "whole").folder)
+    cut = whole["config.json"][: whole["config.json"].index("é".encode()) + 1]
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "config.json").write_bytes(cut)
+
+    assert contents(quantized(folder, tmp_path / "out").folder) == whole
 
 
 def test_two_at_once_are_refused(model: Path, tmp_path: Path) -> None:
