@@ -1,4 +1,4 @@
-"""Where in its sequence each token of a packed batch stands, counted as its architecture counts. Knows no tensors."""
+"""Position ids of a packed batch, numbered as the architecture does. Shared by the fused and transformers engines."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,10 +7,10 @@ from engine.types import Batch
 
 
 def position_ids(batch: Batch, padding_idx: int | None) -> NDArray[np.int32]:
-    """Positions [T] that begin anew with each sequence.
+    """Positions [T], which start again with each sequence.
 
-    RoBERTa and its kin (padding_idx given) number from padding_idx + 1, and leave out tokens that are padding_idx
-    themselves, as a text can make one by spelling it out.
+    RoBERTa and similar models (padding_idx given) number from padding_idx + 1 and skip tokens that are padding_idx
+    themselves. A text can contain such a token by spelling it out.
     """
     starts = np.repeat(batch.cu_seqlens[:-1], np.diff(batch.cu_seqlens))
     if padding_idx is None:

@@ -20,8 +20,7 @@ from engine.failures import engine_error, one_line
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
-from engine.transformers.forward import Forward, hiding
-from engine.transformers.heads.maker import Makers
+from engine.transformers.forward import Forward, Makers, hiding
 from engine.transformers.heads.query_table import QueryTable, query_table
 from engine.transformers.loading import load_model
 from engine.transformers.placement import Place, check_fits, place

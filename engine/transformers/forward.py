@@ -10,7 +10,7 @@ Shapes: T tokens of all sequences, B sequences in a batch, S tokens of the longe
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from engine.model.positions import position_ids
 from engine.rows.transfer import on_device
 from engine.transformers.prepack import is_prepacked, rows_with_code
-from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch
+from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind, Rows
 
 # At once, in padded sequences of like length. On a CPU more are no faster, and the padding stays small.
 _MAX_PADDED_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -34,6 +34,10 @@ class Forward(Protocol):
     def __call__(self, batch: Batch, /) -> Tensor:
         """The last hidden states [T, D] in the order of batch.token_ids, where the model is."""
         ...
+
+
+Maker = Callable[[Tensor, Batch], Rows]  # makes an output's rows from the token rows of a Forward
+Makers = Mapping[OutputKind, Maker]
 
 
 class PackedForward:

@@ -15,8 +15,7 @@ from engine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.selftest.comparison import TOLERANCE, largest_difference
 from engine.transformers import attention
-from engine.transformers.forward import Forward, PackedForward, PaddedForward
-from engine.transformers.heads.maker import Makers
+from engine.transformers.forward import Forward, Makers, PackedForward, PaddedForward
 from engine.transformers.heads.makers import makers_of
 from engine.transformers.prepack import prepack
 from engine.transformers.trial import Scores, Trial, run_alone

@@ -1,13 +1,14 @@
-"""A transformers model as executors convert it: padded ids in, rows out. Knows torch, and no executor.
+"""A transformers model in the form that executors convert: padded ids in, rows out. Knows torch, no executor.
 
-A head that transformers has a class for is computed by that class, which so decides what its scores are made of: it
-gets the attention mask, and the ids in which it looks for padding.
+If transformers has a class for the head, that class computes the scores. It gets the attention mask, and the ids in
+which it looks for padding.
 
 Shapes: B sequences, S tokens of the longest, V entries of the vocabulary, D numbers a row.
 """
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,22 +16,24 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.cpu.conversion import tracing
+from engine.cpu.executor import OUTPUT
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
 from engine.types import ModelError
 
-_EXAMPLE_SHAPE = (2, 7)  # with padding in it: where there is none, some models leave out their mask
-_NO_TOKEN = -1  # no text has it
+_EXAMPLE_SHAPE = (2, 7)  # with padding, because without it some models leave out their mask
+_NO_TOKEN = -1  # never in a text
+_ONNX_OPSET = 17
 
 _Finish = Callable[[Tensor, Tensor | None], Tensor]  # of rows [B, S, D] and the mask [B, S]; None = no padding
 
 
 class Graph(nn.Module):
-    """Rows [B, S, D], or [B, D] where a sequence has one."""
+    """Gives rows [B, S, D], or [B, D] if a sequence has one."""
 
     def __init__(self, model: PreTrainedModel, head: Head | None, *, hides_tokens: bool = False) -> None:
-        """`model`: the whole class for the head, the bare transformer for none; `hides_tokens`: some tokens are masked
-        that are not padding. Raises ModelError.
+        """`model`: the class with the head, or the bare transformer if there is none. `hides_tokens`: tokens other than
+        padding can be masked. Raises ModelError.
         """
         super().__init__()
         self.model = model
@@ -39,7 +42,7 @@ class Graph(nn.Module):
         if model.config._attn_implementation == "sdpa":
             tracing.register()
             model.set_attn_implementation(tracing.TRACED_WITH_HIDDEN if hides_tokens else tracing.TRACED)
-        # Without a table for them, such as GPT-2, a model would take zeros for tokens and add the row of token 0.
+        # A model without a table of token types, such as GPT-2, would take their zeros for token 0.
         self.takes_types = _takes(model, TOKEN_TYPE_IDS) and bool(getattr(model.config, "type_vocab_size", 0))
         self._fixed = {"use_cache": False} if _takes(model, "use_cache") else {}
         self._finish = _finish(model, head)
@@ -47,20 +50,36 @@ class Graph(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """All int64 [B, S]."""
+        """The rows of a padded mini-batch; all arguments are int64 [B, S]."""
         types = {TOKEN_TYPE_IDS: token_type_ids} if self.takes_types else {}
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, **types, **self._fixed)
         rows: Tensor = output.logits if "logits" in output else output.last_hidden_state
         return self._finish(rows, attention_mask) if self._finish else rows
 
     def example(self) -> dict[str, Tensor]:
-        """Inputs to trace it with, by name."""
+        """Inputs for tracing, by name."""
         mask = torch.ones(_EXAMPLE_SHAPE, dtype=torch.int64)
         mask[1, 5:] = 0
         vocab_size = self.model.config.get_text_config().vocab_size
         ids = torch.arange(mask.numel()).reshape(_EXAMPLE_SHAPE) % vocab_size
         types = {TOKEN_TYPE_IDS: torch.zeros_like(mask)} if self.takes_types else {}
         return {INPUT_IDS: ids, ATTENTION_MASK: mask, **types}
+
+    def export_onnx(self, file: Path) -> None:
+        """Write an ONNX file by tracing. torch's newer exporter needs two more packages."""
+        example = self.example()
+        sequences = {0: "sequences"}
+        axes = {**sequences, 1: "tokens"}
+        torch.onnx.export(
+            self,
+            tuple(example.values()),
+            file,
+            input_names=list(example),
+            output_names=[OUTPUT],
+            dynamic_axes={**dict.fromkeys(example, axes), OUTPUT: axes if self.is_per_token else sequences},
+            opset_version=_ONNX_OPSET,
+            dynamo=False,
+        )
 
 
 def _takes(model: PreTrainedModel, argument: str) -> bool:
@@ -78,10 +97,10 @@ def _finish(model: PreTrainedModel, head: Head | None) -> _Finish | None:
 
 
 def _pad_of_scores(model: PreTrainedModel) -> int:
-    """The id that the class takes for padding: a decoder's scores are those of the last token that is not it.
+    """The id that the class takes for padding: a decoder's scores are those of the last token with another id.
 
-    Where the model has none, or one that its table lacks, a number that is no token does it: each token then counts,
-    as it does where a sequence is alone.
+    If the model has no such id, or its table lacks it, a number that is no token is used. Then each token counts, as in
+    a sequence alone.
     """
     config = model.config.get_text_config()
     found = config.pad_token_id
@@ -93,7 +112,7 @@ def _pad_of_scores(model: PreTrainedModel) -> int:
 
 
 def _with_tokens_alone(_: nn.Module, positional: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The transformer itself has no row for such a number; what it makes of padding is masked."""
+    """Replace _NO_TOKEN, for which the transformer has no row. The rows of padding are masked."""
     if positional:
         ids, *others = positional
         return (ids.clamp(min=0), *others), named
@@ -101,7 +120,7 @@ def _with_tokens_alone(_: nn.Module, positional: Any, named: dict[str, Any]) -> 
 
 
 def _vocabulary_weights(head: VocabularyWeights) -> _Finish:
-    """[B, V] of the scores [B, S, V]. The activation never falls, so the largest may be taken first."""
+    """[B, V] of the scores [B, S, V]. The activation is monotonic, so the maximum may be taken first."""
 
     def activated(scores: Tensor) -> Tensor:
         weights = scores.relu().log1p()
@@ -116,7 +135,7 @@ def _vocabulary_weights(head: VocabularyWeights) -> _Finish:
 
 
 def _keep_two_rows(model: PreTrainedModel, head: AnswerScore) -> None:
-    """Of the output embedding; what the class does with scores after it, such as Gemma 2's softcap, stays."""
+    """Drop all other rows of the output embedding. What follows it in the class, such as Gemma 2's softcap, stays."""
     whole = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(whole, nn.Linear):
         raise ModelError(f"the class of {model.config.model_type!r} has no output embedding to take rows from")

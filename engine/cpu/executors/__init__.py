@@ -1,3 +1,1 @@
-"""The libraries that compile a model for the CPU, one file each, and what ONNX needs besides. Imports no torch but in
-onnx_export.
-"""
+"""The libraries that compile a model for the CPU, one file each, and int8 quantization for ONNX. Imports no torch."""

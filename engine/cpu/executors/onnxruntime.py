@@ -44,13 +44,12 @@ class OnnxRuntime:
     def convert(self, model: "Graph", target: Path, *, quantization: str) -> int:
         """See executor.Backend."""
         from engine.cpu.executors.int8 import quantize  # imports onnx
-        from engine.cpu.executors.onnx_export import export  # imports torch
 
         if quantization == "none":
-            export(model, target / _GRAPH)
+            model.export_onnx(target / _GRAPH)
             return 0
         with tempfile.TemporaryDirectory(dir=target) as scratch:
-            export(model, Path(scratch, _GRAPH))
+            model.export_onnx(Path(scratch, _GRAPH))
             num_products = quantize(Path(scratch, _GRAPH), target / _GRAPH, max_weight=host.max_int8_weight())
         if not num_products:
             raise ModelError("--quantization int8 finds no matrix products to quantize in this model")

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from engine.model.tasks import AnswerScore
 from engine.rows.transfer import on_device
+from engine.transformers.forward import Maker
 from engine.transformers.heads.library_head import LibraryHead
-from engine.transformers.heads.maker import Maker
 from engine.transformers.trial import answer_score, entries_of
 from engine.types import Batch, Rows
 

@@ -17,10 +17,9 @@ from engine.model.tasks import (
 )
 from engine.rows.head_torch import load_head
 from engine.rows.pooling_torch import Pooling
+from engine.transformers.forward import Maker
 from engine.transformers.heads.answer_score import next_token_score
-from engine.transformers.heads.maker import Maker
-from engine.transformers.heads.sequence_scores import sequence_scores
-from engine.transformers.heads.token_scores import token_scores
+from engine.transformers.heads.label_scores import sequence_scores, token_scores
 from engine.transformers.heads.token_vectors import token_vectors
 from engine.transformers.heads.token_weights import token_weights
 from engine.transformers.heads.vocabulary import vocabulary_weights

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import TokenWeights
 from engine.rows.head_torch import TorchHead, load_head
-from engine.transformers.heads.maker import Maker
+from engine.transformers.forward import Maker
 from engine.types import Batch, Rows
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.model.tasks import VocabularyWeights
+from engine.transformers.forward import Maker
 from engine.transformers.heads.library_head import LibraryHead
-from engine.transformers.heads.maker import Maker
 from engine.types import Batch, Rows
 
 _SLICE_NUMBERS = 1 << 23  # scores at a time: 32 MiB in float32

@@ -1,8 +1,8 @@
-"""Raw scores of whole sequences, by a head of the library's: rerankers, classifiers, reward models.
+"""Raw scores by the library's own heads: of sequences (rerankers, classifiers, reward models) and of tokens.
 
-Such a class is given all rows of a sequence and looks at one of them or at their mean. Which, no configuration tells,
-so it is found out on a few sequences: where one row gives what all rows give, all sequences are scored at once. Knows
-nothing of how token rows are computed.
+A sequence head gets all rows of a sequence and uses one of them, or their mean. No configuration says which, so a few
+sequences are tried: if one row gives the scores of all rows, all sequences of a batch are scored at once. Knows nothing
+of how token rows are computed.
 
 Shapes: T tokens of all sequences, B sequences, S tokens of one, D numbers a row, L raw scores.
 """
@@ -17,34 +17,32 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.failures import one_line
-from engine.model.tasks import SequenceScores
+from engine.model.tasks import SequenceScores, TokenScores
 from engine.rows.pooling_torch import pool
 from engine.rows.transfer import on_device
+from engine.transformers.forward import Maker
 from engine.transformers.heads.library_head import LibraryHead
-from engine.transformers.heads.maker import Maker
-from engine.transformers.trial import Trial
+from engine.transformers.trial import Scores, Trial
 from engine.types import Batch, ModelError, OutputKind, Rows
 
 _Way = Callable[[LibraryHead, Tensor, Batch], Tensor]  # token rows [T, D] to raw scores [B, L]
 
-_SAME = 1e-3  # largest difference over how far scores are from their mean; where other rows are meant it is near 1
-# Largest difference over largest score, or over 1 where that is more.
+_SAME = 1e-3  # largest difference, relative to the spread of the scores; with the wrong rows it is near 1
+# Largest difference, relative to the largest score, or to 1 if that is more.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
 def sequence_scores(whole: PreTrainedModel, head: SequenceScores, trial: Trial) -> tuple[Maker, str]:
-    """The maker of LOGITS, and a line about it. Raises ModelError.
+    """The maker of LOGITS, and a note about it. Raises ModelError.
 
-    It does not refer to `whole`, whose layers may be changed afterwards.
+    The maker does not refer to `whole`, whose layers may be changed afterwards.
     """
     expected = trial.scores[OutputKind.LOGITS]
-    num_scores = expected.values.shape[1]
-    if num_scores != len(head.labels):
-        raise ModelError(f"config.json names {len(head.labels)} labels, and the head gives {num_scores} scores")
+    _check_labels(head, expected)
     library_head = LibraryHead(whole)
     try:
         scores = _on_all(library_head, trial.token_rows, trial.batch)
-    except Exception as error:  # whatever a class asks of its bare transformer beside rows
+    except Exception as error:  # a class can require anything of its bare transformer
         raise ModelError(f"the head of {library_head.name} can't be run on its own: {one_line(error)}") from error
     difference = (scores - expected.values).abs().max().item()
     if not difference <= _TOLERANCE[trial.token_rows.dtype] * max(1.0, expected.scale):
@@ -58,7 +56,7 @@ def sequence_scores(whole: PreTrainedModel, head: SequenceScores, trial: Trial) 
 
 
 def _choose(head: LibraryHead, trial: Trial, expected: Tensor) -> str:
-    """A key of _WAYS, or _ALL, which is always right and slower."""
+    """A key of _WAYS, or _ALL, which is always right but slower."""
     differences = {
         name: (way(head, trial.token_rows, trial.batch) - expected).abs().max().item() for name, way in _WAYS.items()
     }
@@ -76,6 +74,34 @@ class _SequenceScores:
 
     def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
         return Rows(self._way(self._library_head, token_rows, batch).cpu().numpy())
+
+
+def token_scores(whole: PreTrainedModel, head: TokenScores, trial: Trial) -> tuple[Maker, str]:
+    """The maker of TOKEN_LOGITS, and a note about it. Raises ModelError.
+
+    The maker does not refer to `whole`, whose layers may be changed afterwards.
+    """
+    _check_labels(head, trial.scores[OutputKind.TOKEN_LOGITS])
+    library_head = LibraryHead(whole)
+    return _TokenScores(library_head), f"scores: the head of {library_head.name} on each token's row"
+
+
+def _check_labels(head: SequenceScores | TokenScores, expected: Scores) -> None:
+    num_scores = expected.values.shape[1]
+    if num_scores != len(head.labels):
+        raise ModelError(f"config.json names {len(head.labels)} labels, and the head gives {num_scores} scores")
+
+
+class _TokenScores:
+    """See Maker."""
+
+    def __init__(self, library_head: LibraryHead) -> None:
+        self._library_head = library_head
+
+    def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
+        token_ids = on_device(batch.token_ids, token_rows.device)
+        scores = self._library_head(token_rows[None], token_ids[None])[0]
+        return Rows(scores.cpu().numpy(), batch.cu_seqlens)
 
 
 def _on_first(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
@@ -99,22 +125,22 @@ _ALL = "all tokens' rows, one sequence after the other"
 
 
 def _on_all(head: LibraryHead, token_rows: Tensor, batch: Batch) -> Tensor:
-    """The class as it is, for one that does more than any of _WAYS."""
+    """All rows of a sequence at a time, for a class that does more than any of _WAYS."""
     token_ids = on_device(batch.token_ids, token_rows.device)[None]
     bounds = itertools.pairwise(batch.cu_seqlens.tolist())
     return torch.cat([head(token_rows[None, start:end], token_ids[:, start:end]) for start, end in bounds])
 
 
 def _on_rows(head: LibraryHead, rows: Tensor) -> Tensor:
-    """One row [B, D] a sequence, as if it were all of it."""
+    """One row [B, D] a sequence, as if it were the whole sequence."""
     return head(rows[:, None], torch.zeros((len(rows), 1), dtype=torch.int64, device=rows.device))
 
 
 def _last(batch: Batch, pad_id: int | None) -> NDArray[np.int64]:
-    """Where in the batch [B] the last token of each sequence is that is not the padding token.
+    """The index [B] of the last token of each sequence that is not the padding token.
 
-    Some texts end with that token, and the library takes it for padding even then; where there is no other, it takes
-    the first.
+    If a text ends with that token, the library takes it for padding, too. If a sequence has no other token, the library
+    uses the first.
     """
     starts, ends = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
     if pad_id is None:
