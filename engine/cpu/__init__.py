@@ -1,5 +1,4 @@
 """The CPU engines `openvino` and `onnxruntime`: one engine around a compiled executor.
 
-A warm start, from the cache, imports neither torch nor transformers; conversion/ does, and is imported by a cold one
-alone.
+A model from the cache is loaded without torch and transformers. Only conversion/ imports them, to compile a new model.
 """

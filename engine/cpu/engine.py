@@ -1,6 +1,6 @@
-"""The engine around an executor: threads that compute mini-batches, rows put back in the order of their batch.
+"""The engine around an executor: threads compute mini-batches, and rows are put in the order of their batch.
 
-Knows batches and rows; which mini-batch comes next is `workload`'s.
+`workload` decides which mini-batch comes next.
 """
 
 import queue
@@ -14,7 +14,7 @@ from engine.cpu.workload import Job, Task, Workload
 from engine.failures import engine_error
 from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, OutputKind, Results
 
-DEPTH = 2  # streams that are done with their share of one batch begin with the next
+DEPTH = 2  # streams that have finished their share of one batch begin with the next
 
 
 class CompiledEngine:
@@ -59,7 +59,7 @@ class CompiledEngine:
         """See engine.types.Engine."""
         finished = self._finished.get()
         if finished is None:
-            self._finished.put(None)  # for whoever asks again
+            self._finished.put(None)  # for the next call
             raise EngineClosed
         self._slots.release()
         return finished
@@ -77,7 +77,7 @@ class CompiledEngine:
     def _compute_forever(self, run: Run) -> None:
         while (task := self._workload.take()) is not None:
             job = task.job
-            if job.error is None:  # nobody wants the rest of a batch that failed
+            if job.error is None:  # the rest of a failed batch is not needed
                 self._attempt(task, run)
             if self._workload.done(task):
                 self._finished.put((job.ticket, job.results))

@@ -1,4 +1,4 @@
-"""What the engine knows of a compiled model, and of the two libraries that compile one.
+"""The interfaces of a compiled model and of the libraries that compile one.
 
 Shapes: B sequences in a padded mini-batch, S tokens of its longest, D numbers a row.
 """
@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from engine.cpu.conversion.graph import Graph
 
-OUTPUT = "rows"
-
 # int64 [B, S] by name of the input -> float32 [B, S, D], or [B, D] where a sequence has one row; valid until the next
 # call of the same function
 Run = Callable[[Mapping[str, NDArray[np.int64]]], NDArray[np.float32]]
@@ -26,9 +24,9 @@ class Executor:
     """A compiled model. A Run is called by one thread at a time; different ones may be called at the same time."""
 
     input_names: frozenset[str]
-    streams: tuple[Run, ...]  # each computes on one core
-    wide: Run | None  # on all cores at once; None where there is one core, or no memory for a second compilation
-    min_wide_tokens: int = 1  # of a sequence, below which `wide` is no faster than a stream
+    streams: tuple[Run, ...]  # one core each
+    wide: Run | None  # on all cores at once; None with one core, or without memory for a second compilation
+    min_wide_tokens: int = 1  # for shorter sequences `wide` is no faster than a stream
 
 
 class Backend(Protocol):
@@ -36,35 +34,35 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the engine."""
+        """The engine's name."""
         ...
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Distributions whose versions the compiled form depends on."""
+        """The packages whose versions the compiled model depends on."""
         ...
 
     @property
     def quantizations(self) -> tuple[str, ...]:
-        """That it knows, "none" first."""
+        """The supported quantizations, "none" first."""
         ...
 
     @property
     def num_score_copies(self) -> float:
-        """How many float32 arrays [num_heads, S, S] S tokens take at their peak; 0 = attention is fused."""
+        """Float32 arrays [num_heads, S, S] in memory at the peak for S tokens; 0 = attention is fused."""
         ...
 
     def check(self, dtype: str) -> None:
-        """Raises ModelError where it can't compute so on this machine."""
+        """Raises ModelError if this machine can't compute in the dtype."""
         ...
 
     def convert(self, model: "Graph", target: Path, *, quantization: str) -> int:
-        """Write the model's converted form into the empty folder `target`, for `open` to read.
+        """Write the converted model into the empty folder `target`, for `open`.
 
-        Returns how many matrix products are quantized. Raises ModelError where there is none to quantize.
+        Returns the number of quantized matrix products. Raises ModelError if there are none to quantize.
         """
         ...
 
     def open(self, folder: Path, *, dtype: str, num_threads: int) -> Executor:
-        """Compile what `convert` wrote."""
+        """Compile the files of `convert`."""
         ...

@@ -1,4 +1,4 @@
-"""What is asked of a compiled model, and what was found out about it when it was made."""
+"""The options that a model is compiled with, and the results of its self-test."""
 
 import math
 from collections.abc import Mapping
@@ -8,30 +8,30 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What a model is compiled for."""
+    """Options that a compiled model depends on."""
 
     engine: str
     dtype: str  # "float32", "bfloat16"
     quantization: str  # "none", "int8"
-    pooling: str  # of the rows that fidelity is measured on, and what follows it
-    computes: str  # what the compiled model ends in: "token rows", or its head
+    pooling: str  # and the steps after it; fidelity is measured on these rows
+    computes: str  # what the compiled model gives: "token rows", or its head's scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The outcome of the self-test, kept with the compiled model."""
+    """The results of the self-test, kept with the compiled model."""
 
-    dimensions: int  # of a row that the compiled model gives
-    pad_id: int  # what padding is made of; -1 = no token
-    difference: float | None  # of rows to transformers', relative to the largest value; None where quantized
-    min_cosine: float | None  # of quantized pooled rows to transformers'; None where not quantized
+    dimensions: int  # numbers in a row of the compiled model
+    pad_id: int  # token id of padding; -1 = no token
+    difference: float | None  # from transformers' rows, relative to the largest value; None if quantized
+    min_cosine: float | None  # of quantized pooled rows and transformers'; None if not quantized
     median_cosine: float | None
-    num_texts: int  # on which that was measured
-    num_products: int  # matrix products in int8; 0 where not quantized
+    num_texts: int  # in the measurement
+    num_products: int  # matrix products in int8; 0 if not quantized
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "Facts":
-        """Out of JSON. Raises ValueError or TypeError where that isn't what was encoded."""
+        """From JSON. Raises ValueError or TypeError if the values are wrong."""
         facts = cls(**values)
         counts = (facts.dimensions, facts.num_texts, facts.num_products)
         cosines = (facts.min_cosine, facts.median_cosine)

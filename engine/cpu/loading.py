@@ -1,4 +1,4 @@
-"""From options to a running engine: out of the cache, or else by conversion. Imports neither torch nor transformers."""
+"""Loads a CPU engine from the cache, or converts the model first. Imports neither torch nor transformers."""
 
 import dataclasses
 import importlib.util
@@ -24,13 +24,12 @@ from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, Outp
 
 logger = logging.getLogger("embedline.engine")
 
-# Of a batch, for each stream. In twice as many there are more sequences of like length, so the padding shrinks, but by
-# no more than another 2 % of the work.
+# Tokens of a batch for each stream. Twice as many would save another 2 % of padding at most.
 _TARGET_NUM_TOKENS = 2048
-_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
+_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _EXTRA = "'embedline[server]'"
 
-# What makes the compiled model, beside the backend.
+# Packages and files of ours that the compiled model depends on, besides the backend's.
 _CONVERTING = ("torch", "transformers")
 _SOURCES = (
     "cpu/**/*.py",
@@ -42,7 +41,7 @@ _SOURCES = (
 
 
 def load_with(backend: Backend, *, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
-    """Raises ModelError with one line."""
+    """Load a model into an engine of this backend. Raises ModelError with one line."""
     _check(backend, options)
     folder = _folder(options)
     _check_outputs(backend, folder, options)
@@ -88,7 +87,7 @@ def _check(backend: Backend, options: LoadOptions) -> None:
 
 
 def _check_outputs(backend: Backend, folder: ModelFolder, options: LoadOptions) -> None:
-    """Whether one compiled model gives what is asked of it. Raises ModelError."""
+    """Raises ModelError if one compiled model can't give all the outputs."""
     if folder.is_static:
         raise ModelError(f"the {backend.name} engine computes no static embeddings; --engine static does")
     if folder.query_table:
@@ -127,12 +126,12 @@ def _computes(folder: ModelFolder) -> str:
 
 
 def _quantization(options: LoadOptions) -> str:
-    """On a CPU "auto" leaves the model as it is: the speed is paid for in fidelity, so it has to be asked for."""
+    """On a CPU "auto" means none: int8 loses fidelity, so users choose it themselves."""
     return "none" if options.quantization == "auto" else options.quantization
 
 
 class _Loader:
-    """One model's way to a compiled one."""
+    """Loads one compiled model, from the cache if it is there."""
 
     def __init__(self, backend: Backend, folder: ModelFolder, choices: Choices, options: LoadOptions) -> None:
         self.choices = choices
@@ -160,7 +159,7 @@ class _Loader:
         except Exception as error:
             self._cache.discard(key, why=one_line(error))
             return None
-        logger.info("compiled model taken from %s: %s", entry.folder, facts.note)
+        logger.info("compiled model loaded from %s: %s", entry.folder, facts.note)
         return executor, facts
 
     def _load_cold(self, key: str, makers: Makers) -> tuple[Executor, Facts]:
@@ -176,7 +175,7 @@ class _Loader:
                     f"{name} can't compile the model: {one_line(error)}; --engine transformers may serve it"
                 ) from error
             facts = build.examine(executor, converted, self.choices, makers=makers)
-            sizes_of(self._folder, facts.dimensions)  # raises before anything is kept
+            sizes_of(self._folder, facts.dimensions)  # raises before the cache keeps anything
             self._cache.put(key, target, dataclasses.asdict(facts))
         logger.info("model compiled: %s", facts.note)
         return executor, facts
@@ -203,5 +202,5 @@ def _info(
         architecture=folder.architecture,
         notes=(facts.note, *folder.notes),
         token_dimensions=sizes.get(OutputKind.TOKENS),
-        is_padded=True,  # in mini-batches, by design
+        is_padded=True,  # mini-batches are padded
     )

@@ -1,5 +1,5 @@
-"""Refuses sequences that are too long for the memory there is, where an executor holds all attention scores at once,
-or those of the whole vocabulary for each token.
+"""Refuses a sequence length that needs too much memory: some executors hold all attention scores at
+once, and some heads score the whole vocabulary for each token.
 """
 
 import os
@@ -9,9 +9,9 @@ from engine.model.json_files import number_in, object_in, read_object
 from engine.model.model_folder import ModelFolder
 from engine.types import ModelError
 
-_SHARE = 0.5  # of the memory; the rest is for weights, other values, and the other processes
-_NUM_VOCABULARY_COPIES = 2  # scores, and scores without those of the padding
-_USUAL_HEAD = 64  # numbers, where config.json does not say how many heads there are
+_SHARE = 0.5  # of the memory; the rest is for weights, other values and other processes
+_NUM_VOCABULARY_COPIES = 2  # the scores, and the scores with padding masked
+_USUAL_HEAD = 64  # numbers a head, if config.json does not give the number of heads
 
 
 def check_length(
@@ -22,12 +22,12 @@ def check_length(
     max_num_tokens: int,
     has_vocabulary_scores: bool = False,
 ) -> None:
-    """Raises ModelError, with a length that fits, where the longest sequences would not.
+    """Raises ModelError if the longest sequences do not fit into memory. The message names a length that fits.
 
     A sequence of S tokens takes `num_copies` float32 arrays [num_heads, S, S], and _NUM_VOCABULARY_COPIES of
-    [S, vocab_size] where its tokens get scores of the vocabulary. As many are computed at a time as there
-    are streams, and as there are in `max_num_tokens`: the tokens that the engine holds. Engines side by side share the
-    memory as they share the cores.
+    [S, vocab_size] if its tokens get scores of the vocabulary. At most `num_threads` sequences are computed at a time,
+    and no more than fit into `max_num_tokens`, the tokens in the engine. Several engines share the memory in proportion
+    to their cores.
     """
     cores = os.cpu_count() or 1
     room = _SHARE * host.memory() * min(1, num_threads / cores)

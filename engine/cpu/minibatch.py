@@ -1,4 +1,4 @@
-"""Cuts a packed batch into small padded mini-batches of sequences of like length. Knows no executor.
+"""Cuts a packed batch into small padded mini-batches of sequences of similar length. Knows no executor.
 
 Shapes: T tokens of all sequences, B sequences in a mini-batch, S tokens of its longest.
 """
@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch
 
-INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"  # of a converted model
-# More at once is hardly faster on a core, and makes queries wait for longer (decision 9 has the measurements).
+INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = (
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+)  # model inputs
+OUTPUT = "rows"  # of the model
+# Larger mini-batches are hardly faster on a core, and queries wait longer (measurements: decision 9).
 MAX_PADDED_TOKENS = 512
-# What a mini-batch costs beside its tokens, in tokens: 2.5 ms against 0.11 ms a token of all-MiniLM-L6-v2 on one core.
+# The fixed cost of a mini-batch, in tokens: 2.5 ms, at 0.11 ms a token of all-MiniLM-L6-v2 on one core.
 COST_IN_TOKENS = 24
-# A batch is cut smaller than that so that each stream gets a share of it, but not below this.
+# Smaller mini-batches give each stream a share of the batch, but they are not smaller than this.
 MIN_PADDED_TOKENS = 128
 
 
@@ -24,19 +29,19 @@ MIN_PADDED_TOKENS = 128
 class MiniBatch:
     """Some sequences of a batch, side by side."""
 
-    numbers: NDArray[np.int64]  # [B], which sequences of the batch
+    numbers: NDArray[np.int64]  # [B], numbers of the sequences in the batch
     seqlens: NDArray[np.int32]  # [B], their tokens
-    index: NDArray[np.int64]  # [B, S], where in the batch the token of each place is; 0 where there is none
+    index: NDArray[np.int64]  # [B, S], each token's index in the batch; 0 for padding
     is_token: NDArray[np.bool_]  # [B, S]
 
 
 def cut(batch: Batch, *, num_streams: int) -> list[MiniBatch]:
-    """All sequences of a batch, the longest first: what comes last is then small, and the streams end together."""
+    """All sequences of a batch, the longest first. The last mini-batches are short, so streams end together."""
     cu_seqlens = batch.cu_seqlens
     share = MAX_PADDED_TOKENS if num_streams == 1 else int(cu_seqlens[-1]) // num_streams
     max_padded_tokens = min(MAX_PADDED_TOKENS, max(MIN_PADDED_TOKENS, share))
     seqlens = np.diff(cu_seqlens)
-    # Rows of hidden tokens can depend on how much padding there is (DeBERTa's do), so there is none with them.
+    # Rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none.
     most = 0 if _has_hidden(batch) else COST_IN_TOKENS
     return [_mini_batch(cu_seqlens, numbers) for numbers in _groups(seqlens, max_padded_tokens, max_padding=most)]
 
@@ -46,10 +51,10 @@ def _has_hidden(batch: Batch) -> bool:
 
 
 def _groups(seqlens: NDArray[np.int32], max_padded_tokens: int, *, max_padding: int) -> Iterator[NDArray[np.int64]]:
-    """Sequence numbers from the longest down; a sequence that is longer than fits goes alone.
+    """Sequence numbers from the longest down. A sequence that is too long for a group is alone.
 
-    A group ends where another sequence would bring its padding above `max_padding`. Where that is what a further
-    mini-batch costs, it is within 2 % of the best way to cut, and needs one pass.
+    A group ends before its padding exceeds `max_padding`. If that equals the fixed cost of a mini-batch, one pass gets
+    within 2 % of the best cut.
     """
     order = np.argsort(-seqlens, kind="stable")
     lengths = seqlens[order].tolist()
@@ -73,8 +78,8 @@ def _mini_batch(cu_seqlens: NDArray[np.int32], numbers: NDArray[np.int64]) -> Mi
 def padded(batch: Batch, mini_batch: MiniBatch, *, pad_id: int) -> dict[str, NDArray[np.int64]]:
     """The inputs of a mini-batch by name, int64 [B, S]; padding is on the right.
 
-    Models that count positions themselves (RoBERTa and its kin) leave out tokens that are `pad_id`, in a text as well
-    as in the padding, so a row is what it would be alone. Tokens that others are not to see are masked like padding.
+    Models that number positions themselves (RoBERTa and similar) skip tokens that are `pad_id`, in a text as well as in
+    the padding. So a row is the same as for the sequence alone. Hidden tokens are masked like padding.
     """
     index, is_token = mini_batch.index, mini_batch.is_token
     types, is_seen = np.zeros_like(index), is_token
@@ -90,9 +95,9 @@ def padded(batch: Batch, mini_batch: MiniBatch, *, pad_id: int) -> dict[str, NDA
 
 
 def pooled_tokens(batch: Batch, mini_batch: MiniBatch) -> NDArray[np.bool_] | None:
-    """Which places [B, S] are pooled; None = all tokens are.
+    """Whether each token [B, S] is pooled; None = all are.
 
-    A sequence that is nothing but a prompt is pooled as a whole: without any token there would be no row.
+    A sequence that consists of a prompt only is pooled as a whole, because a row needs at least one token.
     """
     if batch.token_type_ids is None:
         return None

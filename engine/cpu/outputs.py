@@ -1,7 +1,7 @@
-"""What is made, with numpy, of the rows that a compiled model gives, for each kind of output.
+"""Makes each kind of output, with numpy, from the rows of a compiled model.
 
-Of bge-m3 and ColBERT the model's part ends with token rows, and small heads follow here; where transformers has a
-class for the head, that is a part of the compiled model. Knows no executor.
+If transformers has a class for the head, the head is part of the compiled model. For bge-m3 and ColBERT the compiled
+model gives token rows, and their small heads are computed here. Knows no executor.
 
 Shapes: B sequences in a padded mini-batch, S tokens of its longest, N tokens in it, V entries of the vocabulary, D
 numbers a row.
@@ -32,19 +32,24 @@ from engine.types import Batch, ModelError, OutputKind
 _Rows = NDArray[np.float32]
 
 TOKEN_ROWS = "token rows"  # the last hidden states
-IN_THE_GRAPH = (SequenceScores, TokenScores, AnswerScore, VocabularyWeights)  # heads of which a model has one alone
+IN_THE_GRAPH = (
+    SequenceScores,
+    TokenScores,
+    AnswerScore,
+    VocabularyWeights,
+)  # at most one a model
 
 
-# What the compiled model gives, [B, S, d] or [B, d], as rows [B, D], or of all tokens [N, D]; for SPARSE as [n, 2] of
-# each sequence. May be called by several threads at the same time.
+# Takes the compiled model's rows, [B, S, d] or [B, d]. Gives rows [B, D], or of all tokens [N, D]; for SPARSE [n, 2] of
+# each sequence. Several threads may call it at the same time.
 Maker = Callable[[_Rows, Batch, MiniBatch], _Rows | list[_Rows]]
 Makers = Mapping[OutputKind, Maker]
 
 
 def head_in_graph(folder: ModelFolder) -> Head | None:
-    """The head that is compiled with the model; None = the model gives token rows, and all else is made of them.
+    """The head that is compiled with the model; None = the compiled model gives token rows.
 
-    Raises ModelError where more is asked for than one compiled model gives.
+    Raises ModelError if one compiled model can't give all the outputs.
     """
     in_graph = [head for head in folder.heads if isinstance(head, IN_THE_GRAPH)]
     if in_graph and (len(folder.heads) > 1 or OutputKind.POOLED in folder.outputs):
@@ -53,7 +58,7 @@ def head_in_graph(folder: ModelFolder) -> Head | None:
 
 
 def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
-    """One for each of folder.outputs. Raises ModelError where a file has not what it should."""
+    """A maker for each of folder.outputs. Raises ModelError if a file is wrong."""
     makers: dict[OutputKind, Maker] = {}
     if OutputKind.POOLED in folder.outputs:
         pooling = Pooling(folder.poolings, load_head(folder.path, folder.steps))
@@ -78,9 +83,9 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
 
 
 def sizes_of(folder: ModelFolder, width: int) -> dict[OutputKind, int]:
-    """Numbers in a row of each output but SPARSE, where the compiled model gives rows of `width`.
+    """Numbers in a row of each output but SPARSE, if the compiled model's rows have `width` numbers.
 
-    Raises ModelError where scores are not as many as labels.
+    Raises ModelError if scores and labels differ in number.
     """
     scored = [head for head in folder.heads if isinstance(head, SequenceScores | TokenScores)]
     if scored and len(scored[0].labels) != width:
@@ -95,7 +100,7 @@ def sizes_of(folder: ModelFolder, width: int) -> dict[OutputKind, int]:
 
 
 def steps_of(folder: ModelFolder) -> tuple[Step, ...]:
-    """All that follows the compiled model and reads files."""
+    """The steps after the compiled model that have weights in files."""
     found: list[Step] = list(folder.steps) if OutputKind.POOLED in folder.outputs else []
     for head in folder.heads:
         match head:
@@ -160,7 +165,7 @@ def _largest(ids: NDArray[np.int32], weights: _Rows) -> _Rows:
     found, places = np.unique(ids, return_inverse=True)
     largest = np.zeros(len(found), np.float32)
     np.maximum.at(largest, places, weights)
-    kept = largest != 0  # NaN too, so that it is seen
+    kept = largest != 0  # NaN too, so that it is noticed
     return _pairs(found[kept], largest[kept])
 
 

@@ -1,12 +1,12 @@
 """The mini-batches of all batches in an engine, in order, for the threads that compute them.
 
-One batch is spread over all streams, so the rest of the server sees one stream that is as fast as the machine: a
-small batch is done soon, and nobody has to guess how streams slow each other down. The price, streams that have
-nothing to do while others finish a batch, is not paid where another batch waits in the engine: they begin with that.
-The alternative, a batch a stream, leaves cores idle whenever fewer batches are about than cores.
+One batch is spread over all streams, so to the rest of the server they are one stream as fast as the machine. A small
+batch is finished soon, and the slowdown of streams by each other need not be estimated. A stream that has finished its
+share begins with the next batch in the engine; it is idle only if there is none. The alternative, one batch for each
+stream, leaves cores idle whenever there are fewer batches than cores.
 
-A sequence of moderate length that is alone in the engine is computed on all cores at once, and nothing is begun beside
-it: threads that wait for each other are slow next to others that want the same cores.
+A sequence of moderate length that is alone in the engine is computed on all cores at once, with no other work beside
+it, because threads that wait for each other are slow when other threads use the same cores.
 """
 
 import threading
@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from engine.cpu.minibatch import MiniBatch
 from engine.types import ROWS_OF_TOKENS, Batch, EngineError, OutputKind, Results, Rows
 
-# A longer sequence leaves the other cores to those who come while it is computed.
+# A longer sequence uses one core, so that later requests have the others.
 MAX_WIDE_TOKENS = 1024
 
 
 @dataclass(slots=True)
 class Job:
-    """A batch, and its rows as far as they are known. Threads write to it at places that are theirs alone."""
+    """A batch and its rows so far. Each thread writes only the rows of its own mini-batches."""
 
     ticket: int
     batch: Batch
@@ -35,7 +35,7 @@ class Job:
     error: EngineError | None = None
     values: dict[OutputKind, NDArray[np.float32]] = field(init=False)  # [B, D], or of all tokens [T, D]
     entries: list[NDArray[np.float32]] = field(init=False)  # SPARSE, [n, 2] of each sequence
-    num_left: int = field(init=False)  # mini-batches
+    num_left: int = field(init=False)  # unfinished mini-batches
 
     def __post_init__(self) -> None:
         of_tokens, of_seqs = self.batch.num_tokens, self.batch.num_seqs
@@ -49,7 +49,7 @@ class Job:
     def put(
         self, kind: OutputKind, mini_batch: MiniBatch, rows: NDArray[np.float32] | list[NDArray[np.float32]]
     ) -> None:
-        """Rows of a mini-batch, as engine.cpu.outputs makes them."""
+        """Store rows of a mini-batch, as made by engine.cpu.outputs."""
         if isinstance(rows, list):
             for number, of_one in zip(mini_batch.numbers.tolist(), rows, strict=True):
                 self.entries[number] = of_one
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def results(self) -> Results | EngineError:
-        """What is collected."""
+        """The rows of the whole batch, or its error."""
         if self.error is not None:
             return self.error
         offsets = self.batch.cu_seqlens
@@ -73,27 +73,27 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A mini-batch to be computed."""
+    """A mini-batch to compute."""
 
     job: Job
     mini_batch: MiniBatch
-    is_wide: bool  # on all cores
+    is_wide: bool  # whether on all cores
 
 
 class Workload:
-    """Safe to use from many threads."""
+    """A queue of mini-batches, safe for several threads."""
 
     def __init__(self, *, min_wide_tokens: int | None) -> None:
-        """`min_wide_tokens`: of a lone sequence that is computed on all cores; None = never."""
+        """min_wide_tokens: a lone sequence of at least so many tokens is computed on all cores; None = none is."""
         self._min_wide_tokens = min_wide_tokens
         self._waiting: deque[Task] = deque()
-        self._num_open = 0  # jobs that are not finished
+        self._num_open = 0  # unfinished jobs
         self._wide_is_running = False
         self._is_closed = False
         self._changed = threading.Condition()  # guards all of the above
 
     def put(self, job: Job) -> None:
-        """Take a job."""
+        """Add a job."""
         with self._changed:
             is_wide = not self._num_open and self._is_for_all_cores(job.batch)
             self._num_open += 1
@@ -105,7 +105,7 @@ class Workload:
         return least is not None and batch.num_seqs == 1 and least <= batch.num_tokens <= MAX_WIDE_TOKENS
 
     def take(self) -> Task | None:
-        """Wait for something to compute; None once it is closed and nothing waits."""
+        """Wait for a mini-batch; None when the workload is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: not self._wide_is_running and (self._waiting or self._is_closed))
             if not self._waiting:
@@ -115,7 +115,7 @@ class Workload:
             return task
 
     def done(self, task: Task) -> bool:
-        """Whether this was the last of its job."""
+        """Mark a task as finished; whether it was the last of its job."""
         with self._changed:
             if task.is_wide:
                 self._wide_is_running = False
@@ -125,7 +125,7 @@ class Workload:
             return not task.job.num_left
 
     def close(self) -> None:
-        """Nothing more is put."""
+        """End the threads once the waiting mini-batches are computed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

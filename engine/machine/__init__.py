@@ -1,1 +1,1 @@
-"""What this machine has and can do: CPUs, memory, GPUs, and the attention that its PyTorch brings. Knows no model."""
+"""This machine: CPUs, memory, GPUs, and the attention kernel of its PyTorch. Knows no model."""

@@ -1,6 +1,6 @@
-"""Which GPUs the CUDA driver has, asked of the driver itself. Needs no package, makes no context on any GPU.
+"""Asks the CUDA driver which GPUs there are. Needs no package and makes no context on a GPU.
 
-The driver numbers them as every library here does, and leaves out those that CUDA_VISIBLE_DEVICES hides.
+The driver numbers GPUs like every library here, without those that CUDA_VISIBLE_DEVICES hides.
 (https://docs.nvidia.com/cuda/cuda-driver-api: initialization, version management, device management)
 """
 
@@ -26,16 +26,16 @@ _CALLS = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One that the driver can see."""
+    """A GPU that the driver sees."""
 
     index: int
-    name: str  # as its maker calls it
-    capability: tuple[int, int]  # of its instruction set: 9, 0 is Hopper
-    num_bytes: int  # of its memory, taken or not
+    name: str  # the maker's
+    capability: tuple[int, int]  # compute capability: 9, 0 is Hopper
+    num_bytes: int  # of its memory, free or not
 
     @property
     def device(self) -> str:
-        """As engines are told."""
+        """The device's name for engines: "cuda:0", …"""
         return f"cuda:{self.index}"
 
     def __str__(self) -> str:
@@ -45,19 +45,19 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Cuda:
-    """What CUDA there is."""
+    """The driver's GPUs and version."""
 
     gpus: tuple[Gpu, ...] = ()
-    why_none: str = ""  # why there is no GPU; "" where there is one
-    version: tuple[int, int] = (0, 0)  # of CUDA, that the driver is for: 13, 0
+    why_none: str = ""  # why there is no GPU; "" if there is one
+    version: tuple[int, int] = (0, 0)  # newest CUDA version that the driver supports: 13, 0
 
 
 class _DriverError(Exception):
-    """The message says what failed."""
+    """A call of the driver failed. The message says which."""
 
 
 def find(library: str = LIBRARY) -> Cuda:
-    """Ask the driver; what keeps it from answering is said in `why_none`."""
+    """Ask the driver. If it fails, `why_none` says why."""
     try:
         driver = _Driver(library)
         return Cuda(tuple(driver.gpu(index) for index in range(driver.num_gpus())), "", driver.version())
@@ -66,7 +66,7 @@ def find(library: str = LIBRARY) -> Cuda:
 
 
 class _Driver:
-    """The library, initialised and with at least one GPU; its calls as Python's, raising _DriverError."""
+    """The driver's library. All methods raise _DriverError."""
 
     def __init__(self, library: str) -> None:
         try:
@@ -102,7 +102,7 @@ class _Driver:
         return Gpu(index, name.value.decode(errors="replace"), (capability[0], capability[1]), num_bytes.value)
 
     def _int(self, name: str, *arguments: ctypes.c_int) -> int:
-        """What a call writes to where its first argument points."""
+        """The int that a call writes through its first argument."""
         value = ctypes.c_int()
         self._call(name, ctypes.byref(value), *arguments)
         return value.value

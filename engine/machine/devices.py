@@ -1,6 +1,6 @@
-"""From `--devices` to the devices that a model's engines run on, and what a GPU is good for. Asks no driver.
+"""Chooses a model's devices from `--devices`. Does not ask the driver.
 
-`GENERATIONS` is the one place that says which GPU computes in what.
+`GENERATIONS` is the only list of the dtypes that each GPU generation computes in.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """GPUs of this compute capability, and above it up to the next generation's."""
+    """GPUs from this compute capability up to the next generation's."""
 
     capability: Capability
     name: str
     examples: str
     has_bfloat16: bool
-    has_fp8: bool  # products of float8_e4m3fn matrices with a scale for each row
+    has_fp8: bool  # whether it multiplies float8_e4m3fn matrices with a scale for each row
 
 
 GENERATIONS = (
@@ -51,16 +51,16 @@ def has_fp8(capability: Capability) -> bool:
 
 
 def dtype_of_auto(capability: Capability | None) -> str:
-    """What `--dtype auto` is on a GPU of this compute capability, or on the CPU (None).
+    """The dtype of `--dtype auto` on a GPU of this compute capability, or on the CPU (None).
 
-    float16 is left to those who ask for it: some models' numbers are too large for it. CPUs without arithmetic for
-    bfloat16 are 6 to 10 times slower in it.
+    It is never float16, because some models' numbers are too large for it. On the CPU it is float32: CPUs without
+    bfloat16 arithmetic are 6 to 10 times slower in bfloat16.
     """
     return "bfloat16" if capability is not None and has_bfloat16(capability) else "float32"
 
 
 def check_dtype_of_fused(dtype: str, kind: str) -> None:
-    """Raises ModelError where the fused engine does not compute in it on the CPU, or on a GPU."""
+    """Raises ModelError if the fused engine does not compute in the dtype on this kind of device."""
     dtypes = _DTYPES_OF_FUSED[kind]
     if dtype not in dtypes:
         place = "a CPU" if kind == CPU else "a GPU"
@@ -71,27 +71,27 @@ def check_dtype_of_fused(dtype: str, kind: str) -> None:
 
 
 def kind_of(device: str) -> str:
-    """ "cpu" or "cuda"; of a fake engine's device, whatever it begins with."""
+    """The kind of a device: "cpu" or "cuda". The fake engine takes any name before a colon."""
     return device.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Where a model is computed."""
+    """The devices of a model."""
 
     names: tuple[str, ...]  # one engine process each: "cpu", "cuda:0", …
-    reason: str  # why these
-    gpus: tuple[Gpu, ...] = ()  # the same, where they are GPUs
+    reason: str  # why these were chosen
+    gpus: tuple[Gpu, ...] = ()  # the same, if they are GPUs
 
     @property
     def kind(self) -> str:
-        """Of all of them."""
+        """The kind of all of them."""
         return kind_of(self.names[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What devices are to be good for, as it was asked for."""
+    """The options that devices must support."""
 
     engine: str  # a name of engine.registry, or auto
     dtype: str
@@ -99,32 +99,32 @@ class Work:
 
     @property
     def row(self) -> EngineRow | None:
-        """The engine's; None where auto is to find one."""
+        """The engine's row; None for auto."""
         return ENGINES.get(self.engine)
 
     @property
     def is_for_a_cpu(self) -> bool:
-        """Only CPUs' engines do this."""
+        """Whether only engines for CPUs support this."""
         return (self.row is not None and self.row.kinds == (CPU,)) or self.quantization == "int8"
 
     @property
     def is_for_a_gpu(self) -> bool:
-        """On a CPU this is for checks alone, and has to be asked for."""
+        """Whether only GPUs are fast enough for this. A CPU then needs --devices cpu, for checks."""
         return (self.row is not None and self.row.kinds == (CUDA,)) or self.quantization == "fp8"
 
     @property
     def has_nothing_for_a_cpu(self) -> bool:
-        """Not even for checks."""
+        """Whether the engine can't run on a CPU at all, not even for checks."""
         return self.row is not None and CPU not in self.row.kinds and not self.row.checks_on_cpu
 
     @property
     def needs_bfloat16(self) -> bool:
-        """Of a GPU."""
+        """Whether a GPU must have bfloat16."""
         return self.row is None or self.row.needs_bfloat16 or self.dtype == "bfloat16"
 
 
 def needs_driver(asked: str, work: Work) -> bool:
-    """Whether `choose` looks at the GPUs at all; the driver takes its time to say which there are."""
+    """Whether `choose` needs the list of GPUs. The driver takes a while to give it."""
     if work.engine == FAKE or (asked == AUTO and work.is_for_a_cpu):
         return False
     return any(name != CPU for name in _names(asked))
@@ -133,7 +133,7 @@ def needs_driver(asked: str, work: Work) -> bool:
 def choose(asked: str, work: Work, cuda: Cuda) -> Devices:
     """`asked` is "auto", "cpu", "cuda" (all GPUs), "cuda:1", or several of them separated by commas.
 
-    Raises ModelError with one line where a device is not there or not good for this.
+    Raises ModelError with one line if a device is missing or does not support the options.
     """
     names = _names(asked)
     if asked == AUTO:
@@ -156,7 +156,7 @@ def _names(asked: str) -> tuple[str, ...]:
 
 
 def _auto(work: Work, cuda: Cuda) -> Devices:
-    """The first GPU that is good for this, else the CPU."""
+    """The first GPU that supports the options, or else the CPU."""
     why = f"--devices {AUTO}"
     if work.engine == FAKE:
         return Devices((CPU,), f"{why}: the fake engine uses no device")
@@ -178,7 +178,7 @@ def _auto(work: Work, cuda: Cuda) -> Devices:
 
 
 def _gpus(name: str, cuda: Cuda, *, instead: str) -> tuple[Gpu, ...]:
-    """Those of one name among several. `instead` is said where there is no GPU at all."""
+    """The GPUs of one name. `instead` ends the message if there is no GPU at all."""
     kind, separator, index = name.partition(":")
     if name in (CPU, AUTO):
         raise ModelError(f"--devices: {name} goes with no other device; a model's engines must give the same rows")
@@ -205,13 +205,13 @@ def _check(gpu: Gpu, work: Work) -> None:
 
 
 def _check_dtype(work: Work, kind: str) -> None:
-    """Of what only the fused engine does; auto finds another for other types."""
+    """Check the dtype if only the fused engine supports the quantization. Otherwise auto finds another engine."""
     if work.is_for_a_gpu and work.engine in (AUTO, FUSED):
         check_dtype_of_fused(work.dtype, kind)
 
 
 def _why_not(gpu: Gpu, work: Work, *, needs_bfloat16: bool) -> str:
-    """Why a GPU is not good for this, "" where it is."""
+    """Why a GPU does not support the options; "" if it does."""
     if needs_bfloat16 and not has_bfloat16(gpu.capability):
         return f"{gpu} has no bfloat16, which begins at {_dotted(_BFLOAT16_FROM)}"
     if work.quantization == "fp8" and not has_fp8(gpu.capability):
@@ -220,7 +220,7 @@ def _why_not(gpu: Gpu, work: Work, *, needs_bfloat16: bool) -> str:
 
 
 def _instead(gpu: Gpu, work: Work) -> str:
-    """What this GPU is good for."""
+    """The end of a message: options that this GPU supports."""
     if has_bfloat16(gpu.capability):
         return "; --quantization none computes in bfloat16 there"
     plain = " --quantization none" if work.quantization == "fp8" else ""
@@ -228,9 +228,9 @@ def _instead(gpu: Gpu, work: Work) -> str:
 
 
 def _on_the_cpu(work: Work) -> str:
-    """What does without a GPU."""
+    """The end of a message: how to serve without a GPU."""
     gpus = "; docker run --gpus all gives a container those that there are"
-    if work.has_nothing_for_a_cpu:  # in its image there is nothing for a CPU
+    if work.has_nothing_for_a_cpu:  # its image has no engine for a CPU
         return f"{gpus}; the cpu image serves most models without, as --devices cpu --engine auto does elsewhere"
     engine = " --engine auto" if work.engine == FUSED else ""
     plain = " --quantization none" if work.quantization == "fp8" else ""

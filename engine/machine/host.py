@@ -1,4 +1,4 @@
-"""What this machine's first CPU is and can do, and how much memory there is, as the kernel tells it."""
+"""This machine's CPU and memory, read from /proc and /sys."""
 
 import os
 import platform
@@ -10,14 +10,14 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cpu() -> dict[str, str]:
-    """Model and features."""
+    """The first CPU's architecture, model and features."""
     return {"machine": platform.machine(), **{key: text for key, text in _cpu_info().items() if key in _KEYS}}
 
 
 def max_int8_weight() -> int:
-    """Up to where int8 weights may go on this CPU.
+    """The largest int8 weight that this CPU multiplies without overflow.
 
-    x86 without VNNI multiplies bytes in pairs and adds them in 16 bits, and 2 * 255 * 127 would be too many.
+    x86 without VNNI adds pairs of products in 16 bits, and 2 * 255 * 127 is too large for that.
     """
     flags = _cpu_info().get("flags", "").split()
     has_vnni = "avx512_vnni" in flags or "avx_vnni" in flags
@@ -25,12 +25,12 @@ def max_int8_weight() -> int:
 
 
 def memory() -> int:
-    """Bytes this process may use: the machine's, or what its container is limited to where that is less."""
+    """Bytes that this process may use: the machine's memory, or its container's limit if that is less."""
     return min((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_memory_limits()))
 
 
 def _memory_limits() -> Iterator[int]:
-    """Of both versions of control groups; "max" is no limit."""
+    """The limits of both versions of control groups, in bytes."""
     file = Path("/proc/self/cgroup")
     lines = file.read_text().splitlines() if file.is_file() else []
     own = next((_CGROUPS / line[len("0::/") :] for line in lines if line.startswith("0::/")), _CGROUPS)

@@ -1,9 +1,8 @@
-"""FlashAttention-2 as PyTorch brings it, for sequences of varying length packed in one row, on CUDA. Knows no models.
-Imports torch only when it is called.
+"""PyTorch's FlashAttention-2 for packed sequences of varying length, on CUDA. Imports torch only when called.
 
-PyTorch's own function for this, torch.nn.attention.varlen.varlen_attn, changes its arguments from version to version
-and costs a memory fill and a Python wrapper each call. So the operator beneath is called while it takes what it took in
-2.11 and 2.13, and the function otherwise.
+PyTorch's function for this, torch.nn.attention.varlen.varlen_attn, changes its arguments from version to version, and
+each call costs a memory fill and a Python wrapper. So the operator below it is called if its arguments are those of
+torch 2.11 and 2.13, and the function otherwise.
 
 Shapes: T tokens of all sequences, B sequences, N query heads, H key heads, D numbers a head.
 """
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-_ALIGNMENT = 8  # numbers a head come in such groups
+_ALIGNMENT = 8  # D must be a multiple of this
 _MAX_HEAD_DIM = 256
 _POSITIONAL = "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask"
 _BY_NAME = ("scale", "window_size_left", "window_size_right")
@@ -28,12 +27,12 @@ _Attention = Callable[["Tensor", "Tensor", "Tensor", "_Case"], "Tensor"]
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What both ways of calling it take beside queries, keys and values."""
+    """The arguments of both calls besides queries, keys and values."""
 
     cu_seqlens: "Tensor"
     max_seqlen: int
     scaling: float
-    window: tuple[int, int]  # tokens seen before and after a token, itself not counted; -1 = all
+    window: tuple[int, int]  # tokens that a token attends to before and after itself; -1 = all
 
 
 def has_varlen(head_dim: int, dtype: "torch.dtype", capability: tuple[int, int]) -> bool:
@@ -52,9 +51,9 @@ def varlen(
     *,
     is_causal: bool,
     scaling: float,
-    window: int | None = None,  # a token sees those fewer than this many tokens away
+    window: int | None = None,  # a token attends to tokens fewer than this many away
 ) -> "Tensor":
-    """[T, N, D]. Rows behind the last sequence hold anything. Does not synchronise with the host."""
+    """Rows [T, N, D]. Those after the last sequence are undefined. Does not synchronise with the host."""
     from torch.nn import functional
 
     head_dim = query.shape[-1]
@@ -62,14 +61,14 @@ def varlen(
     if padding:
         query, key, value = (functional.pad(part, (0, padding)) for part in (query, key, value))
     before = -1 if window is None else window - 1
-    # Where there is one query a sequence the operator shares out heads otherwise, and takes T for B: T may be larger.
+    # For max_seqlen 1 the operator splits heads in another way and takes T for B, but T may be larger.
     case = _Case(cu_seqlens, max(2, max_seqlen), scaling, (before, 0 if is_causal else before))
     return _attention()(query, key, value, case)[..., :head_dim]
 
 
 @functools.cache
 def _attention() -> _Attention:
-    """The operator, or the function where the operator has changed."""
+    """The operator, or the function if the operator has changed."""
     import torch
 
     schema = torch.ops.aten._flash_attention_forward.default._schema
@@ -77,7 +76,7 @@ def _attention() -> _Attention:
 
 
 def takes_known(arguments: Sequence[Any]) -> bool:
-    """Whether the operator's arguments are those that `by_operator` hands on, and others have defaults."""
+    """Whether the operator's arguments are those that `by_operator` passes, and all others have defaults."""
     by_position = " ".join(argument.name for argument in arguments if not argument.kwarg_only)
     by_name = {argument.name for argument in arguments if argument.kwarg_only}
     needed = [argument for argument in arguments if argument.kwarg_only and not argument.has_default_value()]
@@ -85,7 +84,7 @@ def takes_known(arguments: Sequence[Any]) -> bool:
 
 
 def by_operator(query: "Tensor", key: "Tensor", value: "Tensor", case: _Case) -> "Tensor":
-    """[T, N, D]."""
+    """Rows [T, N, D], see `varlen`."""
     import torch
 
     rows: Tensor = torch.ops.aten._flash_attention_forward(
@@ -107,7 +106,7 @@ def by_operator(query: "Tensor", key: "Tensor", value: "Tensor", case: _Case) ->
 
 
 def by_function(query: "Tensor", key: "Tensor", value: "Tensor", case: _Case) -> "Tensor":
-    """[T, N, D]."""
+    """Rows [T, N, D], see `varlen`."""
     from torch import Tensor
     from torch.nn.attention.varlen import varlen_attn
 

@@ -1,4 +1,4 @@
-"""The tensors of small modules out of safetensors files, with numpy alone. See engine.model.weights for the format."""
+"""Reads the tensors of small modules from safetensors files, with numpy alone. Format: see engine.model.weights."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -20,17 +20,17 @@ _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 def weights_files(folder: Path, steps: Iterable[Step]) -> list[Path]:
-    """Where the tensors of these steps are; one may have none."""
+    """The files with the tensors of these steps. A Normalize has none."""
     return [_file(folder, step) for step in steps if not isinstance(step, Normalize)]
 
 
 def read_arrays(folder: Path, steps: Sequence[Step]) -> list[Arrays]:
-    """For each step, what it computes with. Raises ModelError where a file has not what its step says."""
+    """The tensors of each step. Raises ModelError if a file does not match its step."""
     return [{} if isinstance(step, Normalize) else _read(_file(folder, step), step) for step in steps]
 
 
 def read_query_weights(folder: Path) -> NDArray[np.float32]:
-    """[V], those of a TokenTable in this folder. Raises ModelError where its file has none."""
+    """The weights [V] of a TokenTable in this folder. Raises ModelError if its file has none."""
     file = folder / "model.safetensors"
     try:
         header = header_of(file)
@@ -67,7 +67,7 @@ def _read(file: Path, step: Dense | LayerNorm) -> Arrays:
 
 
 def _names(tensors: dict[str, Any], step: Dense | LayerNorm) -> dict[str, str]:
-    """A step's names of what the file holds -> the file's; a module's file holds nothing but the module."""
+    """The step's name of each tensor -> the file's name. A module's file holds only that module."""
     if not _is_file(step):
         return {name: name for name in tensors}
     spelled = {name: (name, name.removeprefix("linear.")) for name in step.shapes}
@@ -86,7 +86,7 @@ def _check(file: Path, found: Shapes, step: Dense | LayerNorm) -> None:
 
 
 def _array(content: BinaryIO, start: int, tensor: dict[str, Any]) -> NDArray[np.float32]:
-    """Raises ValueError where its bytes are not as many as its shape says, KeyError for another dtype."""
+    """Raises ValueError if its size does not match its shape, KeyError for an unknown dtype."""
     begin, end = tensor["data_offsets"]
     if not 0 <= begin <= end <= content.seek(0, os.SEEK_END) - start:
         raise ValueError("it is cut short")

@@ -1,4 +1,4 @@
-"""Reads a model folder's JSON files and the kinds of values they hold; a wrong one is a ModelError that names it.
+"""Reads a model folder's JSON files and checks the types of values. Errors name the file or key.
 
 Knows nothing of what the values mean.
 """
@@ -12,13 +12,13 @@ from engine.types import ModelError
 
 Json = dict[str, Any]
 
-MAX_DEPTH = 2  # folders that a module may lie in, one within the other
+MAX_DEPTH = 2  # nested folders above a module
 _MAX_BYTES = 1 << 28  # of a file; the largest tokenizers take a tenth of it
-_READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))  # whatever may be read of a model folder
+_READ = frozenset((".json", ".safetensors", ".jinja", ".metadata"))  # kinds of files that may be read
 
 
 def read(file: Path) -> Any:
-    """Any JSON value. Raises ModelError where the file is missing, is not JSON, or is one that no model has."""
+    """Any JSON value. Raises ModelError if the file is missing, not JSON, too large or nested too deeply."""
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{file} is larger than any model's: {_MAX_BYTES >> 20} MiB are read at most")
@@ -32,7 +32,7 @@ def read(file: Path) -> Any:
 
 
 def read_object(file: Path) -> Json:
-    """A JSON object. Raises ModelError where the file is missing or holds something else."""
+    """A JSON object. Raises ModelError if the file is missing or holds another value."""
     value = read(file)
     if not isinstance(value, dict):
         raise ModelError(f"{file} does not hold a JSON object")
@@ -40,12 +40,12 @@ def read_object(file: Path) -> Json:
 
 
 def read_optional(file: Path) -> Json:
-    """A JSON object, empty where there is no such file."""
+    """A JSON object, empty if the file is missing. Raises ModelError if it holds another value."""
     return read_object(file) if file.is_file() else {}
 
 
 def object_in(config: Json, key: str) -> Json:
-    """The object under `key`, empty where there is none."""
+    """The object under `key`, empty if there is none. Raises ModelError for another value."""
     value = config.get(key) or {}
     if not isinstance(value, dict):
         raise ModelError(f"{key!r} in the model's files is not a JSON object")
@@ -53,10 +53,10 @@ def object_in(config: Json, key: str) -> Json:
 
 
 def number_in(config: Json, *keys: str) -> int | None:
-    """The positive whole number under the first key that has one, None where none has."""
+    """The positive integer under the first key that has one, or None. Raises ModelError for another value."""
     for key in keys:
         value = config.get(key)
-        if value is None or value == -1:  # -1: XLNet's way to say "no limit"
+        if value is None or value == -1:  # XLNet writes -1 for "no limit"
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
             raise ModelError(f"{key!r} in the model's files is not a positive number")
@@ -65,9 +65,9 @@ def number_in(config: Json, *keys: str) -> int | None:
 
 
 def check_links(folder: Path) -> None:
-    """Raises ModelError where a file that may be read is a link to somewhere else.
+    """Raises ModelError if a file that may be read is a link out of the folder.
 
-    In the hub's cache, links to the repository's own blobs are how its files are kept.
+    In the hub's cache, links to the repository's own blobs are allowed.
     """
     home = folder.resolve()
     homes = [home, *([home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [])]

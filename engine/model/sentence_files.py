@@ -1,7 +1,7 @@
-"""What sentence-transformers' own files in a model folder say: length, prompts, and the modules in one.
+"""Reads sentence-transformers' own files in a model folder: length, prompts and modules.
 
-Read as sentence-transformers 6 reads them. Knows nothing of architectures and weights; which chain of modules it is
-says engine.model.detection.chains, what a module is told engine.model.modules.
+Follows sentence-transformers 6. engine.model.detection.chains finds out which chain of modules it is, and
+engine.model.modules reads each module's options. Knows nothing of architectures and weights.
 """
 
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ _MODEL2VEC = "model2vec"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentenceFiles:
-    """What is done with the text before the transformer and with the token rows after it."""
+    """What happens to the text before the transformer, and to the token rows after it."""
 
     poolings: tuple[str, ...]  # "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last"; joined in order
     pooling_source: str  # the file or flag that says so
     chain: Chain | None = None  # None = there is no modules.json
     modules: tuple[Module, ...] = ()  # of modules.json
-    transformer: Json  # what the Transformer module is told, {} as often as not
+    transformer: Json  # the Transformer module's options, often {}
     steps: tuple[Step, ...] = ()  # after the pooling
-    normalize: bool = False  # scaled to length 1 in the end
+    normalize: bool = False  # whether the row is scaled to length 1 in the end
     include_prompt: bool = True
     do_lower_case: bool = False
     max_seqlen: int | None = None  # tokens; None = not said
     max_seqlen_source: str = ""  # the file that says so
-    query_table: str = ""  # the folder of the weights of queries, where these go no other way; "" = no such
-    note: str = ""  # what was assumed, if anything was
+    query_table: str = ""  # folder of the query table's weights; "" = there is no table
+    note: str = ""  # about an assumption, if any
 
     @property
     def tokenizer_folder(self) -> str:
@@ -48,16 +48,16 @@ class SentenceFiles:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What may be put before a text."""
+    """Texts that may be put before a text."""
 
     by_name: dict[str, str]
-    default_name: str | None  # a key of them
+    default_name: str | None  # a key of by_name
 
 
 def read_modules(folder: Path, config: Json, *, pooling: str | None) -> SentenceFiles:
-    """modules.json and what it names; `config` is config.json; `pooling` (cls, mean, last-token) overrules the files.
+    """Read modules.json and the files it names. config: config.json. pooling: cls, mean or last-token overrides files.
 
-    Raises ModelError where a module is not supported.
+    Raises ModelError if a module is not supported.
     """
     chosen = known_pooling(pooling, _FLAG) if pooling else None
     found = read_chain(folder)
@@ -98,7 +98,7 @@ def read_prompts(folder: Path) -> Prompts:
 
 
 def read_notes(folder: Path) -> tuple[str, ...]:
-    """What CONFIG says of comparing and cutting rows, which is the client's business."""
+    """Notes on what CONFIG says about comparing and truncating rows, which clients do."""
     config = read_optional(folder / CONFIG)
     similarity, cut = config.get("similarity_fn_name"), config.get("truncate_dim")
     return (
@@ -110,7 +110,7 @@ def read_notes(folder: Path) -> tuple[str, ...]:
 def _pooling(
     folder: Path, config: Json, chain: Chain, modules: tuple[Module, ...]
 ) -> tuple[tuple[str, ...], str, bool]:
-    """The poolings, who says so, and whether a prompt's tokens count."""
+    """The poolings, their source, and whether a prompt's tokens count."""
     if chain is Chain.EMBED:
         poolings, include_prompt = read_pooling(folder, modules[1])
         return poolings, str(modules[1].path / "config.json"), include_prompt
@@ -138,7 +138,7 @@ def _without_modules(folder: Path, config: Json, chosen: str | None) -> Sentence
 
 
 def _default_pooling(config: Json) -> tuple[str, str, str]:
-    """The pooling, who says so, and a note."""
+    """The pooling, its source and a note."""
     architectures = config.get("architectures") or [""]
     is_causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
     pooling = "last" if is_causal else "mean"
@@ -147,7 +147,7 @@ def _default_pooling(config: Json) -> tuple[str, str, str]:
 
 
 def _transformer_config(folder: Path) -> tuple[str, Json]:
-    """The name of the file, and what it says."""
+    """The name and content of the file."""
     configs = ((name, read_optional(folder / name)) for name in _TRANSFORMER_FILES)
     return next(((name, config) for name, config in configs if config), ("", {}))
 

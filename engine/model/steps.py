@@ -1,4 +1,4 @@
-"""The modules after the Pooling as plain data. Knows neither the files they come from nor how they are computed."""
+"""The modules after the Pooling, as plain data. Does not read files, does not compute."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from engine.types import ModelError
 
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # torch's names, with their default arguments
-LAYER_NORM_EPSILON = 1e-5  # torch's, which sentence-transformers leaves as it is
-NORMALIZE_FLOOR = 1e-12  # torch's: a row of zeros stays zero
+LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers uses
+NORMALIZE_FLOOR = 1e-12  # torch's default; a row of zeros stays zero
 
 Shapes = dict[str, tuple[int, ...]]  # of a module's tensors, by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """activation(row @ weight.T + bias), plus the row itself, projected where the sizes differ, if has_residual."""
+    """activation(row @ weight.T + bias). has_residual: plus the row, which is projected if the sizes differ."""
 
-    folder: str  # the module's, within the model's; or a file of its tensors, whatever others it has
+    folder: str  # the module's, in the model's folder; or the file with its tensors
     in_features: int
     out_features: int
     has_bias: bool = True
@@ -25,7 +25,7 @@ class Dense:
 
     @property
     def shapes(self) -> Shapes:
-        """Of its tensors, as torch lays them out."""
+        """The shapes of its tensors in torch's layout."""
         projection = (self.out_features, self.in_features)
         found: Shapes = {"linear.weight": projection}
         if self.has_bias:
@@ -36,12 +36,12 @@ class Dense:
 
     @property
     def is_file(self) -> bool:
-        """Whether there is no module but a file alone, in which the tensors may also be called weight and bias."""
+        """Whether `folder` is a file. Tensors in it may also be called weight and bias."""
         return self.folder.endswith(".safetensors")
 
     @property
     def source(self) -> str:
-        """The file that says what the step is."""
+        """The file that describes the step."""
         return self.folder if self.is_file else f"{self.folder}/config.json"
 
     def __str__(self) -> str:
@@ -58,12 +58,12 @@ class LayerNorm:
 
     @property
     def shapes(self) -> Shapes:
-        """Of its tensors."""
+        """The shapes of its tensors."""
         return {"norm.weight": (self.size,), "norm.bias": (self.size,)}
 
     @property
     def source(self) -> str:
-        """The file that says what the step is."""
+        """The file that describes the step."""
         return f"{self.folder}/config.json"
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """The row scaled to length 1, with more to follow."""
+    """Scales the row to length 1, before further steps."""
 
     def __str__(self) -> str:
         return "Normalize (modules.json)"
@@ -82,7 +82,7 @@ Step = Dense | LayerNorm | Normalize
 
 
 def output_size(steps: Iterable[Step], size: int) -> int:
-    """How many numbers a row of `size` has in the end. Raises ModelError where a step takes rows of another size."""
+    """The size of a row after all steps. Raises ModelError if a step does not fit the size before it."""
     for step in steps:
         match step:
             case Dense(in_features=taken, out_features=given) | LayerNorm(size=taken as given):

@@ -1,6 +1,6 @@
-"""What models do beside giving one row for a text, as plain data: tasks, heads, and what the edge does with raw scores.
+"""Tasks and heads of models, and activations of raw scores, as plain data.
 
-Read from a model's folder without torch; how a head is computed is each engine's.
+Found in a model's folder without torch. Each engine computes heads in its own way.
 """
 
 import enum
@@ -12,10 +12,10 @@ TOKEN_WEIGHTS_FILE = "sparse_linear.safetensors"
 
 
 class Task(enum.StrEnum):
-    """What a model is for. Which requests it answers follows from its outputs, see ModelFolder.outputs."""
+    """A model's main purpose. Its outputs decide which requests it answers, see ModelFolder.outputs."""
 
     EMBED = "embed"
-    RERANK = "rerank"  # one score for a pair of texts; a reward model, too, where a text alone is scored
+    RERANK = "rerank"  # one score for a pair of texts, or for a text alone (reward models)
     CLASSIFY = "classify"  # a score for each label
     TOKEN_CLASSIFY = "token-classify"  # a score for each label, of each token
     SPARSE = "sparse"  # weights of vocabulary entries
@@ -23,7 +23,7 @@ class Task(enum.StrEnum):
 
 
 class Activation(enum.StrEnum):
-    """What makes scores of raw ones, at the edge; raw ones are what engines give."""
+    """Turns raw scores, which engines give, into scores for clients."""
 
     IDENTITY = "identity"
     SIGMOID = "sigmoid"
@@ -32,37 +32,37 @@ class Activation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceScores:
-    """transformers' …ForSequenceClassification: one raw score a label. Gives LOGITS."""
+    """transformers' …ForSequenceClassification: one raw score for each label. Gives LOGITS."""
 
     labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """transformers' …ForTokenClassification: one raw score a label for each token. Gives TOKEN_LOGITS."""
+    """transformers' …ForTokenClassification: one raw score for each label and token. Gives TOKEN_LOGITS."""
 
     labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerScore:
-    """A generative model's next token: raw score yes, less raw score no. Two rows of its vocabulary. Gives LOGITS."""
+    """A generative model's next token: the raw score of yes minus that of no. Gives LOGITS."""
 
     yes_id: int
-    no_id: int | None  # None = the raw score of yes alone
+    no_id: int | None  # None = only the raw score of yes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyWeights:
-    """SPLADE: the masked language model's scores, a maximum or sum over the tokens. Gives SPARSE."""
+    """SPLADE: maximum or sum over the tokens of a masked language model's activated scores. Gives SPARSE."""
 
     pooling: str = "max"  # or "sum"
-    activation: str = "relu"  # then log1p; or "log1p_relu", which is log1p twice
+    activation: str = "relu"  # followed by log1p; or "log1p_relu": followed by log1p twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenVectors:
-    """ColBERT: each token's row through these steps, scaled to length 1. Gives MULTI_VECTOR."""
+    """ColBERT: each token's row after these steps, scaled to length 1 if `normalize`. Gives MULTI_VECTOR."""
 
     steps: tuple[Step, ...]
     dimensions: int
@@ -80,7 +80,7 @@ class TokenWeights:
 
     @staticmethod
     def step(hidden_size: int) -> Dense:
-        """What makes a weight of a token's row."""
+        """The layer that computes a weight from a token's row."""
         return Dense(folder=TOKEN_WEIGHTS_FILE, in_features=hidden_size, out_features=1, activation="ReLU")
 
 
@@ -89,34 +89,34 @@ Head = SequenceScores | TokenScores | AnswerScore | VocabularyWeights | TokenVec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairTemplate:
-    """How a generative reranker is asked.
+    """The prompt of a generative reranker.
 
-    Each part is tokenized on its own, without special tokens but those spelled out, and the ids are joined. {query},
-    {document} and {instruction} are put in; where all is too long, the part with {document} is cut at its end. A part
-    with {instruction} alone is left out where that is empty.
+    {query}, {document} and {instruction} are filled in. Each part is tokenized separately, without special tokens other
+    than those spelled out, and the ids are joined. If they are too many, the part with {document} is cut at its end. A
+    part with only {instruction} is left out if the instruction is empty.
     """
 
     parts: tuple[str, ...]
-    instruction: str  # where the request gives none; may be empty
+    instruction: str  # if the request has none; may be empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTable:
-    """How queries become sparse where documents alone go through the model: a weight for each of their token ids."""
+    """A table with a weight for each token id of a query, for models that compute only documents."""
 
-    folder: str  # of its model.safetensors, within the model's
-    surrounding_ids: tuple[int, ...] = ()  # which the tokenizer puts around a text; as its first or last, they are none
+    folder: str  # in the model's folder, with its model.safetensors
+    surrounding_ids: tuple[int, ...] = ()  # special tokens around a text; they have no weight there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateInteraction:
-    """What a late-interaction model does with queries and documents."""
+    """How a late-interaction model treats queries and documents."""
 
-    query_marker_id: int | None = None  # put after the first token of a query, as the next of a document
+    query_marker_id: int | None = None  # inserted after the first token of a query; the next one for documents
     document_marker_id: int | None = None
-    query_length: int | None = None  # tokens that a query is cut or filled up to, with `expansion_id`; None = neither
+    query_length: int | None = None  # tokens to which a query is cut, or filled up with `expansion_id`; None = neither
     expansion_id: int | None = None  # None = queries are not filled up
-    attends_to_expansion: bool = False  # whether other tokens see those that were filled in
-    document_length: int | None = None  # tokens that a document is cut to; None = as long as the model takes
-    skipped_ids: tuple[int, ...] = ()  # whose rows do not count in a document
+    attends_to_expansion: bool = False  # whether other tokens attend to the filled-in ones
+    document_length: int | None = None  # tokens to which a document is cut; None = the model's limit
+    skipped_ids: tuple[int, ...] = ()  # tokens of a document whose rows do not count
     skips_first: bool = False  # the first token's row counts neither in a query nor in a document

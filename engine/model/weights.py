@@ -1,4 +1,4 @@
-"""Whether a model has its weights, and what the headers of its safetensors files say. Reads no weight.
+"""Checks that a model has all its weights files, and reads the headers of safetensors files. Reads no weights.
 
 Needs no library: a file begins with the length of its header (u64, little-endian) and the header, a JSON object: name
 of a tensor -> {"dtype": …, "shape": [...], "data_offsets": [begin, end]} (https://huggingface.co/docs/safetensors).
@@ -17,7 +17,7 @@ from engine.model.json_files import object_in, read_object
 from engine.types import ModelError
 
 _INDEX = "model.safetensors.index.json"
-_MAX_HEADER = 100_000_000  # bytes; as the safetensors library has it
+_MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
 _PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
 _INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
@@ -25,7 +25,7 @@ _INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of all files together."""
+    """The weights of all files together."""
 
     num_bytes: int
     num_parameters: dict[str, int]  # by dtype, in safetensors' spelling: F32, BF16, …
@@ -33,14 +33,14 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of one file, as it stands there: nothing of it is checked."""
+    """The header of one file, unchecked."""
 
     tensors: dict[str, Any]  # by name; see above
-    end: int  # bytes of the file before the tensors' own; their offsets count from here
+    end: int  # byte of the file from which the tensors' offsets count
 
 
 def weights_of(folder: Path, others: Iterable[Path] = ()) -> Weights:
-    """Of a model folder's own files and those `others`. Raises ModelError where a file is not what it should be."""
+    """The weights in a model folder and in the files `others`. Raises ModelError if a file is wrong."""
     num_bytes, num_parameters = 0, Counter[str]()
     for file, tensors in _headers((*weight_files(folder), *others)):
         try:
@@ -54,8 +54,10 @@ def weights_of(folder: Path, others: Iterable[Path] = ()) -> Weights:
 
 
 def first_that_is_not_plain(folder: Path) -> str | None:
-    """A tensor and how it is stored, where that is in no plain floating-point numbers, or in whole ones for a weight;
-    None where there is no such. Raises ModelError where a file is not what it should be."""
+    """The first tensor with an unusual dtype, or an integer dtype for a weight, in words; None if there is none.
+
+    Raises ModelError if a file is wrong.
+    """
     for file, tensors in _headers(weight_files(folder)):
         for name, tensor in tensors.items():
             dtype = tensor.get("dtype") if isinstance(tensor, dict) else None
@@ -82,7 +84,7 @@ def _no_such_file(file: Path) -> ModelError:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """A model folder's own. Raises ModelError."""
+    """The weights files of a model folder. Raises ModelError."""
     if not (folder / _INDEX).is_file() or (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     names = {str(name) for name in object_in(read_object(folder / _INDEX), "weight_map").values()}
@@ -90,7 +92,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def header_of(file: Path) -> Header:
-    """Raises OSError, ValueError, or TypeError where the file is none of safetensors."""
+    """Raises OSError, ValueError or TypeError if it is not a safetensors file."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > _MAX_HEADER:
@@ -104,7 +106,7 @@ def header_of(file: Path) -> Header:
 
 
 def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
-    """Of the tensors in a safetensors file. Raises ModelError."""
+    """The shapes of the tensors in a safetensors file. Raises ModelError."""
     try:
         return {name: tuple(map(int, tensor["shape"])) for name, tensor in header_of(file).tensors.items()}
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
@@ -112,7 +114,7 @@ def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises ModelError where a folder has not all its safetensors files; it says what makes them."""
+    """Raises ModelError if a safetensors file is missing. The message says how to make it."""
     index = folder / _INDEX
     if (folder / "model.safetensors").is_file():
         return
@@ -132,7 +134,7 @@ def check_weights(folder: Path) -> None:
 
 
 def _way_out(folder: Path) -> str:
-    """What makes safetensors of what is there. Of a model on the hub nothing but safetensors is to be seen here."""
+    """The end of a message: the command that makes safetensors files."""
     if any((folder / name).is_file() for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")):
         return f": embedline convert {shlex.quote(str(folder))} OUT"
     return "; embedline convert MODEL OUT makes them of pytorch_model.bin, where the model has that"

@@ -1,1 +1,1 @@
-"""Models that are a table with a row for each token, and no network: StaticEmbedding and model2vec."""
+"""The static engine, for models that are a table with a row for each token: StaticEmbedding and model2vec."""

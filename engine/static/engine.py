@@ -1,6 +1,6 @@
-"""The `static` engine: the mean of its tokens' rows in a table, on the CPU with numpy alone.
+"""The `static` engine: a text's row is the mean of its tokens' rows in a table. CPU only, with numpy alone.
 
-A batch takes milliseconds, so it is computed by the thread that collects it while the next one waits.
+A batch takes milliseconds, so the thread that collects it also computes it.
 
 Shapes: T tokens of a batch, B sequences, D numbers a row.
 """
@@ -26,7 +26,7 @@ from engine.types import (
 )
 
 _DEPTH = 2
-_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
+_MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _DTYPES = ("auto", "float32")
 
 
@@ -50,9 +50,9 @@ class StaticEngine(BlockingEngine):
 
 
 def _means(token_rows: NDArray[np.float32], cu_seqlens: NDArray[np.int32]) -> NDArray[np.float32]:
-    """[B, D] of token rows [T, D] and bounds [B + 1]; zeros for a text without tokens, as sentence-transformers has it.
+    """[B, D] of token rows [T, D] and bounds [B + 1]; zeros for a text without tokens, as in sentence-transformers.
 
-    A sum in float64 is exact in float32 for any length, so nothing of the batch is in it.
+    Sums in float64 are exact in float32 for any length, so a row does not depend on its batch.
     """
     seqlens = np.diff(cu_seqlens)
     has_tokens = seqlens > 0
@@ -64,7 +64,7 @@ def _means(token_rows: NDArray[np.float32], cu_seqlens: NDArray[np.int32]) -> ND
 
 
 def load(*, name: str, reason: str, options: LoadOptions) -> StaticEngine:
-    """Runs on the CPU, whatever device the options name. Raises ModelError."""
+    """Load an engine. It runs on the CPU, whatever device the options name. Raises ModelError."""
     folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
     _check(folder, options.dtype)
     table, head = read_table(folder.weights_folder / "model.safetensors"), load_head(folder.path, folder.steps)
@@ -78,7 +78,7 @@ def load(*, name: str, reason: str, options: LoadOptions) -> StaticEngine:
 
 
 def _check(folder: ModelFolder, dtype: str) -> None:
-    """Raises ModelError where this engine is not for it."""
+    """Raises ModelError if this engine can't serve the model."""
     if not folder.is_static:
         raise ModelError("the static engine serves static embeddings alone, and this model has a network")
     if folder.poolings != ("mean",):

@@ -1,8 +1,8 @@
-"""A table of embeddings out of a safetensors file, with numpy alone. Knows no sequences.
+"""Reads a table of embeddings from a safetensors file, with numpy alone. Knows no sequences.
 
-The file is mapped into memory, so that it is read as it is needed, and once for all processes.
+The file is mapped into memory: it is read as needed, and all processes share it.
 
-Shapes: V tokens of the vocabulary, R rows of the table, T tokens that are looked up, D numbers a row.
+Shapes: V tokens of the vocabulary, R rows of the table, T tokens to look up, D numbers a row.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from engine.model.weights import Header, header_of
 from engine.types import ModelError
 
-_TABLE = ("embedding.weight", "embeddings")  # as sentence-transformers and model2vec name it
-_ROW_OF_TOKEN, _WEIGHT_OF_TOKEN = "mapping", "weights"  # model2vec's, where many tokens share a row
+_TABLE = ("embedding.weight", "embeddings")  # the names of sentence-transformers and model2vec
+_ROW_OF_TOKEN, _WEIGHT_OF_TOKEN = "mapping", "weights"  # model2vec's, if tokens share rows
 _DTYPES = {
     "F64": "<f8",
     "F32": "<f4",
@@ -27,15 +27,15 @@ _DTYPES = {
     "I32": "<i4",
     "I64": "<i8",
 }
-_BITS_OF_BF16 = np.dtype("<u2")  # nothing else is stored so
+_BITS_OF_BF16 = np.dtype("<u2")  # no other dtype is stored as this
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """May be used by several threads at the same time."""
+    """A table of embeddings. Several threads may use it at the same time."""
 
     rows: NDArray[Any]  # [R, D]
-    row_of_token: NDArray[np.int64] | None  # [V]; None = each token has its own
+    row_of_token: NDArray[np.int64] | None  # [V]; None = each token has its own row
     weight_of_token: NDArray[np.float32] | None  # [V]; None = 1
 
     @property
@@ -55,7 +55,7 @@ class Table:
 
 
 def read_table(file: Path) -> Table:
-    """Raises ModelError where the file holds none."""
+    """Raises ModelError if the file holds no table."""
     try:
         header = header_of(file)
         name = next((name for name in _TABLE if name in header.tensors), None)
@@ -94,7 +94,7 @@ def _optional(file: Path, header: Header, name: str) -> NDArray[Any] | None:
 
 
 def _mapped(file: Path, header: Header, name: str) -> NDArray[Any]:
-    """Raises ValueError where its bytes are not as many as its shape says, KeyError for another dtype."""
+    """Raises ValueError if its size does not match its shape, KeyError for an unknown dtype."""
     tensor = header.tensors[name]
     dtype, shape = np.dtype(_DTYPES[tensor["dtype"]]), tuple(map(int, tensor["shape"]))
     begin, end = tensor["data_offsets"]

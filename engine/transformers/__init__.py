@@ -1,1 +1,1 @@
-"""Any architecture of the transformers library, on packed sequences. `import transformers` in here is the library."""
+"""The transformers engine, for any architecture of the library. `import transformers` here means the library."""

@@ -1,9 +1,9 @@
-"""Attention over sequences packed in one row: the one function that the layers of every architecture call.
+"""Attention over sequences packed in one row: the layers of every architecture call this function.
 
-transformers hands each layer's queries, keys and values to a function found by name. Ours takes a kernel for sequences
-of varying length where there is one, which is on GPUs for numbers of 16 bits, and elsewhere goes through the sequences
-one after the other: on a CPU this beats padding, a block-diagonal mask and nested tensors. So no mask is needed and
-none is made: no mask function is registered beside it, which is what makes transformers pass none.
+transformers passes each layer's queries, keys and values to a function that it finds by name. On GPUs, for 16-bit
+numbers, ours calls a kernel for sequences of varying length. Otherwise it computes one sequence after the other, which
+on a CPU is faster than padding, a block-diagonal mask or nested tensors. It needs no mask, so no mask function is
+registered, and transformers makes none.
 
 Shapes: T tokens of all sequences, S tokens of one, N query heads, H key heads (N = H * groups), D numbers a head.
 """
@@ -19,19 +19,19 @@ from transformers import AttentionInterface
 
 from engine.machine.varlen import has_varlen, varlen
 
-# transformers looks for "flash", "sdpa", "flex_attention" and "paged|" in names, and then takes other paths.
+# The name must not contain "flash", "sdpa", "flex_attention" or "paged|", which transformers treats in other ways.
 PACKED = "embedline_packed"
 
-# What layers hand on that changes nothing here; any other argument might, so it is refused.
+# Arguments of layers that have no effect here. Any other argument is refused.
 _HARMLESS = frozenset(("max_length_k", "position_ids", "use_cache", "deterministic"))
 
 
 class UnsupportedAttention(Exception):
-    """A layer asks for something that packed attention does not do."""
+    """A layer needs something that packed attention can't do."""
 
 
 def register() -> None:
-    """Make PACKED known to transformers; more than once does no harm."""
+    """Register PACKED with transformers. It may be called more than once."""
     AttentionInterface.register(PACKED, packed_attention)
 
 
@@ -42,12 +42,12 @@ def packed_attention(
     value: Tensor,  # [1, H, T, D]
     attention_mask: Tensor | None,
     *,
-    cu_seq_lens_q: Tensor | None = None,  # int32 [B + 1], where the rows are
-    cu_seq_lens_k: Tensor | None = None,  # the same in the host's memory, so that to read it waits for no GPU
+    cu_seq_lens_q: Tensor | None = None,  # int32 [B + 1], on the device of the rows
+    cu_seq_lens_k: Tensor | None = None,  # the same on the host, so that reading it does not wait for the GPU
     max_length_q: int | None = None,  # no sequence is longer
     is_causal: bool | None = None,
     scaling: float | None = None,  # None = 1 / sqrt(D)
-    sliding_window: int | None = None,  # a token sees those fewer than this many tokens away
+    sliding_window: int | None = None,  # a token attends to tokens fewer than this many away
     softcap: float | None = None,
     dropout: float = 0.0,
     **others: Any,
@@ -80,16 +80,16 @@ def packed_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """How the tokens of one sequence see each other."""
+    """Which tokens of a sequence attend to which, and how."""
 
     is_causal: bool
     scaling: float
-    window: int  # a token sees those fewer than this many tokens away
+    window: int  # a token attends to tokens fewer than this many away
     softcap: float | None
 
 
 def _has_kernel(query: Tensor) -> bool:
-    """Whether rows of this kind are computed by one."""
+    """Whether the kernel computes rows of this kind."""
     if not query.is_cuda:
         return False
     return has_varlen(query.shape[3], query.dtype, torch.cuda.get_device_capability(query.device))
@@ -98,7 +98,7 @@ def _has_kernel(query: Tensor) -> bool:
 def _by_kernel(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, *, rule: _Rule
 ) -> Tensor:
-    """All sequences at once: [1, T, N, D]."""
+    """All sequences at once: rows [1, T, N, D]."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     window = rule.window if rule.window < max_seqlen else None
     return varlen(
@@ -107,7 +107,7 @@ def _by_kernel(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, rule: _Rule) -> Tensor:
-    """One sequence: [1, N, S, D]."""
+    """One sequence: rows [1, N, S, D]."""
     if rule.softcap is not None:
         return _softcapped(query, key, value, scaling=rule.scaling, softcap=rule.softcap, visible=_visible(query, rule))
     mask = _visible(query, rule) if query.shape[2] > rule.window else None
@@ -117,7 +117,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, rule: _Rule) -> Tensor
 
 
 def _visible(query: Tensor, rule: _Rule) -> Tensor:
-    """True where a query (row) sees a key (column), bool [S, S]."""
+    """Whether a query (row) attends to a key (column), bool [S, S]."""
     position = torch.arange(query.shape[2], device=query.device)
     distance = position[:, None] - position
     near = distance.abs() < rule.window
@@ -127,7 +127,7 @@ def _visible(query: Tensor, rule: _Rule) -> Tensor:
 def _softcapped(
     query: Tensor, key: Tensor, value: Tensor, *, scaling: float, softcap: float, visible: Tensor
 ) -> Tensor:
-    """What SDPA has no argument for: scores squeezed into -softcap … softcap."""
+    """Attention with scores squeezed into -softcap … softcap, which SDPA can't do."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = torch.tanh(query @ key.mT * scaling / softcap) * softcap

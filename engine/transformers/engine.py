@@ -1,12 +1,11 @@
 """The `transformers` engine: any architecture of the library, on the CPU or a GPU, each batch in one thread.
 
-On a GPU one thread, in which the next batch waits while one computes. On the CPU several threads of one core each
-rather than one batch on all cores: a team of threads waits at every layer for the one whose core another process has
-just taken, so that beside a busy process it keeps a third of its speed; threads that do not wait for each other lose
-what was taken and no more. For a lone query of 10 tokens a team of two saved a fifth of its time at best, and took
-three times the processor time for it.
+On a GPU one thread computes, and the next batch waits. On the CPU several threads compute, one core and one batch each,
+instead of one batch on all cores. With a batch on all cores, every layer waits for the slowest core, so another busy
+process cuts the speed to a third; independent threads lose only the time that it takes. For a lone query of 10 tokens,
+two cores save a fifth of the time at best, at three times the CPU time.
 
-Knows batches and rows; how a model is run is `forward`'s, whether packed or padded `selftest`'s.
+`forward` runs the model, and `selftest` chooses packed or padded.
 """
 
 import dataclasses
@@ -37,12 +36,12 @@ from engine.types import (
     Results,
 )
 
-_MAX_NUM_TOKENS = 16_384  # of a batch, where nobody says otherwise
-_GPU_BATCH_SECONDS = (0.025, 0.010)  # alone, and while interactive work is about: a GPU gains nothing from longer ones
+_MAX_NUM_TOKENS = 16_384  # of a batch, by default
+_GPU_BATCH_SECONDS = (0.025, 0.010)  # bulk alone, and beside interactive work; longer batches are no faster on a GPU
 
 
 class TransformersEngine:
-    """See engine.types.Engine. Gives whatever its makers make of the last hidden states of tokens."""
+    """See engine.types.Engine. Its makers turn the last hidden states of tokens into rows."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class TransformersEngine:
         self._makers = makers
         self._queries = queries
         self._device = torch.device(info.device)
-        self._num_computing = limits.streams  # threads that are not known to have ended; for `collect` alone
+        self._num_computing = limits.streams  # threads that `collect` has not seen end
         self._slots = threading.Semaphore(limits.depth)
         self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
@@ -90,7 +89,7 @@ class TransformersEngine:
             self._submitted.put(None)
 
     def _compute_forever(self) -> None:
-        torch.set_num_threads(1)  # holds for the thread that calls it, as does the next
+        torch.set_num_threads(1)  # for the calling thread only, as is the next call
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         while (submitted := self._submitted.get()) is not None:
@@ -103,7 +102,7 @@ class TransformersEngine:
             return self._compute(batch)
         except Exception as error:
             answer = engine_error(error)
-        # only here, as until now the exception's traceback held the tensors of the batch
+        # not earlier, because the exception's traceback held the tensors of the batch
         if answer.kind is EngineErrorKind.OUT_OF_MEMORY and self._device.type == "cuda":
             torch.cuda.empty_cache()
         return answer
@@ -119,14 +118,14 @@ class TransformersEngine:
 
 
 def load(*, name: str, reason: str, options: LoadOptions) -> TransformersEngine:
-    """On the CPU it computes `options.num_threads` batches at a time. Raises ModelError."""
+    """Load an engine. On the CPU it computes `options.num_threads` batches at a time. Raises ModelError."""
     where = place(options)
     folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
     if folder.is_static:
         raise ModelError("these are static embeddings, which --engine static serves")
     queries = query_table(folder)
     check_fits(folder, where)
-    torch.set_num_threads(1)  # as the threads that compute, so that what is measured here holds for them
+    torch.set_num_threads(1)  # as in the threads that compute, so that measurements hold for them
     choice = _prepare(folder, where)
     limits = _limits(folder, options, streams=1 if where.is_gpu or not choice.is_reentrant else options.num_threads)
     if where.is_gpu:
@@ -138,7 +137,7 @@ def load(*, name: str, reason: str, options: LoadOptions) -> TransformersEngine:
 
 
 def _route_notes(folder: ModelFolder) -> tuple[str, ...]:
-    """What becomes of sequences that do not go the common way."""
+    """Notes on sequences that are computed in another way."""
     hiding = "batches with tokens that the others are not to see are computed padded"
     table = "queries are looked up in a table and not computed"
     return (*((hiding,) if folder.hides_tokens else ()), *((table,) if folder.query_table else ()))
@@ -160,16 +159,16 @@ def _prepare(folder: ModelFolder, where: Place) -> Choice:
         return choose_forward(model, folder)
     try:
         return choose_forward(model, folder, prepacks=True)
-    except ModelError:  # perhaps only because a layer looks at the weights of another, which are no longer there
+    except ModelError:  # perhaps because a layer reads weights of another one, which prepacking removes
         return choose_forward(_load(folder, where), folder)
 
 
 def _load(folder: ModelFolder, where: Place) -> PreTrainedModel:
-    """The model where it is to be."""
+    """The model, moved to its device."""
     model = load_model(folder, dtype=where.dtype)
     try:
         model.to(where.device)  # type: ignore[arg-type]
-    except RuntimeError as error:  # the GPU's memory may have been taken meanwhile
+    except RuntimeError as error:  # another process may have taken the GPU's memory
         raise ModelError(f"the model can't be moved to {where.device}: {one_line(error)}") from error
     return model
 

@@ -1,9 +1,9 @@
-"""A batch through the model, packed or padded, to the rows of its tokens. Knows nothing of pooling and threads.
+"""Runs a batch through the model, packed or padded, and gives the rows of its tokens. Knows no pooling, no threads.
 
-Packed: all sequences in one row of T tokens, which our attention function keeps apart. A sequence of filler may follow
-them, so that layers for which numbers of rows are dear meet few different ones. Padded: for architectures that
-bring an attention of their own, sequences of like length side by side. The rows are the same. Padded, a token can be
-hidden from the others by the mask that also hides the padding, which is how batches with such tokens always go.
+Packed: all sequences are in one row of T tokens, and our attention function keeps them apart. A filler sequence may
+follow, because some layers are fast only for a few numbers of rows. Padded: sequences of similar length are side by
+side, for architectures with their own attention. The rows are the same. Batches with hidden tokens are always padded:
+the mask that hides the padding hides these tokens, too.
 
 Shapes: T tokens of all sequences, B sequences in a batch, S tokens of the longest in a group, D numbers a row.
 """
@@ -24,15 +24,15 @@ from engine.rows.transfer import on_device
 from engine.transformers.prepack import is_prepacked, rows_with_code
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind, Rows
 
-# At once, in padded sequences of like length. On a CPU more are no faster, and the padding stays small.
+# Of a padded group. On a CPU larger groups are no faster and have more padding.
 _MAX_PADDED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 class Forward(Protocol):
-    """The way a model is run."""
+    """Runs a model."""
 
     def __call__(self, batch: Batch, /) -> Tensor:
-        """The last hidden states [T, D] in the order of batch.token_ids, where the model is."""
+        """The last hidden states [T, D] in the order of batch.token_ids, on the model's device."""
         ...
 
 
@@ -41,7 +41,7 @@ Makers = Mapping[OutputKind, Maker]
 
 
 class PackedForward:
-    """The model must use the attention function `attention.PACKED`."""
+    """Runs batches packed. The model must use the attention function `attention.PACKED`."""
 
     def __init__(self, model: PreTrainedModel, *, padding_idx: int | None) -> None:
         self.model = model
@@ -77,7 +77,7 @@ class PackedForward:
 
 
 class PaddedForward:
-    """The model numbers positions and masks the padding itself, as it does for everyone."""
+    """Runs batches padded. The model itself numbers positions and masks the padding."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -91,7 +91,7 @@ class PaddedForward:
         """See Forward."""
         indices, rows = [], []
         max_tokens = _MAX_PADDED_TOKENS[self._device.type]
-        # the rows of hidden tokens can depend on how much padding there is (DeBERTa's do), so there is none with them
+        # rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none
         is_equal = _is_hidden(batch) is not None
         for group in _groups_of_like_length(np.diff(batch.cu_seqlens), max_tokens, is_equal=is_equal):
             index, is_token = _index(batch.cu_seqlens, group)
@@ -119,7 +119,7 @@ class PaddedForward:
 
 
 class HidingForward:
-    """Packed where every token of a batch is seen by the others, padded where some are not."""
+    """Runs a batch padded if it has hidden tokens, packed otherwise."""
 
     def __init__(self, packed: Forward, padded: PaddedForward) -> None:
         self.packed = packed
@@ -131,10 +131,10 @@ class HidingForward:
 
 
 def hiding(forward: Forward) -> Forward:
-    """One that can hide tokens, which a packed one can't.
+    """A forward that can hide tokens. A packed one can't.
 
-    The padded model beside the packed one has modules of its own, for these look up their attention in what they are
-    configured with; all weights are shared.
+    The padded model shares all weights with the packed one, but has its own modules, because a module finds its
+    attention function in its configuration.
     """
     if not isinstance(forward, PackedForward):
         return forward
@@ -145,7 +145,7 @@ def hiding(forward: Forward) -> Forward:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """Its own, also those that it has neither as parameters nor as buffers."""
+    """The module's own tensors, including those that are neither parameters nor buffers."""
     held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
     return [tensor for tensor in held if isinstance(tensor, Tensor)]
 
@@ -153,7 +153,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 def _groups_of_like_length(
     seqlens: NDArray[np.int32], max_tokens: int, *, is_equal: bool = False
 ) -> Iterator[list[int]]:
-    """Sequence numbers from the shortest up, as many at once as there may be tokens; of one length where is_equal."""
+    """Sequence numbers from the shortest up, in groups of at most max_tokens; is_equal: of one length only."""
     group: list[int] = []
     for number in np.argsort(seqlens, kind="stable").tolist():
         is_full = (len(group) + 1) * seqlens[number] > max_tokens
@@ -165,7 +165,7 @@ def _groups_of_like_length(
 
 
 def _index(cu_seqlens: NDArray[np.int32], group: list[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each place [B, S] of a padded group where in the batch its token is (int64), and whether it has one."""
+    """The index of each token [B, S] of a padded group in the batch (int64), and whether it is a token."""
     starts, ends = cu_seqlens[:-1][group, None], cu_seqlens[1:][group, None]
     index = starts + np.arange((ends - starts).max())
     is_token = index < ends
@@ -173,7 +173,7 @@ def _index(cu_seqlens: NDArray[np.int32], group: list[int]) -> tuple[NDArray[np.
 
 
 def _with_sequence(cu_seqlens: NDArray[np.int32], num_tokens: int) -> NDArray[np.int32]:
-    """Bounds with one more sequence of so many tokens, where there are any."""
+    """Bounds with one more sequence of num_tokens, unless that is 0."""
     return np.append(cu_seqlens, cu_seqlens[-1] + np.int32(num_tokens)) if num_tokens else cu_seqlens
 
 
@@ -182,14 +182,14 @@ def _with_zeros(values: NDArray[Any], num_zeros: int) -> NDArray[Any]:
 
 
 def _token_type_ids(batch: Batch) -> NDArray[np.int32]:
-    """Without the flags that are none of the model's business."""
+    """Token types [T] without our flags."""
     if batch.token_type_ids is None:
         return np.zeros_like(batch.token_ids)
     return batch.token_type_ids & ~(PROMPT_TOKEN | EXPANSION_TOKEN)
 
 
 def _is_hidden(batch: Batch) -> NDArray[np.bool_] | None:
-    """Which tokens [T] the others do not see; None = all are seen."""
+    """Whether each token [T] is hidden from the others; None = none is."""
     if batch.token_type_ids is None:
         return None
     is_hidden: NDArray[np.bool_] = (batch.token_type_ids & EXPANSION_TOKEN) != 0
@@ -197,7 +197,7 @@ def _is_hidden(batch: Batch) -> NDArray[np.bool_] | None:
 
 
 def _takes_types(model: PreTrainedModel) -> bool:
-    """A model without a table for them, such as GPT-2, would take zeros for tokens and add the row of token 0."""
+    """A model without a table of token types, such as GPT-2, would take their zeros for token 0."""
     return _takes(model, "token_type_ids") and bool(getattr(model.config, "type_vocab_size", 0))
 
 

@@ -1,4 +1,4 @@
-"""A transformers model out of a local folder: safetensors only, none of the folder's code, no network, no noise."""
+"""Loads a transformers model from a local folder: safetensors only, no code of the folder, no network."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -23,11 +23,11 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
 from engine.types import ModelError
 
-# Parts that the token rows do not come from, so that a file may lack them; what scores a sequence can need a pooler.
+# Parts that token rows do not need, so a file may lack them. Scores of a sequence can need the pooler.
 _UNUSED_PARTS = frozenset(("pooler", "contact_head"))
 _UNUSED_PARTS_OF_SEQUENCE_SCORES = frozenset(("contact_head",))
 
-# What the library calls a model with such a head; any other head is ours and needs the bare transformer.
+# The library's class for each head. Other heads are ours and need the bare transformer only.
 _CLASSES: dict[type[Head], tuple[type, str]] = {
     SequenceScores: (AutoModelForSequenceClassification, "sequence classification"),
     TokenScores: (AutoModelForTokenClassification, "token classification"),
@@ -37,10 +37,10 @@ _CLASSES: dict[type[Head], tuple[type, str]] = {
 
 
 def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
-    """The library's class for the folder's heads, in inference mode on the CPU; without heads, the bare transformer.
+    """The model in the library's class for the folder's heads, or the bare transformer; on the CPU, in inference mode.
 
-    `.base_model` is the bare transformer in it: itself where there is no more. Raises ModelError where the folder's
-    files don't make one, or lack weights of what is used.
+    `.base_model` is the bare transformer in it, or the model itself. Raises ModelError if it can't be loaded or
+    weights that it needs are missing.
     """
     quantization.check(folder.weights_folder, reads_fp8=False)
     model: PreTrainedModel
@@ -58,7 +58,7 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
             )
     except ModelError:
         raise
-    except Exception as error:  # a folder can be wrong in more ways than transformers has exceptions for
+    except Exception as error:  # transformers has no exception class for the many ways in which a folder can be wrong
         raise ModelError(f"transformers can't load {folder.weights_folder}: {one_line(error)}") from error
     _check_complete(folder, found["missing_keys"])
     assert not model.training
@@ -96,7 +96,7 @@ def _load_config(folder: ModelFolder) -> PretrainedConfig:
             "config.json has a quantization_config that leaves the weights plain, and transformers would follow it; "
             "--engine fused reads them, as does any engine once it is taken out"
         )
-    # A file may ask for kernels from the hub or for outputs in another form; what we need is fixed.
+    # The file may ask for kernels from the hub or other outputs; these settings are ours.
     config._attn_implementation = None
     config.use_cache = False
     config.return_dict = True
@@ -107,7 +107,7 @@ def _load_config(folder: ModelFolder) -> PretrainedConfig:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and reports of unused weights out of the log; what matters is raised."""
+    """Keep transformers' progress bars and reports of unused weights out of the log. Errors are raised anyway."""
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Where a model is computed and in what numbers, and whether it fits there. Knows nothing of batches."""
+"""Chooses a model's device and dtype, and checks that its weights fit. Knows nothing of batches."""
 
 from dataclasses import dataclass
 
@@ -17,22 +17,22 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The CPU or one GPU, and the compute type there."""
+    """The CPU or one GPU, and the dtype of computing."""
 
     device: torch.device
     dtype: torch.dtype
-    memory_share: float = 1.0  # of a GPU's memory: what this process may take
+    memory_share: float = 1.0  # of the GPU's memory that this process may take
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the device is one."""
+        """Whether the device is a GPU."""
         return self.device.type == CUDA
 
 
 def place(options: LoadOptions) -> Place:
-    """By the options device, dtype and memory_share. Raises ModelError.
+    """The place for the options device, dtype and memory_share. Raises ModelError.
 
-    A GPU is made the calling thread's, and this process is held to its share of it.
+    Makes a GPU the current device of this thread and limits this process to its share of the memory.
     """
     device, dtype = options.device, options.dtype
     if dtype not in ("auto", *_DTYPES):
@@ -42,7 +42,7 @@ def place(options: LoadOptions) -> Place:
     capability = _capability(device)
     if dtype == "bfloat16" and not has_bfloat16(capability):
         raise ModelError(f"--dtype bfloat16: {device} does not compute in it; float32 and float16 work there")
-    torch.cuda.set_device(device)  # or pinning memory would open the first GPU
+    torch.cuda.set_device(device)  # otherwise pinning memory would use the first GPU
     found = Place(torch.device(device), _dtype(dtype, capability), options.memory_share)
     if found.memory_share < 1.0:
         torch.cuda.set_per_process_memory_fraction(found.memory_share, found.device)
@@ -63,7 +63,7 @@ def _capability(device: str) -> tuple[int, int]:
 
 
 def check_fits(folder: ModelFolder, where: Place) -> None:
-    """Raises ModelError where a GPU's free memory, or this process's share of all, does not hold the weights."""
+    """Raises DeviceTrouble if the weights exceed a GPU's free memory or this process's share of it."""
     if not where.is_gpu:
         return
     num_bytes = sum(weights_of(folder.weights_folder).num_parameters.values()) * where.dtype.itemsize

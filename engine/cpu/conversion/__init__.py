@@ -1,1 +1,1 @@
-"""A cold start: a transformers model is traced, converted and held against its original. Needs torch, transformers."""
+"""Compiles a new model: transformers loads it, it is traced, converted and tested. Imports torch and transformers."""

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.cpu.conversion import tracing
-from engine.cpu.executor import OUTPUT
-from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, OUTPUT, TOKEN_TYPE_IDS
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
 from engine.types import ModelError
 

@@ -1,4 +1,4 @@
-"""What transformers and torch have to be told for a model to be traced: an attention mask, and to be quiet about it.
+"""Settings of transformers and torch for tracing a model: an attention mask that can be traced, and no log lines.
 
 Shapes: B sequences, S tokens of the longest.
 """
@@ -19,11 +19,11 @@ from transformers.utils import logging
 
 # transformers looks for "flash", "sdpa", "flex_attention" and "paged|" in names, and then takes other paths.
 TRACED = "embedline_traced"
-TRACED_WITH_HIDDEN = "embedline_traced_with_hidden"  # for models some of whose tokens are not seen by others
+TRACED_WITH_HIDDEN = "embedline_traced_with_hidden"  # for models with tokens that the others do not attend to
 
 
 def register() -> None:
-    """Make both known to transformers; more than once does no harm."""
+    """Register both with transformers. It may be called more than once."""
     AttentionInterface.register(TRACED, sdpa_attention_forward)
     AttentionMaskInterface.register(TRACED, traceable_mask)
     AttentionInterface.register(TRACED_WITH_HIDDEN, _attention_with_hidden)
@@ -31,11 +31,11 @@ def register() -> None:
 
 
 def traceable_mask(**arguments: Any) -> Tensor | None:
-    """transformers' own mask, bool [B, 1, S, S], changed where an executor would not do with it what torch does.
+    """transformers' own mask, bool [B, 1, S, S], changed so that executors give the same as torch.
 
-    With a sliding window some tokens of the padding see nothing. torch gives zeros for them, others NaN, which then
-    spreads; here they see everything, for nobody sees them. And vmap can't be traced; where indices that broadcast
-    are not good enough in its place, the self-test says so.
+    With a sliding window some padding tokens attend to nothing. torch gives zeros for them, executors NaN, which
+    spreads. So here they attend to everything, which is harmless, since nothing attends to them. vmap can't be traced
+    and is replaced by broadcast indices; if a model needs more, the self-test finds out.
     """
     mask = _mask_with_hidden(**arguments)
     return None if mask is None else mask | ~mask.any(dim=-1, keepdim=True)
@@ -49,7 +49,7 @@ def _mask_with_hidden(**arguments: Any) -> Tensor | None:
 def _attention_with_hidden(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """transformers' own, with torch's zeros for a token that sees nothing: a hidden one is a token, and has a row."""
+    """transformers' own, with torch's zeros for a token that attends to nothing: hidden tokens have rows, too."""
     if attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, None, **others)
     sees = attention_mask.any(dim=-1, keepdim=True)  # [B, 1, S, 1]
@@ -59,9 +59,9 @@ def _attention_with_hidden(
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what tracing warns of and prints out of the log, and torch on one thread. The self-test says what matters.
+    """Keep the warnings and prints of tracing out of the log, since the self-test decides; torch uses one thread.
 
-    What is computed with torch is little, and a team of threads is slow beside any other process: 8 s against 0.2.
+    torch computes little here, and several threads are slow beside another busy process: 8 s against 0.2 s.
     """
     verbosity, num_threads = logging.get_verbosity(), torch.get_num_threads()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_printed() -> Iterator[None]:
-    """Standard output goes nowhere: an export that fails writes its whole graph there, from C++."""
+    """Discard standard output: an export that fails prints its whole graph, from C++."""
     with contextlib.redirect_stdout(io.StringIO()), open(os.devnull, "wb") as nowhere:
         kept = os.dup(1)
         os.dup2(nowhere.fileno(), 1)

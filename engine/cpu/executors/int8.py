@@ -24,7 +24,7 @@ _STEP, _ZERO, _TINY = "int8.step", "int8.zero", "int8.tiny"
 
 
 def quantize(source: Path, target: Path, *, max_weight: int) -> int:
-    """Read a float32 model, write the int8 one, return how many products were found; weights are up to ± max_weight."""
+    """Read a float32 model and write it in int8, with weights in ± max_weight. Returns the number of products."""
     model = onnx.load(source)
     _name_shared_weights_once(model.graph)
     quantizer = _Quantizer(model.graph, max_weight)
@@ -40,7 +40,7 @@ def quantize(source: Path, target: Path, *, max_weight: int) -> int:
 
 
 def _name_shared_weights_once(graph: onnx.GraphProto) -> None:
-    """The exporter gives weights that layers share, as in ALBERT, another name in each by an Identity."""
+    """Undo the exporter's Identity nodes, which rename weights that layers share, as in ALBERT."""
     weights = {tensor.name for tensor in graph.initializer}
     copies = [node for node in graph.node if node.op_type == "Identity" and node.input[0] in weights]
     names = {node.output[0]: node.input[0] for node in copies}
@@ -51,7 +51,7 @@ def _name_shared_weights_once(graph: onnx.GraphProto) -> None:
 
 
 class _Quantizer:
-    """Replaces nodes one by one, in their order, and remembers what it has made."""
+    """Replaces nodes one by one, in order."""
 
     def __init__(self, graph: onnx.GraphProto, max_weight: int) -> None:
         self._max_weight = max_weight
@@ -62,12 +62,12 @@ class _Quantizer:
             _ZERO: np.array(128, np.uint8),
             _TINY: np.array(1e-12, np.float32),  # for a row of zeros
         }
-        self._inputs: set[str] = set()  # whose rounded form is there already
+        self._inputs: set[str] = set()  # that are rounded already
         self._weights: set[str] = set()
         self.num_replaced = 0
 
     def replace(self, node: NodeProto) -> Iterable[NodeProto]:
-        """What stands in for this node: itself where it isn't a product with constant weights."""
+        """The nodes that replace this one. Only products with constant weights change."""
         if not self._is_product(node):
             return [node]
         self.num_replaced += 1
@@ -89,7 +89,7 @@ class _Quantizer:
         ]
 
     def initializers(self) -> list[onnx.TensorProto]:
-        """Of the new graph."""
+        """The initializers of the new graph."""
         gone = self._weights - self._used_elsewhere
         kept = [tensor for name, tensor in self._old.items() if name not in gone]
         return kept + [numpy_helper.from_array(array, name) for name, array in self._new.items()]

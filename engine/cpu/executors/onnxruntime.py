@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.cpu.engine import CompiledEngine
-from engine.cpu.executor import OUTPUT, Executor, Run
+from engine.cpu.executor import Executor, Run
 from engine.cpu.loading import load_with
-from engine.cpu.minibatch import INPUT_IDS, MAX_PADDED_TOKENS
+from engine.cpu.minibatch import INPUT_IDS, MAX_PADDED_TOKENS, OUTPUT
 from engine.machine import host
 from engine.messages import LoadOptions
 from engine.types import ModelError
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _GRAPH = "model.onnx"
 _ERRORS_ONLY = 3
-_MIN_WIDE_TOKENS = 128  # its threads sleep between operators, and to wake them costs what a short query would gain
-# Weights are held once more for the wide compilation; beyond this a lone query is not worth it.
+_MIN_WIDE_TOKENS = 128  # its threads sleep between operators; waking them costs as much as a short query gains
+# The wide compilation holds the weights a second time; larger models do without.
 MAX_WIDE_BYTES = 1 << 30
 
 
@@ -63,15 +63,15 @@ class OnnxRuntime:
         has_wide = num_threads > 1 and num_bytes <= MAX_WIDE_BYTES
         return Executor(
             input_names=frozenset(port.name for port in streams.get_inputs()),
-            streams=(_run(ort, streams),) * num_threads,  # a session may be run by many threads, and computes in each
+            streams=(_run(ort, streams),) * num_threads,  # many threads may run one session
             wide=_run(ort, _session(ort, folder / _GRAPH, num_threads=num_threads)) if has_wide else None,
             min_wide_tokens=_MIN_WIDE_TOKENS,
         )
 
 
 def import_onnxruntime() -> ModuleType:
-    """The library without its telemetry: its import alone would look up a host of Microsoft's and leave files in the
-    user's cache, before disable_telemetry_events() can be called.
+    """Import the library without its telemetry. Otherwise the import alone would look up a Microsoft host and write
+    files to the user's cache, before disable_telemetry_events() can be called.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     ort = importlib.import_module("onnxruntime")
@@ -84,13 +84,13 @@ def _session(ort: ModuleType, file: Path, *, num_threads: int) -> Any:
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
-    options.enable_mem_pattern = False  # it is for shapes that come again
+    options.enable_mem_pattern = False  # it is for repeated shapes
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
 def _run(ort: ModuleType, session: Any) -> Run:
-    returning = ort.RunOptions()  # to the system what a long sequence has taken; the session would keep it for good
+    returning = ort.RunOptions()  # the memory of a long sequence to the system; the session would keep it
     returning.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def run(inputs: Any) -> NDArray[np.float32]:

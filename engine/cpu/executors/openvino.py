@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _GRAPH = "model.xml"
 _PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16"}
-# Weights are held once more for the wide compilation; beyond this a lone query is not worth it.
+# The wide compilation holds the weights a second time; larger models do without.
 MAX_WIDE_BYTES = 1 << 30
 
 
@@ -41,7 +41,7 @@ class OpenVino:
             raise ModelError("--dtype bfloat16 needs a CPU with bfloat16 arithmetic; this one has none")
 
     def convert(self, model: "Graph", target: Path, *, quantization: str) -> int:
-        """See executor.Backend. By the PyTorch frontend itself: openvino.convert_model would report its use."""
+        """See executor.Backend. Calls the PyTorch frontend, because openvino.convert_model reports usage."""
         ov = import_openvino()
         tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
         decoder = tracing.TorchScriptPythonDecoder(model, example_input=model.example())
@@ -88,8 +88,8 @@ def _run(ov: ModuleType, compiled: Any) -> Run:
 
 
 def import_openvino() -> ModuleType:
-    """The library without its model converter, whose import alone would send a report to Google Analytics."""
-    # None makes its import fail, which openvino takes for a build without the converter
+    """Import the library without its model converter, whose import sends a report to Google Analytics."""
+    # with None its import fails, as in a build of openvino without the converter
     sys.modules.setdefault("openvino.tools.ovc", None)  # type: ignore[arg-type]
     return importlib.import_module("openvino")
 

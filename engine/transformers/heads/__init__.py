@@ -1,1 +1,1 @@
-"""What the transformers engine makes of token rows: scores, labels, sparse weights, token vectors."""
+"""Heads of the transformers engine: scores, labels, sparse weights and token vectors from token rows."""

@@ -1,6 +1,6 @@
-"""What a generative model would answer, as one raw score a sequence: yes less no, of its next token.
+"""Generative rerankers: one raw score a sequence, yes minus no, from the scores of the next token.
 
-Only these two rows of the vocabulary are computed with, and kept: the others are dropped with the whole model.
+Only these two rows of the vocabulary are kept and computed.
 
 Shapes: T tokens of all sequences, B sequences, D numbers a row.
 """
@@ -18,9 +18,9 @@ from engine.types import Batch, Rows
 
 
 def next_token_score(whole: PreTrainedModel, head: AnswerScore) -> tuple[Maker, str]:
-    """The maker of LOGITS, and a line about it.
+    """The maker of LOGITS, and a note about it.
 
-    It does not refer to `whole`, whose layers may be changed afterwards.
+    The maker does not refer to `whole`, whose layers may be changed afterwards.
     """
     entries = entries_of(head)
     library_head = LibraryHead(whole, entries=entries)

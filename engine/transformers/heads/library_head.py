@@ -1,7 +1,7 @@
-"""What a class of the library does after its bare transformer, run on token rows that were computed elsewhere.
+"""Runs the head of a library's class on token rows that were computed elsewhere.
 
-Poolers, dense layers, activations, caps on scores and what else classes have come from the class itself: a copy of the
-model runs its own forward, in which the bare transformer is a stand-in that returns the rows it is given.
+A copy of the model runs its own forward, with a stand-in for the bare transformer that returns the given rows. So
+poolers, dense layers, activations and caps on scores are the class's own.
 
 Shapes: B sequences, S rows of each, D numbers a row, V entries of a vocabulary, L scores.
 """
@@ -17,23 +17,22 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from engine.types import ModelError
 
-_NO_ID = -1  # of any token
+_NO_ID = -1  # no token has it
 
 
 class LibraryHead:
-    """Computes in float32 whatever the model's type, where nobody says otherwise: mostly it costs next to nothing.
+    """Computes in float32 by default, whatever the model's dtype, since most heads are small.
 
-    Safe to call from several threads. Refers to nothing of the model that it was made of but to tensors of the head,
-    which it shares where they are in the type already.
+    Safe to call from several threads. Of the original model it keeps only tensors of the head, which are shared if
+    they have the dtype already.
     """
 
     def __init__(
         self, whole: PreTrainedModel, *, entries: Sequence[int] | None = None, dtype: torch.dtype | None = torch.float32
     ) -> None:
-        """entries: of a model that scores a vocabulary, those that are wanted; L is then their number. dtype: None =
-        as the model has it.
+        """entries: the vocabulary ids to score; L is then their number. None = all. dtype: None = the model's.
 
-        Raises ModelError where the class has no part that is the bare transformer, or no such entries.
+        Raises ModelError if the class has no bare transformer inside, or no output embedding for the entries.
         """
         if whole.base_model is whole:
             raise ModelError(f"the library's {type(whole).__name__} has no part that is the transformer alone")
@@ -44,27 +43,27 @@ class LibraryHead:
                 raise ModelError(f"the library's {type(whole).__name__} has no output embedding to take rows from")
             replaced[id(output)] = _some_rows(output, entries)
         self._model: PreTrainedModel = copy.deepcopy(whole, replaced)
-        if dtype is not None:  # a shared tensor is of the type already, so that the cast leaves it as it is
+        if dtype is not None:  # shared tensors have the dtype already, so the cast does not copy them
             self._model.to(dtype)  # type: ignore[arg-type]
         self._dtype = dtype or whole.dtype
         config = self._model.config.get_text_config()
         self.pad_id: int | None = config.pad_token_id
-        if config.pad_token_id is None:  # some classes then refuse to compute more than one sequence
+        if config.pad_token_id is None:  # without it some classes refuse more than one sequence
             config.pad_token_id = _NO_ID
         self.name = type(whole).__name__
 
     @torch.inference_mode()
     def __call__(self, rows: Tensor, token_ids: Tensor | None = None) -> Tensor:
-        """Raw scores, [B, L] or [B, S, L] as the class gives them, of rows [B, S, D] and their int64 ids [B, S].
+        """Raw scores [B, L] or [B, S, L] of rows [B, S, D] and their int64 ids [B, S].
 
-        Ids count where a class looks for padding, and where it scores sequences has to be given them.
+        A class that scores sequences needs the ids, because it looks for padding in them.
         """
         scores: Tensor = self._model(input_ids=token_ids, inputs_embeds=rows.to(self._dtype)).logits
         return scores
 
 
 class _StandIn(nn.Module):
-    """In place of the bare transformer."""
+    """Replaces the bare transformer."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -84,19 +83,19 @@ class _StandIn(nn.Module):
         pooled: Tensor
         if self.pooler_activation is None:
             pooled = self.pooler(rows)
-        else:  # ALBERT's, which is a bare layer
+        else:  # ALBERT's pooler is a single layer
             pooled = self.pooler_activation(self.pooler(rows[:, 0]))
         return pooled
 
 
 def _tensors_in(whole: PreTrainedModel, dtype: torch.dtype | None) -> dict[int, Tensor]:
-    """By their ids, those of this type, or all, for a copy to share."""
+    """The tensors of this dtype (None = all) by `id`, for a copy to share."""
     tensors = (*whole.parameters(), *whole.buffers())
     return {id(tensor): tensor for tensor in tensors if dtype in (None, tensor.dtype)}
 
 
 def _some_rows(output: nn.Linear, entries: Sequence[int]) -> nn.Linear:
-    """A layer that gives these entries of the vocabulary alone."""
+    """A layer that scores only these vocabulary ids."""
     index = torch.tensor(entries, device=output.weight.device)
     some = nn.Linear(output.in_features, len(entries), bias=output.bias is not None, device="meta")
     some.weight = nn.Parameter(output.weight.detach()[index], requires_grad=False)

@@ -1,4 +1,4 @@
-"""What is made of the token rows of a batch, for each kind of output that a model can give."""
+"""Chooses the maker of each output kind that a model gives."""
 
 from dataclasses import dataclass
 
@@ -29,16 +29,16 @@ from engine.types import Batch, ModelError, OutputKind, Rows
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Everything that is made of token rows."""
+    """The makers of a model."""
 
     makers: dict[OutputKind, Maker]  # for each of the folder's outputs
-    notes: tuple[str, ...]  # what was found, a line each
+    notes: tuple[str, ...]  # about the heads, a line each
 
 
 def makers_of(folder: ModelFolder, whole: PreTrainedModel, trial: Trial) -> Made:
-    """One for each of folder.outputs. Raises ModelError.
+    """A maker for each of folder.outputs. Raises ModelError.
 
-    whole: see `loading.load_model`; its layers must be as they were loaded, and may be changed afterwards.
+    whole: see `loading.load_model`. Its layers must be as loaded; they may be changed afterwards.
     """
     device = whole.device
     makers: dict[OutputKind, Maker] = {}
@@ -55,12 +55,12 @@ def makers_of(folder: ModelFolder, whole: PreTrainedModel, trial: Trial) -> Made
 
 
 def embeddings(pooling: Pooling) -> dict[OutputKind, Maker]:
-    """Of a model that gives a row for a text, and one for each of its tokens."""
+    """The makers of an embedding model: a row for each text, and one for each token."""
     return {OutputKind.POOLED: _Pooled(pooling), OutputKind.TOKENS: _token_rows}
 
 
 def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, trial: Trial) -> tuple[OutputKind, Maker, str]:
-    """With a line about it."""
+    """The output kind, its maker and a note about it."""
     match head:
         case SequenceScores():
             return OutputKind.LOGITS, *sequence_scores(whole, head, trial)
@@ -78,7 +78,7 @@ def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, trial: Tri
 
 
 class _Pooled:
-    """One row a sequence, before a final Normalize."""
+    """Makes one row a sequence, before a final Normalize."""
 
     def __init__(self, pooling: Pooling) -> None:
         self._pooling = pooling

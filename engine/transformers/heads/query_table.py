@@ -1,4 +1,4 @@
-"""Queries of sparse models that are looked up instead of computed. Knows no model.
+"""Queries of sparse models that are looked up in a table instead of computed. Knows no model.
 
 Shapes: B sequences in a batch, N entries of all of them, V entries of the vocabulary.
 """
@@ -17,14 +17,14 @@ Compute = Callable[[Batch], Results]
 
 
 class QueryTable:
-    """May be called by several threads at the same time."""
+    """A weight for each token id of a query. Several threads may call it at the same time."""
 
     def __init__(self, weights: NDArray[np.float32], surrounding_ids: tuple[int, ...]) -> None:
         self._weights = weights  # [V]
         self._surrounding_ids = frozenset(surrounding_ids)
 
     def __call__(self, batch: Batch, compute: Compute) -> Results:
-        """SPARSE of the whole batch: of queries from the table, of what else is there from `compute`, in one call."""
+        """SPARSE of the whole batch: of queries from the table, of documents from one call of `compute`."""
         is_query = _queries(batch)
         if not is_query.any():
             return compute(batch)
@@ -37,7 +37,7 @@ class QueryTable:
         return {OutputKind.SPARSE: Rows(np.concatenate(found), offsets)}
 
     def _of(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """[n, 2] of one query: each id once, without those around it and those that weigh nothing."""
+        """[n, 2] of one query: each id once, without surrounding special tokens and zero weights."""
         first = int(token_ids[0]) in self._surrounding_ids
         last = len(token_ids) > first and int(token_ids[-1]) in self._surrounding_ids
         ids = np.unique(token_ids[first : len(token_ids) - last])
@@ -47,7 +47,7 @@ class QueryTable:
 
 
 def query_table(folder: ModelFolder) -> QueryTable | None:
-    """None where queries are computed as documents are. Raises ModelError where its file is not what it should be."""
+    """None if queries are computed like documents. Raises ModelError if the table's file is wrong."""
     table = folder.query_table
     if table is None:
         return None
@@ -55,7 +55,7 @@ def query_table(folder: ModelFolder) -> QueryTable | None:
 
 
 def _queries(batch: Batch) -> NDArray[np.bool_]:
-    """[B]"""
+    """Whether each sequence [B] is a query."""
     if batch.token_type_ids is None:
         return np.zeros(batch.num_seqs, np.bool_)
     is_query: NDArray[np.bool_] = (batch.token_type_ids[batch.cu_seqlens[:-1]] & QUERY_TOKEN) != 0
@@ -63,7 +63,7 @@ def _queries(batch: Batch) -> NDArray[np.bool_]:
 
 
 def _taken(batch: Batch, is_taken: NDArray[np.bool_]) -> Batch:
-    """Those sequences alone."""
+    """A batch of these sequences only."""
     assert batch.token_type_ids is not None
     seqlens = np.diff(batch.cu_seqlens)
     tokens = np.repeat(is_taken, seqlens)

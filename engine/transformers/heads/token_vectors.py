@@ -1,4 +1,4 @@
-"""ColBERT: a vector for each token, which a late interaction compares. Which of them count there is not known here.
+"""ColBERT: a vector for each token, for late interaction. Which tokens count there is decided elsewhere.
 
 Shapes: T tokens of a batch, D numbers a row.
 """
@@ -18,7 +18,7 @@ from engine.types import Batch, Rows
 def token_vectors(folder: ModelFolder, head: TokenVectors, device: torch.device) -> Maker:
     """Gives ragged rows [T, head.dimensions], one for each token in the order of the batch.
 
-    Raises ModelError where the steps' files are not what they should be.
+    Raises ModelError if a file of the steps is wrong.
     """
     size = output_size(head.steps, folder.hidden_size)
     assert size == head.dimensions, (size, head.dimensions)

@@ -1,4 +1,4 @@
-"""bge-m3's lexical weights: how much each token of a text counts for itself. Knows nothing of words.
+"""bge-m3's lexical weights: a weight for each token id of a text.
 
 Shapes: T tokens of a batch, B sequences, N entries of all sequences, D numbers a row.
 """
@@ -16,9 +16,9 @@ from engine.types import Batch, Rows
 
 
 def token_weights(folder: ModelFolder, head: TokenWeights, device: torch.device) -> Maker:
-    """Gives ragged rows [N, 2]: each token id of a sequence and its weight, by number.
+    """Gives ragged rows [N, 2]: each token id of a sequence and its weight, in order of the ids.
 
-    Raises ModelError where the head's file is not what it should be.
+    Raises ModelError if the head's file is wrong.
     """
     return _TokenWeights(load_head(folder.path, [head.step(folder.hidden_size)], device=device), head.unused_ids)
 
@@ -44,7 +44,7 @@ def largest_of_each_id(weights: NDArray[np.float32], batch: Batch, unused_ids: N
     is_first[1:] = (ids[1:] != ids[:-1]) | (sequence[1:] != sequence[:-1])
     largest = np.maximum.reduceat(weights[order], np.flatnonzero(is_first))
     ids, sequence = ids[is_first], sequence[is_first]
-    is_kept = (largest != 0) & ~np.isin(ids, unused_ids)  # what is not a number stays, to be noticed
+    is_kept = (largest != 0) & ~np.isin(ids, unused_ids)  # NaN is kept, to be noticed
     entries = np.stack((ids[is_kept].astype(np.float32), largest[is_kept]), axis=1)
     offsets = np.zeros(batch.num_seqs + 1, np.int32)
     np.cumsum(np.bincount(sequence[is_kept], minlength=batch.num_seqs), out=offsets[1:])

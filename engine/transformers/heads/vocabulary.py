@@ -1,8 +1,8 @@
-"""SPLADE: a weight for each entry of the vocabulary that a text calls to mind. Knows nothing of words.
+"""SPLADE: a weight for each vocabulary entry that fits a text.
 
-Scores of all tokens at once would take a gigabyte for a few thousand of them. So the head of the masked language model
-goes over slices of the tokens, and of each slice only its sequences' maxima or sums are kept, of these only what is not
-zero. It computes in the model's own type, for what it takes is not little.
+The scores of a few thousand tokens would take a gigabyte. So the head of the masked language model computes slices of
+the tokens, and keeps only the maxima or sums of each sequence, and of these only the nonzero ones. It computes in the
+model's dtype, because the head is large.
 
 Shapes: T tokens of a batch, D numbers a row, V entries of the vocabulary, P parts of sequences in a slice, N entries
 that are not zero.
@@ -20,14 +20,14 @@ from engine.transformers.forward import Maker
 from engine.transformers.heads.library_head import LibraryHead
 from engine.types import Batch, Rows
 
-_SLICE_NUMBERS = 1 << 23  # scores at a time: 32 MiB in float32
-_TIMES_ON_GPU = 4  # as many there, where what is kept of each slice is waited for
+_SLICE_NUMBERS = 1 << 23  # scores in a slice: 32 MiB in float32
+_TIMES_ON_GPU = 4  # larger slices on a GPU, because each one waits for its result
 
 
 def vocabulary_weights(whole: PreTrainedModel, head: VocabularyWeights) -> tuple[Maker, str]:
-    """The maker of SPARSE, and a line about it: ragged rows [N, 2], entries of the vocabulary, by number, and weights.
+    """The maker of SPARSE, and a note about it. It gives ragged rows [N, 2]: vocabulary ids in order, and weights.
 
-    `whole` is the library's …ForMaskedLM. Raises ModelError where its parts can't be told apart.
+    `whole` is the library's …ForMaskedLM. Raises ModelError if it has no bare transformer inside.
     """
     note = f"sparse: the {head.pooling} over the tokens of what {type(whole).__name__} scores its vocabulary"
     slice_numbers = _SLICE_NUMBERS * (_TIMES_ON_GPU if whole.device.type == "cuda" else 1)
@@ -48,7 +48,7 @@ class _VocabularyWeights:
     def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
         entries, counts = [], []
         for weights in self._weights(token_rows, batch.cu_seqlens.tolist()):
-            places = weights.nonzero()  # of what is not a number too, to be noticed
+            places = weights.nonzero()  # of NaN, too, to be noticed
             found = weights[places[:, 0], places[:, 1]]
             entries.append(torch.stack((places[:, 1].float(), found), dim=1).cpu().numpy())
             counts.append(np.bincount(places[:, 0].cpu().numpy(), minlength=len(weights)))
@@ -56,8 +56,8 @@ class _VocabularyWeights:
         return Rows(np.concatenate(entries), offsets)
 
     def _weights(self, token_rows: Tensor, bounds: list[int]) -> Iterator[Tensor]:
-        """Of the sequences in their order, some at a time: [P, V]."""
-        unfinished: Tensor | None = None  # [V], of the sequence with which the next slice goes on
+        """Weights [P, V] of some sequences at a time, in order."""
+        unfinished: Tensor | None = None  # [V], of a sequence that continues in the next slice
         number = 0
         for start in range(0, len(token_rows), self._max_tokens):
             scores = self._scores(token_rows[start : start + self._max_tokens])
@@ -76,15 +76,15 @@ class _VocabularyWeights:
                 yield found if self._sums else self._activated(found)
 
     def _scores(self, token_rows: Tensor) -> Tensor:
-        """Of a slice, in float32. A maximum of them is activated later: that is less work, and comes to the same."""
+        """Of a slice, in float32. A maximum is activated afterwards, which gives the same with less work."""
         scores = self._library_head(token_rows[None])[0].float()
         return self._activated(scores) if self._sums else scores
 
     def _reduced(self, rows: Tensor) -> Tensor:
-        """One row [V] of rows [P, V]."""
+        """Rows [P, V] reduced to one row [V]."""
         return rows.sum(dim=0) if self._sums else rows.amax(dim=0)
 
     def _activated(self, scores: Tensor) -> Tensor:
-        """In place."""
+        """The weights of scores, computed in place."""
         scores = scores.relu_().log1p_()
         return scores.log1p_() if self._is_log_twice else scores

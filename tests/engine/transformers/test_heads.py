@@ -12,8 +12,8 @@ from transformers import AutoModel
 
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
 from engine.transformers import engine, selftest
-from engine.transformers.heads import library_head
 from engine.transformers.forward import Maker
+from engine.transformers.heads import library_head
 from engine.transformers.heads.makers import Made, makers_of
 from engine.transformers.loading import load_model
 from engine.transformers.selftest import choose_forward
