@@ -33,6 +33,7 @@ _EXTRA = "'embedline[server]'"
 _CONVERTING = ("torch", "transformers")
 _SOURCES = (
     "cpu/**/*.py",
+    "machine/host.py",
     "model/**/*.py",
     "rows/*.py",
     "selftest/*.py",
