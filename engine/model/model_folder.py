@@ -1,7 +1,6 @@
-"""What a model folder's JSON files say about the model, read before torch or transformers are imported.
+"""Reads a model folder's JSON files, before torch or transformers are imported.
 
-Knows nothing of the weights but the names of their files and what their headers say of heads. What the model is for is
-found by engine.model.detection.
+Of the weights it reads only the names of files and headers of heads. engine.model.detection finds out the task.
 """
 
 from collections.abc import Iterator
@@ -47,7 +46,7 @@ _OUTPUTS: dict[type[Head], OutputKind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A model folder as far as its JSON files tell."""
+    """A model, as its folder's JSON files describe it."""
 
     path: Path
     architecture: str  # model_type of config.json
@@ -56,29 +55,29 @@ class ModelFolder:
     vocab_size: int
     max_seqlen: int  # tokens, special ones included
     max_seqlen_source: str  # the file or flag that says so
-    padding_idx: int | None  # positions are numbered from padding_idx + 1 (RoBERTa and its kin); None = from 0
-    do_lower_case: bool  # lower-case the text before tokenizing, whatever the tokenizer does itself
+    padding_idx: int | None  # positions are numbered from padding_idx + 1 (RoBERTa and similar); None = from 0
+    do_lower_case: bool  # whether text is lower-cased before the tokenizer
     poolings: tuple[str, ...]  # "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last"; joined in order
     pooling_source: str  # the file or flag that says so
-    steps: tuple[Step, ...]  # what is done with the pooled row
-    normalize: bool  # and in the end a Normalize module
-    prompts: dict[str, str]  # by name, to be put before a text
+    steps: tuple[Step, ...]  # after the pooling
+    normalize: bool  # whether the last module is Normalize
+    prompts: dict[str, str]  # by name; put before a text
     default_prompt_name: str | None  # a key of prompts
-    include_prompt: bool  # False = a prompt's tokens are left out of the pooling
-    notes: tuple[str, ...] = ()  # what was decided and why, a line each
+    include_prompt: bool  # False = pooling leaves a prompt's tokens out
+    notes: tuple[str, ...] = ()  # choices and their reasons, a line each
     task: Task = Task.EMBED
     task_source: str = "no head"  # the file or flag that says so
     heads: tuple[Head, ...] = ()  # beside or instead of the pooling
-    activation: Activation = Activation.IDENTITY  # what makes scores of raw ones
+    activation: Activation = Activation.IDENTITY  # turns raw scores into scores
     template: PairTemplate | None = None  # of a generative reranker
-    late: LateInteraction | None = None  # of a model that gives rows for it
-    query_table: TokenTable | None = None  # of a sparse model whose queries are looked up
-    is_static: bool = False  # a row for each token of the vocabulary and no more: for the static engine
-    tokenizer_folder: str = ""  # where tokenizer.json is, within path; "" = in itself
+    late: LateInteraction | None = None  # if the model is for late interaction
+    query_table: TokenTable | None = None  # if queries are looked up in a table
+    is_static: bool = False  # whether it is only a table with a row for each token, for the static engine
+    tokenizer_folder: str = ""  # folder of tokenizer.json, relative to path; "" = path
 
     @property
     def outputs(self) -> OutputKind:
-        """What the model can give."""
+        """The outputs of the model."""
         found = OutputKind.POOLED | OutputKind.TOKENS if self.task is Task.EMBED else OutputKind(0)
         for head in self.heads:
             found |= _OUTPUTS[type(head)]
@@ -86,18 +85,18 @@ class ModelFolder:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of what is scored, in the order of the scores."""
+        """The labels, in the order of the scores."""
         scored = [head.labels for head in self.heads if isinstance(head, SequenceScores | TokenScores)]
         return scored[0] if scored else ()
 
     @property
     def pooling(self) -> str:
-        """For people: joined ones with a + between them."""
+        """The poolings in words, joined by +."""
         return "+".join(self.poolings)
 
     @property
     def dimensions(self) -> int:
-        """Of the row that is handed out; of a model that gives none for a text, of its own output's rows."""
+        """Numbers in a pooled row; if the model has none, in a row of its main output."""
         if OutputKind.POOLED in self.outputs:
             return output_size(self.steps, self.hidden_size * len(self.poolings))
         vectors = [head.dimensions for head in self.heads if isinstance(head, TokenVectors)]
@@ -107,18 +106,18 @@ class ModelFolder:
 
     @property
     def hides_tokens(self) -> bool:
-        """Whether batches come with tokens that the others are not to see."""
+        """Whether batches can have hidden tokens, which the others do not attend to."""
         late = self.late
         return late is not None and late.expansion_id is not None and not late.attends_to_expansion
 
     @property
     def weights_folder(self) -> Path:
-        """Where model.safetensors is."""
+        """The folder of model.safetensors."""
         return self.path / self.tokenizer_folder
 
     @property
     def default_instruction(self) -> str | None:
-        """Of a generative reranker; None = it takes none."""
+        """A generative reranker's instruction; None = it takes none."""
         return self.template.instruction if self.template else None
 
     @property
@@ -135,11 +134,12 @@ def read(
     needs_weights: bool = True,
     known_classes: frozenset[str] = frozenset(),
 ) -> ModelFolder:
-    """Read a folder; `pooling` (cls, mean, last-token, splade) and `task` (of Task, or auto) overrule its files.
+    """Read a folder. `pooling` (cls, mean, last-token, splade) and `task` (of Task, or auto) override its files.
 
-    known_classes: of reward models, which bring code for a class that the engine asked for has too; each gives a score.
+    known_classes: reward models' classes that the engine has itself, so the folder's code is not needed. They give one
+    score.
 
-    Raises ModelError with one line where the model can't be served.
+    Raises ModelError with one line if the model can't be served.
     """
     folder = Path(path)
     wanted = None if task in (None, AUTO) else Task(task)
@@ -149,12 +149,12 @@ def read(
         folder=folder, config=config, sentence=sentence, needs_weights=needs_weights, known_classes=known_classes
     )
     backbone = read_backbone(files)
-    output_size(sentence.steps, backbone.hidden_size * len(sentence.poolings))  # raises where they do not fit
+    output_size(sentence.steps, backbone.hidden_size * len(sentence.poolings))  # raises if they do not fit
     return _described(files, backbone, detect(files, wanted=wanted, is_splade=pooling == SPLADE))
 
 
 def _config(folder: Path) -> Json:
-    """config.json, with the text model's part of it on top."""
+    """config.json, with the keys of text_config added."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     check_links(folder)
@@ -175,7 +175,7 @@ def _config(folder: Path) -> Json:
 def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder:
     sentence, prompts = files.sentence, read_prompts(files.folder)
     by_name = prompts.by_name if found.prompts is None else found.prompts
-    # A template has its default in it; a marker of queries or documents is no prompt.
+    # A template has its own default; a marker of queries or documents is no prompt.
     has_default = found.template is None and prompts.default_name in by_name
     return ModelFolder(
         path=files.folder,
@@ -213,7 +213,7 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
 
 
 def _without(of_pooling: str, notes: tuple[str, ...], found: Detected) -> tuple[str, ...]:
-    """What was assumed of the pooling is of no interest where there is none."""
+    """The notes, without the one on pooling if nothing is pooled."""
     return notes if found.task is Task.EMBED else tuple(note for note in notes if note != of_pooling)
 
 
@@ -222,9 +222,9 @@ def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:
 
 
 def check_special_tokens(folder: ModelFolder) -> None:
-    """Raises ModelError where every text would hold an id that the model has no row for.
+    """Raises ModelError if every text would contain an id for which the model has no row.
 
-    Other ids are looked at when they come; see tokenizer_pool.
+    tokenizer_pool checks the other ids of each request.
     """
     largest = max((*surrounding_ids(folder.path / folder.tokenizer_folder), *_late_ids(folder)), default=-1)
     if largest >= folder.vocab_size and not folder.is_static:
@@ -235,7 +235,7 @@ def check_special_tokens(folder: ModelFolder) -> None:
 
 
 def _late_ids(folder: ModelFolder) -> Iterator[int]:
-    """What a late-interaction model has put into queries and documents, and into queries that are too short."""
+    """The ids of a late-interaction model's markers and fill-in token."""
     if folder.late is not None:
         put_in = (folder.late.query_marker_id, folder.late.document_marker_id, folder.late.expansion_id)
         yield from (each for each in put_in if each is not None)

@@ -1,6 +1,6 @@
-"""The entries of modules.json, and the modules for rows among them, as sentence-transformers 6 reads them.
+"""Reads the entries of modules.json, and the options of modules after the transformer, like sentence-transformers 6.
 
-Which chains there are is engine.model.detection.chains'. Reads no weights.
+engine.model.detection.chains knows the supported chains. Reads no weights.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from engine.model.json_files import MAX_DEPTH, Json, number_in, read, read_objec
 from engine.model.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Step
 from engine.types import ModelError
 
-# as sentence-transformers, TEI and we spell them -> as we spell them
+# the names of sentence-transformers and TEI -> our name
 _POOLINGS = {
     "cls": "cls",
     "max": "max",
@@ -22,7 +22,7 @@ _POOLINGS = {
     "last-token": "last",
     "last": "last",
 }
-# in the order in which several are joined
+# in the order in which several poolings are joined
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -31,21 +31,21 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_ROW = "sentence_embedding"  # what sentence-transformers calls the pooled row
-TOKEN_ROWS = "token_embeddings"  # and the rows of tokens
-_OWN = ("sentence_transformers.", "pylate.models.")  # whose classes are known by their last name
+_ROW = "sentence_embedding"  # sentence-transformers' name of the pooled row
+TOKEN_ROWS = "token_embeddings"  # its name of the rows of tokens
+_OWN = ("sentence_transformers.", "pylate.models.")  # for classes of these packages the class name is enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
     """An entry of modules.json."""
 
-    kind: str  # the class's name, in full where it is not sentence-transformers' or PyLate's own
-    path: PurePosixPath  # its folder, within the model's
+    kind: str  # the class's name, with its module if it is not sentence-transformers' or PyLate's
+    path: PurePosixPath  # its folder, in the model's folder
 
 
 def read_entries(folder: Path) -> tuple[Module, ...]:
-    """All of them, in their order. Raises ModelError."""
+    """All entries in order. Raises ModelError."""
     entries = read(folder / "modules.json")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ModelError("modules.json is not a list of objects")
@@ -53,23 +53,23 @@ def read_entries(folder: Path) -> tuple[Module, ...]:
 
 
 def as_module(entry: Json, file: str) -> Module:
-    """Of its type and path, as `file` has them. Raises ModelError for a path that leads out of the folder."""
+    """The module of an entry in `file`. Raises ModelError for a path out of the folder."""
     return Module(kind=_kind(entry), path=_module_path(entry, file))
 
 
 def read_pooling(folder: Path, module: Module) -> tuple[tuple[str, ...], bool]:
-    """The poolings of a Pooling module, joined in this order, and whether a prompt's tokens count."""
+    """The poolings of a Pooling module, in the order of joining, and whether a prompt's tokens count."""
     config = read_object(folder / module.path / "config.json")
     return _poolings(config), bool(config.get("include_prompt", True))
 
 
 def read_steps(folder: Path, modules: Iterable[Module], *, row: str = _ROW) -> tuple[Step, ...]:
-    """Of Dense, LayerNorm, Normalize; other modules do nothing to a row. `row`: the only thing they may work on."""
+    """The steps for Dense, LayerNorm and Normalize; other modules do not change a row. row: the only allowed input."""
     return tuple(step for module in modules if (step := _step(folder, module, row)) is not None)
 
 
 def known_pooling(mode: object, where: str) -> str:
-    """Our name of it. Raises ModelError where there is none."""
+    """Our name of a pooling. Raises ModelError for an unknown one."""
     if not isinstance(mode, str) or mode not in _POOLINGS:
         known = "cls, max, mean, mean_sqrt_len_tokens, weightedmean and last-token"
         raise ModelError(f"{where} asks for pooling {str(mode)!r}; supported are {known}")
@@ -99,7 +99,7 @@ def _poolings(config: Json) -> tuple[str, ...]:
 
 
 def _step(folder: Path, module: Module, row: str) -> Step | None:
-    """None for what does nothing to a row that is not trained on."""
+    """None for modules that only matter in training."""
     path = module.path
     match module.kind:
         case "Dense":
@@ -132,7 +132,7 @@ def _dense(path: PurePosixPath, config: Json, row: str) -> Dense:
 
 
 def _check_names(path: PurePosixPath, config: Json, row: str) -> None:
-    """A module can be told to work on something else than what it is here for."""
+    """Raises ModelError if a module's input or output is not `row`."""
     given = config.get("module_input_name", row)
     names = (given, config.get("module_output_name") or given)
     if names != (row, row):

@@ -1,7 +1,7 @@
-"""How a model folder's weights are stored quantized, as its JSON files tell: FP8 can be read. Reads no tensors.
+"""Finds out from JSON files whether and how a model's weights are stored quantized. Reads no tensors.
 
-Where that is written: "quantization_config" in config.json ("compression_config" in old files of compressed-tensors),
-and hf_quant_config.json beside it, which NVIDIA's Model Optimizer writes:
+The places are "quantization_config" in config.json ("compression_config" in old files of compressed-tensors), and
+hf_quant_config.json beside it, which NVIDIA's Model Optimizer writes:
 
     fp8: transformers' FineGrainedFP8Config and vLLM's Fp8Config. `x.weight` with `x.weight_scale_inv`, [ceil(N / 128),
         ceil(K / 128)] or one number, or with `x.weight_scale`. Each is what values are multiplied by, "inv" or not.
@@ -9,10 +9,10 @@ and hf_quant_config.json beside it, which NVIDIA's Model Optimizer writes:
     compressed-tensors: `x.weight_scale`, [1], [N, 1] or one of each block, said by `strategy` in each config group.
     modelopt: `x.weight_scale`, one number, [N] or [N / 128, 1, K / 128, 1], said by `quant_algo`.
 
-NVFP4, numbers of 4 bits in groups of 16, is told apart for the tensorrt-llm engine alone: modelopt's and that of
-compressed-tensors, "nvfp4-pack-quantized".
+NVFP4, numbers of 4 bits in groups of 16, is only for the tensorrt-llm engine: modelopt's, and "nvfp4-pack-quantized" of
+compressed-tensors.
 
-Scales of activations stand beside them in some files and are not needed: activations get theirs as they come.
+Some files also have scales of activations. They are not needed, because activations are scaled when computed.
 """
 
 from dataclasses import dataclass
@@ -39,22 +39,24 @@ _MAX_NAME = 60  # characters of a method's name in a message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFp8:
-    """Weights of e4m3 numbers and scales. A tensor without a scale is stored plain, so which modules the files call
-    ignored need not be known."""
+    """Weights of e4m3 numbers and scales.
+
+    A tensor without a scale is stored plain, so the files' list of ignored modules is not needed.
+    """
 
     method: str  # "fp8", "fbgemm_fp8", "compressed-tensors" or "modelopt"
-    granularities: frozenset[str]  # what has a scale of its own: TENSOR, CHANNEL (row of a weight) or BLOCK
+    granularities: frozenset[str]  # the parts with one scale each: TENSOR, CHANNEL (row of a weight) or BLOCK
     block: tuple[int, int] | None  # rows and columns of a block
-    scale_names: tuple[str, ...] = ("weight_scale",)  # stands in the place of "weight" in the tensor's name
+    scale_names: tuple[str, ...] = ("weight_scale",)  # replaces "weight" in the tensor's name
 
     @property
     def text(self) -> str:
-        """In a few words."""
+        """The form of storage, in a few words."""
         return f"FP8 ({self.method}, scales per {' or '.join(sorted(self.granularities))})"
 
     @property
     def note(self) -> str:
-        """For whoever looks at what was loaded."""
+        """A note for the log and /info."""
         return f"the weights are stored as {self.text}"
 
 
@@ -66,12 +68,12 @@ class StoredNvfp4:
 
     @property
     def text(self) -> str:
-        """In a few words."""
+        """The form of storage, in a few words."""
         return f"NVFP4 ({self.method})"
 
     @property
     def note(self) -> str:
-        """For whoever looks at what was loaded."""
+        """A note for the log and /info."""
         return f"the weights are stored as {self.text}"
 
 
@@ -79,10 +81,10 @@ Stored = StoredFp8 | StoredNvfp4
 
 
 def check(folder: Path, *, reads_fp8: bool) -> StoredFp8 | None:
-    """What `read` returns. Raises ModelError where nobody can read the weights, or only those who read FP8.
+    """What `read` returns. Raises ModelError if the engine can't read the weights. reads_fp8: whether it reads FP8.
 
-    Libraries take quantized numbers for the weights themselves where config.json does not tell them better, so the
-    headers of the files have to be plain too, or described.
+    Libraries take quantized numbers for plain weights if config.json does not describe them. So this also checks the
+    headers of the files.
     """
     stored = read(folder)
     if stored is not None and not reads_fp8:
@@ -96,7 +98,7 @@ def check(folder: Path, *, reads_fp8: bool) -> StoredFp8 | None:
 
 
 def check_plain(folder: Path) -> None:
-    """Raises ModelError where the files' headers have quantized weights, of which no JSON file says anything."""
+    """Raises ModelError if headers have quantized weights that no JSON file describes."""
     unplain = first_that_is_not_plain(folder)
     if unplain is not None:
         raise ModelError(
@@ -106,9 +108,9 @@ def check_plain(folder: Path) -> None:
 
 
 def read(folder: Path) -> StoredFp8 | None:
-    """None where the weights are stored plain.
+    """None if the weights are stored plain.
 
-    Raises ModelError where they are quantized in a way that can't be read but by one engine; it names the way.
+    Raises ModelError if they are quantized in a way that no engine or only tensorrt-llm reads.
     """
     stored = describe(folder)
     if isinstance(stored, StoredNvfp4):
@@ -120,17 +122,14 @@ def read(folder: Path) -> StoredFp8 | None:
 
 
 def describe(folder: Path) -> Stored | None:
-    """None where the weights are stored plain.
-
-    Raises ModelError where they are quantized in a way that no engine reads; it names the way.
-    """
+    """None if the weights are stored plain. Raises ModelError if they are quantized in a way that no engine reads."""
     config = read_optional(folder / "config.json")
     stored = _config_of(config) or _config_of(object_in(config, "text_config")) or beside(folder)
     return _classified(stored) if stored else None
 
 
 def beside(folder: Path) -> Json:
-    """What hf_quant_config.json says, in older and newer files alike; empty where there is none."""
+    """The content of hf_quant_config.json, in its older and newer form; empty if it is missing."""
     config = read_optional(folder / "hf_quant_config.json")
     stored = object_in(config, "quantization") or (config if "quant_algo" in config else {})
     return {"quant_method": "modelopt", **stored} if stored else {}
@@ -194,7 +193,7 @@ def _weights_of(group: Any) -> Json:
 
 
 def _group_kind(group: Json, config: Json) -> tuple[str, tuple[int, int] | None]:
-    """What has a scale of its own in this group, and how large a block is."""
+    """The parts with one scale each in this group, and the size of a block."""
     weights = _weights_of(group)
     stored_as = _format_of(group, config)
     strategy = weights.get("strategy") or ("group" if weights.get("group_size") else TENSOR)
@@ -217,7 +216,7 @@ def _format_of(group: Json, config: Json) -> str:
 def _modelopt(config: Json) -> Stored | None:
     config = object_in(config, "quantization") or config
     algorithm = str(config.get("quant_algo") or "").upper()
-    if not algorithm:  # nothing but the cache of keys and values, which an embedding has no use for
+    if not algorithm:  # only the key-value cache is quantized, which embeddings do not use
         return None
     if algorithm == _NVFP4:
         return StoredNvfp4(method="modelopt")

@@ -59,7 +59,7 @@ def common_spec(config: PretrainedConfig) -> Spec:
 
 
 def embeddings(spec: Spec) -> Recipes:
-    """The tables, as nearly all of BERT's kin name them."""
+    """The embedding tables, with the names of most BERT-like models."""
     recipes = {"words": Recipe(("embeddings.word_embeddings.weight",))}
     if spec.num_positions:
         recipes["positions"] = Recipe(("embeddings.position_embeddings.weight",))

@@ -1,6 +1,6 @@
-"""Gemma 1 and 2, and the text models of Gemma 3, which EmbeddingGemma is one of.
+"""Gemma 1 and 2, and the text models of Gemma 3, including EmbeddingGemma.
 
-Their files hold norms' weights minus one, and words are multiplied by the root of the hidden size.
+Their files hold norms' weights minus one, and word embeddings are multiplied by the root of the hidden size.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What differs from layer to layer: windows, and tables of angles where each type of layer has its own."""
+"""Differences between layers: windows, and tables of angles if each type of layer has its own."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,21 @@ _TYPES = frozenset(("full_attention", "sliding_attention"))
 
 
 def windows_of(config: PretrainedConfig, window: int | None) -> list[int | None]:
-    """Each layer's window, by `layer_types`. Raises ModelError for types other than full and sliding."""
+    """Each layer's window, from `layer_types`. Raises ModelError for types other than full and sliding."""
     return [window if kind == "sliding_attention" else None for kind in _types_of(config)]
 
 
 def with_windows(spec: Spec, windows: Sequence[int | None]) -> Spec:
-    """These windows of tokens that see backwards. Raises ModelError where they see both ways."""
+    """The spec with these windows. Raises ModelError for windows without causality."""
     if not spec.is_causal and any(windows):
-        # transformers' masks let in one token more at each side than its flash attention does.
+        # transformers' masks include one token more at each side than its flash attention.
         raise NotForFused(f"the fused engine does not compute sliding_window for {spec.architecture} without causality")
     pairs = zip(spec.layers, windows, strict=True)
     return dataclasses.replace(spec, layers=tuple(dataclasses.replace(layer, window=window) for layer, window in pairs))
 
 
 def layers_by_type(config: PretrainedConfig, window: int | None) -> tuple[LayerSpec, ...]:
-    """Layers with windows and angles by their types. Raises ModelError as `windows_of` and `angles` do."""
+    """Layers with the windows and angles of their types. Raises ModelError like `windows_of` and `angles`."""
     tables = _tables(config)
     for kind in tables:
         check(config, layer_type=kind)

@@ -1,4 +1,4 @@
-"""Llama, and those that differ from it little: Mistral, Ministral, Qwen 2 and 3, SmolLM 3, Phi 3, EuroBERT."""
+"""Llama and similar models: Mistral, Ministral, Qwen 2 and 3, SmolLM 3, Phi 3, EuroBERT."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -29,7 +29,7 @@ _OF_MLP = ("up", "down")
 
 
 def common_spec(config: PretrainedConfig, *, activation: str) -> Spec:
-    """Of Llama and its kin, without windows, and with one table of angles for all layers. Raises ModelError."""
+    """The spec of Llama and similar models, without windows, with one table of angles. Raises ModelError."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Spec(
         architecture=config.model_type,
@@ -52,7 +52,7 @@ def common_spec(config: PretrainedConfig, *, activation: str) -> Spec:
 
 
 def layout(linears: Names, norms: Names, *, biased: Collection[str] = (), plus: float = 0.0) -> Layout:
-    """A checkpoint in which these linear layers have biases; `plus` is for the norms, see Recipe."""
+    """The recipes of a checkpoint in which the layers in `biased` have biases. plus: of norms, see Recipe."""
     layer = affine(linears, has_bias=False) | affine({name: linears[name] for name in biased})
     layer |= _norms(norms, plus)
     ends = {"words": Recipe(("embed_tokens.weight",))} | _norms({"final_norm": ("norm",)}, plus)
@@ -69,7 +69,7 @@ def derive(config: PretrainedConfig, tensors: Mapping[str, Tensor], num_position
 
 
 def whole_heads(config: PretrainedConfig) -> None:
-    """Raises ModelError where only a part of each head would be rotated, which most architectures don't know."""
+    """Raises ModelError if only a part of each head is rotated, which most architectures do not support."""
     if (config.rope_parameters or {}).get("partial_rotary_factor", 1.0) != 1.0:
         raise NotForFused(f"the fused engine does not compute partial_rotary_factor for {config.model_type}")
     check(config)

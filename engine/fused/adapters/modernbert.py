@@ -61,7 +61,7 @@ def _layout(biased: Collection[str]) -> Layout:
 
 
 def _layouts() -> tuple[Layout, ...]:
-    """With each choice of biases, that with all of them first."""
+    """One layout for each choice of biases, first the one with all of them."""
     choices = product(*((kind, ()) for kind in _KINDS_OF_BIASES))
     return tuple(_layout([name for kind in choice for name in kind]) for choice in choices)
 

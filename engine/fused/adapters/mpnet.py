@@ -1,4 +1,4 @@
-"""MPNet: BERT without token types, whose attention scores also depend on how far apart two tokens are."""
+"""MPNet: BERT without token types, and with attention scores that also depend on the distance of two tokens."""
 
 import dataclasses
 import math
@@ -45,8 +45,11 @@ def _derive(config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positio
 
 
 def _bucket_of(distances: Tensor) -> Tensor:
-    """The bucket [R] of each distance [R], a key's position - its query's: half of the buckets for either direction;
-    in each, the first half for one distance each, the others for ever more of them (T5, arXiv:1910.10683, 2.1)."""
+    """The bucket [R] of each distance [R], a key's position minus its query's.
+
+    Each direction has half of the buckets. Of these, the first half are for one distance each, the others for ranges
+    that get longer (T5, arXiv:1910.10683, 2.1).
+    """
     num_one_way = _NUM_BUCKETS // 2
     num_exact = num_one_way // 2
     far = distances.abs()

@@ -1,4 +1,4 @@
-"""How an adapter describes an architecture: a Spec from the configuration, a Recipe for each of our tensors."""
+"""The types of an adapter, which describes an architecture: a Spec, and a Recipe for each of our tensors."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from engine.fused.model.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One of our tensors."""
+    """How to make one of our tensors from a checkpoint."""
 
     parts: tuple[str, ...]  # names in the checkpoint, without the base model's prefix; joined along the first axis
     plus: float = 0.0  # added to each number: Gemma's files hold norms' weights minus one
-    swaps_halves: bool = False  # each part's second half of rows goes before its first
+    swaps_halves: bool = False  # whether the second half of each part's rows comes before the first
 
 
 Recipes = dict[str, Recipe]  # by our name, see engine.fused.model.spec; all that is to be read from the files
@@ -26,13 +26,13 @@ Layout = Callable[[Spec], Recipes]
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One architecture, or several that differ in nothing but names."""
+    """One architecture, or several that differ only in names."""
 
-    spec: Callable[[PretrainedConfig], Spec]  # raises engine.types.ModelError where the fused engine can't be right
-    layouts: tuple[Layout, ...]  # the first whose names are all in the checkpoint is taken
-    prefixes: tuple[str, ...] = ()  # of the base model within a larger one: "bert.", "model.", …; "" is always tried
-    # what is computed rather than read, such as angles: of the configuration, the tensors that were read (by our names)
-    # and the number of positions; what it gives stands in for what was read under the same name, on any device
+    spec: Callable[[PretrainedConfig], Spec]  # raises engine.types.ModelError if the fused engine can't compute it
+    layouts: tuple[Layout, ...]  # the first layout with all its names in the checkpoint is used
+    prefixes: tuple[str, ...] = ()  # of the base model in a larger one: "bert.", "model.", …; "" is always tried, too
+    # computes tensors that are not read, such as angles, from the configuration, the tensors read (by our names) and
+    # the number of positions; they replace tensors of the same name and may be on any device
     derive: Callable[[PretrainedConfig, Mapping[str, Tensor], int], dict[str, Tensor]] | None = None
 
 
@@ -47,7 +47,7 @@ def affine(parts: Mapping[str, tuple[str, ...]], *, has_bias: bool = True) -> Re
 
 
 def in_layers(spec: Spec, theirs: str, recipes: Recipes) -> Recipes:
-    """Each layer's recipes out of those of one; `theirs` is what the checkpoint puts before them, {} their number."""
+    """The recipes of all layers from those of one. theirs: the checkpoint's prefix, with {} for the layer's number."""
     return {
         f"layers.{number}.{name}": dataclasses.replace(
             recipe, parts=tuple(f"{theirs.format(number)}.{part}" for part in recipe.parts)
@@ -79,7 +79,7 @@ def activation_of(name: object) -> str:
 
 
 def require(config: PretrainedConfig, **allowed: tuple[object, ...]) -> None:
-    """Check that each field, where it is set, has one of these values. Raises ModelError."""
+    """Raises ModelError if a field is set to a value that is not allowed."""
     for name, values in allowed.items():
         value = getattr(config, name, None)
         if value is not None and value not in values:

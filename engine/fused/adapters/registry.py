@@ -1,6 +1,6 @@
-"""Which architectures the fused engine knows, and how it reads their config.json.
+"""The adapters of all architectures, and the reading of config.json.
 
-A new architecture is a file beside this one and its table here.
+A new architecture needs a file beside this one, and its table here.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ _TABLES = (
 
 
 def find(architecture: str) -> Adapter | None:
-    """By model_type of config.json; None where another engine must run it."""
+    """The adapter of a model_type; None if the fused engine does not know it."""
     return next((table[architecture] for table in _TABLES if architecture in table), None)
 
 
 def read_config(folder: ModelFolder) -> PretrainedConfig:
-    """Raises ModelError where transformers can't read config.json."""
+    """The library's configuration. Raises ModelError if transformers can't read config.json."""
     try:
         with _quiet():
             config: PretrainedConfig = AutoConfig.from_pretrained(
                 folder.path, local_files_only=True, trust_remote_code=False
             )
-    except Exception as error:  # a file can be wrong in more ways than transformers has exceptions for
+    except Exception as error:  # transformers has no exception class for the many ways in which a file can be wrong
         raise ModelError(f"transformers can't read {folder.path / 'config.json'}: {one_line(error)}") from error
     return config
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What matters is raised."""
+    """Keep transformers' warnings out of the log. Errors are raised anyway."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:

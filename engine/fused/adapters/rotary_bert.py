@@ -1,6 +1,6 @@
-"""BERT with rotated queries and keys instead of a table of positions: Nomic's, GTE, and Jina's third.
+"""BERT with rotated queries and keys instead of a table of positions: NomicBERT, GTE and Jina v3.
 
-Each is read under transformers' names and under those that its authors' own code gave, which files mostly have.
+Tensors may have transformers' names or those of the authors' own code, which most files have.
 """
 
 import dataclasses

@@ -1,1 +1,1 @@
-"""The ops of engine.fused.model.ops as Triton kernels for NVIDIA GPUs. They know nothing of models."""
+"""The ops of engine.fused.model.ops as Triton kernels for NVIDIA GPUs. Knows nothing of models."""

@@ -1,4 +1,4 @@
-"""The MLP's activation, times its gate, plain or in float8; without activation it is the quantizing of any rows."""
+"""The MLP's activation, times its gate, plain or in float8. Without an activation it quantizes any rows."""
 
 import torch
 import triton
@@ -13,9 +13,9 @@ _CHUNK = 4096  # numbers at a time, of rows that no program can hold
 
 
 def activate(rows: Tensor, activation: str, *, is_gated: bool, is_quantized: bool) -> Rows:
-    """See Ops. Bytes a row of I two-byte numbers: 2 I to read, 4 I where gated; 2 I to write, I + 4 where quantized.
+    """See Ops. Bytes a row of I two-byte numbers: 2 I to read, 4 I if gated; 2 I to write, I + 4 if quantized.
 
-    Rows of more than 16,384 numbers are quantized in two passes, of which the second reads from the cache.
+    Rows of more than 16,384 numbers are quantized in two passes; the second reads from the cache.
     """
     if is_quantized:
         return _quantize_activated(rows, activation, is_gated=is_gated)
@@ -127,7 +127,7 @@ def _activated(
     ACTIVATION: tl.constexpr,
     IS_GATED: tl.constexpr,
 ) -> tl.tensor:
-    """float32 [BLOCK] of the row that starts at the pointer `row`; 0 behind WIDTH."""
+    """float32 [BLOCK] of the row that starts at the pointer `row`; 0 after WIDTH."""
     mask = column < WIDTH
     x = tl.load(row + column, mask=mask, other=0.0).to(tl.float32)
     if ACTIVATION == "silu":
@@ -147,6 +147,6 @@ def _activated(
 
 @triton.jit
 def _sigmoid(x: tl.tensor) -> tl.tensor:
-    """1 / (1 + exp(-x)), with no exponential that overflows."""
+    """1 / (1 + exp(-x)), without overflow."""
     power = tl.exp(-tl.abs(x))
     return tl.where(x >= 0.0, 1.0, power) / (1.0 + power)

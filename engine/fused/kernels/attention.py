@@ -40,18 +40,18 @@ _BLOCK_N = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one launch."""
+    """Sizes of one launch."""
 
     block_n: int  # keys a step
     num_warps: int
-    num_stages: int  # steps whose keys and values are in shared memory, or on their way there
-    max_registers: int | None = None  # a thread; None = as many as there are
+    num_stages: int  # steps whose keys and values are in shared memory or being loaded
+    max_registers: int | None = None  # of a thread; None = no limit
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule, *, sizes: Sizes | None = None
 ) -> Tensor:
-    """See Ops, for tensors on the current GPU; D is at most 256. sizes: for measurements; None = as this file says."""
+    """See Ops, for tensors on the current GPU; D is at most 256. sizes: for measurements; None = chosen here."""
     num_heads, head_dim = query.shape[1:]
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     bias = rule.relative_bias
@@ -97,8 +97,10 @@ def attend(
 def sizes_for(
     head_dim: int, block: int, capability: tuple[int, int], *, has_bias: bool, is_float32: bool = False
 ) -> Sizes:
-    """For tiles of `block` queries on a GPU of this compute capability. Made for 9.0 and numbers of 16 bits; others
-    take what fits, and float32 is for checks."""
+    """The sizes for tiles of `block` queries on a GPU of this compute capability.
+
+    They are optimized for 9.0 and 16-bit numbers. Other GPUs get sizes that fit, and float32 is for checks.
+    """
     dim = max(64, power_of_two(head_dim))
     block_n, num_warps = _BLOCK_N[block][dim], block // 16
     if dim == 256 and block < 64:
@@ -114,5 +116,5 @@ def _capability(tensor: Tensor) -> tuple[int, int]:
 
 
 def _has_large_shared_memory(capability: tuple[int, int]) -> bool:
-    """163 KB and more; 99 KB otherwise (CUDA programming guide, compute capabilities)."""
+    """Whether it is at least 163 KB; otherwise it is 99 KB (CUDA programming guide, compute capabilities)."""
     return capability in ((8, 0), (8, 7)) or capability[0] in (9, 10)

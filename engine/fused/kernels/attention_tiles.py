@@ -1,9 +1,9 @@
-"""Attention over packed sequences, on the device: one program for each tile of queries and each head. How it is
-launched, and why in these sizes, is in attention; batches are not known here.
+"""The attention kernel for packed sequences: one program for each tile of queries and each head. attention.py launches
+it and chooses the sizes. Knows no batches.
 
-The keys that a tile sees are a range of its sequence, cut into blocks of two kinds: those that every query sees whole,
-which are most, and those at the edges (the diagonal, the ends of the window and of the sequence), which need a mask.
-Each kind has its own loop, so that the long one is nothing but loads, two products and a softmax.
+The keys of a tile are a range of its sequence, cut into blocks of two kinds. Most blocks are seen whole by every query.
+Those at the edges (the diagonal, the ends of the window and of the sequence) need a mask. Each kind has its own loop:
+the long loop consists only of loads, two products and a softmax.
 
 The softmax goes along with the blocks (Milakov and Gimelshein 2018; Dao 2023, FlashAttention-2): the largest score, the
 sum and the weighted values so far. Powers are of two, which is what the hardware has, and scores are scaled in the same
@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-_MASKED: tl.constexpr = tl.constexpr(-(2.0**100))  # a power of two: scaled, it is exact, so that it cancels to 0
+_MASKED: tl.constexpr = tl.constexpr(-(2.0**100))  # a power of two, so scaling is exact and it cancels to 0
 
 
 @triton.jit(do_not_specialize=["window", "reach"])
@@ -147,7 +147,7 @@ def attend_tiles(
 def _load(
     pointers: tl.tensor, is_key: tl.tensor, is_number: tl.tensor, IS_MASKED: tl.constexpr, IS_PADDED: tl.constexpr
 ) -> tl.tensor:
-    """A block of keys or values; zeros behind the sequence (where masked) and behind the head (where padded)."""
+    """A block of keys or values, with zeros after the sequence (if masked) and after the head (if padded)."""
     if IS_MASKED and IS_PADDED:
         loaded = tl.load(pointers, mask=is_key & is_number, other=0.0)
     elif IS_MASKED:

@@ -1,4 +1,4 @@
-"""Rows of the tables of words, positions and types, looked up and added."""
+"""Looks up rows in the tables of words, positions and types, and adds them."""
 
 import torch
 import triton

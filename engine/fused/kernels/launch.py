@@ -1,4 +1,4 @@
-"""How wide rows are divided among programs and threads. Knows no kernel.
+"""Divides wide rows among programs and threads. Knows no kernel.
 
 Chosen by hand, so nothing is tuned at start. A program takes one row, or a part of one:
 
@@ -23,27 +23,27 @@ _MAX_WARPS = 16
 
 
 def block_for(width: int) -> int:
-    """The numbers of a program that holds a whole row: a power of two."""
+    """The block size, a power of two, of a program that holds a whole row."""
     assert width <= MAX_BLOCK, width
     return power_of_two(width)
 
 
 def columns_for(width: int) -> int:
-    """The numbers of a program that holds a part of a row, or all if it is short: a power of two."""
+    """The block size, a power of two, of a program that holds a part of a row, or all of a short one."""
     return min(_MAX_COLUMNS, power_of_two(width))
 
 
 def num_warps_for(block: int) -> int:
-    """Of a program that holds so many numbers, a power of two."""
+    """The warps of a program with this block size."""
     return min(_MAX_WARPS, max(1, block // _NUMBERS_PER_WARP))
 
 
 def power_of_two(number: int) -> int:
-    """The smallest that is at least `number`; at least 16."""
+    """The smallest power of two that is at least `number` and 16."""
     return max(16, 1 << (number - 1).bit_length())
 
 
 def row_stride(rows: Tensor) -> int:
-    """From row to row, in numbers; those of a row must be adjacent."""
+    """The distance of rows, in numbers. The numbers of a row must be adjacent."""
     assert rows.stride(-1) == 1, rows.stride()
     return rows.stride(0)

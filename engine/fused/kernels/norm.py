@@ -1,4 +1,4 @@
-"""Residual + delta, its norm, and the norm's rows in float8, in one pass: a row stays in registers."""
+"""Residual + delta, its norm, and the norm in float8, in one pass: a row stays in registers."""
 
 import torch
 import triton
@@ -20,8 +20,8 @@ def add_norm(
 ) -> NormedRows:
     """See Ops.
 
-    Bytes a row of h two-byte numbers: 2 h each for delta, residual, total where it is wanted and not delta itself, and
-    plain rows; h + 4 for quantized ones. h is 16,384 at most.
+    Bytes a row of h two-byte numbers: 2 h each for delta, residual, the total (if written) and plain rows; h + 4 for
+    quantized rows. h is at most 16,384.
     """
     width = delta.shape[1]
     is_sum = residual is not None or delta_norm is not None
@@ -110,7 +110,7 @@ def _normalised(
     WIDTH: tl.constexpr,
     IS_RMS: tl.constexpr,
 ) -> tl.tensor:
-    """float32 [BLOCK] of the same; both are 0 behind WIDTH."""
+    """The norm of a row, float32 [BLOCK]; both are 0 after WIDTH."""
     column = tl.arange(0, row.shape[0])
     mask = column < WIDTH
     if not IS_RMS:

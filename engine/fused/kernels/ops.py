@@ -1,8 +1,8 @@
-"""The kernels as `engine.fused.model.ops.Ops`: of tensors on the current GPU. None synchronises with the host.
+"""The kernels as `engine.fused.model.ops.Ops`, for tensors on the current GPU. None synchronises with the host.
 
-Numbers are float16, bfloat16 or float32; float8 needs compute capability 8.9. Triton compiles a kernel anew for each
-combination of widths, strides' divisibility and pointers' alignment, none of which may follow from the number of rows:
-pointers into a batch's block of int32, which lie anywhere, are not told apart.
+Numbers are float16, bfloat16 or float32; float8 needs compute capability 8.9. Triton compiles a kernel again for each
+combination of widths, divisibility of strides and alignment of pointers. None of these may depend on the number of
+rows, so kernels ignore the alignment of pointers into a batch's int32 block.
 """
 
 from torch import Tensor

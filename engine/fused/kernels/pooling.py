@@ -1,4 +1,4 @@
-"""Means of sequences, however their lengths differ, without the host knowing them.
+"""Means of sequences of any lengths, which the host need not know.
 
 Each sequence is cut into chunks of up to 64 tokens from its own start, so its mean does not depend on where it lies in
 the batch. A first kernel sums chunks, a second one adds up each sequence's sums. Both add as a tree in one fixed order,

@@ -1,4 +1,4 @@
-"""Rows to float8 with a scale each, inside other kernels. Launches nothing itself.
+"""Quantizes rows to float8 with one scale each, inside other kernels. Launches nothing itself.
 
 One divisor a row, and a multiplication by its reciprocal a number: within one rounding of float32 from the division,
 so only a number that lies on the border between two of float8 can come out as the other. There is no clamp: the
@@ -21,7 +21,7 @@ _MIN_SCALE = tl.constexpr(2.0**-126)  # the reciprocal of a smaller one is infin
 
 
 def empty_quantized(shape: Sequence[int], device: torch.device) -> QuantizedRows:
-    """[T, h], to be filled."""
+    """Uninitialised quantized rows [T, h]."""
     values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
     return QuantizedRows(values, torch.empty((shape[0], 1), dtype=torch.float32, device=device))
 
@@ -30,14 +30,14 @@ def empty_quantized(shape: Sequence[int], device: torch.device) -> QuantizedRows
 def peak_bits(row: tl.tensor) -> tl.tensor:
     """The bits of a row's largest magnitude, int32, of float32 [BLOCK].
 
-    Magnitudes compare as their bits do, and NaN is above them all, where a maximum of floats would leave it out.
+    Magnitudes compare like their bits, and NaN is above all of them. A maximum of floats would ignore NaN.
     """
     return tl.max(row.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
 
 
 @triton.jit
 def scale_of(bits: tl.tensor) -> tl.tensor:
-    """float32, of a row's `peak_bits`."""
+    """The scale of a row, float32, from its `peak_bits`."""
     peak = bits.to(tl.float32, bitcast=True)
     scale = peak / _MAX_FP8
     return tl.where(peak == 0.0, 1.0, tl.where(scale < _MIN_SCALE, _MIN_SCALE, scale))
@@ -45,5 +45,5 @@ def scale_of(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def quantized(row: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """float8 [BLOCK] of float32."""
+    """A row in float8 [BLOCK], from float32."""
     return (row * (1.0 / scale)).to(tl.float8e4nv)

@@ -1,4 +1,4 @@
-"""Queries and keys in place: RMS norms of heads, then rotation by position, on rows that also hold other things."""
+"""Norms (RMS) and rotates heads of queries and keys in place, in rows that also hold other numbers."""
 
 import triton
 import triton.language as tl
@@ -12,10 +12,10 @@ _MIN_HEADS = 4
 
 
 def rotate(rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads) -> None:
-    """See Ops. Bytes a row of (N + H) heads of D two-byte numbers: 4 (N + H) D, of which without norms only the
-    rotated share, and 4 for each angle's cosine and sine.
+    """See Ops. Bytes a row of (N + H) heads of D two-byte numbers: 4 (N + H) D, or without norms only the
+    rotated share of it, and 4 for each angle's cosine and sine.
 
-    A program turns some heads of one row: all but the first find the angles in the cache.
+    A program rotates some heads of one row. All programs of a row but the first find the angles in the cache.
     """
     dim, num_heads = heads.head_dim, heads.num_query_heads + heads.num_key_heads
     rotated = dim if angles is None else angles.shape[1]
@@ -43,7 +43,7 @@ def rotate(rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads)
 
 
 def _heads_at_once(num_heads: int, dim: int) -> int:
-    """The largest power of two that leaves no head over, if that is not too few and not too many."""
+    """The largest power of two that divides the heads, within limits."""
     divisor = num_heads & -num_heads
     return max(_MIN_HEADS, min(divisor, _NUMBERS // power_of_two(dim)))
 
@@ -114,7 +114,7 @@ def _rotate(
 def _weights(
     query_weight: tl.tensor, key_weight: tl.tensor, is_query: tl.tensor, column: tl.tensor, mask: tl.tensor
 ) -> tl.tensor:
-    """float32 of the shape of `column`: the weights of each head's norm, 1 where it has none.
+    """float32 of the shape of `column`: the weights of each head's norm, 1 if it has none.
 
     Each head loads them anew, from the cache; as one row for all, they would go through shared memory.
     """

@@ -1,4 +1,4 @@
-"""A batch's way to the device and back: packing, padded shapes, recorded graphs, one slot for each batch under way.
+"""Moves batches to the device and back: packing, padded shapes, CUDA graphs, one slot for each batch in the engine.
 
-Knows no model: what it runs is a function of the packed inputs.
+Knows no model: it runs a function of the packed inputs.
 """

@@ -1,10 +1,10 @@
-"""A CUDA GPU as a device: one stream computes, another copies rows out, the host waits for nothing but finished rows.
+"""A CUDA GPU as a device: one stream computes, another one copies rows to the host, which waits only for finished rows.
 
-Everything that touches the block on the device is in the order of the computing stream, so one such block serves all
-slots: the next batch's copy into it comes after the last kernel that reads this one's. Shapes that are worth it are
-recorded as CUDA graphs once they come again, after the batch itself has been computed call by call, which also loads
-and compiles whatever recording can't. All graphs share one pool of buffers, and write their rows into one tensor
-outside of it. Rows to be copied out are tensors of their own, kept by their slot until they have been copied.
+All slots share one block on the device, because everything that uses it runs in the order of the computing stream: the
+next batch is copied into it after the last kernel that reads this one. Small shapes are recorded as CUDA graphs when
+they occur a second time. The first time they are computed call by call, which also loads and compiles kernels. All
+graphs share one pool of buffers and write their rows into one tensor outside of it. Each slot keeps its rows in tensors
+of its own until they are copied.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ _GRAPHS_SHARE = 0.04  # of this process's part of the GPU's memory
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """What is allocated once."""
+    """Sizes of the memory that is allocated once."""
 
     block_size: int  # numbers in the largest packed block
     num_slots: int
     max_num_seqs: int
     row_size: int  # numbers in a pooled row
-    max_graph_tokens: int  # beyond it launching kernels hides behind computing them, and no graph is recorded
+    max_graph_tokens: int  # larger batches hide the launching of kernels and need no graph
     memory_share: float = 1.0  # of the GPU's memory: what this process may take
 
 
@@ -74,7 +74,7 @@ class CudaDevice:
 
     @property
     def stream(self) -> torch.cuda.Stream:
-        """Where batches are computed, in the order in which they were started."""
+        """The stream that computes batches in the order of their start."""
         return self._computing
 
     def block(self, slot: int) -> NDArray[np.int32]:
@@ -102,7 +102,7 @@ class CudaDevice:
     def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
         """See Device."""
         self._use_device()
-        self._copied[slot].synchronize()  # lets other threads run meanwhile
+        self._copied[slot].synchronize()  # other threads can run meanwhile
         host_rows = self._started.pop(slot).host_rows
         return {kind: rows.float().numpy() for kind, rows in host_rows.items()}
 
@@ -113,11 +113,11 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
     def _use_device(self) -> None:
-        """Of this thread: a new one's is the first GPU, and whatever it asks of CUDA would take memory there."""
+        """Make it this thread's device. Otherwise CUDA calls would use the first GPU and take memory there."""
         torch.cuda.set_device(self._device)
 
     def _run(self, shape: Shape, num_rows: NumRows) -> dict[OutputKind, Tensor]:
-        """Rows that nothing overwrites."""
+        """Rows in tensors that no later batch overwrites."""
         graph = self._graphs.find(shape)
         if graph is None:
             rows = self._compute(self._block, shape)
@@ -142,9 +142,9 @@ class CudaDevice:
 
 
 def recorded(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> Graph:
-    """Record what `work` launches. Raises RuntimeError, torch.OutOfMemoryError among them.
+    """Record the kernels that `work` launches. Raises RuntimeError, including torch.OutOfMemoryError.
 
-    Waits for the device, so a shape costs its first batch some milliseconds.
+    Waits for the device, so recording takes some milliseconds.
     """
     graph = torch.cuda.CUDAGraph()
     try:

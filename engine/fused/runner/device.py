@@ -1,4 +1,4 @@
-"""What the runner needs of a device, and the CPU as one (for checks, not for speed).
+"""The interface of a device, and the CPU as one (for checks; it is slow).
 
 A device has slots, each with room for one batch on its way there and back. It knows neither what is computed nor who
 waits for it.
@@ -15,29 +15,29 @@ from torch import Tensor
 from engine.fused.runner.shape import Shape
 from engine.types import OutputKind
 
-# A packed block on the device (int32), and what is in it -> rows by output kind: [B, D] pooled, [T, D] of tokens, in
-# any floating dtype. It never synchronises with the host.
+# A packed block on the device (int32) and its shape -> rows by output kind: [B, D] pooled, [T, D] of tokens, in any
+# floating dtype. It never synchronises with the host.
 Compute = Callable[[Tensor, Shape], dict[OutputKind, Tensor]]
-NumRows = Mapping[OutputKind, int]  # how many of a shape's rows are wanted; the rest is padding
+NumRows = Mapping[OutputKind, int]  # the number of rows of each output that are no padding
 
 
 class Device(Protocol):
-    """Slots are used one after the other. `start` and `block` are called by one thread, `finish` by another."""
+    """Computes batches in slots, used in turn. One thread calls `start` and `block`, another one `finish`."""
 
     def block(self, slot: int) -> NDArray[np.int32]:
-        """Where the next batch of this slot is to be packed; free from `finish` (or `settle`) to `start`."""
+        """The host's block for the slot's next batch. Write it only between `finish` (or `settle`) and `start`."""
         ...
 
     def start(self, slot: int, shape: Shape, num_rows: NumRows) -> None:
-        """Begin to compute the block, behind what was begun before; does not wait for it."""
+        """Start to compute the block, after the batches started before. Does not wait."""
         ...
 
     def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
-        """Wait for what was started in this slot, and nothing later; the rows are the caller's to keep."""
+        """Wait for the batch in this slot, not for later ones. The caller owns the rows."""
         ...
 
     def settle(self) -> None:
-        """After `start` raised: wait until nothing reads any block, and give unused memory back."""
+        """After `start` has raised: wait until no block is in use, and release unused memory."""
         ...
 
 
@@ -62,7 +62,7 @@ class HostDevice:
     @torch.inference_mode()
     def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
         """See Device."""
-        torch.set_num_threads(self._num_threads)  # holds for the thread that calls it
+        torch.set_num_threads(self._num_threads)  # for the calling thread only
         shape, num_rows = self._started.pop(slot)
         rows = self._compute(torch.from_numpy(self._blocks[slot]), shape)
         return {kind: rows[kind][:number].to(torch.float32, copy=True).numpy() for kind, number in num_rows.items()}

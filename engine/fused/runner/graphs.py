@@ -1,4 +1,4 @@
-"""Keeps recorded graphs by shape, the last used ones, within a number and an amount of memory. Knows no CUDA.
+"""Keeps the most recently used CUDA graphs by shape, within limits of number and memory. Knows no CUDA.
 
 Recording stops the device for tens of milliseconds, so only a shape that comes a second time is recorded.
 """
@@ -16,36 +16,36 @@ logger = logging.getLogger("embedline.engine")
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The work of one shape, recorded."""
+    """The recorded work of one shape."""
 
     replay: Callable[[], None]
-    num_bytes: int  # what it takes of the device's memory, the buffers that all of them share left aside
+    num_bytes: int  # of the device's memory, without the buffers that all graphs share
 
 
 class Graphs:
-    """Records a shape that comes again. Where there are too many graphs, the least recently used go."""
+    """Records a shape when it occurs a second time. If there are too many graphs, drops the least recently used."""
 
     def __init__(
         self, record: Callable[[Shape], Graph], *, settle: Callable[[], None], max_num: int, max_bytes: int
     ) -> None:
-        """`record` may raise RuntimeError; `settle` waits until no graph is running, so that one can be destroyed."""
+        """record: may raise RuntimeError. settle: waits until no graph runs, so that one can be destroyed."""
         self._record = record
         self._settle = settle
         self._max_num = max_num
         self._max_bytes = max_bytes
-        self._graphs: collections.OrderedDict[Shape, Graph] = collections.OrderedDict()  # the last used is the last
+        self._graphs: collections.OrderedDict[Shape, Graph] = collections.OrderedDict()  # last used is last
         self._seen_once: set[Shape] = set()
         self._unrecordable: set[Shape] = set()
 
     def find(self, shape: Shape) -> Graph | None:
-        """None where this shape is not recorded; it is computed call by call then."""
+        """The graph of a shape; None = compute it call by call."""
         graph = self._graphs.get(shape)
         if graph is not None:
             self._graphs.move_to_end(shape)
         return graph
 
     def record_if_repeated(self, shape: Shape) -> None:
-        """Record this shape if it came before, unless it is recorded already or recording it failed."""
+        """Record this shape if it occurs again, unless it is recorded already or recording has failed."""
         if shape in self._graphs or shape in self._unrecordable:
             return
         if shape not in self._seen_once:
@@ -53,7 +53,7 @@ class Graphs:
             return
         try:
             self._graphs[shape] = self._record(shape)
-        except RuntimeError as error:  # out of memory is one
+        except RuntimeError as error:  # includes out of memory
             self._unrecordable.add(shape)
             logger.warning(
                 "batches of %d tokens run without a CUDA graph, as recording one failed: %s",

@@ -1,4 +1,4 @@
-"""Packs a batch into one block of int32, so that one copy brings it to the device, and unpacks the block there.
+"""Packs a batch into one int32 block, so that one copy moves it to the device, and unpacks the block there.
 
 The block, each part beginning at a multiple of 32 numbers and padded as engine.fused.model.ops says:
 token ids T | positions T | token types T (where there are any) | cu_seqlens B + 1 | tiles N x 5 | pooled tiles B x 5 |
@@ -20,25 +20,25 @@ from engine.fused.runner.tiles import POOLED_BLOCK, pooled_tile_table, tile_tabl
 from engine.model.positions import position_ids
 from engine.types import Batch
 
-_ALIGNMENT = 32  # numbers: 128 bytes, which is what a GPU reads at a time
+_ALIGNMENT = 32  # numbers: 128 bytes, which a GPU reads at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where in a block each part is, padding included."""
+    """The place of each part in a block, including padding."""
 
     token_ids: slice
     positions: slice
-    token_type_ids: slice  # empty where there are none
+    token_type_ids: slice  # empty if there are none
     cu_seqlens: slice
     tiles: slice
     pooled_tiles: slice
     pooled: slice
-    size: int  # numbers of all together
+    size: int  # numbers in the block
 
 
 class _Parts:
-    """Hands out a block from its beginning."""
+    """Divides a block, from its beginning."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -51,7 +51,7 @@ class _Parts:
 
 @functools.lru_cache(maxsize=1024)
 def layout(shape: Shape) -> Layout:
-    """The same for each batch of a shape."""
+    """The layout of a shape, which is the same for all its batches."""
     parts = _Parts()
     return Layout(
         token_ids=parts.next(shape.num_tokens),
@@ -66,7 +66,7 @@ def layout(shape: Shape) -> Layout:
 
 
 def views(block: Tensor, shape: Shape) -> Inputs:
-    """What is where in a packed block on the device. Copies nothing."""
+    """The parts of a packed block on the device, as views."""
     places = layout(shape)
     tiles = Tiles(block[places.tiles].view(-1, TILE_FIELDS), shape.block)
     pooled_tiles = Tiles(block[places.pooled_tiles].view(-1, TILE_FIELDS), POOLED_BLOCK)
@@ -84,16 +84,17 @@ def views(block: Tensor, shape: Shape) -> Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packer:
-    """Writes the batches of one model."""
+    """Packs the batches of one model."""
 
     vocab_size: int
-    num_types: int  # token types that the model tells apart; 0 = it ignores them
+    num_types: int  # token types of the model; 0 = it ignores them
     padding_idx: int | None  # see engine.model.positions
     pooling: str  # "cls", "mean" or "last"
 
     def write(self, block: NDArray[np.int32], batch: Batch, shape: Shape) -> None:
-        """Fill in the parts of a block, whatever it held. Raises ValueError where the batch is not what it should be:
-        a number beyond a table would stop a GPU for all batches."""
+        """Write all parts of a block. Raises ValueError for an invalid batch: an id outside a table would make the GPU
+        unusable for all batches.
+        """
         self._check(batch)
         places = layout(shape)
         _fill(block[places.token_ids], batch.token_ids)
@@ -125,5 +126,5 @@ def _fill(place: NDArray[np.int32], values: NDArray[np.int32], rest: int = 0) ->
 
 
 def _are_below(numbers: NDArray[np.int32], end: int) -> bool:
-    """Whether all are 0 … end - 1; negative ones are large without their sign."""
+    """Whether all numbers are in 0 … end - 1. Read as unsigned, negative ones are too large."""
     return int(numbers.view(np.uint32).max()) < end

@@ -10,7 +10,7 @@ from engine.types import Batch, EngineError, EngineErrorKind, OutputKind, Result
 
 
 class Runner:
-    """`start` is called by one thread, `finish` by another; see engine.fused.runner.device.Device."""
+    """Runs batches in slots. One thread calls `start`, another one `finish`; see engine.fused.runner.device.Device."""
 
     def __init__(self, device: Device, packer: Packer, shapes: Shapes) -> None:
         self._device = device
@@ -19,13 +19,13 @@ class Runner:
         self._started: dict[int, Batch] = {}  # by slot
 
     def start(self, slot: int, batch: Batch) -> None:
-        """Begin to compute; does not wait. Raises EngineError; the slot can be used again then."""
+        """Start to compute, without waiting. If it raises EngineError, the slot is free again."""
         error = _error_of(lambda: self._start(slot, batch))
         if error is not None:
             raise self._settled(error)
 
     def finish(self, slot: int) -> Results:
-        """Wait for the batch that was started in this slot. Raises EngineError."""
+        """Wait for the rows of the batch in this slot. Raises EngineError."""
         results: Results = {}
         error = _error_of(lambda: results.update(self._finish(slot)))
         if error is not None:
@@ -48,14 +48,14 @@ class Runner:
         }
 
     def _settled(self, error: EngineError) -> EngineError:
-        """What is to be said in the end, with the device ready for the next batch where there can be one."""
+        """The error to report, after making the device ready for the next batch, if it still works."""
         if error.kind is EngineErrorKind.FATAL:
             return error
         return _error_of(self._device.settle) or error
 
 
 def _error_of(work: Callable[[], None]) -> EngineError | None:
-    """As an EngineError. The exception itself is not kept: it would hold the batch's tensors, which are large."""
+    """The exception as an EngineError, which does not refer to it: that would keep the batch's large tensors."""
     try:
         work()
     except Exception as error:

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from engine.fused.model.ops import TILE_FIELDS
 
 BLOCKS = (16, 32, 64, 128)
-POOLED_BLOCK = 16  # the least that matrix units take; one of them is used
+POOLED_BLOCK = 16  # the minimum of matrix units; only one of the queries is used
 
 # How fast tiles of a size go through their products, full ones of 128 being 1. Estimates, to be replaced by measured
 # ones: tiles of 64 read keys and values twice as often; smaller ones are too small for Hopper's wgmma, and read more.
 _RATES = {16: 0.25, 32: 0.45, 64: 0.8, 128: 1.0}
-_KEYS = 64  # a step over keys takes so many, seen or not
-_FIXED = 64  # what a tile costs beside its keys (queries in, rows out), in keys
+_KEYS = 64  # keys in a step, seen or not
+_FIXED = 64  # the fixed cost of a tile (queries in, rows out), in keys
 
 
 def tile_table(cu_seqlens: NDArray[np.int32], *, block: int) -> NDArray[np.int32]:
-    """int32 [N, TILE_FIELDS] for all tokens of the sequences that begin and end at cu_seqlens, int32 [B + 1]."""
+    """The tiles int32 [N, TILE_FIELDS] of all tokens of sequences with the bounds cu_seqlens, int32 [B + 1]."""
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
     order = np.argsort(-lengths, kind="stable")
     starts, lengths = starts[order], lengths[order]
@@ -35,7 +35,7 @@ def tile_table(cu_seqlens: NDArray[np.int32], *, block: int) -> NDArray[np.int32
 
 
 def pooled_tile_table(cu_seqlens: NDArray[np.int32], pooled: NDArray[np.int32]) -> NDArray[np.int32]:
-    """int32 [B, TILE_FIELDS]: query i, of B, is token pooled[i], which is in sequence i. None of an empty sequence."""
+    """The tiles int32 [B, TILE_FIELDS] of one query a sequence, the token pooled[i]. Empty sequences have none."""
     starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
     has_query = (lengths > 0).astype(np.int32)
     numbers = np.arange(len(pooled), dtype=np.int32)
@@ -43,13 +43,13 @@ def pooled_tile_table(cu_seqlens: NDArray[np.int32], pooled: NDArray[np.int32]) 
 
 
 def max_num_tiles(num_tokens: int, num_seqs: int, *, block: int) -> int:
-    """The most that so many tokens in so many sequences can need: when each sequence has one token over."""
+    """The most tiles that so many tokens in so many sequences need."""
     num_used = min(num_seqs, num_tokens)
     return num_used + (num_tokens - num_used) // block
 
 
 def choose_block(cu_seqlens: NDArray[np.int32]) -> int:
-    """The size of tiles that has the least to do: small ones waste less on short sequences, large ones are faster.
+    """The fastest size of tiles: small ones waste less on short sequences, large ones are faster per query.
 
     Alone among their like: up to 16 tokens 16, 32 tokens 32, 64 tokens 64; longer ones 128, but 64 where that saves
     half a tile of few. Batches of several lengths go by the sum.

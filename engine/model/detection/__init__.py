@@ -1,1 +1,1 @@
-"""From a model's files to its task, heads and lengths. The rules and their order are in rules.py."""
+"""Finds a model's task, heads and lengths from its files. The rules and their order are in rules.py."""

@@ -1,7 +1,7 @@
-"""Whether the installed transformers has the architecture, and what to take instead where only the folder brings code.
+"""Checks that the installed transformers has the architecture. If only the folder has code for it, names alternatives.
 
-auto_map names Python files of the folder's, or of another repository's, and is never followed. A repository that has
-it is served natively where transformers has classes of its own for what its config.json says.
+auto_map names Python files in the folder or in another repository. They are never run. A repository with auto_map is
+served if transformers has its own classes for the architecture in config.json.
 """
 
 import importlib.util
@@ -12,29 +12,29 @@ from pathlib import Path
 from engine.model.json_files import Json, object_in, read_optional
 from engine.types import ModelError
 
-# A class of a folder's own code, and who has one of that name: see engine.tensorrt_llm.planning.stock
+# A class in a folder's own code, for which TensorRT-LLM has a class: see engine.tensorrt_llm.planning.stock
 REWARD = "Qwen2ForRewardModel"
 _ELSEWHERE = {REWARD: "--engine tensorrt-llm with --tensorrt-llm-model-class stock has one"}
-_PRETRAINING = ("ForCausalLM", "ForMaskedLM", "ForPreTraining")  # classes whose scores embeddings do not need
+_PRETRAINING = ("ForCausalLM", "ForMaskedLM", "ForPreTraining")  # classes whose head embeddings do not need
 _JINA_V3 = "jinaai/jina-embeddings-v3-hf is the same model for transformers' own classes"
-# model_type of repositories with code -> what serves such a model without it
+# model_type of repositories with code -> how to serve such a model without the code
 _INSTEAD = {
     "new": "transformers' own classes serve such models where they are converted to its architecture 'gte'",
     "jina_embeddings_v3": _JINA_V3,
     "xlm-roberta-flash": _JINA_V3,
     "bert-flash": "no form of it for transformers' own classes is known here",
 }
-# Code that says it is an architecture of transformers' own, and has other layers: part of auto_map -> model_type
+# Code that takes the name of a transformers architecture, but has other layers: part of auto_map -> model_type
 _DISGUISED = {
     "xlm-roberta-flash-implementation": "xlm-roberta-flash",
     "jina-bert-flash-implementation": "bert-flash",
     "jina-bert-implementation": "bert-flash",
     "jina-bert-v2-qk-post-norm": "bert-flash",
 }
-_NOT_NATIVE = (("nomic_bert", "num_experts"), ("nomic_bert", "moe_every_n_layers"))  # parts that transformers has not
+_NOT_NATIVE = (("nomic_bert", "num_experts"), ("nomic_bert", "moe_every_n_layers"))  # parts that transformers lacks
 
 
-# Words of Nomic's own code, which transformers passes over: its own word, and what that is where nobody says.
+# Keys of Nomic's own code, which transformers ignores -> transformers' key, and its default.
 _OLD_NOMIC: dict[str, tuple[str, object]] = {
     "n_embd": ("hidden_size", 768),
     "n_head": ("num_attention_heads", 12),
@@ -46,9 +46,9 @@ _OLD_NOMIC: dict[str, tuple[str, object]] = {
 
 
 def architecture_of(folder: Path, config: Json, *, known_classes: Collection[str] = ()) -> tuple[str, str]:
-    """model_type, and a note where the folder brings code for it. known_classes: see engine.model.model_folder.read.
+    """model_type, and a note if the folder has code for it. known_classes: see engine.model.model_folder.read.
 
-    Raises ModelError where it can't be served.
+    Raises ModelError if it can't be served.
     """
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:
@@ -83,7 +83,7 @@ def _check_parts(architecture: str, config: Json) -> None:
 
 
 def _check_old_words(config: Json) -> None:
-    """Its repositories are native where both say the same: the sizes would show, the other two in rows alone."""
+    """Raises ModelError if a key of Nomic's own code and transformers' key differ: rows could be silently wrong."""
     own = {**config, **object_in(config, "rope_parameters")}
     for old, (name, usual) in _OLD_NOMIC.items():
         if config.get(old) is not None and config[old] != own.get(name, usual):
@@ -94,8 +94,10 @@ def _check_old_words(config: Json) -> None:
 
 
 def _check_class(config: Json, library: str, known_classes: Collection[str]) -> None:
-    """A class of the folder's own code on layers of the library's, as rerankers and reward models have it: without the
-    code, rows that look right would be served for something else."""
+    """Raises ModelError for a class in the folder's own code on the library's layers, as in some rerankers.
+
+    Without the code, the rows would look right and mean something else.
+    """
     name = next(iter(config.get("architectures") or ()), "")
     is_code = any(str(code).endswith(f".{name}") for code in object_in(config, "auto_map").values())
     if is_code and f'"{name}"' not in library and not name.endswith(_PRETRAINING) and name not in known_classes:
@@ -106,14 +108,14 @@ def _check_class(config: Json, library: str, known_classes: Collection[str]) -> 
 
 
 def _known_architectures(library: str) -> frozenset[str]:
-    """The model_type of each base model in it; empty where that can't be told."""
+    """The model_type of each base model in the library; empty if its source has another form."""
     _, _, rest = library.partition("\nMODEL_MAPPING_NAMES = OrderedDict(")
     table, _, _ = rest.partition("\n)\n")
     return frozenset(re.findall(r'\("([^"]+)", ["(]', table))
 
 
 def _library_source() -> str:
-    """Where the installed transformers lists its classes, "" where there is no such. Importing it takes seconds."""
+    """The source file in which the installed transformers lists its classes, or "". Importing it would take seconds."""
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return ""

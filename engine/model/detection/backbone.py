@@ -1,5 +1,5 @@
-"""What gives the rows of tokens, and how long a sequence may be: a transformer, or a static table with a row for each
-token of the vocabulary."""
+"""The part of a model that gives the rows of tokens, and its longest sequence. It is a transformer, or a static table
+with a row for each token of the vocabulary."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,9 @@ from engine.model.sentence_files import SentenceFiles
 from engine.model.weights import check_weights, shapes_in
 from engine.types import ModelError
 
-_TABLES = ("embedding.weight", "embeddings")  # as sentence-transformers and model2vec name it
-_STATIC_SEQLEN = 32768  # tokens; such a model has no limit of its own, a request needs one
-# They number positions from padding_idx + 1 and lose as many of them.
+_TABLES = ("embedding.weight", "embeddings")  # the names of sentence-transformers and model2vec
+_STATIC_SEQLEN = 32768  # tokens; such a model has no limit, but a request needs one
+# These number positions from padding_idx + 1, so they have padding_idx + 1 fewer.
 # fmt: off
 _POSITIONS_AFTER_PADDING = frozenset((
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
@@ -23,7 +23,7 @@ _POSITIONS_AFTER_PADDING = frozenset((
 ))
 # fmt: on
 _WHERE_NOT_SAID = 512
-_UNLIMITED = 10**9  # tokenizer_config.json writes numbers such as 1e30 for it
+_UNLIMITED = 10**9  # tokenizer_config.json has numbers such as 1e30 for it
 _LONG_ROPE = "longrope is used up to where its frequencies change"
 
 
@@ -41,7 +41,7 @@ class Backbone:
 
 
 def read_backbone(files: Files) -> Backbone:
-    """Raises ModelError where it can't be served, or its weights are not there."""
+    """Raises ModelError if it can't be served, or weights are missing."""
     return _static(files) if files.chain is Chain.STATIC else _transformer(files)
 
 
@@ -92,11 +92,11 @@ def _needed_number(config: Json, *keys: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Of a sequence at most."""
+    """The longest sequence."""
 
     max_seqlen: int  # tokens
     source: str
-    note: str  # where that is fewer than the model's files ask for
+    note: str  # if that is less than the model's files say
 
 
 def padding_idx_of(architecture: str, config: Json) -> int | None:
@@ -108,7 +108,7 @@ def padding_idx_of(architecture: str, config: Json) -> int | None:
 
 
 def length_of(folder: Path, config: Json, files: SentenceFiles, *, padding_idx: int | None) -> Length:
-    """Raises ModelError where no position is left for a token."""
+    """Raises ModelError if no position is left for a token."""
     limit, why = _num_positions(config, padding_idx)
     asked, source = files.max_seqlen, files.max_seqlen_source
     if asked is None:
@@ -124,7 +124,7 @@ def length_of(folder: Path, config: Json, files: SentenceFiles, *, padding_idx: 
 
 
 def _num_positions(config: Json, padding_idx: int | None) -> tuple[int, str]:
-    """How long a sequence the architecture takes, and what limits it."""
+    """The longest sequence of the architecture, and what limits it."""
     positions = number_in(config, "max_position_embeddings", "n_positions", "max_seq_len") or _UNLIMITED
     rope = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
     if rope.get("rope_type", rope.get("type")) == "longrope":

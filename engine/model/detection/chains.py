@@ -1,6 +1,6 @@
-"""Which of the chains that sentence-transformers 6 and PyLate save a folder's modules.json is.
+"""Finds out which chain of modules a folder's modules.json is, among those of sentence-transformers 6 and PyLate.
 
-Knows the modules' kinds and order; what each says of itself is read by those who use it.
+Looks at the kinds and order of modules only, not at their options.
 """
 
 import enum
@@ -23,7 +23,7 @@ _SUPPORTED = (
 
 
 class Chain(enum.StrEnum):
-    """What the modules are for."""
+    """A chain of modules, by its purpose."""
 
     EMBED = "embed"  # Transformer, Pooling, …
     STATIC = "static"  # StaticEmbedding, …
@@ -35,21 +35,21 @@ class Chain(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """What modules.json comes to."""
+    """The chain in modules.json."""
 
     chain: Chain | None = None  # None = there is no modules.json
-    modules: tuple[Module, ...] = ()  # of a Router, those of its documents
-    query_table: PurePosixPath | None = None  # where the weights of queries are, within the folder; None = no such
+    modules: tuple[Module, ...] = ()  # of a Router, those for documents
+    query_table: PurePosixPath | None = None  # folder of the query table's weights; None = there is no table
 
     @property
     def transformer_folder(self) -> PurePosixPath:
-        """Within the folder, which it is itself but for a Router's."""
+        """Relative to the model's folder; it is that folder, except with a Router."""
         is_transformer = bool(self.modules) and self.modules[0].kind in _TRANSFORMERS
         return self.modules[0].path if is_transformer else PurePosixPath()
 
 
 def read_chain(folder: Path) -> Chained:
-    """Raises ModelError where the chain is not one of these."""
+    """Raises ModelError if the modules are not a supported chain."""
     if not (folder / "modules.json").is_file():
         return Chained()
     entries = read_entries(folder)
@@ -63,7 +63,7 @@ def read_chain(folder: Path) -> Chained:
         return Chained(chain, modules, found.query_table)
     if chain is None:
         raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}; {_SUPPORTED}")
-    # "." is how PurePosixPath has the folder itself
+    # PurePosixPath has no parts for the folder itself
     if chain is not Chain.STATIC and modules[0].path.parts:
         raise ModelError(
             f"modules.json has the Transformer in {str(modules[0].path)!r}, not in the folder itself, as older "
@@ -73,7 +73,7 @@ def read_chain(folder: Path) -> Chained:
 
 
 def model_kind(folder: Path) -> str:
-    """What class of sentence-transformers' the folder is for. Raises ModelError for one that is not known."""
+    """The class of sentence-transformers that the folder is for. Raises ModelError for an unknown one."""
     kind = read_optional(folder / "config_sentence_transformers.json").get("model_type", "SentenceTransformer")
     if kind not in ("SentenceTransformer", "SparseEncoder", "CrossEncoder", *_LATE_MODELS):
         raise ModelError(f"config_sentence_transformers.json describes a {kind}, which is not supported")
@@ -98,7 +98,7 @@ def _chain(kinds: list[str], model: str) -> Chain | None:
 
 
 def transformer_refusal(chain: Chain | None, config: Json, *, is_masked_lm: bool) -> str:
-    """Why the Transformer module does not do what the chain needs, "" where it does. `config`: the module's own."""
+    """Why the Transformer module does not fit the chain; "" if it does. config: the module's options."""
     task, output = {
         Chain.SPARSE: ("fill-mask", "logits"),
         Chain.SCORES: ("sequence-classification", "logits"),

@@ -1,4 +1,4 @@
-"""What detection finds, and the inputs that all its rules share."""
+"""The inputs and the result of all rules."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from engine.model.tasks import Activation, Head, LateInteraction, PairTemplate, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detected:
-    """A task that a model's files make it fit for."""
+    """A task that a model's files fit, with its heads."""
 
     task: Task
     source: str  # the file or flag that says so
@@ -20,32 +20,32 @@ class Detected:
     template: PairTemplate | None = None
     late: LateInteraction | None = None
     query_table: TokenTable | None = None
-    prompts: dict[str, str] | None = None  # None = as the model's files have them
+    prompts: dict[str, str] | None = None  # None = those of the model's files
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """What the rules read."""
+    """The files that rules read."""
 
     folder: Path
     config: Json  # config.json, with the text model's part of it on top
     sentence: SentenceFiles
-    needs_weights: bool  # whether the headers of the weights are to be looked at
+    needs_weights: bool  # whether headers of weights are read
     known_classes: frozenset[str] = frozenset()  # see engine.model.model_folder.read
 
     @property
     def backbone_folder(self) -> Path:
-        """Where the transformer and the tokenizer are: `folder` itself but for a Router's and static embeddings."""
+        """The folder of the transformer and the tokenizer: `folder`, except with a Router or static embeddings."""
         return self.folder / self.sentence.tokenizer_folder
 
     @property
     def architecture(self) -> str:
-        """The class name in config.json, "" where there is none."""
+        """The class name in config.json, or ""."""
         names = self.config.get("architectures") or [""]
         return str(names[0]) if isinstance(names, list) else ""
 
     @property
     def chain(self) -> Chain | None:
-        """Which one modules.json has."""
+        """The chain in modules.json."""
         return self.sentence.chain

@@ -1,8 +1,7 @@
-"""Generative rerankers, which answer a question about a query and a document with a token: how each is asked, and the
-tokens that count.
+"""Generative rerankers, which answer with a token whether a document fits a query: their prompts and answer tokens.
 
-The wording is the models' own: Qwen3-Reranker's model card, mxbai_rerank (mxbai_rerank_v2.py) and FlagEmbedding
-(inference/reranker/decoder_only/base.py). Which of them a folder holds, its chat template says or its name.
+Prompts are the models' own, from Qwen3-Reranker's model card, mxbai_rerank (mxbai_rerank_v2.py) and FlagEmbedding
+(inference/reranker/decoder_only/base.py). A folder's chat template or name says which of them it holds.
 """
 
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ class _Family:
     name: str
     architecture: str  # the class in config.json
     names: tuple[str, ...]  # parts of a repository's name, lower case
-    phrase: str | None  # that only its chat template has
+    phrase: str | None  # only in its chat template
     yes: str
     no: str | None
     template: PairTemplate
@@ -97,9 +96,9 @@ _FAMILIES = (_QWEN3, _MXBAI, _BGE_GEMMA)
 
 
 def generative(files: Files, *, asked: bool) -> Iterator[Detected]:
-    """None or one. `asked`: --task rerank is given, so that the architecture alone decides where nothing else does.
+    """None or one. asked: --task rerank is given, so the architecture decides if nothing else does.
 
-    Raises ModelError where it is given and nothing is known of how to ask the model.
+    Raises ModelError if it is given and the model's prompt is not known.
     """
     if files.chain is Chain.ANSWER:
         yield _of_logit_score(files)
@@ -123,8 +122,8 @@ def generative(files: Files, *, asked: bool) -> Iterator[Detected]:
 
 
 def template_in(files: Files) -> PairTemplate | None:
-    """Of a sequence classifier that was made of a generative reranker: how it is asked, by what `embedline convert` has
-    noted or by its chat template. Raises ModelError where what is noted is none."""
+    """The prompt of a sequence classifier that was made from a generative reranker: from `embedline convert`'s note in
+    config.json, or by its chat template. Raises ModelError if the note is wrong."""
     if noted := object_in(files.config, TEMPLATE_KEY):
         return _noted(noted)
     family = _by_phrase(_chat_template(files))
@@ -141,7 +140,7 @@ def _noted(noted: Json) -> PairTemplate:
 
 
 def template_name(template: PairTemplate | None) -> str | None:
-    """Whose it is, for people."""
+    """The family's name, for people."""
     parts = template.parts if template else ()
     return next((family.name for family in _FAMILIES if family.template.parts == parts), None)
 
@@ -157,7 +156,7 @@ def _detected(files: Files, family: _Family, source: str) -> Detected:
 
 
 def _of_logit_score(files: Files) -> Detected:
-    """A CrossEncoder of sentence-transformers with a chat template, which is a program and is not run here."""
+    """A CrossEncoder of sentence-transformers. Its chat template is a program and is never run."""
     where = f"{files.sentence.modules[1].path}/config.json"
     config = read_object(files.folder / where)
     yes_id, no_id = config.get("true_token_id"), config.get("false_token_id")
@@ -189,7 +188,7 @@ def _by_phrase(chat: str) -> _Family | None:
 
 
 def _chat_template(files: Files) -> str:
-    """As one text, whichever file has it; it may be a list of named ones. "" where there is none."""
+    """The chat template as one text, from whichever file has it, or "". It may be a list of named ones."""
     file = files.folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace").replace("\\", "")
@@ -198,7 +197,7 @@ def _chat_template(files: Files) -> str:
 
 
 def _names(files: Files) -> tuple[str, ...]:
-    """What the model is called: by its folder, or the hub's cache around it, or config.json; lower case."""
+    """The model's names in lower case: of its folder or the hub's cache, and in config.json."""
     folder = files.folder
     repository = folder.parents[1].name if folder.parent.name == "snapshots" else folder.name
     return repository.lower(), str(files.config.get("_name_or_path", "")).lower()

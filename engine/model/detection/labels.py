@@ -1,4 +1,4 @@
-"""A classifier's labels, in the order of its scores, and the function that its raw scores go through."""
+"""A classifier's labels, in the order of its scores, and the activation of its raw scores."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from engine.model.tasks import Activation
 from engine.model.weights import shapes_in, weight_files
 from engine.types import ModelError
 
-# what transformers' classes call the last layer of their heads
+# names of the last layer of heads in transformers' classes
 _LAST_LAYERS = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
-_DEFAULT = 2  # labels, where config.json says nothing, as in transformers
-_TORCH = {  # as sentence-transformers writes them
+_DEFAULT = 2  # labels, if config.json gives none, as in transformers
+_TORCH = {  # sentence-transformers' names
     "torch.nn.modules.linear.Identity": Activation.IDENTITY,
     "torch.nn.modules.activation.Sigmoid": Activation.SIGMOID,
     "torch.nn.modules.activation.Softmax": Activation.SOFTMAX,
@@ -26,7 +26,7 @@ _PROBLEMS = {
 
 
 def labels_of(config: Json) -> tuple[str, ...]:
-    """Raises ModelError for a label map that is not of the right size."""
+    """The labels. Raises ModelError for a label map of the wrong size."""
     num_labels = number_in(config, "num_labels")
     named = object_in(config, "id2label")
     if not named:
@@ -39,9 +39,9 @@ def labels_of(config: Json) -> tuple[str, ...]:
 
 
 def check_head(folder: Path, num_labels: int) -> None:
-    """Raises ModelError where the head in the weights gives another number of scores, or a header can't be read.
+    """Raises ModelError if the head in the weights gives another number of scores, or a header can't be read.
 
-    A head whose layers have other names is left to the engine.
+    Heads with other names of layers are not checked here.
     """
     for file in weight_files(folder):
         for name, shape in shapes_in(file).items():
@@ -52,7 +52,7 @@ def check_head(folder: Path, num_labels: int) -> None:
 
 
 def activation_of(files: Files, num_labels: int) -> tuple[Activation, tuple[str, ...]]:
-    """And a note where the files name one that is the model's own code. Raises ModelError."""
+    """The activation, and a note if the files name one in the model's own code. Raises ModelError."""
     is_cross_encoder = files.chain in (Chain.SCORES, Chain.ANSWER)
     told = read_optional(files.folder / CONFIG) if is_cross_encoder else {}
     named = (

@@ -1,8 +1,7 @@
 """Late-interaction models: PyLate's, sentence-transformers' MultiVectorEncoder, and Stanford's ColBERT.
 
-What they do with queries and documents is in three places by who saved them: at the top of
-config_sentence_transformers.json (PyLate), in the Transformer module's and the MultiVectorMask's files
-(sentence-transformers), or in artifact.metadata (Stanford).
+Their options for queries and documents are in config_sentence_transformers.json (PyLate), in the files of the
+Transformer and MultiVectorMask modules (sentence-transformers), or in artifact.metadata (Stanford).
 """
 
 import string
@@ -24,11 +23,11 @@ from engine.types import ModelError
 _STANFORD = "HF_ColBERT"
 _STANFORD_FILE = "artifact.metadata"
 _STANFORD_LAYER = "linear.weight"
-_QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180  # tokens, where a file of PyLate's or Stanford's is silent
+_QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180  # tokens, if a file of PyLate's or Stanford's does not say
 
 
 def late_interaction(files: Files) -> Iterator[Detected]:
-    """None or one. Raises ModelError for what can't be served."""
+    """None or one. Raises ModelError if it can't be served."""
     if files.chain is Chain.LATE:
         config = read_optional(files.folder / CONFIG)
         yield _of_pylate(files, config) if config.get("model_type") == "ColBERT" else _of_modules(files, config)
@@ -44,7 +43,7 @@ def _of_pylate(files: Files, config: Json) -> Detected:
     }
     ids = {role: _marker_id(vocabulary, marker) for role, marker in markers.items()}
     prompts = read_prompts(files.folder).by_name
-    for role, marker in markers.items():  # one that is no token is words before the text
+    for role, marker in markers.items():  # a marker that is no token becomes part of the prompt
         text = prompts.get(role, "").removeprefix(marker)
         prompts |= {role: text if ids[role] is not None else marker + text}
     expands = config.get("do_query_expansion") is not False
@@ -108,7 +107,7 @@ def _of_stanford(files: Files) -> Detected:
 
 
 def _stanford_step(files: Files, told: Json) -> Dense:
-    """The layer that lies among the model's own weights."""
+    """The projection layer, which is stored with the model's weights."""
     hidden_size = number_in(files.config, "hidden_size", "dim") or 0
     file = "model.safetensors"
     shape: tuple[int, ...] = (number_in(told, "dim") or 0, hidden_size)
@@ -138,7 +137,7 @@ def _detected(files: Files, late: LateInteraction, *, prompts: dict[str, str], n
 
 
 def _marker_id(vocabulary: Vocabulary, marker: str) -> int | None:
-    """PyLate saves "[Q] " as one token, others the word alone."""
+    """The id of "[Q] ", PyLate's token, or of the marker without the space."""
     for text in (marker, marker.strip()):
         if text and (found := vocabulary.id_of(text)) is not None:
             return found
@@ -156,7 +155,7 @@ def _expansion_id(vocabulary: Vocabulary, token: Any) -> int:
 
 
 def _ids(vocabulary: Vocabulary, words: Any) -> tuple[int, ...]:
-    """Of those words that are single tokens."""
+    """The ids of those words that are single tokens."""
     if not isinstance(words, str | list | tuple):
         raise ModelError("skiplist_words in the model's files is not a list")
     found = {vocabulary.id_of(str(word)) for word in words}

@@ -1,7 +1,7 @@
-"""A Router among the modules: queries and documents go different ways, as sentence-transformers 6 saves it.
+"""Reads a Router module of sentence-transformers 6, which sends queries and documents through different modules.
 
-Served are routes that are all of the same files, and queries of sparse models that are looked up in a table. Which
-chain a route is, is engine.model.detection.chains'; the table is engine.model.detection.query_table's.
+Two kinds are served: routes that all use the same files, and sparse models whose queries are looked up in a table.
+engine.model.detection.chains finds out the chain of a route; engine.model.detection.sparse reads the table.
 """
 
 import json
@@ -19,11 +19,11 @@ _TABLE = "SparseStaticEmbedding"
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What every text goes through, or every document."""
+    """The modules for every text, or for documents if queries have a table."""
 
-    modules: tuple[Module, ...]  # with those of the route in the Router's place
+    modules: tuple[Module, ...]  # with the route's modules in place of the Router
     has_routes: bool = False
-    query_table: PurePosixPath | None = None  # the folder of the SparseStaticEmbedding, which alone makes queries
+    query_table: PurePosixPath | None = None  # folder of the SparseStaticEmbedding for queries
 
 
 def routed(folder: Path, modules: tuple[Module, ...]) -> Routed:
@@ -43,7 +43,7 @@ def routed(folder: Path, modules: tuple[Module, ...]) -> Routed:
 
 
 def refusal(folder: Path, modules: tuple[Module, ...]) -> ModelError:
-    """Queries and documents go through models of their own, each in a folder that can be served by itself."""
+    """The error for routes with separate models. It names the folder of one that can be served by itself."""
     router = next(module for module in modules if module.kind in _ROUTERS)
     types = object_in(_config(folder, router), "types")
     where = folder / router.path
@@ -59,12 +59,12 @@ def _config(folder: Path, router: Module) -> Json:
 
 
 def _mappings(folder: Path, router: Module) -> Json:
-    """Which texts take which route, where that is more than the routes' names say."""
+    """The Router's own rules for which text takes which route, if it has any."""
     return object_in(object_in(_config(folder, router), "parameters"), "route_mappings")
 
 
 def _routes(folder: Path, router: Module) -> dict[str, tuple[Module, ...]]:
-    """The modules of each route by its name; none where the file is not what it should be."""
+    """The modules of each route by its name; empty if the file is wrong."""
     config = _config(folder, router)
     types, routes = object_in(config, "types"), {}
     for route, names in object_in(config, "structure").items():

@@ -1,5 +1,7 @@
-"""The rules in their order: flags, then modules.json, then config.json, then known generative rerankers, then files
-beside the model. The first that fits decides."""
+"""Applies the rules in order: flags, modules.json, config.json, known generative rerankers, files beside the model.
+
+The first that fits decides.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,14 +16,14 @@ from engine.model.detection.sparse import masked_lm, splade
 from engine.model.tasks import SequenceScores, Task, TokenVectors, TokenWeights, VocabularyWeights
 from engine.types import ModelError
 
-SPLADE = "splade"  # the value of --pooling, as TEI has it
+SPLADE = "splade"  # the value of --pooling, as in TEI
 _SPARSE_HEADS = VocabularyWeights | TokenWeights
 
 
 def detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
-    """`wanted`: what --task says, None = auto; `is_splade`: --pooling splade.
+    """Find the model's task. wanted: the value of --task, None = auto. is_splade: --pooling splade.
 
-    Raises ModelError with one line where the model can't do what is wanted, or has a broken head.
+    Raises ModelError with one line if the model does not fit the task, or its head is broken.
     """
     if is_splade:
         if wanted not in (None, Task.SPARSE):
@@ -43,7 +45,7 @@ def detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
 
 
 def _found(files: Files, wanted: Task | None) -> Iterator[Detected]:
-    """What the model can be, the likeliest first."""
+    """The tasks that the model fits, the likeliest first."""
     if files.chain is Chain.SPARSE:
         yield splade(files)
         return
@@ -74,5 +76,5 @@ def _fits(found: Detected, wanted: Task) -> bool:
 
 
 def _in_words(seen: list[Detected]) -> str:
-    """What it is for, and who says so."""
+    """The tasks and their sources, in words."""
     return "; ".join(dict.fromkeys(f"{found.task} ({found.source})" for found in seen))

@@ -11,7 +11,7 @@ from engine.types import ModelError
 
 
 def scores(files: Files) -> Iterator[Detected]:
-    """None or one. Raises ModelError for labels or an activation that can't be."""
+    """None or one. Raises ModelError for wrong labels or a wrong activation."""
     name = files.architecture
     if name.endswith("ForSequenceClassification"):
         labels = _labels(files)

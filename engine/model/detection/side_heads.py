@@ -1,4 +1,4 @@
-"""bge-m3's heads in files beside the model: sparse weights and token vectors from the rows that give its embeddings."""
+"""bge-m3's heads in files beside the model: sparse weights and token vectors, from the same rows as its embeddings."""
 
 import shlex
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from engine.types import ModelError
 SPARSE, VECTORS = TOKEN_WEIGHTS_FILE, "colbert_linear.safetensors"
 _PICKLED = ("sparse_linear.pt", "colbert_linear.pt")
 _ARCHITECTURE = "xlm-roberta"
-_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # which never have a weight
+_UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # special tokens, which never have a weight
 
 
 def side_heads(files: Files) -> Iterator[Detected]:
-    """None or one. Raises ModelError for a file that holds something else."""
+    """None or one. Raises ModelError for a wrong file."""
     folder = files.folder
     if files.config.get("model_type") != _ARCHITECTURE:
         return

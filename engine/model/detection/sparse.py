@@ -1,7 +1,7 @@
-"""SPLADE models, and the table that makes the queries of those whose documents alone go through a transformer.
+"""SPLADE models, and the query tables of those that compute only documents.
 
-That table is sentence-transformers' SparseStaticEmbedding: each token that is in a query has its weight, however often
-it is there. The special tokens that are put around a text are not in it.
+The table is sentence-transformers' SparseStaticEmbedding: each token of a query has its weight, however often it
+occurs. Special tokens around a text have none.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _TOLD = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # in token
 
 
 def masked_lm(files: Files, flag: str) -> Detected:
-    """As the first SPLADE models are, whose files do not say that they are."""
+    """A masked language model as SPLADE. The files of the first SPLADE models do not say that they are."""
     if files.chain is Chain.SPARSE:
         return dataclasses.replace(splade(files), source=flag)
     if not files.architecture.endswith("ForMaskedLM"):
@@ -41,7 +41,7 @@ def splade(files: Files) -> Detected:
 
 
 def _query_table(files: Files) -> TokenTable | None:
-    """None where queries go the way of documents. Raises ModelError where the table can't be served."""
+    """None if queries are computed like documents. Raises ModelError if the table can't be served."""
     name = files.sentence.query_table
     if not name:
         return None
@@ -61,7 +61,7 @@ def _query_table(files: Files) -> TokenTable | None:
 
 
 def _tokenizer(folder: Path) -> list[Any]:
-    """All that says which tokens a text has, but for those around it."""
+    """The settings that decide a text's tokens, without the special tokens around it."""
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} has no tokenizer.json; save the model with a fast tokenizer")
     tokenizer, told = (read_optional(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))

@@ -1,7 +1,7 @@
-"""Ids of tokens by their text, out of tokenizer.json and the files beside it.
+"""Finds ids of tokens by their text, in tokenizer.json and the files beside it.
 
-Without the tokenizers library: the supervisor reads whatever folder it is given, and should neither keep a whole
-tokenizer in memory nor run a parser that can panic on a broken file.
+Does not use the tokenizers library: the supervisor reads any folder, and should neither keep a tokenizer in memory nor
+run a parser that can panic on a broken file.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any
 from engine.model.json_files import Json, object_in, read_optional
 from engine.types import ModelError
 
-# how the families of tokenizers call them where tokenizer_config.json is silent
+# usual names, if tokenizer_config.json does not name them
 _USUAL = {
     "bos_token": ("<s>", "<bos>"),
     "cls_token": ("[CLS]", "<s>"),
@@ -24,10 +24,10 @@ _USUAL = {
 
 
 class Vocabulary:
-    """Of one folder; read once, which takes up to a few tenths of a second where it is large."""
+    """The vocabulary of one folder. Reading a large one takes some tenths of a second."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ModelError where there is no tokenizer.json, or it is not what it should be."""
+        """Raises ModelError if tokenizer.json is missing or wrong."""
         if not (folder / "tokenizer.json").is_file():
             raise ModelError(f"{folder} has no tokenizer.json; save the model with a fast tokenizer")
         tokenizer = read_optional(folder / "tokenizer.json")
@@ -41,19 +41,19 @@ class Vocabulary:
             raise ModelError("tokenizer.json has a vocabulary of a form that is not known") from error
 
     def id_of(self, token: str) -> int | None:
-        """None where the text is not a single token."""
+        """The id of a token; None if the text is not a single token."""
         found = self._ids.get(token)
-        return found if type(found) is int and found >= 0 else None  # the file is whatever somebody wrote
+        return found if type(found) is int and found >= 0 else None  # the file can hold anything
 
     def needed(self, token: str) -> int:
-        """Raises ModelError where there is no such token."""
+        """The id of a token. Raises ModelError if there is no such token."""
         found = self.id_of(token)
         if found is None:
             raise ModelError(f"tokenizer.json has no token {token!r}, which the model needs")
         return found
 
     def special(self, name: str) -> int | None:
-        """The id of "mask_token" and the like."""
+        """The id of a special token by its role: "mask_token", …"""
         token = self._config.get(name)
         text = token.get("content") if isinstance(token, dict) else token
         named = (text,) if isinstance(text, str) else _USUAL[name]
@@ -61,12 +61,12 @@ class Vocabulary:
 
 
 def surrounding_ids(folder: Path) -> list[int]:
-    """Of the tokens that the folder's tokenizer puts around every text, in no order."""
+    """Ids of the special tokens that the folder's tokenizer puts around every text, in no order."""
     return list(_around(object_in(read_optional(folder / "tokenizer.json"), "post_processor")))
 
 
 def _ids(tokenizer: Json, listed: Json) -> dict[str, int]:
-    """Those of the model, then those added to it, which outrank them."""
+    """Ids by token: those of the model, overridden by added tokens."""
     vocab = object_in(tokenizer, "model").get("vocab") or {}
     if isinstance(vocab, list):  # Unigram: pieces with their scores
         vocab = {piece: index for index, (piece, _) in enumerate(vocab)}
@@ -76,7 +76,7 @@ def _ids(tokenizer: Json, listed: Json) -> dict[str, int]:
 
 
 def _around(processor: Json) -> Iterator[int]:
-    """Of a post-processor, which may be several in a row."""
+    """Ids that a post-processor adds; it may consist of several."""
     for part in processor.get("processors") or ():
         if isinstance(part, dict):
             yield from _around(part)
