@@ -156,6 +156,7 @@ ROUTES = tuple(
         error_shape=openai_error,
         summary="Embed texts with OpenAI's API",
         body=EmbeddingsBody,
+        example={"input": "The ferry leaves at seven."},
         answers=(EmbeddingsAnswer,),
         raw_answer=ROWS,
     )

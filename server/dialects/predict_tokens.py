@@ -157,6 +157,7 @@ ROUTES = (
         error_shape=tei_error,
         summary="Label tokens, or spans of them, with Baseten's API",
         body=PredictTokensBody,
+        example={"inputs": ["The ferry leaves at seven."]},
         answers=(list[list[TokenEntry]],),
         raw_answer=RAGGED,
     ),

@@ -1,4 +1,4 @@
-"""What a dialect is made of: a `Route` is one row of its table, a `Call` is one request as its decoder sees it.
+"""What a dialect is made of: a `Route` describes one POST path, a `Call` is one request as its decoder sees it.
 
 Knows no dialect, and of HTTP only status codes and headers.
 """
@@ -60,7 +60,7 @@ class Call:
     encoding: Encoding | None = None  # of the rows in the answer; None = it has no rows
 
     def set_encoding(self, wanted: Encoding = Encoding.FLOAT) -> None:
-        """As the body asks; but raw bytes if the headers ask for them."""
+        """Uses the body's encoding, unless the headers ask for raw bytes."""
         self.encoding = Encoding.BYTES if self.options.raw_bytes else wanted
 
 
@@ -75,6 +75,7 @@ class Route:
     error_shape: ErrorShape
     summary: str  # this and what follows is for the OpenAPI page
     body: type[msgspec.Struct]
+    example: dict[str, Any]  # a body that the route takes; tests send it
     answers: tuple[Any, ...]  # types that msgspec knows: the forms of the answer in JSON
     raw_answer: str = ""  # what the raw bytes are; "" = the route has none
 

@@ -55,7 +55,7 @@ def _operation(route: Route, body: dict[str, Any], answers: list[dict[str, Any]]
             {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": kind}}
             for name, (kind, text) in _HEADERS.items()
         ],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body, "example": route.example}}},
         "responses": {
             "200": {"description": "The answer, in the order of the inputs", "content": content},
             **{status: {"description": text} for status, text in _errors(route).items()},

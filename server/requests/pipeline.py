@@ -1,6 +1,6 @@
 """The way of a request: admit, tokenize, batch, finish. One method to read for all of it.
 
-Knows texts, ids and rows; nothing of HTTP, JSON or any dialect. It and the ASGI app are all that writes a Trace.
+Knows texts, ids and rows; nothing of HTTP, JSON or any dialect. Only this file and the ASGI app write to a Trace.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Pipeline:
     async def compute(self, request: Work, trace: Trace, *, tokenize: Tokenize | None = None) -> Computed:
         """The way of every request for rows. Raises RequestError; cancelling it drops the work everywhere.
 
-        `tokenize` is for requests that need more of their texts than the ids.
+        `tokenize` replaces the usual tokenizing, for requests that need more of their texts than the ids.
         """
         _begin(request, trace)
         trace.is_prediction = bool(request.outputs & _SCORES)
@@ -222,7 +222,7 @@ async def _deadline(request: Request) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _answer_of_the_pool(request: TokenizeRequest | DecodeRequest, trace: Trace) -> AsyncIterator[None]:
-    """For what the tokenizer pool answers alone: its time, the deadline, refusals as RequestErrors."""
+    """Around a request that needs no engine: measures time, keeps the deadline, translates refusals."""
     trace.stage, began = "tokenize", time.perf_counter()
     try:
         async with _deadline(request):
@@ -280,8 +280,8 @@ def _marked_queries(tokens: TokenizedTexts, *, num_queries: int) -> TokenizedTex
 
 
 def finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float32]:
-    """Cut to the request's dimensions, then scale to length 1 if the model does. In the other order, cut rows would be
-    shorter than 1."""
+    """Cut to the request's dimensions, then scale to length 1 if the model does. Cutting comes first, because a
+    cut row no longer has length 1."""
     if request.dimensions is not None and request.dimensions < rows.shape[1]:
         rows = rows[:, : request.dimensions]
     by_model = request.model.normalize and request.outputs is OutputKind.POOLED

@@ -13,6 +13,7 @@ from batch_manager.messages import Answer, Submission
 from engine.types import OutputKind, Rows
 from server.dialects.openai import openai_error
 from server.dialects.route import Call, RequestOptions
+from server.dialects.table import ROUTES
 from server.frontend.request_metrics import RequestMetrics
 from server.http.app import App
 from server.http.auth import Keys
@@ -81,24 +82,10 @@ def state_with_everything() -> Json:
     return state_with(OutputKind(sum(OutputKind)))
 
 
-_BODIES: dict[str, Any] = {
-    "/v1/embeddings": {"input": "a"},
-    "/embeddings": {"input": "a"},
-    "/decode": {"ids": [5]},
-    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
-    "/rerank": {"query": "a", "texts": ["b"]},
-    "/v1/rerank": {"query": "a", "documents": ["b"]},
-    "/v2/rerank": {"query": "a", "documents": ["b"]},
-    "/v1/reranking": {"query": "a", "input": ["b"]},
-    "/classify": {"input": "a"},
-    "/v1/classify": {"input": "a"},
-    "/predict_tokens": {"inputs": ["a"]},
-}
-
-
 def good_body(path: str) -> bytes:
     """One that the route of this path takes."""
-    return json.dumps(_BODIES.get(path, {"inputs": "a"})).encode()
+    (example,) = (route.example for route in ROUTES if route.path == path)
+    return json.dumps(example).encode()
 
 
 @dataclass

@@ -48,7 +48,7 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
         case b"]":
             raise EmptyInput(f"{field} must not be empty", param=field)
         case b'"':
-            # two quotes a text; a text that ends with a backslash seems to have one
+            # Each text has two quotes. After a final backslash the closing quote looks escaped and isn't counted.
             check_num_items((raw.count(b'"') - raw.count(b'\\"')) // 2, field, max_items=max_items)
             texts = parse(_TEXTS, raw, field)
             check_num_items(len(texts), field, max_items=max_items)
@@ -64,7 +64,7 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
 
 
 def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
-    """The same, without ids."""
+    """As read_inputs, but refuses token ids."""
     given = read_inputs(value, field, max_items=max_items)
     if given.texts is None:
         raise InvalidRequest(f"{field} must be a text or a list of texts", param=field)

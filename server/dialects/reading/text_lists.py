@@ -57,7 +57,7 @@ def read_texts_or_pairs(value: msgspec.Raw, field: str, *, max_items: int) -> Te
 
 
 def read_single_texts(value: msgspec.Raw, field: str, *, max_items: int) -> TextLists:
-    """A text, a list of texts, or a list of lists of one text each; otherwise as above."""
+    """A text, a list of texts, or a list of lists of one text each. Raises what read_texts_or_pairs raises."""
     raw = bytes(value)
     match _kind(raw, field):
         case b"text":
@@ -87,8 +87,8 @@ def _kind(raw: bytes, field: str) -> bytes:
 
 
 def _num_texts(raw: bytes) -> int:
-    """Never more than there are, and at least half of it: a text that ends with a backslash looks as if it had one
-    quote less."""
+    """A lower bound, at least half of the true number: a text that ends with a backslash looks as if it had one quote
+    less."""
     return (raw.count(b'"') - raw.count(b'\\"')) // 2
 
 

@@ -9,7 +9,7 @@ import orjson
 from numpy.typing import NDArray
 
 from server.dialects.openai import Usage
-from server.dialects.rerank.bodies import ERROR_SHAPES, Family, FamilyRequest, RerankBody, decode
+from server.dialects.rerank.bodies import ERROR_SHAPES, FIELDS, Family, FamilyRequest, RerankBody, decode
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.tei.shared import timing_headers
 from server.dialects.writing.rows import ROWS, as_bytes, as_list, headers, numbers_as_json
@@ -163,6 +163,7 @@ ROUTES = tuple(
         error_shape=ERROR_SHAPES[family],
         summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage or Mixedbread",
         body=RerankBody,
+        example={"query": "When does the boat go?", FIELDS[family]: ["The ferry leaves at seven."]},
         answers=(list[_TeiResult], RerankAnswer, VoyageAnswer, MixedbreadAnswer),
         raw_answer=ROWS,
     )

@@ -22,7 +22,7 @@ from server.requests.models import ServedModel
 from server.requests.rerank import RerankRequest
 from tokenizer_pool.messages import Truncation
 
-_STRINGS_AN_ITEM = 32  # keys and values of an object that stands for a text; an object with more counts as more items
+_STRINGS_AN_ITEM = 32  # that one document's object may have; for each 32 more it counts as another item
 _ENCODINGS = {None: Encoding.FLOAT, "float": Encoding.FLOAT, "bytes": Encoding.BYTES}
 _RANKED_BY_TEXT = re.compile(rb'(null|\[\s*("text"\s*)?\])?')
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
@@ -118,7 +118,7 @@ ERROR_SHAPES: dict[Family, ErrorShape] = {
     Family.VOYAGE: _voyage_error,
     Family.MIXEDBREAD: openai_error,
 }
-_FIELDS = {Family.TEI: "texts", Family.RESULTS: "documents", Family.VOYAGE: "documents", Family.MIXEDBREAD: "input"}
+FIELDS = {Family.TEI: "texts", Family.RESULTS: "documents", Family.VOYAGE: "documents", Family.MIXEDBREAD: "input"}
 
 
 def decode(call: Call, body: bytes) -> FamilyRequest:
@@ -156,7 +156,7 @@ def _decode(call: Call, body: bytes) -> FamilyRequest:
         truncation=truncation,
         request_class=call.options.request_class,
         deadline=call.options.deadline,
-        documents_field=_FIELDS[family],
+        documents_field=FIELDS[family],
         instruction_field="instruct" if fields.instruction is None else "instruction",
         family=family,
         top_n=_read_top_n(fields),
@@ -187,7 +187,7 @@ def _is_given(value: msgspec.Raw) -> bool:
 
 def _read_documents(fields: RerankBody, family: Family, *, max_items: int) -> Sequence[str]:
     """Counts the items before it decodes them, as inputs.py does for all lists."""
-    field = _FIELDS[family]
+    field = FIELDS[family]
     raw = bytes(getattr(fields, field))
     if not raw.startswith(b"["):
         raise InvalidRequest(f"{field} must be a list of texts", param=field)

@@ -167,6 +167,7 @@ ROUTES = (
         error_shape=tei_error,
         summary="Embed texts with TEI's API",
         body=EmbedBody,
+        example={"inputs": "The ferry leaves at seven."},
         answers=(list[list[float]],),
         raw_answer=ROWS,
     ),
@@ -178,6 +179,7 @@ ROUTES = (
         error_shape=tei_error,
         summary="Embed each token of texts with TEI's API",
         body=EmbedAllBody,
+        example={"inputs": "The ferry leaves at seven."},
         answers=(list[list[list[float]]],),
         raw_answer=RAGGED,
     ),
@@ -189,6 +191,7 @@ ROUTES = (
         error_shape=tei_error,
         summary="Compare a sentence with others with TEI's API",
         body=SimilarityBody,
+        example={"inputs": {"source_sentence": "When does the boat go?", "sentences": ["The ferry leaves at seven."]}},
         answers=(list[float],),
     ),
 )

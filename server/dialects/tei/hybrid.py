@@ -134,6 +134,7 @@ ROUTES = (
         error_shape=tei_error,
         summary="Make dense, sparse and late-interaction embeddings at once",
         body=EmbedHybridBody,
+        example={"inputs": "The ferry leaves at seven."},
         answers=(list[HybridItem],),
     ),
 )

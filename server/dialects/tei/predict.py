@@ -76,6 +76,7 @@ ROUTES = (
         error_shape=tei_error,
         summary="Classify texts or pairs with TEI's API",
         body=PredictBody,
+        example={"inputs": "The ferry leaves at seven."},
         answers=(list[Prediction], list[list[Prediction]]),
         raw_answer=ROWS,
     ),

@@ -60,6 +60,7 @@ def root_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
             error_shape=tei_error,
             summary="Do what the model is for: embed, compare (if `inputs` has a source sentence), classify or rerank",
             body=EmbedBody,
+            example={"inputs": "The ferry leaves at seven."},
             answers=(list[list[float]], list[Any]),
             raw_answer=ROWS,
         )

@@ -84,6 +84,7 @@ ROUTES = (
         error_shape=tei_error,
         summary="Make sparse embeddings with TEI's API",
         body=EmbedSparseBody,
+        example={"inputs": "The ferry leaves at seven."},
         answers=(list[list[SparseEntry]],),
         raw_answer="uint32 offsets [items + 1], then uint32 indices, then as many float32 values",
     ),

@@ -115,6 +115,7 @@ ROUTES = (
         error_shape=tei_error,
         summary="Show the tokens of texts with TEI's API",
         body=TokenizeBody,
+        example={"inputs": "The ferry leaves at seven."},
         answers=(list[list[TokenInText]],),
     ),
     Route(
@@ -125,6 +126,7 @@ ROUTES = (
         error_shape=tei_error,
         summary="Make texts of token ids with TEI's API",
         body=DecodeBody,
+        example={"ids": [101, 7592, 102]},
         answers=(list[str],),
     ),
 )

@@ -14,7 +14,7 @@ ROWS = "float32 rows"  # raw bytes, for the OpenAPI page
 
 
 def headers(embedded: Embedded, encoding: Encoding) -> Headers:
-    """The answer's headers without its length; those of raw bytes have one size for any number of rows."""
+    """The answer's headers without its length; raw bytes have the same headers for any number of rows."""
     truncated = (b"x-embedline-truncated-inputs", b"%d" % embedded.num_truncated)
     if encoding is not Encoding.BYTES:
         return [(b"content-type", b"application/json"), truncated]

@@ -166,7 +166,7 @@ def is_echoed(text: str, message: str) -> bool:
 
 # the others are the same twice
 TWICE = {"/embeddings", "/invocations", "/v1/classify", "/v1/rerank", "/v2/rerank", "/v1/reranking"}
-EACH_PATH = pytest.mark.parametrize("path", sorted(CASES.keys() - TWICE))
+EACH_PATH = pytest.mark.parametrize("path", sorted(BY_PATH.keys() - TWICE))
 
 
 @pytest.mark.holds("Errors come from one table and never repeat a user's text", "Errors")
@@ -186,7 +186,8 @@ def test_so_is_any_of_many_more(path: str, data: st.DataObject) -> None:
 
 
 def decode_or_refuse(path: str, data: st.DataObject) -> None:
-    case, route, call = CASES[path], BY_PATH[path], new_call()
+    route, call = BY_PATH[path], new_call()
+    case = CASES.get(path) or Case(dict.fromkeys(route.example, values))
     value = data.draw(case.bodies)
     body = data.draw(mutated(json.dumps(value, ensure_ascii=data.draw(st.booleans())).encode()))
     try:
@@ -215,8 +216,8 @@ def check(request: object) -> None:
         assert request.token_ids
 
 
-def test_every_route_is_tried() -> None:
-    assert CASES.keys() == BY_PATH.keys()
+def test_cases_are_of_routes() -> None:
+    assert CASES.keys() <= BY_PATH.keys()
 
 
 def test_an_echo_would_be_seen() -> None:
