@@ -1,1 +1,1 @@
-"""What the engine needs of tensorrt_llm's source (contract.json), and the reader that checks a source tree."""
+"""The list of what the engine needs in tensorrt_llm's source (contract.json), and its check against a source tree."""

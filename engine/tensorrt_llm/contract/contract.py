@@ -1,4 +1,4 @@
-"""What our TensorRT-LLM engine relies on in the library (contract.json), held against the library's source.
+"""Checks the library's source for everything that our TensorRT-LLM engine relies on (contract.json).
 
 The source is read as text and never imported, so this needs neither a GPU nor what the library needs. It finds names
 that have moved and arguments that have changed; it can't tell whether what is behind them still does the same.
@@ -18,34 +18,34 @@ from engine.types import ModelError
 
 PACKAGE = "tensorrt_llm"
 _FILE = Path(__file__).with_name("contract.json")
-_WIDTH = 36  # of the names in a report
+_WIDTH = 36  # characters of names in a report
 
 
 class Status(enum.StrEnum):
-    """What became of a clause."""
+    """The result of checking a clause."""
 
     KEPT = "kept"
-    BROKEN = "broken"  # it is there, and is another
-    NOT_FOUND = "not found"  # in none of the places where versions have had it
-    SPARED = "spared"  # missing or another, and the engine does without
+    BROKEN = "broken"  # it is there, but different
+    NOT_FOUND = "not found"  # in none of the known places
+    SPARED = "spared"  # missing or different, but the engine does without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clause:
-    """One thing that is relied on. What is empty is not asked for; names stand as they do in the source."""
+    """One thing that the engine relies on. Empty fields are not checked. Names are those of the source."""
 
-    modules: tuple[str, ...]  # one of them has it, or imports it from another of the package
+    modules: tuple[str, ...]  # one of them has it, or imports it within the package
     name: str  # of a class or function
     why: str
-    is_optional: bool = False  # the engine looks before it uses it
+    is_optional: bool = False  # the engine checks whether it is there
     method: str = ""
     # of the function or method:
-    begins_with: tuple[str, ...] = ()  # its first arguments, in this order; self left out
-    takes: tuple[str, ...] = ()  # further arguments that have a name of their own
+    begins_with: tuple[str, ...] = ()  # its first arguments in order, without self
+    takes: tuple[str, ...] = ()  # further named arguments
     takes_any_keyword: bool = False
-    is_called: bool = False  # with the arguments above and no others
-    mentions: tuple[str, ...] = ()  # texts that stand in it, or in a constant that it uses
-    calls_by_keyword: tuple[str, ...] = ()  # what it calls without arguments by place
+    is_called: bool = False  # whether it is called, with only the arguments above
+    mentions: tuple[str, ...] = ()  # texts in it, or in a constant that it uses
+    calls_by_keyword: tuple[str, ...] = ()  # functions that it calls with keyword arguments only
     # of the class:
     metaclass: str = ""
     fields: tuple[str, ...] = ()
@@ -54,44 +54,44 @@ class Clause:
 
     @property
     def label(self) -> str:
-        """For people: the one thing that is asked for, or what has it."""
+        """What is checked, for people."""
         members = [self.method] if self.method else [*self.fields, *self.attributes]
         return f"{self.name}.{members[0]}" if len(members) == 1 else self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A clause, and what was found of it."""
+    """A clause and the result of its check."""
 
     label: str
     status: Status
-    where: str  # file and line; "" where nothing was found
-    what: str  # what is wrong; "" where nothing is
-    why: str  # it is relied on
+    where: str  # file and line; "" if nothing was found
+    what: str  # what is wrong; "" if nothing is
+    why: str  # the engine relies on it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All clauses, in their order."""
+    """The results of all clauses, in order."""
 
-    folder: Path  # that has the package in it
-    version: str  # "" where the source does not say
+    folder: Path  # contains the package
+    version: str  # "" if the source does not say
     findings: tuple[Finding, ...]
 
     @property
     def is_kept(self) -> bool:
-        """Whether nothing that the engine needs is missing or another."""
+        """Whether everything that the engine needs is there and unchanged."""
         return all(finding.status in (Status.KEPT, Status.SPARED) for finding in self.findings)
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """A summary in one line."""
         counts = {status: sum(each.status is status for each in self.findings) for status in Status}
         others = ", ".join(f"{count} {status}" for status, count in counts.items() if count and status != Status.KEPT)
         return f"{counts[Status.KEPT]} of {len(self.findings)} clauses kept{', ' if others else ''}{others}"
 
     def to_json(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """The report as JSON."""
         return {
             "folder": str(self.folder),
             "version": self.version or None,
@@ -100,7 +100,7 @@ class Report:
         }
 
     def text(self) -> str:
-        """For people; a line each, and why it matters under those that are not as they should be."""
+        """The report as text: a line for each clause, and the reason below those that fail."""
         lines = [f"{PACKAGE} {self.version or 'of an unknown version'} in {self.folder}"]
         for finding in self.findings:
             found = ": ".join(filter(None, (finding.where, finding.what)))
@@ -111,15 +111,15 @@ class Report:
 
 
 def clauses() -> tuple[Clause, ...]:
-    """Those of contract.json."""
+    """The clauses of contract.json."""
     return tuple(Clause(**{name: _frozen(value) for name, value in one.items()}) for one in _read()["clauses"])
 
 
 def check(root: Path, asked: Sequence[Clause] | None = None) -> Report:
-    """Hold a version's source against the contract, or against the clauses that are `asked` for.
+    """Check a version's source against the contract, or against the clauses in `asked`.
 
     root: a checkout of the repository, a site-packages folder, a wheel's content, or the package's own folder. Raises
-    ModelError where the package is not there.
+    ModelError if the package is not there.
     """
     folder = _folder(root)
     tree = SourceTree(folder, PACKAGE)
@@ -142,7 +142,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _folder(root: Path) -> Path:
-    """The one that has the package in it."""
+    """The folder that contains the package."""
     root = root.expanduser().absolute()
     for folder in (root, root.parent if root.name == PACKAGE else root):
         if any((folder / PACKAGE).glob("*.py")):
@@ -164,7 +164,7 @@ def _finding(tree: SourceTree, clause: Clause) -> Finding:
 
 
 def _found(tree: SourceTree, clause: Clause) -> tuple[Definition | None, str]:
-    """What is to be looked at, or why there is nothing."""
+    """What to check, or why there is nothing."""
     owner = next(filter(None, (tree.find(module, clause.name) for module in clause.modules)), None)
     if owner is None:
         there = [module for module in clause.modules if tree.has(module)]
@@ -222,7 +222,7 @@ def _missing(kind: str, wanted: Sequence[str], there: Any) -> Iterator[str]:
 
 
 def _without_default(arguments: ast.arguments) -> list[str]:
-    """Those by place first."""
+    """The arguments without a default, positional ones first."""
     positional = [*arguments.posonlyargs, *arguments.args]
     by_place = positional[: len(positional) - len(arguments.defaults)]
     by_name = [one for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]

@@ -1,4 +1,4 @@
-"""A package's source as text: where a name is defined, what a class has, what it inherits. Imports nothing of it.
+"""Reads a package's source as text: definitions of names, members and bases of classes. Imports nothing of it.
 
 It follows imports within the package and bases that are written as names. What is made while a program runs, such as
 attributes set from outside, it does not see.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_MAX_BYTES = 16 << 20  # of a file; the largest one of tensorrt_llm has less than one MiB
+_MAX_BYTES = 16 << 20  # of a file; the largest one of tensorrt_llm is below one MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,38 +19,38 @@ class Definition:
     """A class or a function."""
 
     module: str
-    file: str  # relative to the folder that has the package in it
+    file: str  # relative to the folder that contains the package
     node: ast.ClassDef | Function
 
     @property
     def place(self) -> str:
-        """For people: file and line."""
+        """File and line, for people."""
         return f"{self.file}:{self.node.lineno}"
 
 
 class SourceTree:
-    """The modules of one package, each read when it is first asked for."""
+    """The modules of one package, each read on first use."""
 
     def __init__(self, folder: Path, package: str) -> None:
-        """`folder` has the package in it."""
+        """folder: contains the package."""
         self._folder = folder
         self._package = package
         self._modules: dict[str, ast.Module | None] = {}
 
     def has(self, module: str) -> bool:
-        """Whether there is a file of this module that Python can read."""
+        """Whether the module has a file that Python can parse."""
         return self._parsed(module) is not None
 
     def constant(self, module: str, name: str) -> object:
-        """What a module gives a name as a plain value; None where it does not."""
+        """The plain value that a module assigns to a name, or None."""
         return _constants(_statements(self._body(module))).get(name)
 
     def find(self, module: str, name: str) -> Definition | None:
-        """The class or function that a module has by this name, wherever in the package it is written."""
+        """The class or function of this name in a module, wherever in the package it is defined."""
         return self._find(module, name, frozenset())
 
     def method(self, owner: Definition, name: str) -> Definition | None:
-        """Also an inherited one."""
+        """The method of a class, possibly inherited."""
         for base in self.lineage(owner):
             for statement in _statements(base.node.body):
                 if isinstance(statement, Function) and statement.name == name:
@@ -58,7 +58,7 @@ class SourceTree:
         return None
 
     def fields(self, owner: Definition) -> set[str]:
-        """Names with a type in the class or above it: the arguments of a dataclass or a pydantic model."""
+        """Annotated names of a class and its bases: the arguments of a dataclass or a pydantic model."""
         return {
             statement.target.id
             for base in self.lineage(owner)
@@ -67,7 +67,7 @@ class SourceTree:
         }
 
     def attributes(self, owner: Definition) -> set[str]:
-        """What instances have: fields, methods, and what a method gives to self."""
+        """The attributes of instances: fields, methods, and assignments to self."""
         found = self.fields(owner)
         for base in self.lineage(owner):
             statements = list(_statements(base.node.body))
@@ -80,11 +80,11 @@ class SourceTree:
         return found
 
     def constants(self, owner: Definition) -> dict[str, object]:
-        """Plain values that the class itself gives to names: the members of an enumeration."""
+        """Plain values that the class assigns: the members of an enumeration."""
         return _constants(_statements(owner.node.body))
 
     def texts(self, owner: Definition) -> set[str]:
-        """All texts that stand in it, or in what its module gives to a name that it uses."""
+        """All texts in it, or in constants of its module that it uses."""
         used = {node.id for node in ast.walk(owner.node) if isinstance(node, ast.Name)}
         nodes: list[ast.AST] = [owner.node]
         for statement in _statements(self._body(owner.module)):
@@ -95,7 +95,7 @@ class SourceTree:
         return {constant.value for constant in constants if isinstance(constant.value, str)}
 
     def lineage(self, owner: Definition) -> Iterator[Definition]:
-        """The class, and those of its bases that are in the package; the nearest first."""
+        """The class and its bases in the package, the nearest first."""
         seen: set[tuple[str, str]] = set()
         waiting = [owner]
         while waiting:
@@ -109,7 +109,7 @@ class SourceTree:
             waiting = [*filter(None, bases), *waiting]
 
     def _find(self, module: str, name: str, seen: frozenset[tuple[str, str]]) -> Definition | None:
-        """`seen`: modules that import from each other are asked once."""
+        """seen: modules that have been searched, since modules can import from each other."""
         if (module, name) in seen:
             return None
         for statement in _statements(self._body(module)):
@@ -122,7 +122,7 @@ class SourceTree:
         return None
 
     def _elsewhere(self, module: str, name: str, statement: ast.stmt) -> Iterator[tuple[str, str]]:
-        """Where a statement takes the name from, and what it is called there."""
+        """The module that a statement imports the name from, and its name there."""
         match statement:
             case ast.ImportFrom(names=aliases):
                 source = self._source(module, statement)
@@ -133,7 +133,7 @@ class SourceTree:
                 yield module, other
 
     def _source(self, module: str, statement: ast.ImportFrom) -> str | None:
-        """The module that is imported from; None where it is not the package's."""
+        """The module that is imported from; None if it is not in the package."""
         parts: list[str] = []
         if statement.level:
             parts = module.split(".")
@@ -157,18 +157,24 @@ class SourceTree:
 
 
 def _parsed(file: Path) -> ast.Module | None:
-    """None where there is no such file, or one for another Python than this."""
+    """The parsed file; None if it is missing or this Python can't parse it."""
     try:
         if not file.is_file() or file.stat().st_size > _MAX_BYTES:  # a pipe would never end
             return None
-        with warnings.catch_warnings(action="ignore"):  # of what somebody else has written
+        with warnings.catch_warnings(action="ignore"):  # about the package's source
             return ast.parse(file.read_bytes(), file.name)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the last of what is nested too deeply
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # or nested too deeply
         return None
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a module or class, also under an `if` or `try`: both versions of a name are there."""
+    """The definitions of a module or class, including both branches of an `if` or `try`."""
     for statement in body:
         yield statement
         match statement:
@@ -181,7 +187,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _constants(statements: Iterable[ast.stmt]) -> dict[str, object]:
-    """Names that are given a value; what is no plain one is None."""
+    """Names with their assigned values; None for values that are not plain."""
     found: dict[str, object] = {}
     for statement in statements:
         if isinstance(statement, ast.Assign):
@@ -191,7 +197,7 @@ def _constants(statements: Iterable[ast.stmt]) -> dict[str, object]:
 
 
 def _base_name(node: ast.expr) -> str:
-    """Of `Base` and `Base[Config]`; "" for what is written otherwise."""
+    """The name in `Base` and `Base[Config]`; "" for other forms."""
     match node:
         case ast.Name(id=name) | ast.Subscript(value=ast.Name(id=name)):
             return name

@@ -1,4 +1,4 @@
-"""What computes a model in TensorRT-LLM, and whether it would be right, decided from the files, GPUs and flags.
+"""Decides from files, GPUs and flags whether and how TensorRT-LLM computes a model correctly.
 
 Never imports tensorrt_llm, nor torch.
 """

@@ -1,4 +1,4 @@
-"""What config.json may say about the layers, so that the library's backbone computes what transformers' does.
+"""Checks that the library's backbone computes the same as transformers' for the layers in config.json.
 
 Both build their layers from the same file, and each ignores some entries that the other uses. This file compares how
 each reads it: transformers' modeling_{llama,mistral,qwen2,qwen3}.py, and in TensorRT-LLM the files of the same names,
@@ -8,7 +8,7 @@ RopeParams.from_config and create_sinusoidal_positions_for_attention_plugin. Kno
 from engine.model.json_files import Json, number_in, object_in
 from engine.tensorrt_llm.planning.families import refusal
 
-_ACTIVATIONS = ("silu", "swish")  # of gated MLPs there, whatever hidden_act says
+_ACTIVATIONS = ("silu", "swish")  # of gated MLPs in the library, whatever hidden_act says
 # Which its tables of angles follow, and transformers' do not.
 _ROTARY_ENTRIES = ("rotary_pct", "rotary_dim", "rotary_emb_base", "qk_rope_head_dim")
 _PLAIN, _LLAMA3 = "default", "llama3"
@@ -19,22 +19,22 @@ _ROPE_TYPES = {
     "qwen3": (_PLAIN,),
 }
 _OF_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-_NUM_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}  # where config.json is silent
+_NUM_POSITIONS = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}  # if config.json does not say
 _WINDOW = 4096  # the same
 _MAX_WINDOW_LAYERS = 28  # the same: layers before the first with a window
 _SLIDING = "sliding_attention"
 _LAYER_TYPES = frozenset(("full_attention", _SLIDING))
 _ALWAYS_WINDOWED = "mistral"
-_MLP_WITHOUT_BIAS = frozenset(("qwen2", "qwen3"))  # in transformers; the library has one where config.json says so
+_MLP_WITHOUT_BIAS = frozenset(("qwen2", "qwen3"))  # in transformers; the library follows config.json
 
 
 def is_causal(config: Json) -> bool:
-    """Whether tokens see only those before them, in transformers' classes of all these architectures."""
+    """Whether tokens attend only to those before them, in transformers' classes of these architectures."""
     return bool(config.get("is_causal", True))
 
 
 def check(config: Json, model_type: str, *, max_seqlen: int) -> None:
-    """`max_seqlen`: tokens of the longest sequence that will be computed. Raises ModelError, see above."""
+    """Raises ModelError, see above. max_seqlen: tokens of the longest sequence."""
     if "text_config" in config:
         raise refusal("takes no model whose config.json has a text_config")
     if config.get("hidden_act", "silu") not in _ACTIVATIONS:
@@ -52,7 +52,7 @@ def check(config: Json, model_type: str, *, max_seqlen: int) -> None:
 
 
 def window_of(config: Json, model_type: str) -> int | None:
-    """Tokens that one sees at most, itself among them, in any layer of transformers' class; None = no such limit.
+    """The tokens to which one attends at most, including itself, in any layer of transformers' class; None = no limit.
 
     Raises ModelError for types of layers other than full and sliding.
     """
@@ -106,7 +106,7 @@ def _check_rope(config: Json, model_type: str) -> None:
 
 
 def _rope_type(rope: Json) -> str:
-    """Raises ModelError where the two words for it differ: each of the libraries has its own favourite."""
+    """Raises ModelError if the two keys for it differ, since each library prefers another one."""
     named = {str(rope[word]) for word in ("rope_type", "type") if rope.get(word) is not None} or {_PLAIN}
     if len(named) > 1:
         raise refusal("can't tell which angles are meant: rope_type and type in config.json differ")
@@ -114,6 +114,6 @@ def _rope_type(rope: Json) -> str:
 
 
 def _number_in(config: Json, name: str) -> float | None:
-    """None where there is none, or something else."""
+    """The value, or None if it is missing or of another type."""
     value = config.get(name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

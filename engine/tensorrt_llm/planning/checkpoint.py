@@ -1,4 +1,4 @@
-"""How a model's weights are stored, if the library reads them rightly, and which GPUs compute with them so."""
+"""Checks that the library reads a model's weights correctly, and that the GPUs can compute with them."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ PLAIN = ""
 _EMBEDDING, _VOCABULARY, _SCORE = "embed_tokens.weight", "lm_head.weight", "score.weight"
 _REWARD = tuple(f"score.{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias"))  # of upstream's own class
 _NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
-# What the library has kernels for; others are not known to be right.
+# The library has kernels for these; others are not known to be correct.
 _OF_BLOCKS = frozenset(((9, 0), (10, 0), (10, 3)))
 _OF_ROWS = frozenset(((9, 0),))
 _NVFP4_FROM = (10, 0)
@@ -27,14 +27,14 @@ _DTYPE_OF_BLOCKS = "bfloat16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Of a folder that the engine reads."""
+    """The weights of a folder that the engine reads."""
 
     algorithm: str  # the library's name for it: "" = plain, or one of engine.tensorrt_llm.planning.quantization
-    note: str = ""  # for the log and /info; "" where the weights are plain
+    note: str = ""  # for the log and /info; "" if the weights are plain
 
 
 def classify(folder: ModelFolder) -> Checkpoint:
-    """Raises ModelError where the library would not read the weights, or would read them wrongly."""
+    """Raises ModelError if the library can't read the weights, or would read them wrongly."""
     algorithm = algorithm_of(folder.path)
     if folder.architecture not in FAMILIES:  # for a class of the library's own
         if algorithm is not None:
@@ -50,7 +50,7 @@ def classify(folder: ModelFolder) -> Checkpoint:
 
 
 def check_gpu(checkpoint: Checkpoint, gpu: Gpu) -> None:
-    """Raises ModelError where a GPU does not compute with such weights."""
+    """Raises ModelError if a GPU can't compute with such weights."""
     if not has_bfloat16(gpu.capability):
         raise ModelError(
             f"{gpu} has no bfloat16, which the tensorrt-llm engine computes in and which begins at 8.0; "
@@ -67,7 +67,7 @@ def check_gpu(checkpoint: Checkpoint, gpu: Gpu) -> None:
 
 
 def check_dtype(checkpoint: Checkpoint, dtype: str) -> None:
-    """Raises ModelError where the library's kernels for such weights do not take rows in it."""
+    """Raises ModelError if the library's kernels for such weights do not take rows in the dtype."""
     if checkpoint.algorithm == BLOCKS and dtype != _DTYPE_OF_BLOCKS:
         raise ModelError(
             f"--dtype {dtype} is not for {BLOCKS} in the tensorrt-llm engine, which computes them in {_DTYPE_OF_BLOCKS}"
@@ -75,7 +75,7 @@ def check_dtype(checkpoint: Checkpoint, dtype: str) -> None:
 
 
 def _needs(algorithm: str, capability: tuple[int, int]) -> str:
-    """What such weights need, where this compute capability has it not; else ""."""
+    """What such weights need and this compute capability lacks; "" if nothing."""
     if algorithm == FP8 and not has_fp8(capability):
         return "FP8 begins at 8.9 (Ada, Hopper)"
     if algorithm == BLOCKS and capability not in _OF_BLOCKS:
@@ -88,7 +88,7 @@ def _needs(algorithm: str, capability: tuple[int, int]) -> str:
 
 
 def _plain_names(folder: ModelFolder, tensors: Tensors, config: Json) -> list[str]:
-    """Of all that the engine reads beside linear layers' weights."""
+    """The names of all tensors that the engine reads, except linear layers' weights."""
     names = [_EMBEDDING, "norm.weight", *(f"{layer}.{norm}" for layer in layers_in(tensors) for norm in _NORMS)]
     names += [name for name in tensors if name.startswith("layers.") and name.endswith((".bias", "_norm.weight"))]
     for head in folder.heads:

@@ -1,4 +1,4 @@
-"""Which architectures have a class of ours, on which of the library's backbones, and how others are refused."""
+"""The architectures that have a class of ours, and its backbone in the library. Others are refused here."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ class Family:
     """One architecture."""
 
     model_type: str  # of config.json
-    module: str  # of the library's models, where the backbone is
-    backbone: str  # class that gives a row for each token
-    architecture: str  # name that our class is registered by
-    has_float16: bool = True  # False = one of its kernels takes bfloat16 alone
+    module: str  # the library's module with the backbone
+    backbone: str  # the class that gives a row for each token
+    architecture: str  # the name under which our class is registered
+    has_float16: bool = True  # False = one of its kernels takes only bfloat16
 
 
 FAMILIES = {
@@ -54,14 +54,14 @@ def family_of(model_type: str) -> Family:
 
 
 def refusal(what: str) -> ModelError:
-    """`what` goes on from "the tensorrt-llm engine "."""
+    """The error. what: the rest of a sentence that starts with "the tensorrt-llm engine "."""
     return ModelError(
         f"the tensorrt-llm engine {what}; --engine fused or transformers, in the cuda image, may serve it"
     )
 
 
 def unreadable(what: str) -> ModelError:
-    """The same, of how weights are stored."""
+    """The error for weights that are stored in a way that the engine does not read."""
     return ModelError(
         f"the tensorrt-llm engine {what}; take the model's plain weights, or for FP8 --engine fused, in the cuda image"
     )

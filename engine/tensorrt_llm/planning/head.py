@@ -1,4 +1,4 @@
-"""What our model classes make of the rows of tokens: pooled rows, scores or answers. Decided from the JSON files.
+"""Decides from the JSON files what our model classes give: pooled rows, scores or answers.
 
 A model is refused where the engine would compute something else than transformers and sentence-transformers do. The
 result is plain data, as the library gives a model's class nothing but its configuration: it travels as an entry of it.
@@ -18,35 +18,35 @@ from engine.tensorrt_llm.planning import backbone
 from engine.tensorrt_llm.planning.families import family_of, refusal
 
 POOLINGS = ("last", "mean", "cls")
-CONFIG_KEY = "embedline"  # the entry's name: an attribute of the pretrained configuration
+CONFIG_KEY = "embedline"  # the entry's name in the pretrained configuration
 
 
 class HeadKind(enum.StrEnum):
-    """What a row is."""
+    """The meaning of a row."""
 
     EMBED = "embed"  # the pooled row itself
     SCORE = "score"  # one raw score a label, by the `score` layer of …ForSequenceClassification
-    ANSWER = "yes_no"  # the next token's raw score of yes, less that of no
+    ANSWER = "yes_no"  # the next token's raw score of yes minus that of no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Fit for JSON by `to_config`."""
+    """A head, which `to_config` turns into JSON."""
 
     kind: HeadKind
     pooling: str  # which rows count: "last", "mean" or "cls"
-    is_causal: bool  # False = every token of a sequence sees every other
+    is_causal: bool  # False = every token of a sequence attends to every other
     num_outputs: int  # numbers in a row: the hidden size, the labels, or one
-    yes_id: int | None = None  # rows of the vocabulary, for ANSWER alone
-    no_id: int | None = None  # None = the raw score of yes alone
+    yes_id: int | None = None  # vocabulary ids, only for ANSWER
+    no_id: int | None = None  # None = only the raw score of yes
 
     def to_config(self) -> dict[str, Any]:
-        """What `from_config` makes it of again."""
+        """The head as JSON, for `from_config`."""
         return {**dataclasses.asdict(self), "kind": str(self.kind)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """`config` may have come through JSON."""
+        """The head of `to_config`'s result, also after JSON."""
         return cls(**{**config, "kind": HeadKind(config["kind"])})
 
 
@@ -56,13 +56,13 @@ _SAMPLE_SEQLEN = 32  # tokens
 
 
 def check_config(folder: ModelFolder) -> None:
-    """Raises ModelError where the library would fail on config.json before it looks up the model class."""
+    """Raises ModelError if the library would fail on config.json before it looks up the model class."""
     if not folder.architectures:
         raise refusal("looks for architectures in config.json, which lacks the entry")
 
 
 def head_of(folder: ModelFolder) -> Head:
-    """Raises ModelError with one line where the engine can't serve the model, or would be wrong about it.
+    """Raises ModelError with one line if the engine can't serve the model, or its rows would be wrong.
 
     `folder.max_seqlen` may have been shortened: a window that no sequence reaches is none.
     """
@@ -82,7 +82,7 @@ def head_of(folder: ModelFolder) -> Head:
 
 
 def notes_of(folder: ModelFolder) -> tuple[str, ...]:
-    """What an operator may want to know of a model that `head_of` takes, a line each."""
+    """Notes for operators on a model that `head_of` accepts, a line each."""
     config = read_object(folder.path / "config.json")
     window = backbone.window_of(config, folder.architecture)
     notes = [f"no sequence is longer than the window of {window} tokens"] if window is not None else []
@@ -92,7 +92,7 @@ def notes_of(folder: ModelFolder) -> tuple[str, ...]:
 
 
 def _check(folder: ModelFolder) -> None:
-    """What no head is served with."""
+    """Raises ModelError for what no head supports."""
     if folder.is_static:
         raise refusal("computes no static embeddings")
     if folder.tokenizer_folder:
@@ -130,7 +130,7 @@ def _answer_head(folder: ModelFolder, answer: AnswerScore, *, is_causal: bool) -
 
 
 def _notes_on_last_token(folder: ModelFolder, config: Json) -> list[str]:
-    """The pooled token is whatever the tokenizer ends with, as in sentence-transformers."""
+    """The pooled token is the tokenizer's last one, as in sentence-transformers."""
     named = config.get("eos_token_id")
     ends = [end for end in (named if isinstance(named, list) else [named]) if type(end) is int]
     if not ends or not (folder.path / "tokenizer.json").is_file():
@@ -145,7 +145,7 @@ def _notes_on_last_token(folder: ModelFolder, config: Json) -> list[str]:
 
 
 def pad_id_of(folder: ModelFolder) -> int | None:
-    """The token that is to be left out at the end of sequences; None where none is, as for all but classifiers."""
+    """The token that is removed from the end of sequences; None = none is, as for all but classifiers."""
     if not any(isinstance(head, SequenceScores) for head in folder.heads):
         return None
     pad_id = read_object(folder.path / "config.json").get("pad_token_id")

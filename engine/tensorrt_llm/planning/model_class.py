@@ -1,4 +1,4 @@
-"""Which model class of TensorRT-LLM computes a model, what it is given, and what comes out. Plain data."""
+"""The model class of TensorRT-LLM that computes a model, with its inputs and outputs. Plain data."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,21 +11,21 @@ from engine.types import OutputKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelClass:
-    """`model_kwargs` are set on the checkpoint's configuration before a class is looked up."""
+    """A model class. model_kwargs: set on the checkpoint's configuration before the class is looked up."""
 
     architecture: str  # the class's name in the library's table
-    family: Family | None  # of ours, to be registered before; None = upstream's own
+    family: Family | None  # of our class, which is registered first; None = upstream's own class
     config: dict[str, Any] = field(default_factory=dict)
     output: OutputKind
     num_outputs: int  # numbers a row
     takes_token_types: bool = False  # as `token_type_ids` [T]
-    pad_id: int | None = None  # a token that is left out where sequences end with it; see `trailing`
-    dtype: str | None = None  # the one dtype that the class computes in; None = the dtype of the plan
+    pad_id: int | None = None  # a token that is removed from the end of sequences; see `trailing`
+    dtype: str | None = None  # the only dtype of the class; None = the plan's dtype
     note: str
 
     @property
     def model_kwargs(self) -> dict[str, Any]:
-        """Fit for JSON."""
+        """The model class as JSON."""
         return {"architectures": [self.architecture], **self.config}
 
 
@@ -41,7 +41,7 @@ _NO_WINDOW = {"mistral": {"sliding_window": None}}
 
 
 def ours(folder: ModelFolder) -> ModelClass:
-    """By our own class. Raises ModelError where it would not be right about the model."""
+    """Our own class for the model. Raises ModelError if its rows would be wrong."""
     family, head = family_of(folder.architecture), head_of(folder)
     return ModelClass(
         architecture=family.architecture,

@@ -1,4 +1,4 @@
-"""Whether the package tensorrt_llm is installed here, in a version that can encode. Never imports it."""
+"""Checks that the package tensorrt_llm is installed, in a version that can encode. Never imports it."""
 
 import importlib.metadata
 import importlib.util
@@ -12,7 +12,7 @@ NAME = "tensorrt_llm"
 
 _OLDEST = "1.3.0rc22"
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?(a|b|rc|dev)(\d+))?")
-_STAGES = ("dev", "a", "b", "rc", "")  # in their order; "" is the release
+_STAGES = ("dev", "a", "b", "rc", "")  # in order; "" is the release
 _INSTEAD = (
     "take the tensorrt-llm image, or --engine-python with a Python that has it; --engine fused or transformers, in the "
     "cuda image, needs none"
@@ -21,15 +21,15 @@ _INSTEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What is installed."""
+    """The installed package."""
 
-    version: str  # "" where its files do not say
+    version: str  # "" if its files do not say
 
 
 def find() -> Package:
-    """Raises ModelError where there is none, or one that is known to be too old.
+    """Raises ModelError if it is missing or too old.
 
-    A newer one than we know of is taken: `check_features` decides, once it is imported.
+    Newer versions than we know are accepted; `check_features` decides when it is imported.
     """
     spec = importlib.util.find_spec(NAME)
     if spec is None or spec.origin is None:
@@ -44,13 +44,13 @@ def find() -> Package:
 
 
 def is_too_old(version: str) -> bool:
-    """False for what is no version that we can read."""
+    """False if it is not a version that we can read."""
     key, oldest = _key(version), _key(_OLDEST)
     return key is not None and oldest is not None and key < oldest
 
 
 def check_features(llm_class: type, args_class: type) -> None:
-    """Raises ModelError where the package's LLM, or its arguments' class, lacks what encoding needs."""
+    """Raises ModelError if the package's LLM or its arguments' class lacks what encoding needs."""
     encode = getattr(llm_class, "encode", None)
     if encode is None:
         raise _lack("LLM.encode")
@@ -73,7 +73,7 @@ def _installed_version() -> str:
 
 
 def _key(version: str) -> tuple[int, int, int, int, int] | None:
-    """What versions are ordered by: 1.3.0.dev1 < 1.3.0rc2 < 1.3.0rc10 < 1.3.0. Local parts do not count."""
+    """The key that orders versions: 1.3.0.dev1 < 1.3.0rc2 < 1.3.0rc10 < 1.3.0. Local parts do not count."""
     found = _VERSION.match(version)
     if found is None:
         return None

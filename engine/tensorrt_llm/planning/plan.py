@@ -26,7 +26,7 @@ class ModelFlags:
 
     dtype: str
     quantization: str
-    is_stock: bool  # --tensorrt-llm-model-class stock: by upstream's own class
+    is_stock: bool  # --tensorrt-llm-model-class stock: upstream's own class
     records_graphs: bool = False
 
 
@@ -35,13 +35,13 @@ class ComputePlan:
     """How the model will be computed."""
 
     model_class: ModelClass
-    stored: Checkpoint  # the weights as they are
-    makes_copy: bool  # whether a block-FP8 copy is computed in their place
+    stored: Checkpoint  # the stored weights
+    makes_copy: bool  # whether a block-FP8 copy replaces them
     dtype: str
 
 
 def plan(folder: ModelFolder, gpus: Iterable[Gpu], flags: ModelFlags) -> ComputePlan:
-    """Raises ModelError with one line where the model can't be served so on each of these GPUs."""
+    """The plan. Raises ModelError with one line if the model can't be served on each of these GPUs."""
     check_config(folder)
     model_class = stock(folder) if flags.is_stock else ours(folder)
     if model_class.takes_token_types and flags.records_graphs:
@@ -72,7 +72,7 @@ def _dtype(asked: str, architecture: str) -> str:
 
 
 def _makes_copy(stored: Checkpoint, quantization: str) -> bool:
-    """Raises ModelError where weights that are quantized are asked for in another way."""
+    """Whether to make a block-FP8 copy. Raises ModelError if quantized weights do not match --quantization."""
     if not stored.algorithm:
         return quantization == "fp8"
     if quantization == "none":

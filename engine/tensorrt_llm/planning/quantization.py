@@ -1,4 +1,4 @@
-"""How the library would read a quantized checkpoint, decided from the same JSON files and by the library's rules.
+"""Decides how the library would read a quantized checkpoint, from the same JSON files and by its rules.
 
 Those are its ModelConfig.load_hf_quant_config, read_modelopt_quant_config and
 update_quant_config_from_compressed_tensors. The library silently takes some checkpoints for plain weights, such as FP8
@@ -17,8 +17,8 @@ from engine.model.json_files import Json, object_in, read_optional
 from engine.tensorrt_llm.planning.families import unreadable
 
 # The library's own names
-FP8 = "FP8"  # a scale for each weight
-BLOCKS = "FP8_BLOCK_SCALES"  # and one for each 128 x 128 of it
+FP8 = "FP8"  # one scale for each weight
+BLOCKS = "FP8_BLOCK_SCALES"  # one scale for each 128 x 128 block
 ROWS = "FP8_PER_CHANNEL_PER_TOKEN"
 NVFP4 = "NVFP4"
 
@@ -30,16 +30,16 @@ _MAX_NAME = 60  # characters of a name in a message
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """Of the linear layers that are not left plain."""
+    """The quantization of linear layers."""
 
     name: str
     excluded: tuple[str, ...]  # patterns of modules' names, see engine.tensorrt_llm.planning.quantization
 
 
 def algorithm_of(folder: Path) -> Algorithm | None:
-    """None where the library takes the weights as they are, and may.
+    """None if the library takes the weights as plain ones, correctly.
 
-    Raises ModelError where they are quantized and it would not see it, or refuse it, or be wrong.
+    Raises ModelError if they are quantized and the library would overlook it, refuse it or be wrong.
     """
     stored = quantization.describe(folder)
     config = read_optional(folder / "config.json")
@@ -64,7 +64,7 @@ def algorithm_of(folder: Path) -> Algorithm | None:
 
 
 def _check_cache(inline: Json, beside: Json) -> None:
-    """With one, attention's output would be FP8 too, by a scale that most checkpoints lack."""
+    """Raises ModelError for a quantized key-value cache: attention's output would be FP8, with a missing scale."""
     for where in (inline, object_in(inline, "quantization"), beside):
         for name in ("kv_cache_quant_algo", "kv_cache_scheme"):
             if where.get(name) is not None:
@@ -134,7 +134,7 @@ _PIECES = re.compile(r"(?P<any>\.\*)|(?P<one>\.)|\\(?P<escaped>[.\-_])|(?P<liter
 
 
 class ExcludedModules:
-    """Which linear layers the library builds as plain ones, by the names that the files list.
+    """The linear layers that the library builds as plain ones, from the names in the files.
 
     Older versions compare a module's name with shell patterns. Newer ones also look at the modules around it, and take
     a pattern that begins with "re:" as a regular expression. So some modules are certainly left plain and some may be;
@@ -142,16 +142,16 @@ class ExcludedModules:
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """Raises ModelError for a regular expression that is more than names and wildcards."""
+        """Raises ModelError for a regular expression with more than names and wildcards."""
         self._shell = [pattern for pattern in patterns if not pattern.startswith(_REGEX)]
         self._regex = [_as_shell(pattern) for pattern in patterns if pattern.startswith(_REGEX)]
 
     def certainly(self, modules: Iterable[str]) -> bool:
-        """Whether any of these is, in every version."""
+        """Whether any of these layers is plain in every version."""
         return any(_matches(module, self._shell) for module in modules)
 
     def maybe(self, modules: Iterable[str]) -> bool:
-        """Whether any of these is, in some version."""
+        """Whether any of these layers is plain in some version."""
         patterns = [*self._shell, *self._regex]
         patterns += [pattern.removesuffix(_BELOW) for pattern in patterns if pattern.endswith(_BELOW)]
         return any(_matches(around, patterns) for module in modules for around in _enclosing_modules(module))

@@ -1,4 +1,4 @@
-"""Upstream's own model classes, where one gives rows as we need them: a cross-check, and a fallback for operators."""
+"""Upstream's own model classes, if they give the rows that we need: a cross-check and a fallback for operators."""
 
 from collections.abc import Iterator
 
@@ -12,13 +12,13 @@ from engine.tensorrt_llm.planning.model_class import ModelClass
 from engine.tensorrt_llm.planning.tensors import check_plain, tensors_in
 from engine.types import ModelError, OutputKind
 
-STOCK = "stock"  # of --tensorrt-llm-model-class
-KNOWN_CLASSES = frozenset((REWARD,))  # which upstream has, and transformers has not
+STOCK = "stock"  # value of --tensorrt-llm-model-class
+KNOWN_CLASSES = frozenset((REWARD,))  # in upstream, but not in transformers
 _BERT, _EMBEDDING = "BertForSequenceClassification", "Qwen3ForTextEmbedding"
 
 
 def stock(folder: ModelFolder) -> ModelClass:
-    """Raises ModelError where upstream has no class for it, or one that is not right about it."""
+    """Raises ModelError if upstream has no class for the model, or its rows would be wrong."""
     if folder.architecture == _BERT_TYPE and folder.architectures[:1] == (_BERT,):
         return _bert(folder)
     if folder.architectures[:1] == (REWARD,):
@@ -54,7 +54,7 @@ def _reward(folder: ModelFolder) -> ModelClass:
         family=None,
         output=OutputKind.LOGITS,
         num_outputs=1,
-        pad_id=pad_id_of(folder),  # as the model's own code has it
+        pad_id=pad_id_of(folder),  # as in the model's own code
         note=f"upstream's {REWARD}",
     )
 
@@ -82,7 +82,7 @@ def _num_labels(folder: ModelFolder) -> int:
 
 _BERT_TYPE = "bert"
 _BERT_DEFAULTS = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-_BERT_NUM_LAYERS = 12  # where config.json is silent
+_BERT_NUM_LAYERS = 12  # if config.json does not say
 _BERT_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 _BERT_LAYER = (
     "attention.self.query",
@@ -97,7 +97,7 @@ _BERT_LAYER = (
 
 
 def _check_bert(folder: ModelFolder) -> None:
-    """Raises ModelError where upstream's BERT would compute something else than transformers does, or lacks a tensor.
+    """Raises ModelError if upstream's BERT would differ from transformers', or a tensor is missing.
 
     It looks every tensor up by the name that transformers writes, computes exact GELU, adds position 0, 1, … and types,
     pools by the first token, and computes in float16 whatever dtype it is given. Upstream has no other BERT.
@@ -112,7 +112,7 @@ def _check_bert(folder: ModelFolder) -> None:
 
 
 def _bert_names(config: Json) -> Iterator[str]:
-    """One after the other, as config.json may speak of a billion layers."""
+    """The names one by one, because config.json may say a billion layers."""
     yield from (f"bert.embeddings.{table}.weight" for table in _BERT_TABLES)
     yield from _weight_and_bias("bert.embeddings.LayerNorm", "bert.pooler.dense", "classifier")
     for index in range(number_in(config, "num_hidden_layers") or _BERT_NUM_LAYERS):

@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint has, and whether they are what the library looks for: names, types and shapes.
+"""Checks that a checkpoint's tensors have the names, dtypes and shapes that the library needs.
 
 The library looks scales up by name, and where one is missing it computes with whatever lies in memory, so each one is
 checked here. It joins the weights and the scales of layers with the same input. Reads the headers of the files alone.
@@ -16,7 +16,7 @@ from engine.tensorrt_llm.planning.families import refusal, unreadable
 from engine.tensorrt_llm.planning.quantization import BLOCKS, FP8, NVFP4, ROWS, Algorithm, ExcludedModules
 from engine.types import ModelError
 
-# What the library makes one linear layer of, by its name there: what files have, within a layer
+# The library's joined linear layers -> their parts in the files, within a layer
 JOINED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attn.o_proj": ("self_attn.o_proj",),
@@ -30,9 +30,9 @@ _PASSED_OVER = "consolidated"  # in a file's name
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """As a header has it."""
+    """A tensor in a header."""
 
-    dtype: str  # in safetensors' spelling
+    dtype: str  # safetensors' name
     shape: tuple[int, ...]
 
 
@@ -40,7 +40,7 @@ Tensors = dict[str, Tensor]
 
 
 def tensors_in(folder: Path) -> Tensors:
-    """By name, without the "model." that whole models put before their backbones'.
+    """The tensors by name, without the prefix "model." of backbones.
 
     The library reads every safetensors file of a folder, whatever the index names, and a later file's tensors replace
     an earlier one's; so files with the same tensor are refused. Raises ModelError for that, and where a file is missing
@@ -57,7 +57,7 @@ def tensors_in(folder: Path) -> Tensors:
 
 
 def layers_in(tensors: Tensors) -> list[str]:
-    """Their names, "layers.0" and so on. Raises ModelError where there is none."""
+    """The names of layers, "layers.0" and so on. Raises ModelError if there are none."""
     layers = {match[1] for name in tensors if (match := _LAYER.match(name))}
     if not layers:
         raise refusal("looks for the tensors of layers.0, which the weights lack")
@@ -78,7 +78,7 @@ def _tensors_of(file: Path) -> Tensors:
 _E4M3, _BYTES = "F8_E4M3", "U8"
 _PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
 _BLOCK = 128  # rows and columns of a block of FP8
-_GROUP = 16  # numbers of NVFP4 with a scale of their own
+_GROUP = 16  # numbers of NVFP4 that share a scale
 # What N and K are multiples of: blocks, since joined grids of scales must fit each other; what the kernels load at once
 _MULTIPLES = {FP8: 16, BLOCKS: _BLOCK, ROWS: 16, NVFP4: _GROUP}
 
@@ -86,7 +86,7 @@ Check = Callable[[Tensors, str], None]  # of one linear layer
 
 
 def check(tensors: Tensors, algorithm: Algorithm | None) -> None:
-    """Raises ModelError where a linear layer is not as the algorithm has it, or as the files say of it."""
+    """Raises ModelError if a linear layer does not match the algorithm or the files' description."""
     excluded = ExcludedModules(algorithm.excluded if algorithm else ())
     for layer in layers_in(tensors):
         for joined, parts in JOINED.items():
@@ -95,7 +95,7 @@ def check(tensors: Tensors, algorithm: Algorithm | None) -> None:
 
 
 def check_plain(tensors: Tensors, names: Iterable[str]) -> None:
-    """Raises ModelError where one of these is missing, or stored in other than plain numbers."""
+    """Raises ModelError if one of these is missing or not stored in plain numbers."""
     for name in names:
         if _required_tensor(tensors, name).dtype not in _PLAIN:
             raise unreadable(f"needs plain numbers in the tensor {name!r}, and it is stored as {tensors[name].dtype}")
@@ -170,7 +170,7 @@ _CHECKS: dict[str, Check] = {FP8: _check_fp8, BLOCKS: _check_blocks, ROWS: _chec
 
 
 def _weight(tensors: Tensors, module: str, algorithm: str) -> tuple[int, int]:
-    """N and K."""
+    """The shape of a linear layer: N and K."""
     name = f"{module}.weight"
     weight = _typed(tensors, name, (_E4M3,))
     if len(weight.shape) != 2:
