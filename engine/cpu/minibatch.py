@@ -92,17 +92,3 @@ def padded(batch: Batch, mini_batch: MiniBatch, *, pad_id: int) -> dict[str, NDA
         ATTENTION_MASK: is_seen.astype(np.int64),
         TOKEN_TYPE_IDS: types.astype(np.int64),
     }
-
-
-def pooled_tokens(batch: Batch, mini_batch: MiniBatch) -> NDArray[np.bool_] | None:
-    """Whether each token [B, S] is pooled; None = all are.
-
-    A sequence that consists of a prompt only is pooled as a whole, because a row needs at least one token.
-    """
-    if batch.token_type_ids is None:
-        return None
-    is_prompt = (batch.token_type_ids[mini_batch.index] & PROMPT_TOKEN) != 0
-    if not is_prompt.any():
-        return None
-    is_pooled = mini_batch.is_token & ~is_prompt
-    return np.where(is_pooled.any(axis=1, keepdims=True), is_pooled, mini_batch.is_token)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.minibatch import MiniBatch, pooled_tokens
+from engine.cpu.minibatch import MiniBatch
 from engine.model.model_folder import ModelFolder
 from engine.model.steps import Normalize, Step, output_size
 from engine.model.tasks import (
@@ -25,8 +25,10 @@ from engine.model.tasks import (
     TokenWeights,
     VocabularyWeights,
 )
-from engine.rows.head_numpy import HostHead, load_head
+from engine.rows.head_numpy import RowHead, load_head
+from engine.rows.pooled_tokens import pooled_in_padded
 from engine.rows.pooling_numpy import Pooling
+from engine.rows.token_weights import largest_of_each_id
 from engine.types import Batch, ModelError, OutputKind
 
 _Rows = NDArray[np.float32]
@@ -119,7 +121,8 @@ class Pooled:
 
     def __call__(self, rows: _Rows, batch: Batch, mini_batch: MiniBatch) -> _Rows:
         """[B, D]"""
-        return self.pooling(rows, mini_batch.seqlens, pooled_tokens(batch, mini_batch))
+        is_pooled = pooled_in_padded(batch, mini_batch.index, mini_batch.is_token)
+        return self.pooling(rows, mini_batch.seqlens, is_pooled)
 
 
 def tokens(rows: _Rows, _: Batch, mini_batch: MiniBatch) -> _Rows:
@@ -139,7 +142,7 @@ def not_zero(rows: _Rows, _: Batch, __: MiniBatch) -> list[_Rows]:
 
 @dataclass(frozen=True, slots=True)
 class _TokenVectors:
-    head: HostHead
+    head: RowHead
 
     def __call__(self, rows: _Rows, _: Batch, mini_batch: MiniBatch) -> _Rows:
         return self.head(rows[mini_batch.is_token])
@@ -148,25 +151,15 @@ class _TokenVectors:
 class _TokenWeights:
     """The largest weight of each token id, ids in rising order."""
 
-    def __init__(self, head: HostHead, tokens: TokenWeights) -> None:
+    def __init__(self, head: RowHead, tokens: TokenWeights) -> None:
         self._head = head
-        self._unused = np.array(tokens.unused_ids, np.int32)
+        self._unused_ids = np.array(tokens.unused_ids, np.int32)
 
     def __call__(self, rows: _Rows, batch: Batch, mini_batch: MiniBatch) -> list[_Rows]:
         weights = self._head(rows[mini_batch.is_token])[:, 0]
         ids = batch.token_ids[mini_batch.index[mini_batch.is_token]]
-        weights = np.where(np.isin(ids, self._unused), np.float32(0), weights)
-        bounds = np.cumsum(mini_batch.seqlens)[:-1]
-        pairs = zip(np.split(ids, bounds), np.split(weights, bounds), strict=True)
-        return [_largest(*of_one) for of_one in pairs]
-
-
-def _largest(ids: NDArray[np.int32], weights: _Rows) -> _Rows:
-    found, places = np.unique(ids, return_inverse=True)
-    largest = np.zeros(len(found), np.float32)
-    np.maximum.at(largest, places, weights)
-    kept = largest != 0  # NaN too, so that it is noticed
-    return _pairs(found[kept], largest[kept])
+        entries, bounds = largest_of_each_id(weights, ids, mini_batch.seqlens, unused_ids=self._unused_ids)
+        return np.split(entries, bounds[1:-1])
 
 
 def _pairs(ids: NDArray[np.integer], weights: _Rows) -> _Rows:

@@ -18,7 +18,7 @@ from engine.fused.runner.packing import Packer, layout, views
 from engine.fused.runner.runner import Runner
 from engine.fused.runner.shape import ALL_OUTPUTS, Shape, Shapes, token_buckets
 from engine.model.steps import output_size
-from engine.rows.head_torch import TorchHead
+from engine.rows.head_torch import RowHead
 from engine.types import EngineLimits, ModelInfo, OutputKind
 
 _DEPTH = 2  # a batch is staged while another computes
@@ -38,7 +38,7 @@ class Model:
     chosen: Choices
     spec: Spec
     weights: Weights
-    head: TorchHead  # what follows the pooling
+    head: RowHead  # what follows the pooling
     ops: Ops
     attention: AttentionChoice | None  # None = by tiles
     max_num_seqs: int
@@ -142,7 +142,7 @@ def _dimensions(model: Model) -> int:
 class ModelCompute:
     """See engine.fused.runner.device.Compute."""
 
-    def __init__(self, forward: Forward, ops: Ops, *, pooling: str, head: TorchHead) -> None:
+    def __init__(self, forward: Forward, ops: Ops, *, pooling: str, head: RowHead) -> None:
         """pooling: "cls", "mean" or "last"; head: what follows it."""
         self._forward = forward
         self._ops = ops

@@ -57,7 +57,7 @@ class ModelFolder:
     max_seqlen_source: str  # the file or flag that says so
     padding_idx: int | None  # positions are numbered from padding_idx + 1 (RoBERTa and similar); None = from 0
     do_lower_case: bool  # whether text is lower-cased before the tokenizer
-    poolings: tuple[str, ...]  # "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last"; joined in order
+    poolings: tuple[str, ...]  # of engine.model.steps.POOLINGS; joined in this order
     pooling_source: str  # the file or flag that says so
     steps: tuple[Step, ...]  # after the pooling
     normalize: bool  # whether the last module is Normalize

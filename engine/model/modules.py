@@ -8,20 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from engine.model.json_files import MAX_DEPTH, Json, number_in, read, read_object, read_optional
-from engine.model.steps import ACTIVATIONS, Dense, LayerNorm, Normalize, Step
+from engine.model.steps import ACTIVATIONS, POOLINGS, Dense, LayerNorm, Normalize, Step
 from engine.types import ModelError
 
 # the names of sentence-transformers and TEI -> our name
-_POOLINGS = {
-    "cls": "cls",
-    "max": "max",
-    "mean": "mean",
-    "mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "weightedmean": "weightedmean",
-    "lasttoken": "last",
-    "last-token": "last",
-    "last": "last",
-}
+_POOLINGS = {**{name: name for name in POOLINGS}, "lasttoken": "last", "last-token": "last"}
 # in the order in which several poolings are joined
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",

@@ -26,7 +26,7 @@ _MODEL2VEC = "model2vec"
 class SentenceFiles:
     """What happens to the text before the transformer, and to the token rows after it."""
 
-    poolings: tuple[str, ...]  # "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last"; joined in order
+    poolings: tuple[str, ...]  # of engine.model.steps.POOLINGS; joined in this order
     pooling_source: str  # the file or flag that says so
     chain: Chain | None = None  # None = there is no modules.json
     modules: tuple[Module, ...] = ()  # of modules.json

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from engine.types import ModelError
 
+POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "last")  # what comes before the modules
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # torch's names, with their default arguments
 LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers uses
 NORMALIZE_FLOOR = 1e-12  # torch's default; a row of zeros stays zero

@@ -15,7 +15,7 @@ from engine.model.steps import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, Layer
 _Rows = NDArray[np.float32]
 
 
-class HostHead:
+class RowHead:
     """All steps of a model, none as often as not. May be called by several threads at the same time."""
 
     def __init__(self, steps: Sequence[Step] = (), arrays: Sequence[Arrays] = ()) -> None:
@@ -24,20 +24,25 @@ class HostHead:
     def __call__(self, rows: _Rows) -> _Rows:
         """Rows of the size that the last step gives."""
         for step, arrays in self._parts:
-            match step:
-                case Dense():
-                    rows = _dense(rows, step, arrays)
-                case LayerNorm():
-                    rows = _layer_norm(rows) * arrays["norm.weight"] + arrays["norm.bias"]
-                case _:
-                    lengths = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
-                    rows = rows / np.maximum(lengths, np.float32(NORMALIZE_FLOOR))
+            rows = _applied(rows, step, arrays)
         return rows
 
 
-def load_head(folder: Path, steps: Sequence[Step]) -> HostHead:
+def load_head(folder: Path, steps: Sequence[Step]) -> RowHead:
     """Raises ModelError where a file has not what its config.json says."""
-    return HostHead(steps, read_arrays(folder, steps))
+    return RowHead(steps, read_arrays(folder, steps))
+
+
+def _applied(rows: _Rows, step: Step, arrays: Arrays) -> _Rows:
+    match step:
+        case Dense():
+            return _dense(rows, step, arrays)
+        case LayerNorm():
+            return _layer_norm(rows, arrays)
+        case _:
+            lengths = np.sqrt((rows * rows).sum(axis=1, keepdims=True))
+            normalized: _Rows = rows / np.maximum(lengths, np.float32(NORMALIZE_FLOOR))
+            return normalized
 
 
 def _dense(rows: _Rows, step: Dense, arrays: Arrays) -> _Rows:
@@ -49,13 +54,6 @@ def _dense(rows: _Rows, step: Dense, arrays: Arrays) -> _Rows:
         return found
     residual: _Rows = rows @ arrays["residual.weight"].T if "residual.weight" in arrays else rows
     return found + residual
-
-
-def _layer_norm(rows: _Rows) -> _Rows:
-    centred = rows - rows.mean(axis=1, keepdims=True)
-    variance = (centred * centred).mean(axis=1, keepdims=True)
-    normed: _Rows = centred / np.sqrt(variance + np.float32(LAYER_NORM_EPSILON))
-    return normed
 
 
 def _activated(rows: _Rows, activation: str) -> _Rows:
@@ -74,6 +72,13 @@ def _activated(rows: _Rows, activation: str) -> _Rows:
     assert activation == "GELU", activation
     found: _Rows = (0.5 * rows * (1 + _erf(rows / np.sqrt(2)))).astype(np.float32)
     return found
+
+
+def _layer_norm(rows: _Rows, arrays: Arrays) -> _Rows:
+    centred = rows - rows.mean(axis=1, keepdims=True)
+    variance = (centred * centred).mean(axis=1, keepdims=True)
+    normed: _Rows = centred / np.sqrt(variance + np.float32(LAYER_NORM_EPSILON))
+    return normed * arrays["norm.weight"] + arrays["norm.bias"]
 
 
 def _sigmoid(rows: _Rows) -> _Rows:

@@ -13,16 +13,8 @@ from torch.nn import functional
 from engine.model.arrays import read_arrays
 from engine.model.steps import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, LayerNorm, Step
 
-_ACTIVATIONS = {
-    "Tanh": torch.tanh,
-    "ReLU": torch.relu,
-    "GELU": functional.gelu,
-    "SiLU": functional.silu,
-    "Sigmoid": torch.sigmoid,
-}
 
-
-class TorchHead:
+class RowHead:
     """All steps of a model, none as often as not. Never synchronises with the host."""
 
     def __init__(self, steps: Sequence[Step] = (), tensors: Sequence[dict[str, Tensor]] = ()) -> None:
@@ -35,12 +27,10 @@ class TorchHead:
         return rows
 
 
-def load_head(folder: Path, steps: Sequence[Step], *, device: torch.device) -> TorchHead:
+def load_head(folder: Path, steps: Sequence[Step], *, device: torch.device) -> RowHead:
     """Its tensors are on the device. Raises ModelError where a file has not what its config.json says."""
     found = read_arrays(folder, steps)
-    return TorchHead(
-        steps, [{name: torch.tensor(array, device=device) for name, array in one.items()} for one in found]
-    )
+    return RowHead(steps, [{name: torch.tensor(array, device=device) for name, array in one.items()} for one in found])
 
 
 def _applied(rows: Tensor, step: Step, tensors: dict[str, Tensor]) -> Tensor:
@@ -56,8 +46,24 @@ def _applied(rows: Tensor, step: Step, tensors: dict[str, Tensor]) -> Tensor:
 
 def _dense(rows: Tensor, step: Dense, tensors: dict[str, Tensor]) -> Tensor:
     found = functional.linear(rows, tensors["linear.weight"], tensors.get("linear.bias"))
-    if step.activation != "Identity":
-        found = _ACTIVATIONS[step.activation](found)
+    found = _activated(found, step.activation)
     if not step.has_residual:
         return found
     return found + (functional.linear(rows, tensors["residual.weight"]) if "residual.weight" in tensors else rows)
+
+
+def _activated(rows: Tensor, activation: str) -> Tensor:
+    """Of engine.model.steps.ACTIVATIONS."""
+    match activation:
+        case "Identity":
+            return rows
+        case "Tanh":
+            return torch.tanh(rows)
+        case "ReLU":
+            return torch.relu(rows)
+        case "Sigmoid":
+            return torch.sigmoid(rows)
+        case "SiLU":
+            return functional.silu(rows)
+    assert activation == "GELU", activation
+    return functional.gelu(rows)

@@ -1,4 +1,6 @@
-"""From the token rows of a padded mini-batch to one row a sequence. Knows nothing of models.
+"""From the token rows of a padded mini-batch to one row a sequence, with numpy alone. Knows nothing of models.
+
+engine.rows.pooling_torch does the same with torch.
 
 Shapes: B sequences, S tokens of the longest, D numbers a row, K tokens of a sequence that are pooled.
 """
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.rows.head_numpy import HostHead
+from engine.rows.head_numpy import RowHead
 
 _Rows = NDArray[np.float32]
 
@@ -19,8 +21,8 @@ _Rows = NDArray[np.float32]
 class Pooling:
     """What one model does with token rows. May be called by several threads at the same time."""
 
-    poolings: tuple[str, ...]  # see ModelFolder
-    head: HostHead
+    poolings: tuple[str, ...]  # of engine.model.steps.POOLINGS
+    head: RowHead
 
     def __call__(
         self, token_rows: _Rows, seqlens: NDArray[np.int32], is_pooled: NDArray[np.bool_] | None = None
@@ -36,7 +38,7 @@ def pool(
     poolings: Sequence[str],
     is_pooled: NDArray[np.bool_] | None = None,
 ) -> _Rows:
-    """float32 [B, len(poolings) * D] of token rows [B, S, D]; for poolings see ModelFolder.
+    """float32 [B, len(poolings) * D] of token rows [B, S, D].
 
     is_pooled [B, S]: False for tokens that are left out as if they were not there, but for their place in a weighted
     mean, and in the padding; None = none is left out. No sequence may be empty, or lose all of its tokens. What lies in
@@ -46,17 +48,17 @@ def pool(
 
 
 def _pool(token_rows: _Rows, seqlens: NDArray[np.int32], pooling: str, is_pooled: NDArray[np.bool_] | None) -> _Rows:
-    if pooling == "cls":
-        first = np.zeros_like(seqlens) if is_pooled is None else is_pooled.argmax(axis=1)
-        return _at(token_rows, first)
-    if pooling == "last":
-        last = seqlens - 1 if is_pooled is None else is_pooled.shape[1] - 1 - is_pooled[:, ::-1].argmax(axis=1)
-        return _at(token_rows, last)
+    match pooling:
+        case "cls":
+            return _at(token_rows, np.zeros_like(seqlens) if is_pooled is None else is_pooled.argmax(axis=1))
+        case "last":
+            last = seqlens - 1 if is_pooled is None else is_pooled.shape[1] - 1 - is_pooled[:, ::-1].argmax(axis=1)
+            return _at(token_rows, last)
     if is_pooled is None:
         pairs = zip(token_rows, seqlens, strict=True)
-        return np.stack([_of_one(rows[:seqlen], pooling, np.arange(seqlen)) for rows, seqlen in pairs])
+        return np.stack([_pool_one(rows[:seqlen], pooling, np.arange(seqlen)) for rows, seqlen in pairs])
     places = [np.flatnonzero(mask) for mask in is_pooled]
-    return np.stack([_of_one(rows[kept], pooling, kept) for rows, kept in zip(token_rows, places, strict=True)])
+    return np.stack([_pool_one(rows[kept], pooling, kept) for rows, kept in zip(token_rows, places, strict=True)])
 
 
 def _at(token_rows: _Rows, places: NDArray[Any]) -> _Rows:
@@ -64,7 +66,7 @@ def _at(token_rows: _Rows, places: NDArray[Any]) -> _Rows:
     return found
 
 
-def _of_one(rows: _Rows, pooling: str, places: NDArray[np.int64]) -> _Rows:
+def _pool_one(rows: _Rows, pooling: str, places: NDArray[np.int64]) -> _Rows:
     """Of rows [K, D] of one sequence and where each is in it.
 
     A sum in float64 is exact in float32 for any length, so nothing of the batch is in it.

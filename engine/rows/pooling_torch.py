@@ -1,65 +1,46 @@
-"""From the rows of all tokens to one row a sequence. Knows nothing of models.
+"""From the token rows of a packed batch to one row a sequence, with torch on any device. Knows nothing of models.
 
-Some models want prompts left out. Their tokens are then dropped before the pooling, which is what sentence-transformers
-comes to, in every mode: the first token is the first after the prompt, a mean is that of the others. Only the weights
-of a weighted mean still count from the prompt's beginning.
+engine.rows.pooling_numpy does the same with numpy.
 
-Shapes: T tokens, B sequences, D numbers a row, K tokens that are pooled.
+Shapes: T tokens, B sequences, D numbers a row.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from engine.rows.head_torch import TorchHead
-from engine.rows.transfer import on_device
-from engine.types import PROMPT_TOKEN, Batch
+from engine.rows.head_torch import RowHead
+from engine.rows.pooled_tokens import pooled_in_packed
+from engine.types import Batch
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
     """What one model does with token rows."""
 
-    poolings: tuple[str, ...]  # see ModelFolder
-    head: TorchHead
+    poolings: tuple[str, ...]  # of engine.model.steps.POOLINGS
+    head: RowHead
 
     @torch.inference_mode()
     def __call__(self, token_rows: Tensor, batch: Batch) -> Tensor:
         """float32 [B, D] of token rows [T, d], where those are."""
-        kept = _without_prompts(batch)
+        device, kept = token_rows.device, pooled_in_packed(batch)
         if kept is None:
-            return self.head(pool(token_rows, on_device(batch.cu_seqlens, token_rows.device), poolings=self.poolings))
-        index, cu_seqlens, num_dropped = (on_device(each, token_rows.device) for each in kept)
+            return self.head(pool(token_rows, on_device(batch.cu_seqlens, device), poolings=self.poolings))
+        index, cu_seqlens = on_device(kept.index, device), on_device(kept.cu_seqlens, device)
+        num_dropped = on_device(kept.num_dropped, device)
         return self.head(pool(token_rows[index], cu_seqlens, poolings=self.poolings, num_dropped=num_dropped))
-
-
-def _without_prompts(batch: Batch) -> tuple[NDArray[np.int64], ...] | None:
-    """The tokens [K] that are pooled, their bounds [B + 1], and how many before them [B] are not; None = all are.
-
-    A prompt is at the start. A sequence that is nothing but a prompt is pooled as a whole: without any token there
-    would be no row.
-    """
-    if batch.token_type_ids is None:
-        return None
-    is_prompt = (batch.token_type_ids & PROMPT_TOKEN) != 0
-    if not is_prompt.any():
-        return None
-    seqlens = np.diff(batch.cu_seqlens)
-    num_dropped = np.add.reduceat(is_prompt, batch.cu_seqlens[:-1], dtype=np.int64)
-    num_dropped[num_dropped == seqlens] = 0
-    is_dropped = is_prompt & np.repeat(num_dropped > 0, seqlens)
-    return np.flatnonzero(~is_dropped), np.cumsum([0, *(seqlens - num_dropped)]), num_dropped
 
 
 def pool(
     token_rows: Tensor, cu_seqlens: Tensor, *, poolings: Sequence[str], num_dropped: Tensor | None = None
 ) -> Tensor:
-    """float32 [B, len(poolings) * D] of token rows [T, D] and int64 bounds [B + 1]; for poolings see ModelFolder.
+    """float32 [B, len(poolings) * D] of token rows [T, D] and int64 bounds [B + 1].
 
     num_dropped: int64 [B], how many tokens of each sequence came before those here; None = none. No sequence may be
     empty. A row depends on its own sequence alone, to the last bit.
@@ -102,3 +83,12 @@ def _weighted_mean(token_rows: Tensor, cu_seqlens: Tensor, num_dropped: Tensor) 
 
 def _every(token_rows: Tensor) -> Tensor:
     return torch.arange(len(token_rows), device=token_rows.device)
+
+
+def on_device(values: NDArray[Any], device: torch.device, *, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Copied: a batch's arrays are views of what was received, and may be read-only.
+
+    To a GPU the copy is only begun, behind what was begun before; nothing waits for it here.
+    """
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -12,7 +12,7 @@ from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
-from engine.rows.head_numpy import HostHead, load_head
+from engine.rows.head_numpy import RowHead, load_head
 from engine.static.table import Table, read_table
 from engine.types import (
     MAX_NUM_SEQS,
@@ -33,7 +33,7 @@ _DTYPES = ("auto", "float32")
 class StaticEngine(BlockingEngine):
     """Gives pooled rows, before a final Normalize, and token rows."""
 
-    def __init__(self, table: Table, head: HostHead, *, info: ModelInfo, limits: EngineLimits) -> None:
+    def __init__(self, table: Table, head: RowHead, *, info: ModelInfo, limits: EngineLimits) -> None:
         super().__init__(info=info, limits=limits)
         self._table = table
         self._head = head

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
-from engine.rows.head_numpy import HostHead, load_head
+from engine.rows.head_numpy import RowHead, load_head
 from engine.selftest import selfcheck
 from engine.tensorrt_llm import choices
 from engine.tensorrt_llm.choices import Choices
@@ -46,7 +46,7 @@ class TensorrtLlmEngine(BlockingEngine):
     """Gives one kind of rows, as `model_class` says."""
 
     def __init__(
-        self, encode: Encode, model_class: ModelClass, *, head: HostHead, info: ModelInfo, limits: EngineLimits
+        self, encode: Encode, model_class: ModelClass, *, head: RowHead, info: ModelInfo, limits: EngineLimits
     ) -> None:
         super().__init__(info=info, limits=limits)
         self._encode = encode

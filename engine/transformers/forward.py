@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.model.positions import position_ids
-from engine.rows.transfer import on_device
+from engine.rows.pooling_torch import on_device
 from engine.transformers.prepack import is_prepacked, rows_with_code
 from engine.types import EXPANSION_TOKEN, PROMPT_TOKEN, Batch, OutputKind, Rows
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from engine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
-from engine.rows.transfer import on_device
+from engine.rows.pooling_torch import on_device
 from engine.selftest.comparison import batch_of, not_finite
 from engine.selftest.sample_ids import Sequences, arbitrary
 from engine.types import Batch, ModelError, OutputKind

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 
 from engine.failures import one_line
 from engine.model.tasks import SequenceScores, TokenScores
-from engine.rows.pooling_torch import pool
-from engine.rows.transfer import on_device
+from engine.rows.pooling_torch import on_device, pool
 from engine.transformers.forward import Maker
 from engine.transformers.heads.library_head import LibraryHead
 from engine.transformers.trial import Scores, Trial

@@ -10,7 +10,7 @@ from torch.nn import functional
 from engine.model.model_folder import ModelFolder
 from engine.model.steps import NORMALIZE_FLOOR, output_size
 from engine.model.tasks import TokenVectors
-from engine.rows.head_torch import TorchHead, load_head
+from engine.rows.head_torch import RowHead, load_head
 from engine.transformers.forward import Maker
 from engine.types import Batch, Rows
 
@@ -28,7 +28,7 @@ def token_vectors(folder: ModelFolder, head: TokenVectors, device: torch.device)
 class _TokenVectors:
     """May be called by several threads at the same time."""
 
-    def __init__(self, steps: TorchHead, *, normalizes: bool) -> None:
+    def __init__(self, steps: RowHead, *, normalizes: bool) -> None:
         self._steps = steps
         self._normalizes = normalizes
 

@@ -196,7 +196,7 @@ def test_each_activation(activation: str, others: dict[str, Any], tmp_path: Path
 
 def test_a_row_of_zeros_stays_zero() -> None:
     zeros = np.zeros((1, 4), np.float32)
-    assert not head_numpy.HostHead([steps.Normalize()], [{}])(zeros).any()
+    assert not head_numpy.RowHead([steps.Normalize()], [{}])(zeros).any()
 
 
 def test_inspect_shows_the_chain_and_its_files(
