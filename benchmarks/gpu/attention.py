@@ -17,9 +17,9 @@ from benchmarks.gpu.clock import median_seconds, rotation
 from benchmarks.gpu.fused_models import ops_for
 from benchmarks.gpu.rows import Figure, Key
 from engine.fused.attention.choice import Candidate, candidates_for
-from engine.fused.model.ops import AttentionRule, Inputs, Tiles
+from engine.fused.attention.timing import inputs_of
+from engine.fused.model.ops import AttentionRule, Inputs
 from engine.fused.model.spec import LayerSpec, Spec
-from engine.fused.runner.tiles import choose_block, tile_table
 
 KIND = "attention"
 _NUM_TOKENS = 16_384
@@ -113,24 +113,12 @@ def _error(rows: Tensor, sample: Sample, seqlen: int) -> float:
 
 def _sample(spec: Spec, seqlen: int, num_seqs: int, *, seed: int, device: torch.device) -> Sample:
     cu_seqlens = np.arange(num_seqs + 1, dtype=np.int32) * np.int32(seqlen)
-    block = choose_block(cu_seqlens)
-    tiles = Tiles(torch.from_numpy(tile_table(cu_seqlens, block=block)).to(device), block)
-    bounds = torch.from_numpy(cu_seqlens).to(device)
-    inputs = Inputs(
-        token_ids=bounds,  # attention reads neither these nor positions
-        positions=bounds,
-        token_type_ids=None,
-        cu_seqlens=bounds,
-        pooled=bounds,
-        tiles=tiles,
-        pooled_tiles=tiles,
-        max_seqlen=seqlen,
-    )
     sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
     generator = torch.Generator(device).manual_seed(seed)
     shape = (num_seqs * seqlen, sum(sizes), spec.head_dim)
     rows = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
     query, key, value = torch.split(rows, sizes, dim=1)
+    inputs = inputs_of(cu_seqlens, device=device)
     return Sample(query, key, value, inputs, AttentionRule(spec.is_causal, spec.scaling))
 
 

@@ -188,20 +188,10 @@ class _Loader:
 def _info(
     folder: ModelFolder, choices: Choices, facts: Facts, sizes: Mapping[OutputKind, int], *, name: str, reason: str
 ) -> ModelInfo:
-    return ModelInfo(
-        name=name,
-        engine=choices.engine,
-        reason=reason,
-        outputs=folder.outputs,
+    dtype = choices.dtype if choices.quantization == "none" else choices.quantization
+    return dataclasses.replace(
+        folder.info(name=name, engine=choices.engine, reason=reason, dtype=dtype, device="cpu", notes=(facts.note,)),
         dimensions=sizes.get(OutputKind.POOLED, folder.dimensions),
-        max_seqlen=folder.max_seqlen,
-        vocab_size=folder.vocab_size,
-        pooling=folder.pooling,
-        normalize=folder.normalize,
-        dtype=choices.dtype if choices.quantization == "none" else choices.quantization,
-        device="cpu",
-        architecture=folder.architecture,
-        notes=(facts.note, *folder.notes),
         token_dimensions=sizes.get(OutputKind.TOKENS),
         is_padded=True,  # mini-batches are padded
     )

@@ -116,20 +116,19 @@ def _info(model: Model, packer: Packer) -> ModelInfo:
     folder = chosen.folder
     dtype = str(chosen.dtype).removeprefix("torch.")
     attention = () if model.attention is None else (model.attention.note,)
-    return ModelInfo(
+    info = folder.info(
         name=model.name,
         engine="fused",
         reason=model.reason,
-        outputs=ALL_OUTPUTS,
-        dimensions=_dimensions(model),
-        max_seqlen=folder.max_seqlen,
-        vocab_size=packer.vocab_size,
-        pooling=folder.pooling,
-        normalize=folder.normalize,
         dtype=dtype if model.quantization == "none" else model.quantization,
         device=str(chosen.device),
-        architecture=folder.architecture,
-        notes=(*model.notes, *attention, *folder.notes),
+        notes=(*model.notes, *attention),
+    )
+    return dataclasses.replace(
+        info,
+        outputs=ALL_OUTPUTS,
+        dimensions=_dimensions(model),
+        vocab_size=packer.vocab_size,
         token_dimensions=model.spec.hidden_size,
     )
 

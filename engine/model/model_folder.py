@@ -29,7 +29,7 @@ from engine.model.tasks import (
     TokenWeights,
     VocabularyWeights,
 )
-from engine.types import ModelError, OutputKind
+from engine.types import ModelError, ModelInfo, OutputKind
 
 AUTO = "auto"  # of --task
 _SPARSE_WIDTH = 2  # numbers in a row: see OutputKind.SPARSE
@@ -124,6 +124,26 @@ class ModelFolder:
     def default_prompt(self) -> str:
         """What goes before each text where nobody names a prompt; mostly empty."""
         return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
+
+    def info(
+        self, *, name: str, engine: str, reason: str, dtype: str, device: str, notes: tuple[str, ...]
+    ) -> ModelInfo:
+        """Of this model, loaded by this engine. `notes` come before the folder's own."""
+        return ModelInfo(
+            name=name,
+            engine=engine,
+            reason=reason,
+            outputs=self.outputs,
+            dimensions=self.dimensions,
+            max_seqlen=self.max_seqlen,
+            vocab_size=self.vocab_size,
+            pooling=self.pooling,
+            normalize=self.normalize,
+            dtype=dtype,
+            device=device,
+            architecture=self.architecture,
+            notes=(*notes, *self.notes),
+        )
 
 
 def read(

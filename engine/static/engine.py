@@ -5,6 +5,8 @@ A batch takes milliseconds, so the thread that collects it also computes it.
 Shapes: T tokens of a batch, B sequences, D numbers a row.
 """
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -88,19 +90,6 @@ def _check(folder: ModelFolder, dtype: str) -> None:
 
 
 def _info(folder: ModelFolder, table: Table, *, name: str, reason: str) -> ModelInfo:
-    return ModelInfo(
-        name=name,
-        engine="static",
-        reason=reason,
-        outputs=folder.outputs,
-        dimensions=folder.dimensions,
-        max_seqlen=folder.max_seqlen,
-        vocab_size=table.num_tokens,
-        pooling=folder.pooling,
-        normalize=folder.normalize,
-        dtype="float32",
-        device="cpu",
-        architecture=folder.architecture,
-        notes=("static: each token has a row in a table; computed on the CPU, whatever the device", *folder.notes),
-        token_dimensions=table.dimensions,
-    )
+    note = "static: each token has a row in a table; computed on the CPU, whatever the device"
+    info = folder.info(name=name, engine="static", reason=reason, dtype="float32", device="cpu", notes=(note,))
+    return dataclasses.replace(info, vocab_size=table.num_tokens, token_dimensions=table.dimensions)

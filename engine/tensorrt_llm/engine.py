@@ -4,6 +4,7 @@
 computes, and the depth is 1. Knows batches and rows; the model class is described by a ModelClass.
 """
 
+import dataclasses
 import itertools
 import logging
 import os
@@ -113,21 +114,15 @@ def _checked_engine(chosen: Choices, info: ModelInfo) -> TensorrtLlmEngine:
 
 def _info(chosen: Choices, *, name: str, reason: str, device: str) -> ModelInfo:
     folder, model_class = chosen.folder, chosen.model_class
-    return ModelInfo(
+    info = folder.info(
         name=name,
         engine="tensorrt-llm",
         reason=reason,
-        outputs=model_class.output,
-        dimensions=folder.dimensions,
-        max_seqlen=folder.max_seqlen,
-        vocab_size=folder.vocab_size,
-        pooling=folder.pooling,
-        normalize=folder.normalize,
         dtype=_dtype(chosen),
         device=device,
-        architecture=folder.architecture,
-        notes=(f"tensorrt_llm {chosen.package.version}", model_class.note, *chosen.notes, *folder.notes),
+        notes=(f"tensorrt_llm {chosen.package.version}", model_class.note, *chosen.notes),
     )
+    return dataclasses.replace(info, outputs=model_class.output)
 
 
 def _dtype(chosen: Choices) -> str:

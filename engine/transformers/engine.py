@@ -174,20 +174,12 @@ def _load(folder: ModelFolder, where: Place) -> PreTrainedModel:
 
 
 def _info(folder: ModelFolder, where: Place, choice: Choice, *, name: str, reason: str) -> ModelInfo:
-    return ModelInfo(
+    info = folder.info(
         name=name,
         engine="transformers",
         reason=reason,
-        outputs=folder.outputs,
-        dimensions=folder.dimensions,
-        max_seqlen=folder.max_seqlen,
-        vocab_size=folder.vocab_size,
-        pooling=folder.pooling,
-        normalize=folder.normalize,
         dtype=str(where.dtype).removeprefix("torch."),
         device=str(where.device),
-        architecture=folder.architecture,
-        notes=(*choice.notes, *_route_notes(folder), *folder.notes),
-        token_dimensions=folder.hidden_size,
-        is_padded=choice.is_padded,
+        notes=(*choice.notes, *_route_notes(folder)),
     )
+    return dataclasses.replace(info, token_dimensions=folder.hidden_size, is_padded=choice.is_padded)

@@ -20,6 +20,7 @@ from tokenizer_pool.messages import TextRefused
 from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 
 TOO_LARGE = "the answer would be too large; send fewer inputs a request"
+_TOO_MUCH = "is too large for one request; send fewer items a request"
 
 NameOf = Callable[[int], str]  # what a message calls an item; all of them where the index is -1
 
@@ -44,7 +45,7 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
         case tokenizing.Refusal.FAILED:
             problem = "can't be tokenized"
         case tokenizing.Refusal.TOO_MUCH:
-            problem = "is too large for one request; send fewer items a request"
+            problem = _TOO_MUCH
     return _TEXT_ERRORS.get(refused.reason, InvalidRequest)(f"{param} {problem}", param=param)
 
 
@@ -55,7 +56,7 @@ def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest
         case tokenizing.Refusal.TOO_LONG:
             problem = f"has more than {MAX_CHARS_PER_TOKEN * refused.max_tokens} characters"
         case tokenizing.Refusal.TOO_MUCH:
-            problem = "is too large for one request; send fewer items a request"
+            problem = _TOO_MUCH
         case tokenizing.Refusal.OUT_OF_VOCABULARY:
             problem = "has an id that the tokenizer has no token for"
         case tokenizing.Refusal.FAILED | tokenizing.Refusal.EMPTY:

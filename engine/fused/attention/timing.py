@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.fused.attention.choice import Candidate
@@ -89,20 +90,24 @@ def sample_of(spec: Spec, seqlen: int, *, dtype: torch.dtype, device: torch.devi
     rows = torch.randn(shape, generator=torch.Generator(device).manual_seed(0), dtype=dtype, device=device)
     rows[num_tokens:] = torch.nan
     query, key, value = torch.split(rows, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
+    return Sample(query, key, value, inputs_of(cu_seqlens, device=device), num_tokens)
+
+
+def inputs_of(cu_seqlens: NDArray[np.int32], *, device: torch.device) -> Inputs:
+    """As much of a batch as attention asks for, of sequences with these bounds [B + 1]."""
     block = choose_block(cu_seqlens)
     tiles = Tiles(torch.from_numpy(tile_table(cu_seqlens, block=block)).to(device), block)
     bounds = torch.from_numpy(cu_seqlens).to(device)
-    inputs = Inputs(
-        token_ids=bounds,  # of these attention knows nothing
+    return Inputs(
+        token_ids=bounds,  # attention reads neither these nor positions
         positions=bounds,
         token_type_ids=None,
         cu_seqlens=bounds,
         pooled=bounds,
         tiles=tiles,
         pooled_tiles=tiles,
-        max_seqlen=seqlen,
+        max_seqlen=int(np.diff(cu_seqlens).max()),
     )
-    return Sample(query, key, value, inputs, num_tokens)
 
 
 def agree(rows: Tensor, expected: Tensor, sample: Sample) -> bool:

@@ -54,13 +54,8 @@ class BertForward:
 
     def _layer(self, layer: int, normed: NormedRows, inputs: Inputs, *, is_pruned: bool) -> NormedRows:
         blocks, name = self._blocks, f"layers.{layer}"
-        residual = normed.rows
-        assert residual is not None
-        if is_pruned:
-            attended = blocks.pooled_attention(layer, linear_input(normed), inputs)
-            residual = residual.index_select(0, inputs.pooled)
-        else:
-            attended = blocks.attention(layer, linear_input(normed), inputs)
+        assert normed.rows is not None
+        attended, residual = _attended(blocks, layer, normed, normed.rows, inputs, is_pruned=is_pruned)
         between = blocks.ops.add_norm(
             attended, residual, blocks.norm(f"{name}.attention_norm"), outputs=self._rows_for(f"{name}.up")
         )
@@ -114,13 +109,8 @@ class LlamaForward:
     def _layer(self, layer: int, normed: NormedRows, inputs: Inputs, *, is_pruned: bool) -> tuple[Tensor, Tensor]:
         """The sum so far, and what the MLP adds to it."""
         blocks, name = self._blocks, f"layers.{layer}"
-        residual = normed.residual
-        assert residual is not None
-        if is_pruned:
-            attended = blocks.pooled_attention(layer, linear_input(normed), inputs)
-            residual = residual.index_select(0, inputs.pooled)
-        else:
-            attended = blocks.attention(layer, linear_input(normed), inputs)
+        assert normed.residual is not None
+        attended, residual = _attended(blocks, layer, normed, normed.residual, inputs, is_pruned=is_pruned)
         between = self._add_norm(attended, residual, f"{name}.mlp_norm", f"{name}.after_attention_norm", f"{name}.up")
         assert between.residual is not None
         return between.residual, blocks.mlp(layer, linear_input(between))
@@ -146,6 +136,15 @@ class LlamaForward:
         ).rows
         assert rows is not None
         return rows
+
+
+def _attended(
+    blocks: Blocks, layer: int, normed: NormedRows, residual: Tensor, inputs: Inputs, *, is_pruned: bool
+) -> tuple[Tensor, Tensor]:
+    """What attention gives, and what it is added to: [T, h], or [B, h] of `inputs.pooled` where pruned."""
+    if is_pruned:
+        return blocks.pooled_attention(layer, linear_input(normed), inputs), residual.index_select(0, inputs.pooled)
+    return blocks.attention(layer, linear_input(normed), inputs), residual
 
 
 def forward_of(blocks: Blocks) -> Forward:
