@@ -10,7 +10,7 @@ from engine.model.tasks import Task
 from server.dialects.reading.json_body import parse
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.embed import EmbedBody
-from server.dialects.tei.shared import tei_error
+from server.dialects.tei.shared import Parameters, tei_error
 from server.dialects.writing.rows import ROWS
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
@@ -22,6 +22,12 @@ _BY_TASK = {
     Task.SPARSE: "/embed_sparse",
     Task.LATE_INTERACTION: "/embed_all",
 }
+
+
+class RootBody(EmbedBody, kw_only=True):
+    """The body of POST /: the fields of the route that it picks. Only the OpenAPI page reads this type."""
+
+    parameters: Parameters | None = None  # of a similarity
 
 
 class _Marks(msgspec.Struct):
@@ -59,7 +65,7 @@ def root_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
             encode=_encode,
             error_shape=tei_error,
             summary="Do what the model is for: embed, compare (if `inputs` has a source sentence), classify or rerank",
-            body=EmbedBody,
+            body=RootBody,
             example={"inputs": "The ferry leaves at seven."},
             answers=(list[list[float]], list[Any]),
             raw_answer=ROWS,
