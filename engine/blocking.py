@@ -4,7 +4,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 
-from engine.failures import engine_error
+from engine.machine.failures import engine_error
 from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, Results
 
 

@@ -7,7 +7,7 @@ import logging
 import sys
 from dataclasses import dataclass
 
-from engine.failures import engine_error, one_line
+from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
 from engine.types import DeviceTrouble, Engine, EngineErrorKind, ModelError, ProcessSpent
 

@@ -11,7 +11,7 @@ from engine.cpu.executor import Executor, Run
 from engine.cpu.minibatch import cut, padded
 from engine.cpu.outputs import Makers
 from engine.cpu.workload import Job, Task, Workload
-from engine.failures import engine_error
+from engine.machine.failures import engine_error
 from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, OutputKind, Results
 
 DEPTH = 2  # streams that have finished their share of one batch begin with the next

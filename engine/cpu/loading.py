@@ -11,8 +11,8 @@ from engine.cpu.engine import DEPTH, CompiledEngine
 from engine.cpu.executor import Backend, Executor
 from engine.cpu.facts import Choices, Facts
 from engine.cpu.outputs import TOKEN_ROWS, Makers, head_in_graph, makers_of, sizes_of, steps_of
-from engine.failures import one_line
 from engine.machine import host
+from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.arrays import weights_files

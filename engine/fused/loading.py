@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from engine.failures import one_line
 from engine.fused import choices, probe
 from engine.fused.assembly import Model, max_graph_tokens
 from engine.fused.attention import choice
@@ -25,6 +24,7 @@ from engine.fused.phases import Phases
 from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
+from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.rows.head_torch import load_head
 from engine.selftest import selfcheck

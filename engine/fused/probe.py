@@ -5,11 +5,11 @@ import gc
 
 import torch
 
-from engine.failures import engine_error
 from engine.fused.assembly import Model, assemble
 from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine
 from engine.fused.runner.shape import ALL_OUTPUTS
+from engine.machine.failures import engine_error
 from engine.selftest import sample_ids, selfcheck
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, OutputKind
 

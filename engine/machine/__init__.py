@@ -1,1 +1,1 @@
-"""This machine: CPUs, memory, GPUs, and the attention kernel of its PyTorch. Knows no model."""
+"""This machine: CPUs, memory, GPUs, its PyTorch's attention kernel, what failures of libraries mean. Knows no model."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.types import EngineLimits, ModelError
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.store import fingerprint
 from engine.store.folder_rights import check_owner
 from engine.types import ModelError

@@ -15,7 +15,7 @@ import threading
 import torch
 from transformers import PreTrainedModel
 
-from engine.failures import engine_error, one_line
+from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder

@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.model import quantization
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights

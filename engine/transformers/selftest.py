@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.selftest.comparison import TOLERANCE, largest_difference
 from engine.transformers import attention

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
 from engine.rows.pooling_torch import on_device

@@ -12,7 +12,7 @@ from engine.cpu.conversion.tracing import quiet
 from engine.cpu.executor import Backend, Executor
 from engine.cpu.facts import Choices, Facts
 from engine.cpu.outputs import Makers, Pooled, head_in_graph
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.transformers.loading import load_model
 from engine.types import ModelError, OutputKind

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.cpu.conversion.graph import Graph
 from engine.cpu.executor import Executor, Run
 from engine.cpu.minibatch import cut, padded
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.rows.pooling_numpy import Pooling
 from engine.selftest import sample_ids

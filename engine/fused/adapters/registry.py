@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import logging
 
-from engine.failures import one_line
 from engine.fused.adapters import bert, distilbert, gemma, llama, modernbert, mpnet, rotary_bert
 from engine.fused.adapters.recipe import Adapter
+from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
 from engine.types import ModelError
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.failures import one_line
 from engine.fused.checkpoint.readers import Reader, reader_for
 from engine.fused.choices import Choices
 from engine.fused.model.blocks import Weights
@@ -23,6 +22,7 @@ from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.spec import Spec
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.scheme import scheme_of
+from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.arrays import weights_files
 from engine.store import fingerprint, tensor_file

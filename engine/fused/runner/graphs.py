@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.failures import one_line
 from engine.fused.runner.shape import Shape
+from engine.machine.failures import one_line
 
 logger = logging.getLogger("embedline.engine")
 

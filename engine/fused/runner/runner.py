@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from engine.failures import engine_error
 from engine.fused.runner.device import Device
 from engine.fused.runner.packing import Packer
 from engine.fused.runner.shape import ALL_OUTPUTS, Shapes
+from engine.machine.failures import engine_error
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind, Results, Rows
 
 

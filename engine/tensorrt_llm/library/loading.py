@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.failures import engine_error, one_line
+from engine.machine.failures import engine_error, one_line
 from engine.tensorrt_llm.choices import Choices
 from engine.tensorrt_llm.library import code_free_folder, models, private
 from engine.tensorrt_llm.library.llm_arguments import arguments, buckets

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.tools.convert.conversion import Converted, Job, Limits
 from engine.tools.convert.plan import Target
 from engine.types import ModelError

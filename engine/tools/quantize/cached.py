@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.store import fingerprint
 from engine.store.folder_rights import check_owner, remedy
 from engine.tools.quantize import job

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.failures import one_line
+from engine.machine.failures import one_line
 from engine.model.tasks import SequenceScores, TokenScores
 from engine.rows.pooling_torch import on_device, pool
 from engine.transformers.forward import Maker

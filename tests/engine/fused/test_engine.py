@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.failures import engine_error
 from engine.fused.engine import FusedEngine
 from engine.fused.phases import Phases
+from engine.machine.failures import engine_error
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, OutputKind
 from tests.engine.fused.runner.recording import DEPTH, RecordingDevice, engine_around, expected_rows, of_lengths
 from tests.engine.tiny_models import batch

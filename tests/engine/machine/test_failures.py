@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.failures import engine_error
+from engine.machine.failures import engine_error
 from engine.types import EngineErrorKind
 
 FAILED, OUT_OF_MEMORY, FATAL = EngineErrorKind.FAILED, EngineErrorKind.OUT_OF_MEMORY, EngineErrorKind.FATAL
