@@ -90,7 +90,7 @@ class Server:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "XDG_RUNTIME_DIR": str(runtime),
-                "XDG_CACHE_HOME": os.environ[CACHE_HOME],
+                "XDG_CACHE_HOME": os.environ.get(CACHE_HOME, str(folder)),  # benchmarks start servers without pytest
                 "DEVICES": "cpu",  # where nobody says otherwise, so that a test is the same on a machine with a GPU
                 **(environment or {}),
             },
