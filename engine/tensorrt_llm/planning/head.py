@@ -111,7 +111,7 @@ def _embedding_head(folder: ModelFolder, *, is_causal: bool) -> Head:
 
 def _score_head(folder: ModelFolder, scores: SequenceScores, *, is_causal: bool) -> Head:
     if not is_causal and pad_id_of(folder) is not None:
-        # See engine.tensorrt_llm.planning.head: here, the tokens at the end would be seen.
+        # Without a causal mask the tokens before them would see the padding tokens at the end.
         raise refusal("can't leave out padding tokens at the end of texts where is_causal of config.json is false")
     return Head(kind=HeadKind.SCORE, pooling=_LAST, is_causal=is_causal, num_outputs=len(scores.labels))
 
