@@ -34,6 +34,8 @@ from engine.types import (
 
 TABLE_ROWS = 4096
 IDENTITY_FLOATS = 4  # 16 bits of the hash each: integers that float32 holds exactly
+_ACTIONS = ("exit", "stop", "hang", "fail", "nan", "oom", "leak")
+_LEAK_BYTES = 160
 _DEPTH = 2
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default
 
@@ -74,7 +76,7 @@ def _mix_in(rows: NDArray[np.float32], positions: NDArray[np.integer]) -> NDArra
 class Fault:
     """An injected fault, ACTION@WHERE:VALUE: exit@batch:3, nan@token:999, oom@tokens:4096 or exit@load."""
 
-    action: str  # exit, stop, hang, fail, nan, oom
+    action: str  # exit, stop, hang, fail, nan, oom; leak: keeps _LEAK_BYTES for each sequence
     where: str  # load; batch: the VALUE-th since the start; token: batches with this id; tokens: batches of more tokens
     value: int
 
@@ -83,12 +85,7 @@ class Fault:
         """Raises ModelError if the text has another form."""
         action, _, condition = text.partition("@")
         where, _, value = condition.partition(":")
-        known = action in ("exit", "stop", "hang", "fail", "nan", "oom") and where in (
-            "load",
-            "batch",
-            "token",
-            "tokens",
-        )
+        known = action in _ACTIONS and where in ("load", "batch", "token", "tokens")
         if not known or not (value.isdecimal() or where == "load"):
             raise ModelError("--fake-fault takes ACTION@WHERE:VALUE, for example exit@batch:3")
         return cls(action, where, int(value or 0))
@@ -113,6 +110,7 @@ class FakeEngine:
         self._table = table(info.dimensions)
         self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
         self._num_submitted = 0
+        self._leaked: list[bytes] = []
         self._never = threading.Event()  # never set; a wait for it with a timeout takes that long
 
     def submit(self, batch: Batch) -> int:
@@ -139,7 +137,7 @@ class FakeEngine:
     def _compute(self, batch: Batch, batch_number: int) -> Results:
         for fault in self._faults:
             if fault.strikes(batch, batch_number):
-                self._strike(fault.action)
+                self._strike(fault.action, batch)
         rate = self._options.tokens_per_second
         seconds = self._options.cost_ms / 1000 + (batch.num_tokens / rate if rate else 0)
         if seconds:
@@ -178,7 +176,7 @@ class FakeEngine:
         rows[:, :IDENTITY_FLOATS] = np.frombuffer(digests, "<u2").reshape(-1, IDENTITY_FLOATS)
         return rows
 
-    def _strike(self, action: str) -> None:
+    def _strike(self, action: str, batch: Batch) -> None:
         if action == "exit":
             os._exit(70)
         elif action == "stop":
@@ -189,6 +187,8 @@ class FakeEngine:
             raise EngineError(EngineErrorKind.OUT_OF_MEMORY, "planted: out of memory")
         elif action == "fail":
             raise EngineError(EngineErrorKind.FAILED, "planted: failed")
+        elif action == "leak":
+            self._leaked.append(b"\1" * (_LEAK_BYTES * batch.num_seqs))
 
 
 def _of_tokens(rows: NDArray[np.float32], batch: Batch) -> NDArray[np.float32]:

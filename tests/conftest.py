@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,20 @@ def tier_of(item: pytest.Item) -> str:
     if item.get_closest_marker("nightly"):
         return "nightly"
     return "rest" if any(item.get_closest_marker(marker) for marker in REST) else "default"
+
+
+@pytest.fixture
+def reached(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
+    """Notes what was measured for a row of docs/reliability.md: `reached("R8", "0 of 2,412 requests lost")`."""
+    return lambda bar, figure: record_property("reached", f"{bar}: {figure}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Lists what was measured."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    figures = [value for report in reports for name, value in report.user_properties if name == "reached"]
+    for figure in sorted(set(figures)):
+        terminalreporter.write_line(str(figure))
 
 
 @pytest.fixture(scope="session", autouse=True)
