@@ -20,7 +20,7 @@ LOST_WITH_A_FRONTEND = {200, "RemoteDisconnected", "ConnectionResetError", "Brok
 STEP = 500  # requests
 LEAK = 1000  # bytes a request, where one is planted: 160 for each of its 6.25 sequences on average
 Reached = Callable[[str, str], None]
-pytestmark = [pytest.mark.faults, pytest.mark.full]
+pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(7200)]
 
 
 def resident_bytes(server: Server) -> int:
