@@ -58,8 +58,8 @@ test-all: $(VENV)/.test ## all tests but the nightly ones
 test-rest: $(VENV)/.test ## what `make test-all` runs beside `make test`
 	$(PYTEST) --tier=rest $(ARGS)
 
-test-faults: $(VENV)/.test ## processes that die, hang or answer nonsense
-	$(PYTEST) $(wildcard tests/*/test_*faults.py) $(ARGS)
+test-faults: $(VENV)/.test ## faults, overload and abuse of whole servers: at most 30 minutes on two cores
+	$(PYTEST) --tier=all -m faults $(ARGS)
 
 test-clients: $(VENV)/.test ## the server with the clients that people use
 	$(PYTEST) -m clients $(ARGS)

@@ -25,6 +25,8 @@ from tests.batch_manager.peers import (
 )
 from wire.vocabulary import RequestClass
 
+pytestmark = pytest.mark.faults
+
 INTERACTIVE = RequestClass.INTERACTIVE
 
 

@@ -14,6 +14,8 @@ from tests.server_e2e.load import Load
 from tests.server_e2e.running import PATIENCE, Server, serving
 from tests.tiers import full
 
+pytestmark = pytest.mark.faults
+
 POISON = 29_000  # an id that no text here has and the warm-up does not reach
 FAKE_FLAGS = (*FAKE, "--fake-cost-ms", "2")
 

@@ -13,7 +13,7 @@ from tokenizer_pool.client import TokenizedTexts
 from tokenizer_pool.messages import Refusal, TextRefused
 from wire.vocabulary import RequestClass
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.faults]
 
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 
