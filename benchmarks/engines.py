@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.fma_peak import Peak, measure_peak
 from benchmarks.report import PACKAGES, Report, parse
 from benchmarks.texts import Corpus, Prose
+from engine.machine import cores
 from engine.messages import LoadOptions
 from engine.store.model_source import resolve
 
@@ -87,7 +88,7 @@ def run_alone(subject: Subject, corpora: tuple[Corpus, Corpus], *, cache: Path, 
         cache_dir=str(cache),
         max_num_tokens=16_384,
         max_num_seqs=1024,
-        num_threads=os.cpu_count() or 1,
+        num_threads=cores.usable(),
     )
     job = {
         "engine": subject.engine,

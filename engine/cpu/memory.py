@@ -2,9 +2,7 @@
 once, and some heads score the whole vocabulary for each token.
 """
 
-import os
-
-from engine.machine import host
+from engine.machine import cores, host
 from engine.model.json_files import number_in, object_in, read_object
 from engine.model.model_folder import ModelFolder
 from engine.types import ModelError
@@ -29,8 +27,7 @@ def check_length(
     and no more than fit into `max_num_tokens`, the tokens in the engine. Several engines share the memory in proportion
     to their cores.
     """
-    cores = os.cpu_count() or 1
-    room = _SHARE * host.memory() * min(1, num_threads / cores)
+    room = _SHARE * host.memory() * min(1, num_threads / cores.usable())
     bytes_of_square = 4 * num_copies * _num_heads(folder)
     bytes_of_token = 4 * _NUM_VOCABULARY_COPIES * folder.vocab_size * has_vocabulary_scores
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from engine.machine import cores
 from server.http.auth import Keys
 from server.http.http_server import HttpServer
 from server.settings.api_keys import ApiKey, api_keys
@@ -94,6 +95,8 @@ def _exit(number: int, frame: object) -> NoReturn:
 
 def _log_models_and_keys(prepared: Prepared) -> None:
     """Log what is about to be served."""
+    found = cores.find()
+    logger.info("sized for %d core(s): %s", found.usable, found)
     host, port = prepared.http.getsockname()[:2]
     for model in prepared.models:
         logger.info("serving %s on http://%s:%d", model.name, host, port)

@@ -3,11 +3,11 @@
 The parts of the server receive values, not this object.
 """
 
-import os
 import shutil
 import sys
 from dataclasses import dataclass
 
+from engine.machine import cores
 from server.settings.flag import SettingsError, check_flags, flag
 from server.settings.model import ModelSettings
 
@@ -17,7 +17,7 @@ _ANY_ORIGIN = "*"
 
 
 def _one_process_for(num_cores: int) -> int:
-    return max(1, (os.cpu_count() or 1) // num_cores)
+    return max(1, cores.usable() // num_cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

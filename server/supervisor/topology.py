@@ -4,7 +4,6 @@ Binds every listening socket once and keeps it, so that the process that serves 
 """
 
 import dataclasses
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from batch_manager.client import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
+from engine.machine import cores
 from engine.messages import EngineStart
 from server.frontend.start import FrontendStart
 from server.requests.admission import WaitBudgets
@@ -128,7 +128,7 @@ class Topology:
     def _num_threads(self) -> int:
         """Engines on the CPU share its cores; a single one takes them all."""
         num_on_cpu = sum(engine.device == registry.CPU for engine in self._engines)
-        return max(1, (os.cpu_count() or 1) // max(1, num_on_cpu))
+        return max(1, cores.usable() // max(1, num_on_cpu))
 
     def _tokenizer(self, index: int, listening: ListeningSocket) -> Plan:
         start = TokenizerStart(

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.machine import cuda_driver, devices, host
+from engine.machine import cores, cuda_driver, devices, host
 from engine.machine.cuda_driver import Cuda, Gpu
 from server.commands.doctor import probe as doctor_probe
 from server.commands.doctor.probe import Environment
@@ -53,10 +53,11 @@ def examine(settings: Settings) -> Machine:
     cuda = cuda_driver.find()
     own = doctor_probe.probe(MODULES)
     engines = own if settings.engine_python == sys.executable else _asked(settings.engine_python)
+    found = cores.find()
     findings = [
         Finding("platform", f"{platform.platform()}, {platform.machine()}"),
         Finding("cpu", _cpu()),
-        Finding("cores", _cores()),
+        Finding("cores", found.usable, f"what processes and threads are sized for; {found}"),
         Finding("memory_bytes", host.memory(), "what this process may use"),
         *_shm(cuda),
         _cache(settings),
@@ -90,11 +91,6 @@ def _cpu() -> str:
     features = set(cpu.get("flags", cpu.get("Features", "")).split())
     known = [name for name in _CPU_FEATURES if name in features]
     return f"{cpu.get('model name', 'unknown')} ({', '.join(known) or 'no features that matter here'})"
-
-
-def _cores() -> str:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{usable} of {os.cpu_count() or 1}"
 
 
 def _shm(cuda: Cuda) -> list[Finding]:

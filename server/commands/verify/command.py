@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from engine import registry
+from engine.machine import cores
 from engine.types import ModelError
 from server.commands.findings import aligned
 from server.commands.verify import comparison
@@ -68,7 +69,7 @@ def _verified(plan: ModelPlan, settings: Settings) -> "Verified":
         plan,
         plan.devices.names[0],
         cache_dir=cache_folder(settings.compiled_cache, os.environ),
-        num_threads=os.cpu_count() or 1,
+        num_threads=cores.usable(),
     )
     try:
         from engine.fused.quantization import verify as fused  # imports torch

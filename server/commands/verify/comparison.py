@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from engine import registry
 from engine.fp8_copy import with_copy
+from engine.machine import cores
 from engine.model.tasks import Task
 from engine.types import Batch, Engine, EngineError, ModelError, ModelInfo, OutputKind, Rows
 from server.commands.findings import aligned
@@ -110,7 +111,7 @@ def _our_rows(plan: ModelPlan, settings: Settings, asked: Inputs) -> tuple[_Arra
         plan,
         plan.devices.names[0],
         cache_dir=cache_folder(settings.compiled_cache, os.environ),
-        num_threads=os.cpu_count() or 1,
+        num_threads=cores.usable(),
     )
     engine = registry.load(plan.engine, name=plan.name, reason=plan.reason, options=with_copy(plan.engine, options))
     try:

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import json
 import logging
-import os
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from engine import registry
 from engine.cpu.conversion import selftest
 from engine.cpu.executor import Executor
 from engine.cpu.executors.onnxruntime import OnnxRuntime
-from engine.machine import host
+from engine.machine import cores, host
 from engine.types import ModelError
 from tests.engine.cpu.engines import ENGINES, load, options
 from tests.engine.tiny_models import save
@@ -167,7 +166,7 @@ def test_a_tokenizer_that_is_not_one(tiny: Path) -> None:
 def test_sequences_too_long_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """4 heads * 4.5 * 4 bytes * S * S * 2 streams in half of the memory, at 62 tokens 553,536 bytes."""
     folder = save("roberta", tmp_path / "model")
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(cores, "usable", lambda: 2)
     monkeypatch.setattr(host, "memory", lambda: 2 * 553_536)
     load("onnxruntime", folder).close()
     monkeypatch.setattr(host, "memory", lambda: 2 * 553_535)
@@ -184,7 +183,7 @@ def test_a_long_sequence_is_counted_as_often_as_the_engine_holds_it(
 ) -> None:
     """Two batches of 62 tokens at most: two sequences at a time, however many streams there are."""
     folder = save("roberta", tmp_path / "model")
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(cores, "usable", lambda: 4)
     monkeypatch.setattr(host, "memory", lambda: 2 * 553_536)
     load("onnxruntime", folder, num_threads=4, max_num_tokens=62).close()
     with pytest.raises(ModelError, match="--max-input-length 43 fits"):

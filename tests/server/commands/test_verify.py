@@ -1,7 +1,6 @@
 """`embedline verify`: figures and verdict as text and as JSON, exit codes, and one line for what can't be verified."""
 
 import json
-import os
 import re
 import string
 import sys
@@ -16,6 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
 from engine.fused.quantization import gate
+from engine.machine import cores
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.types import ModelError
 from server import cli
@@ -37,7 +37,7 @@ FP8 = ("--quantization", "fp8")
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where quantized models would be kept. And no GPU, whatever this machine has."""
     monkeypatch.setattr(verify_command, "find_cuda", lambda _: Cuda(why_none="there is no CUDA driver here"))
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(cores, "usable", lambda: 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("DEVICES", "ENGINE", "QUANTIZATION", "DTYPE"):
         monkeypatch.delenv(name, raising=False)

@@ -1,7 +1,6 @@
 """Which processes there are: one engine a model and device, shared out among the batch managers, known to all."""
 
 import importlib.metadata
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.machine import cuda_driver
+from engine.machine import cores, cuda_driver
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.store.model_source import resolve
 from server.settings.flag import SettingsError
@@ -143,7 +142,7 @@ def test_batch_managers_share_the_engines_out(
 def test_engines_on_the_cpu_share_its_cores(
     folder: SocketFolder, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(cores, "usable", lambda: 12)
     monkeypatch.setattr(cuda_driver, "find", lambda: Cuda((Gpu(0, "NVIDIA H200", (9, 0), 1 << 37),)))
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.11.0")
     models = [
