@@ -23,7 +23,8 @@ __all__ = ["TokenizedTexts", "TokenizerPool"]
 # Of one request. Nothing is cut off here, and a token in full takes a hundred times the memory of its id.
 MAX_DETAIL_CHARS = 1 << 20
 MAX_DECODE_IDS = 1 << 20
-# A query counts with each of its documents, so that a small body can be a lot of work: this much is a minute or two.
+# The query and the instruction count with each document, so that a small body can be a lot of work: this much is a
+# minute or two.
 MAX_PAIR_CHARS = 1 << 27
 
 _MAX_DEATHS = 3  # of workers, after which the part that was running each time is refused
@@ -83,7 +84,7 @@ class TokenizerPool:
             assert len(pair_texts) == len(texts), "a pair has two texts"
             pair_texts, more = cap(pair_texts, max_seqlen=self._max_seqlens[model], truncation=truncation)
             cut_short = cut_short + more
-            if sum(map(len, texts)) + sum(map(len, pair_texts)) > MAX_PAIR_CHARS:
+            if sum(map(len, texts)) + sum(map(len, pair_texts)) + len(prompt) * len(texts) > MAX_PAIR_CHARS:
                 raise TextRefused(Refusal.TOO_MUCH, -1)
 
         def piece(start: int, stop: int) -> Piece:

@@ -58,8 +58,8 @@ class DetailPiece:
 
     @property
     def num_chars(self) -> int:
-        """Characters of the texts."""
-        return sum(map(len, self.texts))
+        """Characters of the texts, with the prompt before each of them."""
+        return sum(map(len, self.texts)) + len(self.prompt) * len(self.texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,8 @@ class Piece:
 
     @property
     def num_chars(self) -> int:
-        """Characters of all texts."""
-        return sum(map(len, self.texts)) + sum(map(len, self.pair_texts))
+        """Characters of all texts, with the prompt before each of them or in each pair."""
+        return sum(map(len, self.texts)) + sum(map(len, self.pair_texts)) + len(self.prompt) * len(self.texts)
 
 
 @dataclass(frozen=True, slots=True)

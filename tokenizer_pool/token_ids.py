@@ -6,7 +6,7 @@ Runs in a frontend. Knows a model's limits as numbers; nothing of tokenizers.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -95,16 +95,16 @@ async def flatten(
     for start in range(0, len(flat), SLICE_IDS):
         if start:
             await asyncio.sleep(0)
+        part = list(islice(ids, SLICE_IDS))
         try:
-            part = np.fromiter(ids, np.int64, min(SLICE_IDS, len(flat) - start))
+            numbers = np.array(part, np.int64)
         except OverflowError:  # an id of more than 64 bits
-            index = next(i for i, each in enumerate(token_ids) if not 0 <= min(each) <= max(each) < vocab_size)
-            raise TextRefused(Refusal.OUT_OF_VOCABULARY, index) from None
-        is_foreign = part.view(np.uint64) >= vocab_size  # negative ids too, since they are huge as unsigned ones
+            numbers = np.array([min(max(token_id, -1), vocab_size) for token_id in part], np.int64)
+        is_foreign = numbers.view(np.uint64) >= vocab_size  # negative ids too, since they are huge as unsigned ones
         if is_foreign.any():
             index = int(np.searchsorted(offsets, start + np.argmax(is_foreign), side="right")) - 1
             raise TextRefused(Refusal.OUT_OF_VOCABULARY, index)
-        flat[start : start + len(part)] = part
+        flat[start : start + len(part)] = numbers
     return flat
 
 

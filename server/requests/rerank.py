@@ -22,6 +22,7 @@ from server.requests.time_slices import steps
 from server.requests.trace import Trace
 from server.requests.work import Work
 from tokenizer_pool.messages import Truncation
+from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from wire.vocabulary import RequestClass
 
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order in which sentence-transformers looks for them
@@ -65,9 +66,7 @@ class Ranked:
 async def rank(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
     """Scores for a request. Raises RequestError; cancelling it drops the work everywhere."""
     outputs = request.model.outputs
-    if request.instruction is not None and request.model.instruction is None:
-        field = request.instruction_field
-        raise InvalidRequest(f"{field} can't be given: this model takes none", param=field)
+    _check_instruction(request)
     if OutputKind.LOGITS in outputs and len(request.model.labels) <= 1:
         return await _rank_pairs(pipeline, request, trace)
     if OutputKind.POOLED in outputs:
@@ -76,6 +75,18 @@ async def rank(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Rank
         return await _rank_token_rows(pipeline, request, trace)
     several = "a score for each of several labels" if OutputKind.LOGITS in outputs else "no scores of pairs of texts"
     raise unsupported(request.model, several)
+
+
+def _check_instruction(request: RerankRequest) -> None:
+    """Raises InvalidRequest. A text of as many characters would be cut, but what an instruction asks for is often said
+    at its end."""
+    if request.instruction is None:
+        return
+    field, max_chars = request.instruction_field, MAX_CHARS_PER_TOKEN * request.model.max_seqlen
+    if request.model.instruction is None:
+        raise InvalidRequest(f"{field} can't be given: this model takes none", param=field)
+    if len(request.instruction) > max_chars:
+        raise InvalidRequest(f"{field} has more than {max_chars} characters", param=field)
 
 
 async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:

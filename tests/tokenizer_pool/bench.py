@@ -51,8 +51,8 @@ class RawFrontend:
         self._socket.setblocking(False)
         self._socket.sendall(b"".join(frames.hello()))
 
-    def ask(self, frame_id: int, text: str, request_class: RequestClass) -> None:
-        payload = messages.encode_piece(Piece(0, request_class, Truncation.RIGHT, [text]))
+    def ask(self, frame_id: int, text: str, request_class: RequestClass, *, prompt: str = "") -> None:
+        payload = messages.encode_piece(Piece(0, request_class, Truncation.RIGHT, [text], prompt))
         self._socket.sendall(b"".join(frames.frame(messages.TOKENIZE, frame_id, payload)))
 
     def read(self) -> list[tuple[int, int]]:

@@ -101,7 +101,7 @@ async def test_a_refusal_names_the_item_of_the_request() -> None:
 @pytest.mark.parametrize("bad", [-1, 2**31, 2**63, -(2**80)])
 async def test_an_id_that_no_vocabulary_has_is_never_sent(bad: int) -> None:
     async with scripted_pool(1) as (pool, (worker,)):
-        refused = await refusal(decode(pool, [[1], [2, bad]]))
+        refused = await refusal(decode(pool, [[], [2, bad], []]))
         assert (refused.reason, refused.index) == (Refusal.OUT_OF_VOCABULARY, 1)
         assert worker.asked.empty()
 
@@ -135,6 +135,19 @@ async def test_a_query_counts_with_each_of_its_documents(monkeypatch: pytest.Mon
         assert (caught.value.reason, caught.value.index) == (Refusal.TOO_MUCH, -1)
         assert workers[0].asked.empty()
         request = asyncio.get_running_loop().create_task(ask_pairs(["1" * 15] * 2, pair_texts=["1", "2"]))
+        assert len((await answer_all(workers, request)).truncated) == 2
+
+
+@pytest.mark.holds("Limits")
+async def test_an_instruction_counts_with_each_of_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "MAX_PAIR_CHARS", 32)
+    async with scripted_pool(1) as (pool, workers):
+        ask_pairs = partial(pool.tokenize, ["1", "2"], model=0, request_class=BULK, pair_texts=["1", "2"])
+        with pytest.raises(TextRefused) as caught:
+            await ask_pairs(prompt="p" * 15)
+        assert (caught.value.reason, caught.value.index) == (Refusal.TOO_MUCH, -1)
+        assert workers[0].asked.empty()
+        request = asyncio.get_running_loop().create_task(ask_pairs(prompt="p" * 14))
         assert len((await answer_all(workers, request)).truncated) == 2
 
 

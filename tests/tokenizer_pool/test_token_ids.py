@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, Truncation
-from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, check_token_ids, join
+from tokenizer_pool.token_ids import SLICE_IDS, TokenizedTexts, check_token_ids, flatten, join, offsets_of
 
 VOCAB_SIZE = 100
 MAX_SEQLEN = 4
@@ -66,6 +66,17 @@ def test_an_empty_list_is_refused() -> None:
 def test_an_id_that_the_model_does_not_have_is_refused(bad: int) -> None:
     refused = refusal([[1, 2], [3], [4, bad, 5], [bad]])
     assert (refused.reason, refused.index) == (Refusal.OUT_OF_VOCABULARY, 2)
+
+
+@pytest.mark.parametrize("bad", [-1, VOCAB_SIZE, 2**63, 10**20, -(10**20)])
+@pytest.mark.parametrize("place", [1, SLICE_IDS, SLICE_IDS + 5])
+def test_empty_lists_before_a_bad_id_are_counted(bad: int, place: int) -> None:
+    """/decode takes empty lists."""
+    given: list[list[int]] = [[], [1] * place, [], [], [2, bad], [], [bad]]
+    offsets = offsets_of(np.fromiter(map(len, given), np.int64))
+    with pytest.raises(TextRefused) as caught:
+        asyncio.run(flatten(given, offsets, vocab_size=VOCAB_SIZE))
+    assert (caught.value.reason, caught.value.index) == (Refusal.OUT_OF_VOCABULARY, 4)
 
 
 def test_ids_that_would_be_cut_off_are_checked_too() -> None:

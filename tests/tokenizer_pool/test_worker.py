@@ -109,8 +109,10 @@ def test_stopping_answers_what_waits_and_hangs_up(run: Run, tmp_path: Path) -> N
     run(scenario())
 
 
-def test_while_a_long_text_runs_the_loop_goes_on_and_nothing_else_runs(run: Run, tmp_path: Path) -> None:
-    long = "x" * (MAX_CHARS_ON_LOOP + 1)
+@pytest.mark.parametrize(("long", "prompt"), [("x" * (MAX_CHARS_ON_LOOP + 1), ""), ("x", "p" * MAX_CHARS_ON_LOOP)])
+def test_while_a_long_text_or_prompt_runs_the_loop_goes_on_and_nothing_else_runs(
+    run: Run, tmp_path: Path, long: str, prompt: str
+) -> None:
 
     async def scenario() -> None:
         async with Bench(tmp_path) as bench:
@@ -123,7 +125,7 @@ def test_while_a_long_text_runs_the_loop_goes_on_and_nothing_else_runs(run: Run,
                 went_on.append(go_on.wait(20))
 
             bench.spy.during[long] = during
-            frontend.ask(1, long, BULK)
+            frontend.ask(1, long, BULK, prompt=prompt)
             await until(running.is_set)
             frontend.ask(2, "query", INTERACTIVE)
             await bench.frontend()  # has been accepted, so the query has been read

@@ -92,6 +92,19 @@ def test_an_instruction_for_a_model_that_takes_none_is_refused(model: dict[str, 
     assert (type(error), error.param) == (InvalidRequest, "instruct")
 
 
+@pytest.mark.holds("Limits")
+@pytest.mark.parametrize("truncation", Truncation)
+def test_an_instruction_of_far_too_many_characters_is_refused_by_name(truncation: Truncation) -> None:
+    model, most = {**PAIRS, "instruction": "be strict"}, 250 * served_model().max_seqlen
+    error = error_of(
+        a_request(model, instruction="x" * (most + 1), instruction_field="instruct", truncation=truncation)
+    )
+
+    assert (type(error), error.param) == (InvalidRequest, "instruct")
+    assert f"{most} characters" in error.message
+    ranked(a_request(model, instruction="x" * most))
+
+
 @pytest.mark.holds("Reranking")
 def test_equal_scores_keep_the_order_of_the_request() -> None:
     scores = np.array([1, 2, 1, 2, 1, 3] * 10, np.float32)
