@@ -12,6 +12,7 @@ from server.frontend.request_metrics import RequestMetrics
 from server.metrics.registry import Registry
 from server.requests.trace import Trace
 from tests.server.edge import Edge, call
+from tests.tiers import full
 from wire.metrics import POWERS, Recorder
 
 PATH = "/v1/embeddings"
@@ -188,8 +189,9 @@ def series(registry: Registry) -> set[str]:
 
 
 @pytest.mark.holds("Log lines cannot be forged", "Metrics")
-def test_a_thousand_strange_requests_add_no_series() -> None:
-    """Paths, methods, models and formats that clients choose are no labels."""
+@pytest.mark.parametrize("num_requests", [1000, *full(100_000)])
+def test_strange_requests_add_no_series(num_requests: int) -> None:
+    """Paths, methods, models, formats, keys and ids that clients choose are no labels."""
     rng = random.Random(1)
 
     def strange(index: int) -> tuple[str, str, bytes]:
@@ -203,11 +205,10 @@ def test_a_thousand_strange_requests_add_no_series() -> None:
 
     async def test() -> tuple[set[str], set[str]]:
         edge, registry = Edge(), Registry([])
-        requests = [strange(index) for index in range(1000)]
-        for few in (requests[:50], requests[50:]):
+        for few in (range(50), range(50, num_requests)):
             before = series(registry)
-            for method, path, body in few:
-                await call(edge.app, method, path, body)
+            for method, path, body in map(strange, few):
+                await call(edge.app, method, path, body, {"x-request-id": f"id{body.hex()[:60]}", "x-api-key": path})
             registry.absorb(edge.metrics.drain())
         return before, series(registry)
 
@@ -215,3 +216,4 @@ def test_a_thousand_strange_requests_add_no_series() -> None:
     assert after == before
     assert any('route="other"' in name for name in after)
     assert any('reason="method"' in name or 'reason="route"' in name for name in after)
+    assert len(after) <= 2000
