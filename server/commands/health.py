@@ -1,24 +1,28 @@
 """`embedline health`: asks a server whether it is ready. The standard library alone, since a container runs it
-every few seconds for as long as it lives."""
+every few seconds for as long as it lives. The certificate of a server on this machine is not checked, since it names
+the machine as others know it."""
 
 import http.client
 import os
 import sys
 from urllib.parse import urlsplit
 
+_LOCAL = ("127.0.0.1", "localhost", "::1")
 _TIMEOUT = 2.0  # seconds; for the connection, and again for the answer
 
 
 def local_url(port: int | None = None) -> str:
-    """Where a server started on this machine answers: on this port, or on the environment's PORT, or on 8080."""
-    return f"http://127.0.0.1:{port or os.environ.get('PORT') or 8080}"
+    """Where a server started on this machine answers: on this port, or on the environment's PORT, or on 8080; by TLS
+    where the environment has its certificate."""
+    scheme = "https" if os.environ.get("SSL_CERTFILE") else "http"
+    return f"{scheme}://127.0.0.1:{port or os.environ.get('PORT') or 8080}"
 
 
 def health(url: str) -> int:
-    """Exit code 0 if GET /readyz at this address (http://host:port) is answered with 200, else 1. Prints one line."""
+    """Exit code 0 if GET /readyz at this address (http://host:port or https://) is answered with 200, else 1. Prints
+    one line."""
     try:
-        host, port = _address(url)
-        status = _status(host, port)
+        status = _status(_connection(url))
     except (OSError, ValueError, http.client.HTTPException) as error:
         print(f"embedline: no answer: {_reason(error)}", file=sys.stderr)
         return 1
@@ -29,15 +33,23 @@ def health(url: str) -> int:
     return 1
 
 
-def _address(url: str) -> tuple[str, int]:
+def _connection(url: str) -> http.client.HTTPConnection:
+    """Not open yet. Raises ValueError for what is no address."""
     parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname:
-        raise ValueError("an address is http://host:port")
-    return parts.hostname, parts.port or http.client.HTTP_PORT
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("an address is http://host:port or https://host:port")
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.hostname, parts.port or http.client.HTTP_PORT, timeout=_TIMEOUT)
+    import ssl  # costs milliseconds
+
+    context = ssl.create_default_context()
+    if parts.hostname in _LOCAL:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    port = parts.port or http.client.HTTPS_PORT
+    return http.client.HTTPSConnection(parts.hostname, port, timeout=_TIMEOUT, context=context)
 
 
-def _status(host: str, port: int) -> int:
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
+def _status(connection: http.client.HTTPConnection) -> int:
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status

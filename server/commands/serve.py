@@ -1,7 +1,6 @@
 """From settings to a running server: find the models, choose engines, bind the ports, hand over to the supervisor."""
 
 import asyncio
-import ipaddress
 import logging
 import os
 import signal
@@ -13,8 +12,10 @@ from typing import NoReturn
 
 from engine.machine import cores
 from server.http.auth import Keys
+from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
-from server.settings.api_keys import ApiKey, api_keys
+from server.http.tls import load
+from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
@@ -42,6 +43,8 @@ class Prepared:
 
     models: list[ModelPlan]
     keys: list[ApiKey]
+    key_file: KeyFile | None  # where some of them come from
+    hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any
     cache_dir: str | None  # for what engines compile
     http: socket.socket  # listening
     monitor: socket.socket | None  # the same, the supervisor's own
@@ -50,7 +53,10 @@ class Prepared:
 def prepare(settings: Settings) -> Prepared:
     """Find the models and bind the ports. Raises SettingsError and ModelError."""
     check_engine_python(settings.engine_python)
+    file = key_file(settings.api_key, settings.api_key_file)
     keys = api_keys(settings.api_key, settings.api_key_file)
+    if settings.ssl_certfile is not None:
+        load(settings.ssl_certfile, settings.ssl_keyfile)  # each frontend does it again
     models = plan_models(settings)
     memory_shares(models)  # raises what is wrong with them before a port is bound
     compiles = any(model.engine != "fake" for model in models)
@@ -61,7 +67,10 @@ def prepare(settings: Settings) -> Prepared:
     except SettingsError:
         http.close()
         raise
-    return Prepared(models, keys, cache_dir, http, monitor)
+    hosts = answered_hosts(
+        settings.allowed_hosts, hostname=settings.hostname, address=http.getsockname()[0], has_keys=bool(keys)
+    )
+    return Prepared(models, keys, file, hosts, cache_dir, http, monitor)
 
 
 def serve(settings: Settings) -> int:
@@ -71,7 +80,7 @@ def serve(settings: Settings) -> int:
     warn_of_flags_without_effect(settings)
     prepared = prepare(settings)
     _on_stop_signal(_exit)  # until the supervisor takes them
-    _log_models_and_keys(prepared)
+    _log_models_and_keys(prepared, scheme="https" if settings.ssl_certfile else "http")
     folder = SocketFolder()
     try:
         return asyncio.run(_supervise(settings, prepared, folder))
@@ -93,20 +102,20 @@ def _exit(number: int, frame: object) -> NoReturn:
     sys.exit(0)
 
 
-def _log_models_and_keys(prepared: Prepared) -> None:
+def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
     """Log what is about to be served."""
     found = cores.find()
     logger.info("sized for %d core(s): %s", found.usable, found)
     host, port = prepared.http.getsockname()[:2]
     for model in prepared.models:
-        logger.info("serving %s on http://%s:%d", model.name, host, port)
+        logger.info("serving %s on %s://%s:%d", model.name, scheme, host, port)
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
     if prepared.keys:
         logger.info("requests need one of %d API key(s)", len(prepared.keys))
         return
     if "API_KEY" in os.environ:
         logger.warning("the variable API_KEY is empty, so no request needs a key")
-    if not ipaddress.ip_address(host).is_loopback:
+    if not is_loopback(host):
         logger.warning(
             "NO API KEY: anyone who can reach %s:%d can use this server; set API_KEY or --api-key-file", host, port
         )
@@ -119,6 +128,8 @@ async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolde
         folder=folder,
         http=prepared.http,
         keys=prepared.keys,
+        key_file=prepared.key_file,
+        hosts=prepared.hosts,
         cache_dir=prepared.cache_dir,
     )
     watchdog = Watchdog(
@@ -127,8 +138,9 @@ async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolde
     supervisor = Supervisor(topology, prepared.models, limits=_limits(settings), watchdog=watchdog)
     monitoring = None
     if prepared.monitor is not None:
-        keys = Keys(prepared.keys, metrics_need_a_key=settings.metrics_auth)
-        page = make_monitor(supervisor.metrics.text, supervisor.why_not_ready, keys)
+        keys = Keys(prepared.keys, metrics_need_a_key=settings.metrics_auth, file=prepared.key_file)
+        hosts = Hosts(prepared.hosts, origins=settings.cors_allow_origin)
+        page = make_monitor(supervisor.metrics.text, supervisor.why_not_ready, keys, hosts)
         monitoring = HttpServer(page, prepared.monitor)
         await monitoring.start()
     try:

@@ -126,6 +126,7 @@ ERROR_NAMES: dict[type[RequestError], tuple[str, str | None]] = {
     errors.NotTokenizable: (_INVALID, None),
     errors.UnsupportedTask: (_INVALID, "unsupported_task"),
     errors.Unauthorized: (_INVALID, "invalid_api_key"),
+    errors.Forbidden: (_INVALID, "forbidden"),
     errors.ModelNotFound: (_INVALID, "model_not_found"),
     errors.NoSuchRoute: (_INVALID, "unknown_url"),
     errors.WrongMethod: (_INVALID, "method_not_supported"),

@@ -12,13 +12,16 @@ from server.http.app import App, with_cors
 from server.http.auth import Keys
 from server.http.body import BodyReader
 from server.http.get_routes import make_app
+from server.http.hosts import Hosts
 from server.http.http_server import HttpServer
+from server.http.tls import Certificate
 from server.requests.admission import Admission
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
+from server.settings.flag import SettingsError
 from tokenizer_pool.client import TokenizerPool
-from wire.child import Child, run
+from wire.child import Child, StartError, run
 from wire.control import Request
 from wire.page import Page
 
@@ -37,7 +40,8 @@ async def serve(child: Child, start: FrontendStart) -> None:
     async def metrics() -> str:
         return str((await child.request(Request.METRICS))["text"])
 
-    log, request_metrics = RequestLog(Logged(start.request_log), child.metrics), RequestMetrics(child.metrics)
+    log = RequestLog(Logged(start.request_log), child.metrics, sample_rate=start.request_log_sample_rate)
+    request_metrics = RequestMetrics(child.metrics)
 
     def finished(trace: Trace) -> None:
         request_metrics.record(trace)
@@ -49,12 +53,16 @@ async def serve(child: Child, start: FrontendStart) -> None:
         pipeline=Pipeline(admission, tokenizers, managers),
         bodies=BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
         max_items=start.max_client_batch_size,
-        keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth),
+        hosts=Hosts(start.hosts, origins=start.cors_allow_origin),
+        keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file),
         finished=finished,
         fallback=make_app(state, metrics),
     )
     server = HttpServer(
-        with_cors(app, start.cors_allow_origin), socket.socket(fileno=start.listener_fd), on_refused=app.refused
+        with_cors(app, start.cors_allow_origin),
+        socket.socket(fileno=start.listener_fd),
+        on_refused=app.refused,
+        certificate=_certificate(start),
     )
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
@@ -71,6 +79,14 @@ async def serve(child: Child, start: FrontendStart) -> None:
     managers.close()
     await log.close()
     await asyncio.sleep(0)  # the last answers are flushed at the end of a tick
+
+
+def _certificate(start: FrontendStart) -> Certificate | None:
+    """Raises StartError."""
+    try:
+        return Certificate(start.ssl_certfile, start.ssl_keyfile) if start.ssl_certfile else None
+    except SettingsError as error:  # the supervisor has read it; so it has changed since
+        raise StartError(str(error)) from None
 
 
 if __name__ == "__main__":

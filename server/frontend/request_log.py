@@ -6,7 +6,10 @@ Knows no text, only what a Trace has. docs/decisions/0010-request-log.md says wh
 import asyncio
 import enum
 import logging
+import random
 import time
+from collections import defaultdict
+from dataclasses import dataclass
 
 import msgspec
 
@@ -17,6 +20,7 @@ from wire.metrics import Recorder
 
 _FLUSH_SECONDS = 0.1
 _FLUSH_BYTES = 64 * 1024
+_FAILURES_A_SECOND = 100  # lines for one status and reason, so that a storm of refusals costs little
 _POLLED = HEALTH_PATHS | {"/metrics"}  # logged only when they fail
 
 logger = logging.getLogger("embedline.server")
@@ -30,7 +34,7 @@ class Logged(enum.StrEnum):
     OFF = "off"
 
 
-class _Line(msgspec.Struct, gc=False, rename={"request_class": "class"}):
+class _Line(msgspec.Struct, gc=False, omit_defaults=True, rename={"request_class": "class"}):
     ts: str
     level: str
     request_id: str
@@ -54,6 +58,35 @@ class _Line(msgspec.Struct, gc=False, rename={"request_class": "class"}):
     compute_ms: float
     respond_ms: float
     total_ms: float
+    left_out: int = 0  # lines of failed requests like this one, since the last that was written
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Failed requests of one status and reason."""
+
+    second: int = 0
+    num_lines: int = 0  # in that second
+    num_left_out: int = 0  # since the last line
+
+
+class _Failures:
+    """Which failed requests get a line. There are as many kinds as reasons, so they are never forgotten."""
+
+    def __init__(self) -> None:
+        self._kinds: defaultdict[tuple[int, str], _Kind] = defaultdict(_Kind)
+
+    def admit(self, name: tuple[int, str]) -> int | None:
+        """None if this one gets no line, else how many got none since the last."""
+        kind, second = self._kinds[name], int(time.monotonic())
+        if second != kind.second:
+            kind.second, kind.num_lines = second, 0
+        if kind.num_lines >= _FAILURES_A_SECOND:
+            kind.num_left_out += 1
+            return None
+        kind.num_lines += 1
+        num_left_out, kind.num_left_out = kind.num_left_out, 0
+        return num_left_out
 
 
 class RequestLog:
@@ -62,7 +95,10 @@ class RequestLog:
     `write` and `close` are for the event loop that was running when it was made.
     """
 
-    def __init__(self, logged: Logged, metrics: Recorder, *, fd: int = 1) -> None:
+    def __init__(self, logged: Logged, metrics: Recorder, *, sample_rate: float = 1.0, fd: int = 1) -> None:
+        """`sample_rate` is the share of answered requests that get a line."""
+        self._sample_rate = sample_rate
+        self._failures = _Failures()
         self._least_status = {Logged.ALL: 0, Logged.ERRORS: 400, Logged.OFF: 1000}[logged]
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
@@ -78,7 +114,10 @@ class RequestLog:
         """Add a line for a finished request."""
         if trace.status < self._least_status or (trace.status == 200 and trace.route in _POLLED):
             return
-        line = self._encoder.encode(self._line(trace)) + b"\n"
+        left_out = self._num_left_out(trace)
+        if left_out is None:
+            return
+        line = self._encoder.encode(self._line(trace, left_out)) + b"\n"
         self._lines.append(line)
         self._num_bytes += len(line)
         if self._num_bytes >= _FLUSH_BYTES:
@@ -93,7 +132,13 @@ class RequestLog:
         await asyncio.to_thread(self._writer.close, seconds)
         self._count_dropped(0)
 
-    def _line(self, trace: Trace) -> _Line:
+    def _num_left_out(self, trace: Trace) -> int | None:
+        """What the line's `left_out` says; None if there is to be no line."""
+        if trace.status >= 400:
+            return self._failures.admit((trace.status, trace.reason))
+        return 0 if self._sample_rate == 1 or random.random() < self._sample_rate else None
+
+    def _line(self, trace: Trace, left_out: int) -> _Line:
         return _Line(
             self._now(),
             "info" if trace.status < 400 else "warning" if trace.status < 500 else "error",
@@ -118,6 +163,7 @@ class RequestLog:
             round(1000 * trace.compute_seconds, 3),
             round(1000 * trace.respond_seconds, 3),
             round(1000 * trace.total_seconds, 3),
+            left_out,
         )
 
     def _now(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from batch_manager.client import ManagerAddress
 from server.requests.admission import WaitBudgets
-from server.settings.api_keys import ApiKey
+from server.settings.api_keys import ApiKey, KeyFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,12 @@ class FrontendStart:
     open_payload_limit: int  # bytes of all open bodies
     shutdown_timeout: float  # seconds
     keys: list[ApiKey]  # none = no key is needed
+    key_file: KeyFile | None  # where some of them come from
     metrics_auth: bool  # whether /metrics needs a key too
     strict_model_name: bool
     cors_allow_origin: list[str]
+    hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any
+    ssl_certfile: str | None  # None = no TLS
+    ssl_keyfile: str | None  # None = in the same file
     request_log: str  # all, errors, off
+    request_log_sample_rate: float  # of the requests that were answered

@@ -22,8 +22,9 @@ from server.dialects.table import ROUTES
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send, send_answer
 from server.http.headers import read_options, request_id
+from server.http.hosts import Hosts
 from server.requests.admission import Admission
-from server.requests.errors import EngineFailed, NotReady, RequestError, Unauthorized
+from server.requests.errors import EngineFailed, Forbidden, NotReady, RequestError, Unauthorized
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
@@ -70,6 +71,7 @@ class App:
         pipeline: Pipeline,
         bodies: BodyReader,
         max_items: int,
+        hosts: Hosts,
         keys: Keys,
         finished: Callable[[Trace], None],
         fallback: FastAPI,
@@ -79,6 +81,7 @@ class App:
         self._pipeline = pipeline
         self._bodies = bodies
         self._max_items = max_items
+        self._hosts = hosts
         self._keys = keys
         self._finished = finished
         self._fallback = fallback
@@ -121,6 +124,7 @@ class App:
         """The answer of a POST route, or an error in the shape of its dialect."""
         trace, call = request.trace, None
         try:
+            self._hosts.check(trace.method, trace.route, request.headers)
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
             self._admission.check_open()
             models, options = self._state.models_or_not_ready(), read_options(request.headers)
@@ -158,9 +162,11 @@ class App:
                 trace.num_bytes += len(message.get("body", b""))
             await request.send(message)
 
+        path = request.scope["path"]
         try:
-            trace.key = self._keys.check(trace.method, request.scope["path"], request.headers)
-        except Unauthorized as error:
+            self._hosts.check(trace.method, path, request.headers)
+            trace.key = self._keys.check(trace.method, path, request.headers)
+        except (Forbidden, Unauthorized) as error:
             await self._send(request, _failed(error, trace, openai_error))
             return
         # for HEAD, the HTTP protocol leaves out the body

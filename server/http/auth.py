@@ -1,26 +1,41 @@
 """Checks API keys, and knows which routes need none. Keeps only digests of keys."""
 
 import hmac
+import logging
 from collections.abc import Mapping, Sequence
 
 from server.requests.errors import Unauthorized
-from server.settings.api_keys import ApiKey, digest
+from server.settings.api_keys import ApiKey, KeyFile, digest, with_file
+from server.settings.flag import SettingsError
+from server.settings.watched_files import WatchedFiles
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
 _SCHEMES = (b"bearer ", b"api-key ")
+
+logger = logging.getLogger("embedline.server")
+
+
+def is_health(method: str, path: str) -> bool:
+    """Whether a request only asks whether the server is well, as anybody may."""
+    return path in HEALTH_PATHS or (path == "/" and method in ("GET", "HEAD"))
 
 
 class Keys:
     """The accepted keys. Every path needs one unless it is listed as open."""
 
-    def __init__(self, keys: Sequence[ApiKey], *, metrics_need_a_key: bool) -> None:
+    def __init__(self, keys: Sequence[ApiKey], *, metrics_need_a_key: bool, file: KeyFile | None = None) -> None:
+        """`file` is where some of the keys come from; it is read again when it has changed."""
         self._keys = keys
-        self._open = HEALTH_PATHS if metrics_need_a_key else HEALTH_PATHS | {"/metrics"}
+        self._are_metrics_open = not metrics_need_a_key
+        self._file = file
+        self._watched = WatchedFiles({file.path: file.version} if file else {})
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> str:
         """The name of the request's key, "" if none is needed. Raises Unauthorized."""
-        if not self._keys or path in self._open or (path == "/" and method in ("GET", "HEAD")):
+        if not self._keys or is_health(method, path) or (path == "/metrics" and self._are_metrics_open):
             return ""
+        if self._file is not None and self._watched.have_changed():
+            self._renew(self._file)
         found = None
         for given in map(digest, _given(headers)):
             for key in self._keys:  # always all of them, so that the time shows nothing
@@ -29,6 +44,15 @@ class Keys:
         if found is None:
             raise Unauthorized("send a valid API key: authorization: Bearer …")
         return found
+
+    def _renew(self, file: KeyFile) -> None:
+        """A file that is wrong leaves the keys as they were."""
+        try:
+            self._keys = with_file(file.flag_keys, file.path)
+        except SettingsError as error:
+            logger.error("%s; the keys that were read before stay", error)
+        else:
+            logger.info("requests need one of %d API key(s) from now on", len(self._keys))
 
 
 def _given(headers: Mapping[bytes, bytes]) -> list[bytes]:

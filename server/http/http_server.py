@@ -8,15 +8,21 @@ import asyncio
 import contextlib
 import socket
 import time
-from typing import cast
+from typing import Any, cast
 
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from server.http.body import ASGIApp
 from server.http.protocol import OnRefused, Protocol
+from server.http.tls import Certificate
 
 _KEEP_ALIVE_SECONDS = 90  # longer than usual proxies wait, or they reuse a connection that is being closed
+_WRITE_BUFFER_BYTES = 64 * 1024
+_HANDSHAKE_SECONDS = 10.0  # as long as a request's head may take
+# For a client to read the rest of an answer and to say goodbye. One that keeps an idle connection does not even notice
+# that it should, and must not hold up the end of the server.
+_GOODBYE_SECONDS = 3.0
 _LAST_ANSWER_SECONDS = 1.0  # for cancelled handlers to answer
 
 
@@ -31,6 +37,10 @@ class _State(ServerState):
 class _Protocol(Protocol):
     """Sets the event when the last connection has closed."""
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
+        transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)  # as without TLS, where it would be eight times as much
+        super().connection_made(transport)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if not self.connections:
@@ -40,9 +50,18 @@ class _Protocol(Protocol):
 class HttpServer:
     """Call start, then stop, each once."""
 
-    def __init__(self, app: ASGIApp, listener: socket.socket, *, on_refused: OnRefused | None = None) -> None:
-        """`on_refused` gets the error of what never became a request: its head was too long, too slow or not HTTP."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        *,
+        on_refused: OnRefused | None = None,
+        certificate: Certificate | None = None,
+    ) -> None:
+        """`on_refused` gets the error of what never became a request: its head was too long, too slow or not HTTP.
+        With a certificate the server speaks TLS."""
         self._listener = listener
+        self._certificate = certificate
         self._on_refused = on_refused or (lambda error: None)
         self._state = _State()
         self._config = Config(
@@ -70,7 +89,14 @@ class HttpServer:
             protocol.on_refused = self._on_refused
             return protocol
 
-        self._server = await loop.create_server(make_protocol, sock=self._listener, backlog=2048)
+        tls: dict[str, Any] = {}
+        if self._certificate is not None:
+            tls = {
+                "ssl": self._certificate.context,
+                "ssl_handshake_timeout": _HANDSHAKE_SECONDS,
+                "ssl_shutdown_timeout": _GOODBYE_SECONDS,
+            }
+        self._server = await loop.create_server(make_protocol, sock=self._listener, backlog=2048, **tls)
 
     @property
     def num_connections(self) -> int:

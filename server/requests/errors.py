@@ -48,6 +48,10 @@ class Unauthorized(RequestError):
     """No API key, or a wrong one."""
 
 
+class Forbidden(RequestError):
+    """The Host header names another server, or the Origin header a web page that may not use this one."""
+
+
 class HeadTooLarge(RequestError):
     """Too many or too long headers."""
 
@@ -107,6 +111,7 @@ ERRORS: dict[type[RequestError], Row] = {
     NotTokenizable:   Row(400, "not_tokenizable"),
     UnsupportedTask:  Row(400, "unsupported_task"),
     Unauthorized:     Row(401, "unauthorized"),
+    Forbidden:        Row(403, "forbidden"),
     ModelNotFound:    Row(404, "model"),
     NoSuchRoute:      Row(404, "route"),
     WrongMethod:      Row(405, "method"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.settings.flag import SettingsError
+from server.settings.watched_files import FileVersion, version_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[!-~]+")  # what fits into a header
@@ -26,6 +27,15 @@ class ApiKey:
     digest: bytes  # SHA-256
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFile:
+    """A file of keys that may change while the server runs."""
+
+    path: str  # absolute
+    version: FileVersion  # when it was last read
+    flag_keys: tuple[ApiKey, ...]  # those that are not in it
+
+
 def digest(key: bytes) -> bytes:
     """What is kept of a key."""
     return hashlib.sha256(key).digest()
@@ -33,11 +43,33 @@ def digest(key: bytes) -> bytes:
 
 def api_keys(keys: Sequence[str], file: str | None) -> list[ApiKey]:
     """The keys of --api-key and --api-key-file; without any, no request needs one. Raises SettingsError."""
-    found = [_plain(key, name=f"key-{number}", where="--api-key") for number, key in enumerate(keys, 1)]
-    if file is not None:
-        found += _from_file(file)
+    flag_keys = _of_flags(keys)
+    return with_file(flag_keys, file) if file is not None else flag_keys
+
+
+def key_file(keys: Sequence[str], file: str | None) -> KeyFile | None:
+    """What it takes to read --api-key-file again later; None for what can be read only once, as a pipe.
+
+    To be called before `api_keys`, so that no change in between is missed. Raises SettingsError.
+    """
+    version = version_of(file) if file is not None else None
+    if file is None or version is None:
+        return None
+    return KeyFile(path=str(Path(file).absolute()), version=version, flag_keys=tuple(_of_flags(keys)))
+
+
+def with_file(flag_keys: Sequence[ApiKey], path: str) -> list[ApiKey]:
+    """These keys, and those that the file has now. Raises SettingsError."""
+    found = [*flag_keys, *_from_file(path)]
     if len({key.digest for key in found}) < len(found):
-        raise SettingsError(f"{'--api-key-file' if file else '--api-key'}: the same key is given twice")
+        raise SettingsError("--api-key-file: the same key is given twice")
+    return found
+
+
+def _of_flags(keys: Sequence[str]) -> list[ApiKey]:
+    found = [_plain(key, name=f"key-{number}", where="--api-key") for number, key in enumerate(keys, 1)]
+    if len({key.digest for key in found}) < len(found):
+        raise SettingsError("--api-key: the same key is given twice")
     return found
 
 

@@ -3,6 +3,8 @@
 The parts of the server receive values, not this object.
 """
 
+import ipaddress
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ from server.settings.model import ModelSettings
 
 _MAX_PORT = 65535
 MAX_PROCESSES = 256  # of one kind; each takes tens of megabytes before it does anything
-_ANY_ORIGIN = "*"
+_ANY_ORIGIN = _ANY_HOST = "*"
+_HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 
 def _one_process_for(num_cores: int) -> int:
@@ -56,8 +59,9 @@ class Settings:
     hostname: str = flag(
         "127.0.0.1",
         "HTTP",
-        "The address to listen on. 127.0.0.1 can be reached from this machine only. 0.0.0.0 exposes the server; put a "
-        "TLS proxy in front. The variable HOSTNAME is never read, because containers set it to their own name.",
+        "The address to listen on. 127.0.0.1 can be reached from this machine only. 0.0.0.0 exposes the server; set "
+        "--ssl-certfile or put a TLS proxy in front. The variable HOSTNAME is never read, because containers set it to "
+        "their own name.",
         aliases=("--host",),
         env=False,
     )
@@ -114,10 +118,32 @@ class Settings:
         "Security",
         "A file with one key a line: name:sha256=HEX, name:KEY, or KEY alone. Names appear in the log, keys never do. "
         "With HEX, made by `printf %s KEY | sha256sum`, the file need not be secret. For a Docker secret: "
-        "/run/secrets/NAME. It is read once, at the start.",
+        "/run/secrets/NAME. It is read again within a second of a change.",
     )
     metrics_auth: bool = flag(
         False, "Security", "Require a key for /metrics too, on both ports. Prometheus can send one as a bearer token."
+    )
+    allowed_hosts: tuple[str, ...] = flag(
+        (),
+        "Security",
+        "A host name or address, without a port, that requests may have in their Host header, besides localhost and "
+        "other loopback names. Others are refused with 403, and so are web pages of other hosts. May be repeated; in "
+        "the environment, separate with commas. By default any host may stand there, except where the server listens "
+        "on a loopback address and needs no API key: there only localhost may, so that no web page can use the server "
+        "through a browser on the same machine. * allows any host. Set it if a proxy on this machine passes on the "
+        "public name.",
+        default_text="any, or localhost alone",
+    )
+    ssl_certfile: str | None = flag(
+        None,
+        "Security",
+        "A certificate in PEM, with the chain up to its root. The port then speaks TLS, 1.2 or newer. It is read again "
+        "within a second of a change, and so is the key. --prometheus-port stays without TLS.",
+    )
+    ssl_keyfile: str | None = flag(
+        None,
+        "Security",
+        "The private key of --ssl-certfile in PEM, without a password. Not needed if it is in the same file.",
     )
     log_level: str = flag(
         "info",
@@ -131,6 +157,14 @@ class Settings:
         "Which requests get a line in the request log, with sizes and durations but never texts: all, errors (every "
         "status but 200), or off. Keep at least errors: the line says what was refused and at which stage.",
         one_of=("all", "errors", "off"),
+    )
+    request_log_sample_rate: float = flag(
+        1.0,
+        "Logs and metrics",
+        "The share of answered requests that get a line in the request log, chosen at random: 0.01 for one of a "
+        "hundred. Requests that fail always get one. Lower it where the log of a busy server costs too much.",
+        least=0,
+        most=1,
     )
     json_output: bool = flag(False, "Logs and metrics", "Write the log as one JSON object a line, for log collectors.")
     prometheus_port: int | None = flag(
@@ -213,12 +247,24 @@ class Settings:
             raise SettingsError("--engine-python is not a program on this machine")
         if not all(map(_is_origin, self.cors_allow_origin)):
             raise SettingsError("--cors-allow-origin takes origins such as https://example.org, without a path, or *")
+        if not all(map(_is_host, self.allowed_hosts)):
+            raise SettingsError("--allowed-hosts takes host names or addresses, without a port, or *")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise SettingsError("--ssl-keyfile needs --ssl-certfile")
 
     def _check_models(self) -> None:
         assert self.models, "there is a default model"
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
             raise SettingsError("--served-model-name must differ between models")
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return text == _ANY_HOST or bool(_HOST.fullmatch(text))
+    return True
 
 
 def _is_origin(text: str) -> bool:

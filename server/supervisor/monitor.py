@@ -11,7 +11,8 @@ from starlette.routing import Route
 
 from server.dialects.openai import openai_error
 from server.http.auth import Keys
-from server.requests.errors import Unauthorized
+from server.http.hosts import Hosts
+from server.requests.errors import Forbidden, Unauthorized
 from server.settings.flag import SettingsError
 from server.supervisor.ports import bind
 
@@ -33,13 +34,17 @@ def bind_monitor(hostname: str, port: int | None) -> socket.socket | None:
         return None
 
 
-def make_monitor(metrics: Callable[[], str], why_not_ready: Callable[[], str | None], keys: Keys) -> Starlette:
+def make_monitor(
+    metrics: Callable[[], str], why_not_ready: Callable[[], str | None], keys: Keys, hosts: Hosts
+) -> Starlette:
     """/metrics, /livez, /readyz."""
 
     async def metrics_page(request: Request) -> Response:
         try:
-            keys.check(request.method, request.url.path, dict(request.headers.raw))
-        except Unauthorized as error:
+            headers_sent = dict(request.headers.raw)
+            hosts.check(request.method, request.scope["path"], headers_sent)
+            keys.check(request.method, request.scope["path"], headers_sent)
+        except (Forbidden, Unauthorized) as error:
             answer = openai_error(error)
             headers = {name.decode(): value.decode() for name, value in answer.headers}
             return Response(bytes(answer.body), status_code=answer.status, headers=headers)

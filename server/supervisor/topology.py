@@ -16,7 +16,7 @@ from engine.machine import cores
 from engine.messages import EngineStart
 from server.frontend.start import FrontendStart
 from server.requests.admission import WaitBudgets
-from server.settings.api_keys import ApiKey
+from server.settings.api_keys import ApiKey, KeyFile
 from server.settings.settings import Settings
 from server.supervisor.child import Plan
 from server.supervisor.engine_options import engine_options
@@ -64,14 +64,19 @@ class Topology:
         folder: SocketFolder,
         http: socket.socket,
         keys: Sequence[ApiKey] = (),
+        key_file: KeyFile | None = None,
+        hosts: tuple[str, ...] | None = None,
         cache_dir: str | None = None,
     ) -> None:
-        """`http` listens already. Without `keys` no request needs one. `cache_dir` is where engines keep what they
+        """`http` listens already. Without `keys` no request needs one; some may be of `key_file`. `hosts` are what
+        requests may name, as server.http.hosts has them. `cache_dir` is where engines keep what they
         have compiled; None keeps nothing. Raises SettingsError where the memory shares of a GPU exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
         self._keys = keys
+        self._key_file = key_file
+        self._hosts = hosts
         self._cache_dir = cache_dir
         self._memory_shares = memory_shares(models)
         pairs = [(index, device) for index, model in enumerate(models) for device in model.devices.names]
@@ -204,10 +209,15 @@ class Topology:
             open_payload_limit=max(settings.payload_limit, self._open_payload_limit // settings.frontends),
             shutdown_timeout=settings.shutdown_timeout,
             keys=list(self._keys),
+            key_file=self._key_file,
             metrics_auth=settings.metrics_auth,
             strict_model_name=settings.strict_model_name,
             cors_allow_origin=list(settings.cors_allow_origin),
+            hosts=self._hosts,
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
             request_log=settings.request_log,
+            request_log_sample_rate=settings.request_log_sample_rate,
         )
 
     @property

@@ -19,6 +19,7 @@ from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, Message
 from server.http.get_routes import make_app
+from server.http.hosts import Hosts
 from server.requests.admission import Admission, WaitBudgets
 from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
@@ -180,6 +181,7 @@ class Edge:
         max_requests: int = 10,
         is_loaded: bool = True,
         loaded: Json | None = None,
+        hosts: Hosts | None = None,
         keys: Sequence[ApiKey] = (),
         metrics_need_a_key: bool = False,
     ) -> None:
@@ -201,6 +203,7 @@ class Edge:
             pipeline=self.pipeline,
             bodies=BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
             max_items=4,
+            hosts=hosts or Hosts(None),
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
             finished=RequestMetrics(self.metrics).record,
             fallback=make_app(self.state, _metrics_text),

@@ -229,7 +229,7 @@ def test_clients_that_leave_in_the_middle_of_any_route_harm_nobody(tmp_path: Pat
         for _ in range(30):
             for path in ("/metrics", "/info", "/openapi.json"):
                 with socket.create_connection(("127.0.0.1", server.port)) as connection:
-                    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+                    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
 
         assert server.embed("still there").status == 200
         assert server.request("GET", "/metrics").status == 200

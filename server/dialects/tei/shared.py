@@ -107,6 +107,7 @@ ERROR_NAMES: dict[type[RequestError], tuple[str, int | None]] = {
     errors.NotTokenizable: ("Tokenizer", 422),
     errors.UnsupportedTask: ("Backend", 424),
     errors.Unauthorized: ("Unauthorized", None),
+    errors.Forbidden: ("Unauthorized", None),
     errors.ModelNotFound: ("Validation", None),
     errors.NoSuchRoute: ("Validation", None),
     errors.WrongMethod: ("Validation", None),

@@ -80,7 +80,7 @@ def test_an_answer_that_never_comes(capsys: pytest.CaptureFixture[str], monkeypa
     assert capsys.readouterr().err == "embedline: no answer: timed out\n"
 
 
-@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "127.0.0.1:80", "", "http://", "http://127.0.0.1:99999"])
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1:1", "127.0.0.1:80", "", "http://", "http://127.0.0.1:99999"])
 def test_what_is_no_address(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert health(url) == 1
     assert capsys.readouterr().err.count("\n") == 1
@@ -88,10 +88,13 @@ def test_what_is_no_address(url: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_local_port_is_the_one_that_serve_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PORT", raising=False)
+    monkeypatch.delenv("SSL_CERTFILE", raising=False)
     assert local_url() == "http://127.0.0.1:8080"
     monkeypatch.setenv("PORT", "80")
     assert local_url() == "http://127.0.0.1:80"
     assert local_url(9) == "http://127.0.0.1:9"
+    monkeypatch.setenv("SSL_CERTFILE", "certificate.pem")
+    assert local_url() == "https://127.0.0.1:80"
 
 
 def test_it_needs_the_standard_library_alone() -> None:

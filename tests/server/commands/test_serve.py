@@ -37,7 +37,8 @@ def test_a_server_that_is_open_to_others_says_so(
     keys = [ApiKey("team", digest(b"sesame"))] if has_keys else []
 
     with caplog.at_level(logging.WARNING), socket.create_server((host, 0)) as http:
-        _log_models_and_keys(Prepared(models=[], keys=keys, cache_dir=None, http=http, monitor=None))
+        prepared = Prepared([], keys, key_file=None, hosts=None, cache_dir=None, http=http, monitor=None)
+        _log_models_and_keys(prepared, scheme="http")
 
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(warned)

@@ -4,10 +4,14 @@ import asyncio
 import json
 import logging
 import os
+import random
 import re
 import threading
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +26,17 @@ DROPPED = "embedline_log_lines_dropped_total"
 
 
 def written(
-    tmp_path: Path, use: Callable[[RequestLog], Awaitable[None]], *, logged: Logged = Logged.ALL
+    tmp_path: Path,
+    use: Callable[[RequestLog], Awaitable[None]],
+    *,
+    logged: Logged = Logged.ALL,
+    sample_rate: float = 1.0,
 ) -> list[dict[str, Any]]:
     """The lines of a log in a file, after its orderly end."""
 
     async def test() -> None:
         with (tmp_path / "log").open("wb") as file:
-            log = RequestLog(logged, Recorder(), fd=file.fileno())
+            log = RequestLog(logged, Recorder(), sample_rate=sample_rate, fd=file.fileno())
             await use(log)
             await log.close()
 
@@ -105,6 +113,36 @@ def test_which_requests_get_a_line(tmp_path: Path, logged: Logged, statuses: lis
     traces = [Trace(route=PATH, status=status) for status in (200, 400, 499, 503)]
 
     assert [line["status"] for line in written(tmp_path, told(*traces), logged=logged)] == statuses
+
+
+@pytest.mark.holds("The request log")
+@pytest.mark.parametrize(("sample_rate", "least", "most"), [(0, 0, 0), (0.25, 400, 600), (1, 2000, 2000)])
+def test_a_sample_of_what_was_answered_and_all_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample_rate: float, least: int, most: int
+) -> None:
+    monkeypatch.setattr("server.frontend.request_log.random", random.Random(3))
+    traces = [Trace(route=PATH, status=200)] * 2000 + [Trace(route=PATH, status=status) for status in (400, 499, 503)]
+
+    statuses = Counter(line["status"] for line in written(tmp_path, told(*traces), sample_rate=sample_rate))
+
+    assert least <= statuses.pop(200, 0) <= most
+    assert statuses == {400: 1, 499: 1, 503: 1}
+
+
+@pytest.mark.holds("The request log")
+def test_a_storm_of_refusals_gets_some_lines_for_each_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([7.0] * 1002 + [8.5] * 2)
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), time=time.time, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr("server.frontend.request_log.time", clock)
+    storm = [Trace(route=PATH, status=429, reason="wait", num_items=index) for index in range(1000)]
+    others = [Trace(route=PATH, status=429, reason="concurrency"), Trace(route=PATH, status=400, reason="invalid")]
+    later = [storm[0], storm[0]]
+
+    lines = written(tmp_path, told(*storm, *others, *later))
+
+    assert [line["items"] for line in lines[:100]] == list(range(100))
+    assert [line.get("left_out") for line in lines] == [*[None] * 100, None, None, 900, None]
+    assert [line["status"] for line in lines[100:]] == [429, 400, 429, 429]
 
 
 def test_levels_by_status(tmp_path: Path) -> None:

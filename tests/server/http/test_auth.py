@@ -1,6 +1,9 @@
 """Every route asks for a key but those that are named open, whatever a path is written like."""
 
 import asyncio
+import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +11,8 @@ import pytest
 from server.dialects.table import ROUTES
 from server.http.auth import HEALTH_PATHS, Keys
 from server.requests.errors import Unauthorized
-from server.settings.api_keys import ApiKey, digest
+from server.settings import watched_files
+from server.settings.api_keys import ApiKey, api_keys, digest, key_file
 from tests.server.edge import Called, Edge, call
 
 KEYS = [ApiKey("first", digest(b"key-1")), ApiKey("second", digest(b"key-2"))]
@@ -127,3 +131,64 @@ def test_the_refusal_is_an_error_like_others() -> None:
     assert called.error()["code"] == "invalid_api_key"
     assert called.headers["www-authenticate"] == "Bearer"
     assert called.headers["x-request-id"]
+
+
+class Watching:
+    """Keys of a file that is looked at with each request."""
+
+    def __init__(self, file: Path, *flag_keys: str) -> None:
+        self.file = file
+        watched = key_file(flag_keys, str(file))
+        assert watched is not None
+        self._keys = Keys(api_keys(flag_keys, str(file)), metrics_need_a_key=False, file=watched)
+
+    def accepts(self, key: str) -> bool:
+        try:
+            self._keys.check("POST", "/v1/embeddings", {b"x-api-key": key.encode()})
+        except Unauthorized:
+            return False
+        return True
+
+
+@pytest.fixture
+def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watching:
+    monkeypatch.setattr(watched_files, "LOOK_SECONDS", 0)
+    (tmp_path / "keys").write_text("old:key-old\n")
+    return Watching(tmp_path / "keys", "key-flag")
+
+
+@pytest.mark.holds("API keys")
+def test_a_changed_file_of_keys_is_read_again(watching: Watching) -> None:
+    assert [watching.accepts(key) for key in ("key-old", "key-new", "key-flag")] == [True, False, True]
+
+    watching.file.write_text("new:key-new\n")
+
+    assert [watching.accepts(key) for key in ("key-old", "key-new", "key-flag")] == [False, True, True]
+
+
+@pytest.mark.holds("API keys")
+@pytest.mark.parametrize("content", ["", "two words", "a:key-new\nb:key-flag", None])
+def test_a_file_that_has_become_wrong_changes_nothing(
+    watching: Watching, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither opens the server nor closes it, and is said once."""
+    if content is None:
+        watching.file.unlink()
+    else:
+        watching.file.write_text(content)
+
+    with caplog.at_level(logging.ERROR):
+        accepted = [watching.accepts(key) for key in ("key-old", "key-new", "key-flag", "")]
+
+    assert accepted == [True, False, True, False]
+    (record,) = caplog.records
+    assert record.getMessage().endswith("; the keys that were read before stay")
+    assert "key-" not in record.getMessage().replace("--api-key-file", "")
+    watching.file.write_text("new:key-new\n")
+    assert watching.accepts("key-new")
+
+
+@pytest.mark.holds("API keys")
+def test_a_pipe_of_keys_is_read_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "keys")
+    assert key_file((), str(tmp_path / "keys")) is None

@@ -3,6 +3,7 @@
 import pytest
 
 from server.http.auth import Keys
+from server.http.hosts import Hosts
 from server.settings.api_keys import ApiKey, digest
 from server.supervisor.monitor import make_monitor
 from tests.server.edge import call
@@ -16,7 +17,7 @@ KEYS = [ApiKey("team", digest(b"sesame"))]
     ("needs_key", "given", "status"), [(False, None, 200), (True, None, 401), (True, "sesame", 200)]
 )
 async def test_metrics(needs_key: bool, given: str | None, status: int) -> None:
-    page = make_monitor(lambda: "up 1\n", lambda: None, Keys(KEYS, metrics_need_a_key=needs_key))
+    page = make_monitor(lambda: "up 1\n", lambda: None, Keys(KEYS, metrics_need_a_key=needs_key), Hosts(None))
     headers = {"authorization": f"Bearer {given}"} if given else {}
 
     answer = await call(page, "GET", "/metrics", headers=headers)
@@ -30,8 +31,18 @@ async def test_metrics(needs_key: bool, given: str | None, status: int) -> None:
 
 @pytest.mark.holds("Readiness")
 async def test_health_needs_no_key() -> None:
-    page = make_monitor(lambda: "", lambda: "no engine is ready", Keys(KEYS, metrics_need_a_key=True))
+    page = make_monitor(lambda: "", lambda: "no engine is ready", Keys(KEYS, metrics_need_a_key=True), Hosts(()))
 
-    assert (await call(page, "GET", "/livez")).status == 200
-    ready = await call(page, "GET", "/readyz")
+    elsewhere = {"host": "page.example", "origin": "https://page.example"}
+    assert (await call(page, "GET", "/livez", headers=elsewhere)).status == 200
+    ready = await call(page, "GET", "/readyz", headers=elsewhere)
     assert (ready.status, ready.body) == (503, b"no engine is ready")
+
+
+@pytest.mark.holds("Hosts and web pages")
+async def test_metrics_of_a_server_on_localhost_are_not_for_web_pages() -> None:
+    page = make_monitor(lambda: "up 1\n", lambda: None, Keys([], metrics_need_a_key=False), Hosts(()))
+
+    assert (await call(page, "GET", "/metrics", headers={"host": "localhost:9000"})).status == 200
+    refused = await call(page, "GET", "/metrics", headers={"host": "rebound.example:9000"})
+    assert (refused.status, refused.error()["code"]) == (403, "forbidden")

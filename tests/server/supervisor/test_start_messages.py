@@ -11,7 +11,7 @@ from engine.messages import EngineStart, FakeOptions, LoadOptions
 from engine.types import OutputKind
 from server.frontend.start import FrontendStart
 from server.requests.admission import WaitBudgets
-from server.settings.api_keys import ApiKey, digest
+from server.settings.api_keys import ApiKey, KeyFile, digest
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.control import ProcessStart, decode_start, encode_start
 from wire.dataclass_json import from_json, to_json
@@ -30,10 +30,15 @@ FRONTEND = FrontendStart(
     open_payload_limit=4,
     shutdown_timeout=5.0,
     keys=[ApiKey("team", digest(b"sesame"))],
+    key_file=KeyFile(path="/keys", version=(1 << 60, 2, 3), flag_keys=(ApiKey("key-1", digest(b"flag")),)),
     metrics_auth=True,
     strict_model_name=False,
     cors_allow_origin=["*"],
+    hosts=("embed.internal",),
+    ssl_certfile="/certificate",
+    ssl_keyfile=None,
     request_log="off",
+    request_log_sample_rate=0.5,
 )
 MANAGER = ManagerStart(
     listener_fd=3, page_fd=4, models=["a"], engines=[EngineAddress("/e", 0)], policy=Policy(max_batch_tokens=7)

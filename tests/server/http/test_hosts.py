@@ -1,0 +1,157 @@
+"""Which names a server answers to and which web pages it takes requests from, against rebinding and forged requests."""
+
+import asyncio
+
+import pytest
+
+from server.http.auth import HEALTH_PATHS
+from server.http.hosts import Hosts, answered_hosts
+from server.requests.errors import Forbidden
+from tests.server.edge import Called, Edge, call
+
+PATH = "/v1/embeddings"
+BODY = b'{"input":"one"}'
+
+
+def refused_header(hosts: Hosts, **headers: str) -> str | None:
+    """The header that a POST is refused for; None if it is not."""
+    try:
+        hosts.check("POST", PATH, {name.encode(): value.encode("latin-1") for name, value in headers.items()})
+    except Forbidden as error:
+        return error.param
+    return None
+
+
+def ask(method: str, path: str, hosts: Hosts, **headers: str) -> Called:
+    async def run() -> Called:
+        return await call(Edge(hosts=hosts).app, method, path, BODY if method == "POST" else b"", headers)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.holds("Hosts and web pages")
+@pytest.mark.parametrize(
+    ("allowed", "hostname", "address", "has_keys", "answered"),
+    [
+        ((), "127.0.0.1", "127.0.0.1", False, ("127.0.0.1",)),
+        ((), "embed.local", "127.0.0.2", False, ("embed.local",)),
+        ((), "::1", "::1", False, ("::1",)),
+        ((), "127.0.0.1", "127.0.0.1", True, None),  # a web page has no key
+        ((), "0.0.0.0", "0.0.0.0", False, None),  # as in a container
+        ((), "10.0.0.5", "10.0.0.5", False, None),
+        (("a.example",), "0.0.0.0", "0.0.0.0", False, ("a.example",)),
+        (("a.example",), "127.0.0.1", "127.0.0.1", True, ("a.example",)),
+        (("a.example", "*"), "127.0.0.1", "127.0.0.1", False, None),
+    ],
+)
+def test_what_is_checked_where(
+    allowed: tuple[str, ...], hostname: str, address: str, has_keys: bool, answered: tuple[str, ...] | None
+) -> None:
+    assert answered_hosts(allowed, hostname=hostname, address=address, has_keys=has_keys) == answered
+
+
+@pytest.mark.holds("Hosts and web pages")
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "localhost:8080", "LocalHost:80", "localhost.", "127.0.0.1", "127.0.0.1:8080", "127.9.8.7:1"),
+        *("[::1]", "[::1]:8080", "[0:0:0:0:0:0:0:1]:80", "embed.internal", "Embed.Internal.:443", "[fd00::5]:80"),
+        "",
+    ],
+)
+def test_hosts_that_are_answered_to(host: str) -> None:
+    assert refused_header(Hosts(("Embed.Internal", "fd00:0::5")), host=host) is None
+
+
+@pytest.mark.holds("Hosts and web pages")
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("page.example", "page.example:8080", "localhost.page.example", "127.0.0.1.page.example", "notlocalhost"),
+        *("localhost@page.example", "page.example@localhost", "localhost,page.example", "localhost page.example"),
+        *("localhost:80:80", "[::1", "::1", "[::1]x", "[page.example]", "127.0.0.1/", "localhost#", " localhost"),
+        *("10.0.0.5", "128.0.0.1", "0.0.0.0", "[::]", "[::2]", "2130706433", "127.1", "x" * 5000, "\xff", ":", "."),
+    ],
+    ids=lambda host: host[:30],
+)
+def test_hosts_that_are_not(host: str) -> None:
+    assert refused_header(Hosts(()), host=host) == "host"
+
+
+@pytest.mark.holds("Hosts and web pages")
+def test_a_request_without_either_header_is_no_browsers() -> None:
+    assert refused_header(Hosts(())) is None
+
+
+@pytest.mark.holds("Hosts and web pages", "CORS")
+@pytest.mark.parametrize(
+    ("origin", "is_taken"),
+    [
+        ("http://localhost:3000", True),
+        ("https://127.0.0.1", True),
+        ("http://[::1]:5173", True),
+        ("https://embed.internal:8080", True),  # the server's own pages, as /docs
+        ("https://app.example", True),
+        ("https://app.example:444", False),
+        ("http://app.example", False),
+        ("https://page.example", False),
+        ("https://localhost.page.example", False),
+        ("null", False),  # a file, or a frame without rights
+        ("", False),
+        ("localhost", False),
+        ("file://", False),
+        ("file://localhost", False),
+        ("chrome-extension://localhost", False),
+        ("http://localhost http://page.example", False),
+        ("http://localhost@page.example", False),
+        ("http://localhost:80/page.example", False),
+        ("http://" + "x" * 5000, False),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_web_pages(origin: str, is_taken: bool) -> None:
+    hosts = Hosts(("embed.internal",), origins=["https://app.example"])
+
+    assert refused_header(hosts, host="localhost", origin=origin) == (None if is_taken else "origin")
+    assert refused_header(Hosts(None), host="any", origin=origin) is None
+    assert refused_header(Hosts((), origins=["*"]), host="localhost", origin=origin) is None
+
+
+@pytest.mark.holds("Hosts and web pages", "Errors")
+def test_a_plain_text_post_of_a_web_page_is_not_computed() -> None:
+    async def run() -> tuple[Called, Edge]:
+        edge = Edge(hosts=Hosts(()))
+        headers = {"host": "127.0.0.1:8080", "origin": "https://page.example", "content-type": "text/plain"}
+        return await call(edge.app, "POST", PATH, BODY, headers), edge
+
+    called, edge = asyncio.run(run())
+
+    assert (called.status, called.error()["param"], called.error()["code"]) == (403, "origin", "forbidden")
+    assert "--allowed-hosts" in called.error()["message"]
+    assert "--cors-allow-origin" in called.error()["message"]
+    assert b"page.example" not in called.body
+    assert edge.tokenizers.asked == []
+
+
+@pytest.mark.holds("Hosts and web pages", "Errors")
+@pytest.mark.parametrize(("method", "path"), [("POST", PATH), ("GET", "/info"), ("GET", "/metrics"), ("GET", "/none")])
+def test_a_name_that_was_bound_to_this_machine_reads_nothing(method: str, path: str) -> None:
+    called = ask(method, path, Hosts(()), host="rebound.example:8080")
+
+    assert (called.status, called.error()["param"]) == (403, "host")
+    assert "--allowed-hosts" in called.error()["message"]
+    assert ask(method, path, Hosts(()), host="localhost:8080").status != 403
+
+
+def test_teis_routes_refuse_in_their_own_shape() -> None:
+    called = ask("POST", "/embed", Hosts(()), host="rebound.example")
+
+    assert called.status == 403
+    assert b'"error_type":"Unauthorized"' in called.body
+
+
+@pytest.mark.holds("Hosts and web pages", "Readiness")
+@pytest.mark.parametrize("path", sorted({*HEALTH_PATHS, "/"}))
+def test_health_is_for_everybody(path: str) -> None:
+    assert ask("GET", path, Hosts(()), host="rebound.example", origin="https://page.example").status == 200
+    assert ask("HEAD", path, Hosts(()), host="rebound.example").status == 200

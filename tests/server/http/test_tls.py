@@ -1,0 +1,224 @@
+"""TLS around the HTTP server: what is answered, and certificates that are replaced, half replaced and broken."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from server.dialects.route import Answer
+from server.http import http_server
+from server.http.body import Receive, Scope, Send, send_answer
+from server.http.http_server import HttpServer
+from server.http.tls import Certificate, load
+from server.settings import watched_files
+from server.settings.flag import SettingsError
+from tests.server.certificates import Pair, make_pair, openssl
+
+LARGE = b"x" * 3_000_000
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the scheme, or with much at /large."""
+    body = LARGE if scope["path"] == "/large" else scope["scheme"].encode()
+    await send_answer(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
+
+
+class Running:
+    """A server with a certificate, on a free port."""
+
+    def __init__(self, pair: Pair) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = listener.getsockname()[1]
+        self.certificate = Certificate(str(pair.certfile), str(pair.keyfile))
+        self.server = HttpServer(application, listener, certificate=self.certificate)
+
+    async def connect(self, trusted: Pair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, ssl=trusted.trusting())
+
+    async def shown(self) -> bytes:
+        """The certificate that a new connection gets."""
+        blind = ssl.create_default_context()
+        blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+        _, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=blind)
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        await close(writer)
+        assert isinstance(certificate, bytes)
+        return certificate
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        await writer.wait_closed()
+
+
+async def get(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str = "/") -> bytes:
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    assert head.startswith(b"http/1.1 200 ")
+    return await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+
+
+Test = Callable[[Running], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair, Pair]:
+    folder = tmp_path_factory.mktemp("certificates")
+    return make_pair(folder / "first"), make_pair(folder / "second")
+
+
+@pytest.fixture
+def used(pairs: tuple[Pair, Pair], tmp_path: Path) -> Pair:
+    """The files that a server reads: at first those of the first pair."""
+    used = Pair(tmp_path / "certificate.pem", tmp_path / "key.pem")
+    pairs[0].copy_to(used)
+    return used
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest, used: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
+    """Runs a test against a running server, which looks at its files at each handshake."""
+    monkeypatch.setattr(watched_files, "LOOK_SECONDS", 0)
+
+    async def start_and_run(test: Test) -> None:
+        async with asyncio.timeout(30):
+            running = Running(used)
+            await running.server.start()
+            try:
+                await test(running)
+            finally:
+                await running.server.stop(5)
+
+    def run(test: Test) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(start_and_run(test))
+
+    return run
+
+
+Run = Callable[[Test], None]
+
+
+@pytest.mark.holds("TLS")
+def test_requests_over_tls(run: Run, used: Pair) -> None:
+    async def test(running: Running) -> None:
+        reader, writer = await running.connect(used)
+        session = writer.get_extra_info("ssl_object")
+        assert session.version() in ("TLSv1.2", "TLSv1.3")
+        assert [await get(reader, writer) for _ in range(2)] == [b"https"] * 2
+        assert await get(reader, writer, "/large") == LARGE
+        await close(writer)
+
+    run(test)
+
+
+@pytest.mark.holds("TLS")
+def test_a_new_certificate_is_for_new_connections(run: Run, used: Pair, pairs: tuple[Pair, Pair]) -> None:
+    async def test(running: Running) -> None:
+        reader, writer = await running.connect(pairs[0])
+        pairs[1].copy_to(used)
+
+        assert await running.shown() == pairs[1].der
+        assert await get(reader, writer) == b"https"
+        newer = await running.connect(pairs[1])
+        assert await get(*newer) == b"https"
+        await close(writer)
+        await close(newer[1])
+
+    run(test)
+
+
+@pytest.mark.holds("TLS")
+def test_a_certificate_whose_key_does_not_fit_yet(
+    run: Run, used: Pair, pairs: tuple[Pair, Pair], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(running: Running) -> None:
+        used.certfile.write_bytes(pairs[1].certfile.read_bytes())
+        assert [await running.shown() for _ in range(3)] == [pairs[0].der] * 3
+        used.keyfile.write_bytes(pairs[1].keyfile.read_bytes())
+        assert await running.shown() == pairs[1].der
+
+    with caplog.at_level(logging.ERROR):
+        run(test)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("--ssl-certfile and --ssl-keyfile: ")
+    assert record.getMessage().endswith("; the certificate that was read before stays")
+
+
+@pytest.mark.holds("TLS")
+@pytest.mark.parametrize("content", [b"", b"no certificate", None])
+def test_files_that_are_broken_or_gone(run: Run, used: Pair, pairs: tuple[Pair, Pair], content: bytes | None) -> None:
+    async def test(running: Running) -> None:
+        for file in (used.certfile, used.keyfile):
+            if content is None:
+                file.unlink()
+            else:
+                file.write_bytes(content)
+            assert await running.shown() == pairs[0].der
+        pairs[1].copy_to(used)
+        assert await running.shown() == pairs[1].der
+
+    run(test)
+
+
+@pytest.mark.holds("TLS")
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 500, b""])
+def test_what_is_no_handshake_is_closed(
+    run: Run, used: Pair, sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also a client that says nothing, after a while."""
+    if not sent:
+        monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 0.05)
+
+    async def test(running: Running) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(sent)
+        with contextlib.suppress(ConnectionError):
+            assert b"HTTP" not in await reader.read()
+        await close(writer)
+        usual = await running.connect(used)
+        assert await get(*usual) == b"https"
+        await close(usual[1])
+
+    run(test)
+    assert caplog.records == []
+
+
+def test_old_protocols_and_renegotiation_are_off(used: Pair) -> None:
+    context = load(str(used.certfile), str(used.keyfile))
+
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+
+
+@pytest.mark.holds("TLS")
+def test_the_key_may_be_in_the_same_file(used: Pair, tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    both.write_bytes(used.keyfile.read_bytes() + used.certfile.read_bytes())
+
+    load(str(both), None)
+    with pytest.raises(SettingsError, match=r"^--ssl-certfile: "):
+        load(str(used.certfile), None)
+
+
+@pytest.mark.holds("TLS")
+def test_what_can_not_be_used_names_the_flag(used: Pair, pairs: tuple[Pair, Pair], tmp_path: Path) -> None:
+    encrypted = tmp_path / "encrypted.pem"
+    openssl("pkey", "-in", str(used.keyfile), "-aes256", "-passout", "pass:sesame", "-out", str(encrypted))
+
+    def refusal(certfile: Path, keyfile: Path) -> str:
+        with pytest.raises(SettingsError) as refused:
+            load(str(certfile), str(keyfile))
+        return str(refused.value)
+
+    assert refusal(tmp_path / "none", used.keyfile) == "--ssl-certfile can't be read: No such file or directory"
+    assert refusal(used.certfile, tmp_path) == "--ssl-keyfile can't be read: Is a directory"
+    assert refusal(used.certfile, encrypted).startswith("--ssl-keyfile is encrypted")
+    assert refusal(used.certfile, pairs[1].keyfile).startswith("--ssl-certfile and --ssl-keyfile: ")
