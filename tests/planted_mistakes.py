@@ -185,7 +185,7 @@ MISTAKES = (
         "server",
         "if hmac.compare_digest(given, key.digest):",
         "if given:",
-        "tests/server/http/test_auth.py tests/server_e2e/test_security.py",
+        "tests/server/http/test_auth.py tests/server_e2e/edge/test_security.py",
     ),
     Mistake(
         "One request too many is let in",

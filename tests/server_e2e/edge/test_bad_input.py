@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server_e2e.bad_bodies import CASES, DEEP_LISTS, OPENAI, SECRET, TEI, Case, Dialect
+from tests.server_e2e.edge.bad_bodies import CASES, DEEP_LISTS, OPENAI, SECRET, TEI, Case, Dialect
 from tests.server_e2e.expected import DIMENSIONS, FAKE, PAYLOAD_LIMIT, rows_of
 from tests.server_e2e.running import PATIENCE, Reply, Server, send, serving
 
