@@ -19,7 +19,7 @@ batch at least, so 0.2 stays owed. Had it had 2,000 tokens, it would be charged 
 If only 100 tokens of interactive work wait beside small bulk sequences, bulk fills the other 900; it is charged the
 300 that were reserved, and the 600 are lent.
 
-Suspects (see `batch_manager.scheduler`) wait in the place of their class: it is their class's turn when they are
+Suspects (see `batch_manager.retries`) wait in the place of their class: it is their class's turn when they are
 computed, and while other work of their class waits too, the two take turns, so a thousand suspects hold nobody up for
 more than a batch each, and do not wait without end themselves.
 """

@@ -5,25 +5,15 @@ process and in a simulator. Its methods are the events; `now` is in time.monoton
 never goes back. Whoever drives it calls `dispatch` after events, once for as many as came
 together, and at `next_timer`.
 
-What becomes of a batch that gives no rows:
-- It failed and the engine goes on (`batch_failed`): its halves are tried as batches of their own, before new work of
-  their class; halves of those; a sequence that fails alone is refused. The other sequences get their rows.
-- Its engine died (`engine_lost`) while the batch was only staged: nobody suspects it, its sequences wait again, at the
-  front.
-- Its engine died while the batch was being computed (where batches overlap, see `EngineLimits`, that may be any that it
-  held): any sequence in it may be the cause, so each becomes a suspect, a batch of its own. A suspect has its engine to
-  itself (`Engine.has_room`, `may_be_suspect`), so that the next death is its own doing: then it is refused as poison.
-  If it is computed, it has its row and is cleared. Halving, as above, would cost a death for each step; this costs one
-  forward a sequence.
-- Suspects take turns with the other work of their class (`Backlog`), so that neither waits for all of the other.
-Whatever is tried again is refused instead if its deadline has come or its client has left.
+What becomes of a batch that gives no rows is in batch_manager.retries.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from batch_manager.batches import Batch, Request, Slice, halves, singles
+from batch_manager import retries
+from batch_manager.batches import Batch, Request, Slice
 from batch_manager.engines import Engine
 from batch_manager.messages import Policy, Refusal
 from batch_manager.model import Model
@@ -131,8 +121,8 @@ class Scheduler:
         batches = list(engine.batches.values())
         refusals = self._refuse_late(batches, now)
         computing, staged = batches[: engine.max_computing], batches[engine.max_computing :]
-        model.requeue(model.reclaim(staged))
-        refusals += self._suspect(model, computing)
+        to_blame = retries.after_death(model, computing, staged)
+        refusals += [self._refuse(piece.request, Refusal.POISON, index=piece.start) for piece in to_blame]
         if self._is_draining and not model.engines:
             refusals += self._refuse_waiting(model, Refusal.STOPPING)
         return refusals
@@ -166,13 +156,9 @@ class Scheduler:
         if engine is None or batch is None:
             return []
         refusals = self._refuse_late([batch], now)
-        model = self.models[engine.model]
-        pieces = model.reclaim([batch])
-        if batch.num_seqs == 1:
-            reason = Refusal.NON_FINITE if kind == EngineErrorKind.NON_FINITE else Refusal.ENGINE_FAILED
-            return refusals + [self._refuse(piece.request, reason, index=piece.start) for piece in pieces]
-        model.retry([Batch(part) for part in halves(pieces)])
-        return refusals
+        to_blame = retries.after_failure(self.models[engine.model], batch)
+        reason = Refusal.NON_FINITE if kind == EngineErrorKind.NON_FINITE else Refusal.ENGINE_FAILED
+        return refusals + [self._refuse(piece.request, reason, index=piece.start) for piece in to_blame]
 
     # What time does
 
@@ -203,18 +189,6 @@ class Scheduler:
         return timer
 
     # How requests end
-
-    def _suspect(self, model: Model, batches: Sequence[Batch]) -> list[Refuse]:
-        """Refuse what was alone when its engine died, try the other sequences alone."""
-        refusals, alone = [], []
-        for batch in batches:
-            pieces = model.reclaim([batch])
-            if batch.is_suspect:
-                refusals += [self._refuse(piece.request, Refusal.POISON, index=piece.start) for piece in pieces]
-            else:
-                alone += [Batch([piece], is_suspect=True) for piece in singles(pieces)]
-        model.retry(alone)
-        return refusals
 
     def _refuse_overdue(self, now: float) -> list[Refuse]:
         due = [request for request in self._deadlines.take_due(now) if request.waiting_tokens]
