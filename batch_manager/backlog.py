@@ -27,7 +27,7 @@ more than a batch each, and do not wait without end themselves.
 import math
 from dataclasses import dataclass
 
-from batch_manager.batches import Batch, Release, Request
+from batch_manager.batches import Batch, Release, Request, halves
 from batch_manager.queue import Queue
 from engine.types import OutputKind
 from wire.vocabulary import NUM_CLASSES, RequestClass
@@ -108,8 +108,11 @@ class Backlog:
         return not self._suspect_was_last[request_class] or all(queue.oldest == math.inf for queue in queues)
 
     def _take_suspect(self, request_class: RequestClass, budget: Budget) -> Batch:
-        queues = (queues[request_class] for queues in self._queues.values())
-        batch = min(queues, key=lambda queue: queue.oldest_suspect).take_suspect()
+        queue = min((queues[request_class] for queues in self._queues.values()), key=lambda queue: queue.oldest_suspect)
+        batch = queue.take_suspect()
+        while batch.num_seqs > 1 and not budget.fits(batch):  # it was in a larger engine
+            queue.retry([Batch(part, is_suspect=True) for part in halves(batch.slices)])
+            batch = queue.take_suspect()
         batch.max_tokens = budget.max_tokens
         return batch
 

@@ -110,21 +110,26 @@ class Release(enum.StrEnum):
     DRAINED = "drained"  # nothing more waits
     KIND = "kind"  # what else waits can't go into the same batch
     RETRY = "retry"  # a part of a batch that failed, as it was cut
-    SUSPECT = "suspect"  # alone, after its engine died
+    ELSEWHERE = "elsewhere"  # as it was when it failed on another engine
+    SUSPECT = "suspect"  # with few others or alone, after its engine died
 
 
 class Batch:
     """What one engine computes in one go; not changed any more once it is dispatched.
 
+    Without sequences it is a canary: the engine's own batch whose rows it knows (see `engine.selftest.canary`).
+
     max_tokens  the budget it was packed under
     max_seqlen  tokens of its longest sequence
     release     why it is no larger; set as it is taken out of the backlog
-    is_suspect  its one sequence was being computed when an engine died, so it runs with nothing beside it
+    is_suspect  its sequences were being computed when an engine died, so it runs with nothing beside it
     is_beside   it was sent to compute beside a long sequence, so its time may be counted from later than it began
+    failed_on   id of the engine on which this very batch has failed already; None = it has not
     """
 
     __slots__ = (
         "batch_id",
+        "failed_on",
         "is_beside",
         "is_suspect",
         "max_seqlen",
@@ -141,6 +146,7 @@ class Batch:
         self.max_seqlen = 0
         self.is_suspect = is_suspect
         self.is_beside = False
+        self.failed_on: int | None = None
         self.release = Release.SUSPECT if is_suspect else Release.DRAINED
         self.slices: list[Slice] = []
         self.num_tokens = 0
@@ -149,9 +155,20 @@ class Batch:
             self.add(piece)
 
     @property
+    def is_canary(self) -> bool:
+        """Whether it has no sequence of any request."""
+        return not self.slices
+
+    @property
     def outputs(self) -> OutputKind:
         """What all its sequences are computed for."""
         return self.slices[0].request.outputs
+
+    def elsewhere(self, pieces: Iterable[Slice], *, failed_on: int) -> "Batch":
+        """What of it is still wanted, to be tried on another engine than this one."""
+        batch = Batch(pieces)
+        batch.max_tokens, batch.failed_on, batch.release = self.max_tokens, failed_on, Release.ELSEWHERE
+        return batch
 
     def seqlens(self) -> list[int]:
         """Tokens of each sequence, in order."""
@@ -168,9 +185,26 @@ class Batch:
         self.max_seqlen = max(self.max_seqlen, piece.max_seqlen)
 
 
-def singles(slices: Iterable[Slice]) -> list[Slice]:
-    """Each sequence on its own."""
-    return [piece.request.slice(at, at + 1) for piece in slices for at in range(piece.start, piece.stop)]
+def parts(slices: Iterable[Slice], num_seqs: int) -> list[list[Slice]]:
+    """All sequences in order, so many in each part; the last part may have fewer."""
+    found: list[list[Slice]] = []
+    room = 0
+    for request, start, stop, _ in slices:
+        while start < stop:
+            if not room:
+                found.append([])
+                room = num_seqs
+            cut = min(stop, start + room)
+            found[-1].append(request.slice(start, cut))
+            room -= cut - start
+            start = cut
+    return found
+
+
+def by_class(slices: Sequence[Slice]) -> list[list[Slice]]:
+    """Those of each class, in order; a class that has none is left out."""
+    classes = ([piece for piece in slices if piece.request.request_class == one] for one in RequestClass)
+    return [its_slices for its_slices in classes if its_slices]
 
 
 def halves(slices: Sequence[Slice]) -> list[list[Slice]]:
@@ -178,17 +212,12 @@ def halves(slices: Sequence[Slice]) -> list[list[Slice]]:
 
     A single sequence is one part.
     """
-    urgent = [piece for piece in slices if piece.request.request_class == RequestClass.INTERACTIVE]
-    if 0 < len(urgent) < len(slices):
-        return [urgent, [piece for piece in slices if piece.request.request_class == RequestClass.BULK]]
-    room = (sum(piece.stop - piece.start for piece in slices) + 1) // 2
-    first: list[Slice] = []
-    second: list[Slice] = []
-    for request, start, stop, _ in slices:
-        cut = min(stop, start + room)
-        if start < cut:
-            first.append(request.slice(start, cut))
-        if cut < stop:
-            second.append(request.slice(cut, stop))
-        room -= cut - start
-    return [part for part in (first, second) if part]
+    classes = by_class(slices)
+    if len(classes) > 1:
+        return classes
+    return parts(slices, (num_seqs(slices) + 1) // 2)
+
+
+def num_seqs(slices: Iterable[Slice]) -> int:
+    """Sequences of all of them."""
+    return sum(piece.stop - piece.start for piece in slices)

@@ -1,6 +1,10 @@
 """What the scheduler keeps for one ready engine, and how fast the engines of a model compute."""
 
+from collections import deque
+from collections.abc import Sequence
+
 from batch_manager.batches import Batch
+from batch_manager.health import Health
 from engine.types import EngineLimits
 
 _WEIGHT = 0.2  # of the newest batch: a step in speed is known to 90 % after ten batches
@@ -11,15 +15,19 @@ class Engine:
 
     model    its index in this server
     batches  by id, in the order in which they were sent; the oldest `max_computing` may be being computed
+    retries  batches that failed on another engine and wait to be tried on this one
+    health   whether it can be trusted
     """
 
-    __slots__ = ("batches", "engine_id", "limits", "model", "num_tokens")
+    __slots__ = ("batches", "engine_id", "health", "limits", "model", "num_tokens", "retries")
 
     def __init__(self, engine_id: int, limits: EngineLimits, *, model: int) -> None:
         self.engine_id = engine_id
         self.limits = limits
         self.model = model
         self.batches: dict[int, Batch] = {}
+        self.retries: deque[Batch] = deque()
+        self.health = Health()
         self.num_tokens = 0  # of all its batches
 
     @property
@@ -29,9 +37,10 @@ class Engine:
 
     @property
     def load(self) -> float:
-        """Seconds in which it would compute what it holds, by the rate that it measured at warm-up; tokens, where it
-        did not. For comparing engines of one model, which may be GPUs of different speed."""
-        return self.num_tokens / (self.limits.tokens_per_second * self.limits.streams or 1.0)
+        """Seconds in which it would compute what it holds and what waits for it alone, by the rate that it measured at
+        warm-up; tokens, where it did not. For comparing engines of one model, which may be GPUs of different speed."""
+        num_tokens = self.num_tokens + sum(batch.num_tokens for batch in self.retries)
+        return num_tokens / (self.limits.tokens_per_second * self.limits.streams or 1.0)
 
     @property
     def max_computing(self) -> int:
@@ -51,6 +60,11 @@ class Engine:
             return False
         return num_batches < self.limits.depth
 
+    def fits(self, batch: Batch) -> bool:
+        """Whether it can take a batch that was packed for another engine of its model."""
+        limits = self.limits
+        return batch.num_tokens <= limits.max_num_tokens and batch.num_seqs <= limits.max_num_seqs
+
     def put(self, batch: Batch) -> None:
         """Take note of a batch that is sent to it."""
         self.batches[batch.batch_id] = batch
@@ -62,6 +76,12 @@ class Engine:
         if batch is not None:
             self.num_tokens -= batch.num_tokens
         return batch
+
+
+def with_room(engines: Sequence[Engine]) -> list[Engine]:
+    """Those that may get a batch now. While one of them is trusted, those that are suspected get none."""
+    trusted = [engine for engine in engines if not engine.health.is_suspected]
+    return [engine for engine in trusted or engines if engine.has_room]
 
 
 class Rate:

@@ -12,18 +12,23 @@ from collections.abc import Sequence
 from batch_manager import messages
 from batch_manager.batches import Batch, Release, Request
 from batch_manager.engine_link import EngineLink, Shapes
+from batch_manager.health import Loss
 from batch_manager.held_requests import HeldRequest, pack
 from batch_manager.messages import Answer, Policy, Refusal, RequestRefused, Submission
-from batch_manager.model import Model
-from batch_manager.scheduler import Dispatch, Effect, Refuse, Scheduler
+from batch_manager.published import publish
+from batch_manager.quarantine import Quarantine
+from batch_manager.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, Results
 from wire.connection import Connection
 from wire.frames import PayloadTooLarge
 from wire.metrics import POWERS, RATIOS, Recorder
 from wire.page import Page
-from wire.vocabulary import RequestClass
 
-_RETRIES = {Release.RETRY: "failed", Release.SUSPECT: "suspect"}
+_RETRIES = {Release.RETRY: "failed", Release.ELSEWHERE: "elsewhere", Release.SUSPECT: "suspect"}
+_LOSSES = {
+    Loss.CANARY: "it failed its canary",
+    Loss.REFUTED: "batch after batch failed on it that other engines computed",
+}
 
 logger = logging.getLogger("embedline.batch_manager")
 
@@ -46,6 +51,7 @@ class Manager:
         self._num_requests = 0
         self._held: dict[int, HeldRequest] = {}  # by request id
         self._frontends: dict[Connection, dict[int, int]] = {}  # frame id -> request id
+        self._quarantine = Quarantine()
         self._engines: list[EngineLink] = []
         self._engine_models: list[int] = []
         self._shapes: list[Shapes] = [{} for _ in models]
@@ -54,9 +60,9 @@ class Manager:
         self._timer_at = math.inf
         self._empty = asyncio.Event()  # no requests are held
         self._alone = asyncio.Event()  # no frontends are connected
-        metrics.watch(
-            "embedline_queue_sequences", f"batch manager {index}", level=lambda: self._scheduler.num_sequences
-        )
+        name = f"batch manager {index}"
+        metrics.watch("embedline_queue_sequences", name, level=lambda: self._scheduler.num_sequences)
+        metrics.watch("embedline_engines_suspected", name, level=lambda: self._scheduler.num_suspected)
 
     def add_engine(self, path: str, *, model: int) -> None:
         """Begin to connect to an engine."""
@@ -127,6 +133,11 @@ class Manager:
         self._held[request.request_id] = held
         self._frontends[connection][frame_id] = request.request_id
         now = time.monotonic()
+        index = self._quarantine.find(submission, now)
+        if index is not None:
+            self._metrics.count("embedline_quarantined_total", self._models[submission.model])
+            self._refuse(Refuse(request.request_id, Refusal.POISON, index))
+            return
         self._apply(self._scheduler.submit(request, now), now)
         self._changed()
 
@@ -151,7 +162,10 @@ class Manager:
     def batch_failed(self, engine_id: int, batch: Batch, kind: EngineErrorKind) -> None:
         """A batch gave no rows."""
         name = self._models[self._engine_models[engine_id]]
-        self._metrics.count("embedline_batch_failures_total", name, kind.name.lower())
+        if batch.is_canary:
+            self._metrics.count("embedline_canaries_total", name, "failed")
+        else:
+            self._metrics.count("embedline_batch_failures_total", name, kind.name.lower())
         now = time.monotonic()
         self._apply(self._scheduler.batch_failed(engine_id, batch.batch_id, kind=kind, now=now), now)
         self._changed()
@@ -159,7 +173,10 @@ class Manager:
     def batch_done(self, engine_id: int, batch: Batch, results: Results, compute_seconds: float) -> None:
         """The rows of a batch."""
         model = self._models[self._engine_models[engine_id]]
-        self._count(model, batch, compute_seconds)
+        if batch.is_canary:
+            self._metrics.count("embedline_canaries_total", model, "passed")
+        else:
+            self._count(model, batch, compute_seconds)
         deliveries = self._scheduler.batch_done(
             engine_id, batch.batch_id, compute_seconds=compute_seconds, now=time.monotonic()
         )
@@ -193,7 +210,7 @@ class Manager:
         self._tick_is_due = False
         now = time.monotonic()
         self._apply(self._scheduler.dispatch(now), now)
-        _publish(self._scheduler.models, self._page, self._index)
+        publish(self._scheduler.models, self._page, self._index)
         self._set_timer(self._scheduler.next_timer(), now)
         if not self._scheduler.num_requests:
             self._empty.set()
@@ -213,10 +230,17 @@ class Manager:
 
     def _apply(self, effects: Sequence[Effect], now: float) -> None:
         for effect in effects:
-            if isinstance(effect, Dispatch):
-                self._dispatch(effect, now)
-            else:
-                self._refuse(effect)
+            match effect:
+                case Dispatch():
+                    self._dispatch(effect, now)
+                case Refuse():
+                    if effect.reason is Refusal.POISON:
+                        self._quarantine.add(self._held[effect.request_id].submission, effect.index, now)
+                    self._refuse(effect)
+                case Probe():
+                    self._probe(effect)
+                case Restart():
+                    self._restart(effect)
 
     def _dispatch(self, dispatch: Dispatch, now: float) -> None:
         batch = dispatch.batch
@@ -227,6 +251,21 @@ class Manager:
         self._metrics.count("embedline_batch_release_total", model, batch.release)
         if batch.release in _RETRIES:
             self._metrics.count("embedline_retried_sequences_total", model, _RETRIES[batch.release], by=batch.num_seqs)
+
+    def _probe(self, probe: Probe) -> None:
+        if probe.num_failures:
+            logger.warning(
+                "engine %d failed %d batches in a row: it gets a canary, and no work while another engine serves",
+                probe.engine_id,
+                probe.num_failures,
+            )
+        self._engines[probe.engine_id].send_canary(probe.batch)
+
+    def _restart(self, restart: Restart) -> None:
+        logger.error("engine %d is restarted: %s", restart.engine_id, _LOSSES[restart.loss])
+        name = self._models[self._engine_models[restart.engine_id]]
+        self._metrics.count("embedline_engine_losses_total", name, restart.loss)
+        self._engines[restart.engine_id].restart()
 
     def _refuse(self, refuse: Refuse) -> None:
         held = self._release(refuse.request_id)
@@ -252,16 +291,3 @@ class Manager:
         held = self._held.pop(request_id)
         del self._frontends[held.connection][held.frame_id]
         return held
-
-
-def _publish(models: Sequence[Model], page: Page, index: int) -> None:
-    """Write how much waits, since when and how fast it goes into the page's cells of batch manager `index`."""
-    for number, model in enumerate(models):
-        for request_class in RequestClass:
-            oldest = model.backlog.oldest(request_class)
-            page.queued_tokens[index, number, request_class] = model.queued_tokens[request_class]
-            page.oldest_since[index, number, request_class] = 0.0 if oldest == math.inf else oldest
-        if model.tokens_per_second:  # else what the predecessor of this process found is the best guess
-            page.tokens_per_second[index, number] = model.tokens_per_second
-        page.engines_ready[index, number] = len(model.engines)
-        page.last_batch_at[index, number] = model.last_batch_at

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from batch_manager.backlog import Backlog, Budget
 from batch_manager.batches import Batch, Release, Request, Slice
-from batch_manager.engines import Engine, Rate
+from batch_manager.engines import Engine, Rate, with_room
 from batch_manager.messages import Policy
 from batch_manager.queue import Queue
 from engine.types import EngineLimits
@@ -118,6 +118,21 @@ class Model:
         for queue, its_batches in by_queue.items():
             queue.retry(its_batches)
 
+    def pass_on(self, batch: Batch, engine: Engine) -> None:
+        """A batch that failed on another engine waits for this one, before everything else that it could get."""
+        self._count(batch.slices, 1)
+        engine.retries.append(batch)
+
+    def _take_retry(self, engine: Engine) -> Batch | None:
+        """The next of the batches that wait for this engine, without what was closed meanwhile."""
+        while engine.retries:
+            passed_on = engine.retries.popleft()
+            if pieces := self.reclaim([passed_on]):
+                self._count(pieces, 1)
+                assert passed_on.failed_on is not None
+                return passed_on.elsewhere(pieces, failed_on=passed_on.failed_on)
+        return None
+
     def _count(self, pieces: Iterable[Slice], sign: int) -> None:
         for piece in pieces:
             self.queued_tokens[piece.request.request_class] += sign * piece.num_tokens
@@ -130,14 +145,15 @@ class Model:
         least as large as the one sent last: a smaller one would be sealed too soon, as all that comes while it waits in
         the engine could still have joined it. But beside a long sequence that leaves cores idle it does not wait.
         """
+        engines = with_room(self.engines)
+        for engine in engines:
+            if engine.retries and (retry := self._take_retry(engine)) is not None:
+                return engine, retry
         num_bulk = self.backlog.num_tokens(RequestClass.BULK)
         num_tokens = num_bulk + self.backlog.num_tokens(RequestClass.INTERACTIVE)
-        if not num_tokens:
+        if not num_tokens or not engines:
             return None
-        engines = [engine for engine in self.engines if engine.has_room]
-        if not engines:
-            return None
-        engine = min(engines, key=lambda engine: (not engine.num_idle_streams, engine.load))
+        engine = min(engines, key=lambda engine: (not engine.num_idle_streams, engine.load, len(engine.batches)))
         is_beside = self._leaves_cores_idle(engine)
         if not engine.num_idle_streams and not is_beside and num_tokens < engine.newest.num_tokens:
             return None

@@ -77,17 +77,19 @@ class Queue:
 
     def take_retry(self) -> Batch:
         """Take out `next_retry`, without what was closed meanwhile."""
-        batch = Batch(piece for piece in self._retries.popleft().slices if piece.request.is_open)
+        return self._take_first(self._retries)
+
+    def take_suspect(self) -> Batch:
+        """Take out the next suspect, without what was closed meanwhile; there must be one."""
+        self._drop_closed()
+        return self._take_first(self._suspects)
+
+    def _take_first(self, batches: deque[Batch]) -> Batch:
+        first = batches.popleft()
+        batch = Batch((piece for piece in first.slices if piece.request.is_open), is_suspect=first.is_suspect)
         for piece in batch.slices:
             self._discount(piece)
         return batch
-
-    def take_suspect(self) -> Batch:
-        """Take out the next suspect; there must be one."""
-        self._drop_closed()
-        suspect = self._suspects.popleft()
-        self._discount(suspect.slices[0])
-        return suspect
 
     @property
     def was_cut(self) -> bool:

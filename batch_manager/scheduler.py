@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from batch_manager import retries
 from batch_manager.batches import Batch, Request, Slice
 from batch_manager.engines import Engine
+from batch_manager.health import Loss
 from batch_manager.messages import Policy, Refusal
 from batch_manager.model import Model
 from batch_manager.queue import Deadlines
@@ -48,8 +49,25 @@ class Refuse:
     retry_after: float = 0.0  # seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Have this engine compute its canary; the batch is answered like any other, without rows."""
+
+    engine_id: int
+    batch: Batch
+    num_failures: int  # batches in a row that failed on it; 0 = the canary is a matter of routine
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """This engine is lost though its process runs: have the process end."""
+
+    engine_id: int
+    loss: Loss
+
+
 # What the scheduler wants done. Whoever drives it does it at once, in order.
-Effect = Dispatch | Refuse
+Effect = Dispatch | Refuse | Probe | Restart
 
 
 class Scheduler:
@@ -73,6 +91,11 @@ class Scheduler:
     def num_sequences(self) -> int:
         """Sequences of them that have no rows yet."""
         return sum(request.num_left for request in self._requests.values())
+
+    @property
+    def num_suspected(self) -> int:
+        """Ready engines that fail batch after batch."""
+        return sum(engine.health.is_suspected for engine in self._engines.values())
 
     # What frontends do
 
@@ -107,11 +130,11 @@ class Scheduler:
         too_long = [request for request in self._waiting(its_model) if request.max_seqlen > its_model.max_seqlen]
         return refusals + [self._refuse(r, Refusal.TOO_LONG, index=its_model.first_too_long(r)) for r in too_long]
 
-    def engine_lost(self, engine_id: int, now: float) -> list[Refuse]:
+    def engine_lost(self, engine_id: int, now: float, *, was_restarted: bool = False) -> list[Refuse]:
         """An engine is gone. What it held waits again, before everything else. An unknown id is no error.
 
-        Whatever was being computed may be what brought the engine down: each such sequence is tried
-        again alone, and refused if it was alone already.
+        Whatever was being computed may be what brought the engine down, unless it was restarted for failings of its
+        own: each such sequence is tried again, and refused if it was alone.
         """
         engine = self._engines.pop(engine_id, None)
         if engine is None:
@@ -119,9 +142,9 @@ class Scheduler:
         model = self.models[engine.model]
         model.remove_engine(engine, now=now)
         batches = list(engine.batches.values())
-        refusals = self._refuse_late(batches, now)
-        computing, staged = batches[: engine.max_computing], batches[engine.max_computing :]
-        to_blame = retries.after_death(model, computing, staged)
+        refusals = self._refuse_late([*batches, *engine.retries], now)
+        num_computing = 0 if was_restarted else engine.max_computing
+        to_blame = retries.after_death(model, batches[:num_computing], [*batches[num_computing:], *engine.retries])
         refusals += [self._refuse(piece.request, Refusal.POISON, index=piece.start) for piece in to_blame]
         if self._is_draining and not model.engines:
             refusals += self._refuse_waiting(model, Refusal.STOPPING)
@@ -133,6 +156,12 @@ class Scheduler:
         batch = engine.take(batch_id) if engine else None
         if engine is None or batch is None:
             return []
+        if batch.is_canary:
+            engine.health.canary_passed(now)
+            return []
+        engine.health.computed(now)
+        if batch.failed_on is not None and (other := self._engines.get(batch.failed_on)) is not None:
+            other.health.refuted()
         self.models[engine.model].note_done(batch, compute_seconds, now=now)
         deliveries = []
         at = 0
@@ -148,15 +177,21 @@ class Scheduler:
         return deliveries
 
     def batch_failed(self, engine_id: int, batch_id: int, *, kind: EngineErrorKind, now: float) -> list[Refuse]:
-        """A batch gave no rows. Halves of it are tried, and halves of those, until what fails stands alone."""
-        if kind == EngineErrorKind.FATAL:
-            return self.engine_lost(engine_id, now)
+        """A batch gave no rows. What it held is tried again, on another engine or in smaller batches, until what fails
+        stands alone."""
         engine = self._engines.get(engine_id)
-        batch = engine.take(batch_id) if engine else None
+        batch = engine.batches.get(batch_id) if engine else None
         if engine is None or batch is None:
             return []
+        if batch.is_canary:
+            engine.health.canary_failed()
+            return []
+        if kind == EngineErrorKind.FATAL:
+            return self.engine_lost(engine_id, now)
+        engine.take(batch_id)
+        engine.health.failed()
         refusals = self._refuse_late([batch], now)
-        to_blame = retries.after_failure(self.models[engine.model], batch)
+        to_blame = retries.after_failure(self.models[engine.model], batch, engine=engine, kind=kind)
         reason = Refusal.NON_FINITE if kind == EngineErrorKind.NON_FINITE else Refusal.ENGINE_FAILED
         return refusals + [self._refuse(piece.request, reason, index=piece.start) for piece in to_blame]
 
@@ -166,13 +201,35 @@ class Scheduler:
         """Refuse what is overdue and give engines what they should have."""
         effects: list[Effect] = [*self._refuse_overdue(now)]
         for model in self.models:
+            for engine in list(model.engines):
+                effects += self._look_after(engine, now)
             while (chosen := model.next_batch(now)) is not None:
                 engine, batch = chosen
-                batch.batch_id = self._next_batch_id
-                self._next_batch_id += 1
-                engine.put(batch)
+                self._put(batch, engine)
                 effects.append(Dispatch(engine.engine_id, batch))
         return effects
+
+    def _look_after(self, engine: Engine, now: float) -> list[Effect]:
+        """Give up an engine that is lost, send a canary to one that should have one, and drop what came too late for
+        what waits for this engine alone."""
+        health = engine.health
+        if health.loss is not None:
+            return [
+                Restart(engine.engine_id, health.loss),
+                *self.engine_lost(engine.engine_id, now, was_restarted=True),
+            ]
+        effects: list[Effect] = [*self._refuse_late(engine.retries, now)] if engine.retries else []
+        if health.wants_canary and engine.has_room:
+            health.probed()
+            canary = Batch()
+            self._put(canary, engine)
+            effects.append(Probe(engine.engine_id, canary, health.num_failures))
+        return effects
+
+    def _put(self, batch: Batch, engine: Engine) -> None:
+        batch.batch_id = self._next_batch_id
+        self._next_batch_id += 1
+        engine.put(batch)
 
     def drain(self) -> list[Refuse]:
         """Take no more requests; finish those that have an engine, refuse the others."""

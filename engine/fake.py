@@ -34,7 +34,8 @@ from engine.types import (
 
 TABLE_ROWS = 4096
 IDENTITY_FLOATS = 4  # 16 bits of the hash each: integers that float32 holds exactly
-_ACTIONS = ("exit", "stop", "hang", "fail", "nan", "oom", "leak")
+_ACTIONS = ("exit", "stop", "hang", "fail", "nan", "oom", "leak", "wrong")  # see Fault
+_PLACES = ("load", "batch", "after", "token", "tokens")
 _LEAK_BYTES = 160
 _DEPTH = 2
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default
@@ -74,26 +75,34 @@ def _mix_in(rows: NDArray[np.float32], positions: NDArray[np.integer]) -> NDArra
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An injected fault, ACTION@WHERE:VALUE: exit@batch:3, nan@token:999, oom@tokens:4096 or exit@load."""
+    """An injected fault, ACTION@WHERE:VALUE or ACTION@WHERE:VALUE/DEVICE, such as exit@batch:3, nan@token:999,
+    fail@after:20/b or exit@load. Without a device it is on all.
+    """
 
-    action: str  # exit, stop, hang, fail, nan, oom; leak: keeps _LEAK_BYTES for each sequence
-    where: str  # load; batch: the VALUE-th since the start; token: batches with this id; tokens: batches of more tokens
+    # exit, stop, hang, fail, nan, oom; wrong: rows with the other sign; leak: keeps _LEAK_BYTES for each sequence
+    action: str
+    # load; batch: the VALUE-th since the start; after: all after that one; token: batches with this id; tokens: batches
+    # of more tokens
+    where: str
     value: int
+    device: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
         """Raises ModelError if the text has another form."""
-        action, _, condition = text.partition("@")
+        fault, _, device = text.partition("/")
+        action, _, condition = fault.partition("@")
         where, _, value = condition.partition(":")
-        known = action in _ACTIONS and where in ("load", "batch", "token", "tokens")
-        if not known or not (value.isdecimal() or where == "load"):
+        if action not in _ACTIONS or where not in _PLACES or not (value.isdecimal() or where == "load"):
             raise ModelError("--fake-fault takes ACTION@WHERE:VALUE, for example exit@batch:3")
-        return cls(action, where, int(value or 0))
+        return cls(action, where, int(value or 0), device)
 
     def strikes(self, batch: Batch, batch_number: int) -> bool:
         """Whether the fault occurs in this batch."""
         if self.where == "batch":
             return batch_number == self.value
+        if self.where == "after":
+            return batch_number > self.value
         if self.where == "token":
             return bool((batch.token_ids == self.value).any())
         return self.where == "tokens" and batch.num_tokens > self.value
@@ -143,9 +152,12 @@ class FakeEngine:
         if seconds:
             self._never.wait(seconds)
         results = self._results(batch)
-        if any(fault.action == "nan" and fault.strikes(batch, batch_number) for fault in self._faults):
+        spoiled = {fault.action for fault in self._faults if fault.strikes(batch, batch_number)}
+        if "nan" in spoiled:
             for rows in results.values():
                 rows.values[0, 0] = np.nan
+        if "wrong" in spoiled:
+            return {kind: Rows(-rows.values, rows.offsets) for kind, rows in results.items()}
         return results
 
     def _results(self, batch: Batch) -> Results:
@@ -212,7 +224,7 @@ def load(*, name: str, reason: str, options: LoadOptions) -> FakeEngine:
     fake = options.fake
     assert fake is not None
     assert options.max_seqlen is not None
-    faults = [Fault.parse(text) for text in fake.faults]
+    faults = [fault for fault in map(Fault.parse, fake.faults) if fault.device in ("", options.device)]
     if any(fault.where == "load" for fault in faults):
         os._exit(70)
     if fake.dimensions < IDENTITY_FLOATS:

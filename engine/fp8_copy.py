@@ -6,7 +6,9 @@ load an engine. A module of its own, because nothing else in engine/ may import 
 
 import dataclasses
 
+from engine.machine.failures import one_line
 from engine.messages import LoadOptions
+from engine.types import ModelError
 
 _ENGINE = "tensorrt-llm"  # the others quantize the layers that they have loaded
 
@@ -19,6 +21,15 @@ def with_copy(engine: str, options: LoadOptions) -> LoadOptions:
     """
     if engine != _ENGINE or options.quantization != "fp8":
         return options
+    try:
+        return _with_copy(options)
+    except ModelError:
+        raise
+    except Exception as error:  # of a library, which would end the process with a traceback
+        raise ModelError(f"the FP8 copy of the model can't be made: {one_line(error)}") from error
+
+
+def _with_copy(options: LoadOptions) -> LoadOptions:
     from engine.tensorrt_llm import choices
 
     folder = choices.weights_to_quantize(options)

@@ -1,7 +1,8 @@
 """The messages between an engine worker, its supervisor and its batch manager. Needs numpy alone.
 
 The supervisor sends START. Then a batch manager connects; the worker sends READY once the model is warm, takes BATCH
-frames (never more than `depth` unanswered) and answers each with RESULT or FAILED under the same frame id.
+and CANARY frames (never more than `depth` unanswered) and answers each with RESULT or FAILED under the same frame id.
+It ends its process at EXIT.
 """
 
 import json
@@ -29,6 +30,8 @@ READY = 0x0400
 BATCH = 0x0401
 RESULT = 0x0402
 FAILED = 0x0403
+CANARY = 0x0404  # no payload: compute the batch whose rows are known from the start; its RESULT has no rows
+EXIT = 0x0405  # no payload, no answer: this engine is sick, and the supervisor starts another
 
 # outputs (u16), has token types (u16), B (u32), T (u32); then int32 cu_seqlens [B+1], ids [T], token types [T]
 _BATCH = struct.Struct("<HHII")

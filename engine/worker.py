@@ -22,8 +22,9 @@ import numpy as np
 from engine import messages, registry
 from engine.fp8_copy import with_copy
 from engine.messages import EngineStart
+from engine.selftest.canary import Canary
 from engine.selftest.warmup import warm_up
-from engine.types import Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
+from engine.types import Batch, Engine, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelError, Results
 from wire import control
 from wire.blocking import BlockingConnection
 from wire.control import Json, ProcessStart
@@ -42,13 +43,15 @@ class _Held:
     num_tokens: int
     submitted: float  # time.monotonic() seconds
     began: float = 0.0  # likewise; 0 = no stream is free for it yet
+    is_canary: bool = False
 
 
 class Worker:
     """Moves batches between a connection and an engine."""
 
-    def __init__(self, engine: Engine, listener: socket.socket, limits: EngineLimits) -> None:
+    def __init__(self, engine: Engine, listener: socket.socket, *, limits: EngineLimits, canary: Canary) -> None:
         self._engine = engine
+        self._canary = canary
         self._listener = listener
         self._limits = limits  # the engine's, with the measurements of the warm-up
         self._held: dict[int, _Held] = {}  # by ticket; insertion order is submission order
@@ -87,14 +90,19 @@ class Worker:
         while True:
             for kind, frame_id, payload in connection.receive():
                 if kind == messages.BATCH:
-                    self._submit(connection, frame_id, payload)
+                    self._submit(connection, frame_id, messages.decode_batch(self._engine.info.name, payload))
+                elif kind == messages.CANARY:
+                    self._submit(connection, frame_id, self._canary.batch)
+                elif kind == messages.EXIT:
+                    logger.critical("the batch manager gives this engine up: the process ends")
+                    os._exit(1)
 
-    def _submit(self, connection: BlockingConnection, frame_id: int, payload: memoryview) -> None:
-        batch = messages.decode_batch(self._engine.info.name, payload)
+    def _submit(self, connection: BlockingConnection, frame_id: int, batch: Batch) -> None:
         now = time.monotonic()
         ticket = self._engine.submit(batch)
         with self._noted:
-            self._held[ticket] = _Held(connection, frame_id, batch.num_tokens, now)
+            is_canary = batch is self._canary.batch
+            self._held[ticket] = _Held(connection, frame_id, batch.num_tokens, now, is_canary=is_canary)
             self._begin_next(now)
             self._noted.notify()
 
@@ -123,6 +131,8 @@ class Worker:
     def _answer(self, held: _Held, results: Results | EngineError, *, compute_seconds: float) -> None:
         if not isinstance(results, EngineError) and not _all_finite(results):
             results = EngineError(EngineErrorKind.NON_FINITE, "a row is not finite")
+        if held.is_canary:
+            results = self._canary.judge(results) or {}
         try:
             if isinstance(results, EngineError):
                 _send_failed(held, results)
@@ -163,13 +173,14 @@ def main() -> NoReturn:
         options = with_copy(start.engine, start.options)
         engine = registry.load(start.engine, name=start.model, reason=start.reason, options=options)
         limits = warm_up(engine)
+        canary = Canary(engine)
     except ModelError as error:
         loading.stop()
         supervisor.send(control.FAILED, 0, control.encode({"message": str(error)}))
         sys.exit(2)
     gc.collect()
     gc.freeze()  # the model stays; collecting it would stop all threads for tenths of a second
-    worker = Worker(engine, socket.socket(fileno=start.listener_fd), limits)
+    worker = Worker(engine, socket.socket(fileno=start.listener_fd), limits=limits, canary=canary)
     collector = worker.start()
     loading.stop()
     supervisor.send(control.READY, 0, control.encode({"info": dataclasses.asdict(engine.info)}))

@@ -84,7 +84,8 @@ BATCHES = (
         "Batches sent to an engine, by why they were not larger: `full` the budget was used up, `bucket` cut at an "
         "edge that the engine computes well, `class` kept short because queries and bulk work share the engine, "
         "`share` other idle streams got a part, `drained` nothing more waited, `kind` what else waited can't share a "
-        "batch, `retry` a part of a batch that failed, `suspect` alone after its engine had died.",
+        "batch, `retry` a part of a batch that failed, `elsewhere` a batch that had failed on another engine, "
+        "`suspect` with few others or alone after its engine had died.",
         "`drained` is rare while clients wait: the engines are the bottleneck"),
     _histogram("embedline_batch_tokens", ("model",), "Tokens of finished batches.", POWERS),
     _histogram("embedline_batch_sequences", ("model",), "Sequences of finished batches.", POWERS, POWERS[:13]),
@@ -98,13 +99,26 @@ BATCHES = (
     _counter("embedline_batch_failures_total", ("model", "kind"),
         "Batches that failed, by what failed; `lost` = their engine died.", "it is not 0"),
     _counter("embedline_retried_sequences_total", ("model", "reason"),
-        "Sequences computed again: `failed` in smaller batches after their batch had, `suspect` alone after their "
-        "engine had died.", "it is not 0"),
+        "Sequences computed again: `elsewhere` on another engine after their batch had failed, `failed` in smaller "
+        "batches after that, `suspect` with few others or alone after their engine had died.", "it is not 0"),
     _counter("embedline_nonfinite_rows_total", ("model",),
         "Sequences that failed because the model gives numbers that are not finite.", "it is not 0"),
     _counter("embedline_wasted_tokens_total", ("model",),
         "Tokens computed for requests that had already ended.", "its rate nears that of embedline_input_tokens_total"),
     _counter("embedline_refused_total", ("reason",), "Requests that a batch manager refused, by reason."),
+    _counter("embedline_quarantined_total", ("model",),
+        "Requests that were refused without being computed, because one of their inputs took engines down within the "
+        "last ten minutes.", "it is not 0: a client sends an input again and again that engines die of"),
+    _counter("embedline_canaries_total", ("model", "outcome"),
+        "Batches with known rows that engines computed to show that they are sound: `passed` or `failed`.",
+        "`failed` is not 0"),
+    _counter("embedline_engine_losses_total", ("model", "reason"),
+        "Engines that were restarted although their process ran: `canary` the rows of a canary were wrong or missing, "
+        "`refuted` batch after batch failed that other engines computed.",
+        "it is not 0: the device may be broken"),
+    gauge("embedline_engines_suspected", ("process",),
+        "Ready engines of a batch manager that failed batch after batch. They get no work while another one serves, "
+        "up to half a second ago.", "it is not 0 for a minute"),
 )
 PROCESSES = (
     _counter("embedline_process_restarts_total", ("role",),

@@ -167,7 +167,8 @@ class ModelSettings:
     fake_fault: tuple[str, ...] = flag(
         (),
         "Testing",
-        "A fault to inject into the fake engine: ACTION@WHERE:VALUE, such as exit@batch:3. May be repeated.",
+        "A fault to inject into the fake engine: ACTION@WHERE:VALUE, such as exit@batch:30, on one device with /DEVICE "
+        "behind it. May be repeated.",
         env=False,
     )
 

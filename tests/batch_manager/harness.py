@@ -5,9 +5,10 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from batch_manager.batches import Batch, Request, Slice
+from batch_manager.batches import Batch, Release, Request, Slice
+from batch_manager.engines import Engine
 from batch_manager.messages import Policy, Refusal
-from batch_manager.scheduler import Dispatch, Effect, Refuse, Scheduler
+from batch_manager.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from wire.vocabulary import RequestClass
 
@@ -56,6 +57,8 @@ class Harness:
         self.refused: dict[int, Refuse] = {}
         self.delivered: dict[int, set[int]] = defaultdict(set)
         self.dispatched: list[Batch] = []
+        self.restarted: list[Restart] = []
+        self.num_failures = defaultdict[Sequence, int](int)  # of batches that each sequence was in
         self._never_dispatched: dict[tuple[int, OutputKind, RequestClass], list[Sequence]] = defaultdict(list)
         self._newest_is_suspect: dict[tuple[int, RequestClass], bool] = {}  # of the batches with work of a class
         self._without_bulk = defaultdict[int, int](int)  # batches of a model since bulk last had a part or did not wait
@@ -148,6 +151,9 @@ class Harness:
         self.engines[engine_id].batches.remove(batch)
         if kind == EngineErrorKind.FATAL:
             del self.engines[engine_id]
+        else:
+            for one in sequences(batch.slices):
+                self.num_failures[one] += 1
         self._apply(self.scheduler.batch_failed(engine_id, batch.batch_id, kind=kind, now=self.now))
         self.tick()
 
@@ -195,12 +201,19 @@ class Harness:
 
     def _apply(self, effects: list[Effect] | list[Refuse]) -> None:
         for effect in effects:
-            if isinstance(effect, Dispatch):
-                self._check_dispatch(effect)
-            else:
-                assert effect.request_id in self.open, "refused twice, or after an answer"
-                self.refused[effect.request_id] = effect
-                self._close(effect.request_id)
+            match effect:
+                case Dispatch():
+                    self._check_dispatch(effect)
+                case Probe():
+                    assert effect.batch.is_canary
+                    self._put(effect.batch, self.engines[effect.engine_id])
+                case Restart():
+                    self.restarted.append(effect)
+                    self.engines.pop(effect.engine_id, None)  # it has ended already, where it said so
+                case Refuse():
+                    assert effect.request_id in self.open, "refused twice, or after an answer"
+                    self.refused[effect.request_id] = effect
+                    self._close(effect.request_id)
 
     def _close(self, request_id: int) -> None:
         self.open.remove(request_id)
@@ -217,18 +230,32 @@ class Harness:
         assert all(request.request_id in self.open and request.deadline > self.now for request in requests)
         assert batch.num_seqs == len(in_batch) <= engine.limits.max_num_seqs
         assert batch.num_tokens == sum(self._seqlen(one) for one in in_batch) <= engine.limits.max_num_tokens
+        is_elsewhere = batch.release is Release.ELSEWHERE
         most = self.policy.max_batch_tokens or engine.limits.target_num_tokens or engine.limits.max_num_tokens
-        assert batch.num_tokens <= most or batch.num_seqs == 1
+        assert batch.num_tokens <= most or batch.num_seqs == 1 or is_elsewhere
         assert max(map(self._seqlen, in_batch)) <= engine.limits.max_seqlen
         assert not set(in_batch).intersection(self._in_flight()), "in two batches at once"
         assert not any(at in self.delivered[request_id] for request_id, at in in_batch)
+        assert dispatch.engine_id in self._may_compute(engine.model), "a suspected engine gets work"
+        assert is_elsewhere == (batch.failed_on is not None)
+        assert batch.failed_on != dispatch.engine_id, "the same engine again"
         self._check_order(engine.model, batch.outputs, in_batch)
-        self._check_starvation(engine, in_batch)
-        self._check_suspects(engine.model, batch)
-        engine.batches.append(batch)
+        if not is_elsewhere:
+            self._check_starvation(engine, in_batch)
+            self._check_suspects(engine.model, batch)
+        self._put(batch, engine)
         self.dispatched.append(batch)
+
+    def _put(self, batch: Batch, engine: FakeEngine) -> None:
+        engine.batches.append(batch)
         assert len(engine.batches) <= engine.limits.depth
         assert len(engine.batches) == 1 or not any(held.is_suspect for held in engine.batches)
+
+    def _may_compute(self, model: int) -> set[int]:
+        """Engines that may get work: those that are trusted, or all where none is."""
+        engines = self.scheduler.models[model].engines
+        trusted = {engine.engine_id for engine in engines if not engine.health.is_suspected}
+        return trusted or {engine.engine_id for engine in engines}
 
     def _check_order(self, model: int, outputs: OutputKind, in_batch: list[Sequence]) -> None:
         """Nothing is dispatched for the first time before what came earlier in its class."""
@@ -248,7 +275,6 @@ class Harness:
 
     def _check_suspects(self, model: int, batch: Batch) -> None:
         """In no class two suspects in a row while new work of it waits, nor two other batches while suspects do."""
-        assert batch.num_seqs == 1 or not batch.is_suspect
         for request_class in {piece.request.request_class for piece in batch.slices}:
             lines = [line for key, line in self._never_dispatched.items() if (key[0], key[2]) == (model, request_class)]
             if self._newest_is_suspect.get((model, request_class)) is True and batch.is_suspect:
@@ -263,8 +289,12 @@ class Harness:
         return cu_seqlens[one[1] + 1] - cu_seqlens[one[1]]
 
     def _in_flight(self) -> list[Sequence]:
-        batches = (batch for engine in self.engines.values() for batch in engine.batches)
+        batches = [batch for engine in self.engines.values() for batch in engine.batches]
+        batches += [batch for engine in self._known_engines() for batch in engine.retries]  # promised to an engine
         return [one for batch in batches for one in sequences(batch.slices)]
+
+    def _known_engines(self) -> list[Engine]:
+        return [engine for model in self.scheduler.models for engine in model.engines]
 
     def check(self) -> None:
         """What holds between events."""
@@ -288,5 +318,6 @@ class Harness:
         for index, model in enumerate(self.scheduler.models):
             assert model.queued_tokens == [held[index, request_class] for request_class in RequestClass]
             assert model.waits == (index in waits)
-        idle = {engine.model for engine in self.engines.values() if not engine.batches}
-        assert not idle & waits, "an engine idles while work waits"
+        able = [engine for engine in self._known_engines() if engine.engine_id in self._may_compute(engine.model)]
+        assert not {engine.model for engine in able if not engine.batches} & waits, "an engine idles while work waits"
+        assert not any(engine.retries and engine.has_room for engine in able), "an engine idles while a retry waits"

@@ -116,6 +116,9 @@ class Engine:
         self.is_automatic = False
         self.num_batches = 0
         self.was_served_well = True  # every frame was a whole batch
+        self.canary: EngineErrorKind | None = None  # how it fails canaries; None = it passes
+        self.num_canaries = 0
+        self.was_told_to_exit = asyncio.Event()
         self.batches: asyncio.Queue[tuple[int, Batch]] = asyncio.Queue()
         self.connections: list[Connection] = []
         self._server: asyncio.Server | None = None
@@ -162,6 +165,13 @@ class Engine:
         one.send(engine_messages.READY, 0, engine_messages.encode_ready(INFO, self.limits))
 
     def _received(self, _: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
+        if kind == engine_messages.CANARY:
+            self.num_canaries += 1
+            self.answer(frame_id, {}) if self.canary is None else self.fail(frame_id, self.canary)
+            return
+        if kind == engine_messages.EXIT:
+            self.was_told_to_exit.set()
+            return
         batch = engine_messages.decode_batch("tiny", payload)
         types = batch.token_ids if batch.token_type_ids is None else batch.token_type_ids
         sizes = {int(batch.cu_seqlens[-1]), len(batch.token_ids), len(types)}

@@ -10,13 +10,25 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from batch_manager.batches import Batch, Request
+from batch_manager.health import Loss
 from batch_manager.messages import Policy, Refusal
-from batch_manager.scheduler import Dispatch, Effect, Scheduler
-from engine.types import EngineLimits, OutputKind
+from batch_manager.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
+from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from wire.vocabulary import RequestClass
 
 FIXED_SECONDS = 0.003
 TOKENS_PER_SECOND = 100_000.0
+FAILING_SECONDS = 0.0005  # that a sick engine takes for any batch
+BACK_SECONDS = 2.0  # after which a restarted engine is ready
+
+
+@dataclass(frozen=True)
+class Sickness:
+    """What is wrong with an engine."""
+
+    kind: EngineErrorKind | None  # how each batch fails at once; None = rows come in time, and are wrong
+    passes_canaries: bool = False
+    is_cured_by_restart: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class Outcome:
     latencies: list[float] = field(default_factory=list)  # seconds, of those that were answered
     tokens: int = 0  # of those that were answered while requests still came
     num_admitted: int = 0
+    num_wrong: int = 0  # rows that a sick engine gave
     refusals: list[Refusal] = field(default_factory=list)
 
     def percentile(self, fraction: float) -> float:
@@ -65,6 +78,8 @@ class Simulator:
         self._held: dict[int, deque[Batch]] = {}  # by each living engine
         self.busy_seconds = [0.0] * len(self._speeds)
         self._lives = [0] * len(self._speeds)  # deaths so far: what a dead engine began never ends
+        self._sick: dict[int, Sickness] = {}
+        self.losses: list[Loss] = []
         for engine_id in range(len(self._speeds)):
             self._revive(engine_id)
 
@@ -84,6 +99,14 @@ class Simulator:
         """An engine dies so many seconds from now and is ready again that much later."""
         self._later(after, partial(self._die, engine_id))
         self._later(after + back_after, partial(self._revive, engine_id))
+
+    def sicken(self, engine_id: int, sickness: Sickness, *, after: float) -> None:
+        """From then on something is wrong with an engine."""
+
+        def begin() -> None:
+            self._sick[engine_id] = sickness
+
+        self._later(after, begin)
 
     def _later(self, seconds: float, event: Callable[[], None]) -> None:
         self._num_events += 1
@@ -120,16 +143,30 @@ class Simulator:
 
     def _apply(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Dispatch):
-                held = self._held[effect.engine_id]
-                held.append(effect.batch)
-                if len(held) == 1:
-                    self._begin(effect.engine_id)
-            else:
-                self.outcomes[self._requests[effect.request_id].request_class].refusals.append(effect.reason)
+            match effect:
+                case Dispatch() | Probe():
+                    held = self._held[effect.engine_id]
+                    held.append(effect.batch)
+                    if len(held) == 1:
+                        self._begin(effect.engine_id)
+                case Restart():
+                    self._restart(effect)
+                case Refuse():
+                    self.outcomes[self._requests[effect.request_id].request_class].refusals.append(effect.reason)
+
+    def _restart(self, restart: Restart) -> None:
+        engine_id = restart.engine_id
+        self.losses.append(restart.loss)
+        self._lives[engine_id] += 1
+        del self._held[engine_id]
+        if self._sick[engine_id].is_cured_by_restart:
+            del self._sick[engine_id]
+        self._later(BACK_SECONDS, partial(self._revive, engine_id))
 
     def _begin(self, engine_id: int) -> None:
         seconds = FIXED_SECONDS + self._held[engine_id][0].num_tokens / (self._speeds[engine_id] * TOKENS_PER_SECOND)
+        if engine_id in self._sick and self._sick[engine_id].kind is not None:
+            seconds = FAILING_SECONDS
         self.busy_seconds[engine_id] += seconds if self.now < self.seconds else 0.0
         self._later(seconds, partial(self._finish, engine_id, seconds, self._lives[engine_id]))
 
@@ -140,6 +177,14 @@ class Simulator:
         if self._held[engine_id]:
             self._begin(engine_id)
         scheduler, now = self._scheduler, self.now
+        sickness = self._sick.get(engine_id)
+        if sickness is not None and not (batch.is_canary and sickness.passes_canaries):
+            if batch.is_canary or sickness.kind is not None:
+                kind = sickness.kind or EngineErrorKind.FAILED
+                self._apply(scheduler.batch_failed(engine_id, batch.batch_id, kind=kind, now=now))
+                return
+            for piece in batch.slices:
+                self.outcomes[piece.request.request_class].num_wrong += piece.stop - piece.start
         for delivery in scheduler.batch_done(engine_id, batch.batch_id, compute_seconds=seconds, now=now):
             request = delivery.piece.request
             if delivery.is_last:

@@ -123,7 +123,7 @@ def test_suspects_run_alone_and_with_nothing_beside_them() -> None:
 def test_new_work_does_not_wait_for_many_suspects_nor_they_for_it(request_class: RequestClass) -> None:
     harness = Harness(Policy(max_batch_tokens=40))
     harness.ready(engine_limits=limits(max_num_seqs=1000))
-    suspects = [harness.offer(1, request_class=request_class) for _ in range(40)]
+    suspects = [harness.offer(1, request_class=request_class) for _ in range(16)]
     harness.tick()
     harness.lose()
     others = [harness.offer(20, request_class=request_class) for _ in range(10)]

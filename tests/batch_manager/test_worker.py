@@ -258,7 +258,10 @@ def test_the_page_and_the_metrics_tell_what_is_so(run: Run, tmp_path: Path) -> N
                 ("embedline_queue_duration_seconds", "tiny", "bulk"),
                 ("embedline_engine_duration_seconds", "tiny"),
             }
-            assert metrics["levels"] == [["embedline_queue_sequences", "batch manager 1", 0]]
+            assert metrics["levels"] == [
+                ["embedline_queue_sequences", "batch manager 1", 0],
+                ["embedline_engines_suspected", "batch manager 1", 0],
+            ]
 
     run(test())
 

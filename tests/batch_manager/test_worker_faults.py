@@ -13,6 +13,7 @@ from batch_manager.messages import Refusal, Submission
 from engine import messages as engine_messages
 from engine.types import Batch, EngineErrorKind, OutputKind, Results, Rows
 from tests.batch_manager.peers import (
+    Engine,
     Run,
     assert_same,
     expected,
@@ -298,5 +299,85 @@ def test_two_engines_share_the_work_and_take_over_from_each_other(run: Run, tmp_
             second.answer(frame_id, rows_of(batch))
             assert_same(await answers[0], expected(submission(100, first=1)))
             assert_same(await answers[1], expected(submission(100, first=1000)))
+
+    run(test())
+
+
+def failing(engine: Engine, kind: EngineErrorKind) -> "asyncio.Task[None]":
+    """From now on it fails whatever batch it gets."""
+    return asyncio.create_task(engine.answer_all(lambda frame_id, _: engine.fail(frame_id, kind)))
+
+
+@pytest.mark.holds("A sick engine costs no answers")
+@pytest.mark.parametrize("kind", [EngineErrorKind.FAILED, EngineErrorKind.NON_FINITE])
+def test_a_sick_engine_costs_no_answer_and_is_told_to_exit(run: Run, tmp_path: Path, kind: EngineErrorKind) -> None:
+    async def test() -> None:
+        async with running(tmp_path, num_engines=2) as manager:
+            sick, well = manager.engines
+            sick.canary, well.is_automatic = kind, True
+            script = failing(sick, kind)
+            frontend = await manager.frontend()
+            await until(lambda: manager.page.engines_ready[1, 0] == 2)
+            while not sick.was_told_to_exit.is_set():
+                asked = [submission(3, 4, first=at) for at in range(1, 9)]
+                for answer, one in zip(await asyncio.gather(*map(frontend.ask, asked)), asked, strict=True):
+                    assert_same(answer, expected(one))
+            await until(lambda: manager.page.engines_ready[1, 0] == 1)
+            assert_same(await frontend.ask(submission(5)), expected(submission(5)))
+            assert sick.num_canaries == 1
+            counts = {tuple(labels): value for *labels, value in manager.child.metrics.drain()["counts"]}
+            assert counts["embedline_canaries_total", "tiny", "failed"] == 1
+            assert counts["embedline_engine_losses_total", "tiny", "canary"] == 1
+            assert counts["embedline_retried_sequences_total", "tiny", "elsewhere"] >= 3
+
+            sick.canary = None
+            script.cancel()
+            sick.is_automatic = True
+            sick.cut()  # its process ends, and the next one is well
+            await until(lambda: manager.page.engines_ready[1, 0] == 2)
+
+    run(test())
+
+
+def test_a_canary_that_passes_leaves_the_engine_where_it_is(run: Run, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
+            script = failing(manager.engine, EngineErrorKind.FAILED)
+            for _ in range(3):
+                assert refusal(await frontend.ask(submission(3))) == (Refusal.ENGINE_FAILED, 0)
+            await until(lambda: manager.engine.num_canaries == 1)
+            script.cancel()
+            manager.engine.is_automatic = True
+            assert_same(await frontend.ask(submission(5)), expected(submission(5)))
+            levels = {tuple(labels): value for *labels, value in manager.child.metrics.drain()["levels"]}
+            assert levels["embedline_engines_suspected", "batch manager 1"] == 0
+            assert not manager.engine.was_told_to_exit.is_set()
+
+    run(test())
+
+
+def test_an_input_that_took_engines_down_is_refused_without_being_computed(run: Run, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
+            bad = submission(6, 6, first=8)
+
+            def answer(frame_id: int, batch: Batch) -> None:
+                if 18 in batch.token_ids:
+                    manager.engine.cut()
+                else:
+                    manager.engine.answer(frame_id, rows_of(batch))
+
+            script = asyncio.create_task(manager.engine.answer_all(answer))
+            assert refusal(await frontend.ask(bad)) == (Refusal.POISON, 1)
+            num_batches = manager.engine.num_batches
+            for asked, index in ((bad, 1), (submission(6, first=14), 0)):
+                assert refusal(await frontend.ask(asked)) == (Refusal.POISON, index)
+            assert manager.engine.num_batches == num_batches
+            assert_same(await frontend.ask(submission(6, first=8)), expected(submission(6, first=8)))
+            counts = manager.child.metrics.drain()["counts"]
+            assert ["embedline_quarantined_total", "tiny", 2] in counts
+            script.cancel()
 
     run(test())

@@ -87,6 +87,15 @@ def test_a_planted_nan_spoils_a_row() -> None:
     assert np.isnan(results[OutputKind.POOLED].values).sum() == 1
 
 
+def test_a_fault_from_a_batch_on_and_on_one_device() -> None:
+    sick, well = load(faults=["wrong@after:1/cpu"]), load(faults=["wrong@after:1/b"])
+    for engine, sign in ((sick, -1), (well, 1)):
+        first, second = (compute(engine, batch_of([1, 2])) for _ in range(2))
+        assert isinstance(first, dict)
+        assert isinstance(second, dict)
+        assert np.array_equal(second[OutputKind.POOLED].values, sign * first[OutputKind.POOLED].values)
+
+
 @pytest.mark.parametrize("text", ["", "exit", "exit@", "exit@batch", "exit@batch:x", "melt@batch:1", "exit@moon:1"])
 def test_a_fault_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ModelError, match="--fake-fault"):

@@ -156,6 +156,45 @@ def test_a_failed_batch_is_answered_and_the_next_one_computed(start: Any, fault:
     manager.close()
 
 
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("fail@after:40", EngineErrorKind.FAILED), ("nan@after:40", EngineErrorKind.NON_FINITE)]
+)
+def test_a_canary_passes_until_the_engine_is_sick(start: Any, fault: str, kind: EngineErrorKind) -> None:
+    engine = start(faults=[fault])
+    engine.wait_for(control.READY)
+    manager = engine.connect()
+
+    manager.send(messages.CANARY, 1)
+    answered, frame_id, payload = receive(manager)
+    assert (answered, frame_id) == (messages.RESULT, 1)
+    assert messages.decode_result(payload)[0] == {}
+
+    for _ in range(40):
+        send_batch(manager, 2, [1])
+        receive(manager)
+    manager.send(messages.CANARY, 3)
+    answered, frame_id, payload = receive(manager)
+    assert (answered, frame_id) == (messages.FAILED, 3)
+    assert messages.decode_failed(payload).kind is kind
+
+
+def test_rows_that_turned_wrong_fail_the_canary_and_the_process_ends_when_it_is_told(start: Any) -> None:
+    engine = start(faults=["wrong@after:40"])
+    engine.wait_for(control.READY)
+    manager = engine.connect()
+    for _ in range(40):
+        send_batch(manager, 1, [1])
+        receive(manager)
+
+    manager.send(messages.CANARY, 2)
+    answered, _, payload = receive(manager)
+    assert answered == messages.FAILED
+    assert "POOLED rows differ" in str(messages.decode_failed(payload))
+
+    manager.send(messages.EXIT, 0)
+    assert engine.process.wait(20) == 1
+
+
 def test_a_heartbeat_names_the_batch_that_runs(start: Any) -> None:
     engine = start(faults=["hang@token:9"], vocab_size=5)
     engine.wait_for(control.READY)

@@ -7,6 +7,7 @@ import numpy as np
 
 from engine import fake, messages
 from engine.fake import FakeEngine
+from engine.selftest.canary import Canary
 from engine.types import Batch, EngineClosed, EngineError, OutputKind, Results
 from engine.worker import Worker
 from tests.engine.load_options import fake_options
@@ -42,11 +43,11 @@ def test_a_batch_that_overtakes_another_has_its_time_too() -> None:
     with ours, theirs:
         manager, connection = BlockingConnection(ours), BlockingConnection(theirs)
         engine = Overtaking(fake.load(name="m", reason="asked", options=fake_options()))
-        worker = Worker(engine, theirs, engine.limits)
+        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(engine))
         ids = np.array([1, 2, 3], np.int32).tobytes()
         payload = memoryview(b"".join(messages.encode_batch(OutputKind.POOLED, [3], [ids])))
         for frame_id in (1, 2):
-            worker._submit(connection, frame_id, payload)
+            worker._submit(connection, frame_id, messages.decode_batch("m", payload))
         busy = worker.busy()
         assert busy is not None
         assert busy["batch"] == 1

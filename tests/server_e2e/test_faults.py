@@ -107,8 +107,14 @@ def test_poison_takes_nobody_with_it(fault: str, tmp_path: Path) -> None:
         assert error["type"] == "server_error"
         assert not load.wrong
         assert set(load.outcomes) == {200}
-        deaths = [line for line in server.log.lines if "engine 0 has ended" in line]
-        assert len(deaths) == (2 if fault == "exit" else 0)
+        # what was beside it in a batch says whether a group had to be tried first
+        num_deaths = len([line for line in server.log.lines if "engine 0 has ended" in line])
+        assert num_deaths in ((2, 3) if fault == "exit" else (0,))
+
+        again = server.embed([[5], [7, POISON, 8]])
+        assert again.status == 500
+        assert again.json()["error"]["param"] == "input[1]"
+        assert len([line for line in server.log.lines if "engine 0 has ended" in line]) == num_deaths
 
 
 @pytest.mark.full
