@@ -188,6 +188,27 @@ MISTAKES = (
         "tests/server/http/test_auth.py tests/server_e2e/edge/test_security.py",
     ),
     Mistake(
+        "Web pages of any origin use a server without keys",
+        "server",
+        "if (is_host_right and (origin is None or self._takes_from(origin))) or is_health(method, path):",
+        "if is_host_right or is_health(method, path):",
+        "tests/server/http/test_hosts.py",
+    ),
+    Mistake(
+        "A certificate without its key takes the old one's place",
+        "server",
+        "    except OSError:  # ssl.SSLError is one\n",
+        "    except FileNotFoundError:\n",
+        "tests/server/http/test_tls.py",
+    ),
+    Mistake(
+        "A key that was taken out of the file stays good",
+        "server",
+        "self._keys = with_file(file.flag_keys, file.path)",
+        "self._keys = [*self._keys, *with_file(file.flag_keys, file.path)]",
+        "tests/server/http/test_auth.py",
+    ),
+    Mistake(
         "One request too many is let in",
         "server",
         "if self._num_requests > self._max_requests:",

@@ -81,9 +81,10 @@ class Hosts:
 def is_loopback(host: str) -> bool:
     """Whether a name or an address can only be of this machine."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _plain(host: str) -> str:

@@ -36,6 +36,7 @@ def ask(method: str, path: str, hosts: Hosts, **headers: str) -> Called:
         ((), "127.0.0.1", "127.0.0.1", False, ("127.0.0.1",)),
         ((), "embed.local", "127.0.0.2", False, ("embed.local",)),
         ((), "::1", "::1", False, ("::1",)),
+        ((), "localhost", "::ffff:127.0.0.1", False, ("localhost",)),
         ((), "127.0.0.1", "127.0.0.1", True, None),  # a web page has no key
         ((), "0.0.0.0", "0.0.0.0", False, None),  # as in a container
         ((), "10.0.0.5", "10.0.0.5", False, None),
@@ -55,7 +56,15 @@ def test_what_is_checked_where(
     "host",
     [
         *("localhost", "localhost:8080", "LocalHost:80", "localhost.", "127.0.0.1", "127.0.0.1:8080", "127.9.8.7:1"),
-        *("[::1]", "[::1]:8080", "[0:0:0:0:0:0:0:1]:80", "embed.internal", "Embed.Internal.:443", "[fd00::5]:80"),
+        *(
+            "[::1]",
+            "[::1]:8080",
+            "[::ffff:127.0.0.1]",
+            "[0:0:0:0:0:0:0:1]:80",
+            "embed.internal",
+            "Embed.Internal.:443",
+            "[fd00::5]:80",
+        ),
         "",
     ],
 )
