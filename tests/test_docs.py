@@ -128,7 +128,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("more than 4,096 tokens", pipeline.BULK_TOKENS, 4096),
         ("at one text for 120 s ends itself", tokenizer_pool.worker._MAX_SECONDS, 120),
         ("or three times what the batch should take", watchdog._SLOWER_THAN_PREDICTED, 3),
-        ("takes three tokenizers down", tokenizer_pool.client._MAX_DEATHS, 3),
+        ("three tokenizers died on", tokenizer_pool.client._MAX_DEATHS, 3),
         ("about three tenths", Policy().bulk_share, 0.3),
         ("fails five times in a row", len(restarts._DELAYS), 5),
         ("again every 15 s", restarts._DELAYS[-1], 15),
