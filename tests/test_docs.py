@@ -13,10 +13,10 @@ import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
 from batch_manager.messages import Policy
-from server.dialects import openai
 from server.dialects.reading import inputs, json_body
 from server.dialects.table import ROUTES
 from server.dialects.tei import shared as tei
+from server.dialects.writing import openai_shapes
 from server.http import body as asgi
 from server.http import headers, http_server, protocol
 from server.metrics.declared import ALL
@@ -90,7 +90,7 @@ def test_the_table_of_errors_is_the_sources() -> None:
 
 def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
     """The statuses and names of an error on OpenAI's and on TEI's routes, as the table has them."""
-    name, code = openai.ERROR_NAMES[kind]
+    name, code = openai_shapes.ERROR_NAMES[kind]
     tei_name, tei_status = tei.ERROR_NAMES[kind]
     status = errors.ERRORS[kind].status
     is_before_a_route = kind in (errors.NoSuchRoute, errors.WrongMethod, errors.HeadTooLarge)

@@ -17,7 +17,7 @@ from engine.fused.engine import FusedEngine
 from engine.fused.runner.cuda_device import CudaDevice
 from engine.fused.runner.shape import Shape
 from engine.model import model_folder
-from engine.rows.head_torch import RowHead
+from engine.rows.modules_torch import RowModules
 from engine.types import OutputKind
 
 _MAX_NUM_SEQS = 1024
@@ -69,7 +69,7 @@ def engine_of(
         chosen=_choices(model, folder),
         spec=fused.spec,
         weights=fused.weights,
-        head=RowHead(),
+        modules=RowModules(),
         ops=fused.ops,
         attention=fused.attention,
         max_num_seqs=_MAX_NUM_SEQS,

@@ -23,7 +23,7 @@ from engine.fused.quantization.scheme import scheme_of
 from engine.fused.runner.packing import Packer, layout
 from engine.fused.runner.shape import Shape as BatchShape
 from engine.fused.runner.shape import Shapes
-from engine.rows.head_torch import RowHead
+from engine.rows.modules_torch import RowModules
 from engine.types import Batch, OutputKind
 
 FP8_SCHEME = "fp8_row"
@@ -58,7 +58,7 @@ class FusedModel:
         self.attention = _attention_of(model, self.spec, self.ops)
         attend = None if self.attention is None else ChosenAttend(self.attention, self.ops)
         blocks = Blocks(self.spec, self.weights, self.ops, attend=attend)
-        self.compute = ModelCompute(forward_of(blocks), self.ops, pooling=model.shape.pooling, head=RowHead())
+        self.compute = ModelCompute(forward_of(blocks), self.ops, pooling=model.shape.pooling, modules=RowModules())
         self.packer = Packer(
             vocab_size=model.shape.vocab_size,
             num_types=0,

@@ -9,6 +9,7 @@ numbers a row.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +19,14 @@ from engine.model.model_folder import ModelFolder
 from engine.model.steps import Normalize, Step, output_size
 from engine.model.tasks import (
     AnswerScore,
-    Head,
     SequenceScores,
     TokenScores,
     TokenVectors,
     TokenWeights,
+    TransformersHead,
     VocabularyWeights,
 )
-from engine.rows.head_numpy import RowHead, load_head
+from engine.rows.modules_numpy import RowModules, load_modules
 from engine.rows.pooled_tokens import pooled_in_padded
 from engine.rows.pooling_numpy import Pooling
 from engine.rows.token_weights import largest_of_each_id
@@ -34,13 +35,6 @@ from engine.types import Batch, ModelError, OutputKind
 _Rows = NDArray[np.float32]
 
 TOKEN_ROWS = "token rows"  # the last hidden states
-IN_THE_GRAPH = (
-    SequenceScores,
-    TokenScores,
-    AnswerScore,
-    VocabularyWeights,
-)  # at most one a model
-
 
 # Takes the compiled model's rows, [B, S, d] or [B, d]. Gives rows [B, D], or of all tokens [N, D]; for SPARSE [n, 2] of
 # each sequence. Several threads may call it at the same time.
@@ -48,12 +42,12 @@ Maker = Callable[[_Rows, Batch, MiniBatch], _Rows | list[_Rows]]
 Makers = Mapping[OutputKind, Maker]
 
 
-def head_in_graph(folder: ModelFolder) -> Head | None:
+def head_in_graph(folder: ModelFolder) -> TransformersHead | None:
     """The head that is compiled with the model; None = the compiled model gives token rows.
 
     Raises ModelError if one compiled model can't give all the outputs.
     """
-    in_graph = [head for head in folder.heads if isinstance(head, IN_THE_GRAPH)]
+    in_graph = [head for head in folder.heads if isinstance(head, TransformersHead)]
     if in_graph and (len(folder.heads) > 1 or OutputKind.POOLED in folder.outputs):
         raise ModelError(f"a compiled model gives either {type(in_graph[0]).__name__} or other rows, not both")
     return in_graph[0] if in_graph else None
@@ -63,7 +57,7 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
     """A maker for each of folder.outputs. Raises ModelError if a file is wrong."""
     makers: dict[OutputKind, Maker] = {}
     if OutputKind.POOLED in folder.outputs:
-        pooling = Pooling(folder.poolings, load_head(folder.path, folder.steps))
+        pooling = Pooling(folder.poolings, load_modules(folder.path, folder.steps))
         makers |= {OutputKind.POOLED: Pooled(pooling), OutputKind.TOKENS: tokens}
     for head in folder.heads:
         match head:
@@ -75,11 +69,13 @@ def makers_of(folder: ModelFolder) -> dict[OutputKind, Maker]:
                 makers[OutputKind.SPARSE] = not_zero
             case TokenVectors():
                 steps = (*head.steps, Normalize()) if head.normalize else head.steps
-                makers[OutputKind.MULTI_VECTOR] = _TokenVectors(load_head(folder.path, steps))
+                makers[OutputKind.MULTI_VECTOR] = _TokenVectors(load_modules(folder.path, steps))
             case TokenWeights():
                 makers[OutputKind.SPARSE] = _TokenWeights(
-                    load_head(folder.path, (head.step(folder.hidden_size),)), head
+                    load_modules(folder.path, (head.step(folder.hidden_size),)), head
                 )
+            case _:
+                assert_never(head)
     assert makers.keys() == set(folder.outputs), makers
     return makers
 
@@ -110,6 +106,10 @@ def steps_of(folder: ModelFolder) -> tuple[Step, ...]:
                 found += head.steps
             case TokenWeights():
                 found.append(head.step(folder.hidden_size))
+            case SequenceScores() | TokenScores() | AnswerScore() | VocabularyWeights():
+                pass  # part of the compiled model
+            case _:
+                assert_never(head)
     return tuple(found)
 
 
@@ -142,21 +142,21 @@ def not_zero(rows: _Rows, _: Batch, __: MiniBatch) -> list[_Rows]:
 
 @dataclass(frozen=True, slots=True)
 class _TokenVectors:
-    head: RowHead
+    modules: RowModules
 
     def __call__(self, rows: _Rows, _: Batch, mini_batch: MiniBatch) -> _Rows:
-        return self.head(rows[mini_batch.is_token])
+        return self.modules(rows[mini_batch.is_token])
 
 
 class _TokenWeights:
     """The largest weight of each token id, ids in rising order."""
 
-    def __init__(self, head: RowHead, tokens: TokenWeights) -> None:
-        self._head = head
+    def __init__(self, modules: RowModules, tokens: TokenWeights) -> None:
+        self._modules = modules
         self._unused_ids = np.array(tokens.unused_ids, np.int32)
 
     def __call__(self, rows: _Rows, batch: Batch, mini_batch: MiniBatch) -> list[_Rows]:
-        weights = self._head(rows[mini_batch.is_token])[:, 0]
+        weights = self._modules(rows[mini_batch.is_token])[:, 0]
         ids = batch.token_ids[mini_batch.index[mini_batch.is_token]]
         entries, bounds = largest_of_each_id(weights, ids, mini_batch.seqlens, unused_ids=self._unused_ids)
         return np.split(entries, bounds[1:-1])

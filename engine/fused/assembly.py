@@ -18,7 +18,7 @@ from engine.fused.runner.packing import Packer, layout, views
 from engine.fused.runner.runner import Runner
 from engine.fused.runner.shape import ALL_OUTPUTS, Shape, Shapes, token_buckets
 from engine.model.steps import output_size
-from engine.rows.head_torch import RowHead
+from engine.rows.modules_torch import RowModules
 from engine.types import EngineLimits, ModelInfo, OutputKind
 
 _DEPTH = 2  # a batch is staged while another computes
@@ -38,7 +38,7 @@ class Model:
     chosen: Choices
     spec: Spec
     weights: Weights
-    head: RowHead  # what follows the pooling
+    modules: RowModules  # what follows the pooling
     ops: Ops
     attention: AttentionChoice | None  # None = by tiles
     max_num_seqs: int
@@ -81,7 +81,7 @@ def _device(model: Model, shapes: Shapes, *, records: bool) -> Device:
     chosen, largest = model.chosen, shapes.largest
     attend = None if model.attention is None else ChosenAttend(model.attention, model.ops)
     forward = forward_of(Blocks(model.spec, model.weights, model.ops, attend=attend))
-    compute = ModelCompute(forward, model.ops, pooling=chosen.folder.pooling, head=model.head)
+    compute = ModelCompute(forward, model.ops, pooling=chosen.folder.pooling, modules=model.modules)
     block_size = layout(largest).size
     if chosen.capability is None:
         return HostDevice(compute, block_size=block_size, num_slots=_DEPTH, num_threads=model.num_threads)
@@ -141,23 +141,23 @@ def _dimensions(model: Model) -> int:
 class ModelCompute:
     """See engine.fused.runner.device.Compute."""
 
-    def __init__(self, forward: Forward, ops: Ops, *, pooling: str, head: RowHead) -> None:
-        """pooling: "cls", "mean" or "last"; head: what follows it."""
+    def __init__(self, forward: Forward, ops: Ops, *, pooling: str, modules: RowModules) -> None:
+        """pooling: "cls", "mean" or "last"; modules: those after it."""
         self._forward = forward
         self._ops = ops
         self._pooling = pooling
-        self._head = head
+        self._modules = modules
 
     def __call__(self, block: Tensor, shape: Shape) -> dict[OutputKind, Tensor]:
-        """Rows of tokens in the model's dtype, those of sequences too unless they are means or a head made them."""
+        """Rows of tokens in the model's dtype, those of sequences too unless they are means or a module made them."""
         inputs = views(block, shape)
         is_pruned = shape.outputs == OutputKind.POOLED and self._pooling != "mean"
         rows = self._forward(inputs, is_pruned=is_pruned)
         if is_pruned:
-            return {OutputKind.POOLED: self._head(rows)}
+            return {OutputKind.POOLED: self._modules(rows)}
         results = {OutputKind.TOKENS: rows} if OutputKind.TOKENS in shape.outputs else {}
         if OutputKind.POOLED in shape.outputs:
-            results[OutputKind.POOLED] = self._head(self._pooled(rows, inputs))
+            results[OutputKind.POOLED] = self._modules(self._pooled(rows, inputs))
         return results
 
     def _pooled(self, rows: Tensor, inputs: Inputs) -> Tensor:

@@ -26,7 +26,7 @@ from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
-from engine.rows.head_torch import load_head
+from engine.rows.modules_torch import load_modules
 from engine.selftest import selfcheck
 from engine.store.folder_rights import check_owner
 from engine.types import MAX_NUM_SEQS, DeviceTrouble
@@ -117,7 +117,7 @@ class _Loading:
     def _model(self, spec: Spec, weights: Weights, notes: tuple[str, ...]) -> Model:
         ops, folder = _ops(self._chosen), self._chosen.folder
         with self._phases("weights"):
-            head = load_head(folder.path, folder.steps, device=self._chosen.device)
+            modules = load_modules(folder.path, folder.steps, device=self._chosen.device)
         with self._phases("attention"):
             may_choose = self._options.attention == "auto"
             attention = _attention(self._chosen, spec, ops, weights) if may_choose else None
@@ -127,7 +127,7 @@ class _Loading:
             chosen=self._chosen,
             spec=spec,
             weights=weights,
-            head=head,
+            modules=modules,
             ops=ops,
             attention=attention,
             max_num_seqs=self._options.max_num_seqs or MAX_NUM_SEQS,

@@ -17,7 +17,6 @@ from engine.model.sentence_files import read_modules, read_notes, read_prompts
 from engine.model.steps import Step, output_size
 from engine.model.tasks import (
     Activation,
-    AnswerScore,
     Head,
     LateInteraction,
     PairTemplate,
@@ -26,22 +25,11 @@ from engine.model.tasks import (
     TokenScores,
     TokenTable,
     TokenVectors,
-    TokenWeights,
-    VocabularyWeights,
 )
 from engine.types import ModelError, ModelInfo, OutputKind
 
 AUTO = "auto"  # of --task
 _SPARSE_WIDTH = 2  # numbers in a row: see OutputKind.SPARSE
-
-_OUTPUTS: dict[type[Head], OutputKind] = {
-    SequenceScores: OutputKind.LOGITS,
-    AnswerScore: OutputKind.LOGITS,
-    TokenScores: OutputKind.TOKEN_LOGITS,
-    VocabularyWeights: OutputKind.SPARSE,
-    TokenWeights: OutputKind.SPARSE,
-    TokenVectors: OutputKind.MULTI_VECTOR,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +68,7 @@ class ModelFolder:
         """The outputs of the model."""
         found = OutputKind.POOLED | OutputKind.TOKENS if self.task is Task.EMBED else OutputKind(0)
         for head in self.heads:
-            found |= _OUTPUTS[type(head)]
+            found |= head.output
         return found
 
     @property

@@ -5,8 +5,10 @@ Found in a model's folder without torch. Each engine computes heads in its own w
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar, assert_never
 
-from engine.model.steps import Dense, Step
+from engine.model.steps import Dense, LayerNorm, Step
+from engine.types import OutputKind
 
 TOKEN_WEIGHTS_FILE = "sparse_linear.safetensors"
 
@@ -32,38 +34,43 @@ class Activation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceScores:
-    """transformers' …ForSequenceClassification: one raw score for each label. Gives LOGITS."""
+    """transformers' …ForSequenceClassification: one raw score for each label."""
 
+    output: ClassVar[OutputKind] = OutputKind.LOGITS
     labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """transformers' …ForTokenClassification: one raw score for each label and token. Gives TOKEN_LOGITS."""
+    """transformers' …ForTokenClassification: one raw score for each label and token."""
 
+    output: ClassVar[OutputKind] = OutputKind.TOKEN_LOGITS
     labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerScore:
-    """A generative model's next token: the raw score of yes minus that of no. Gives LOGITS."""
+    """A generative model's next token: the raw score of yes minus that of no."""
 
+    output: ClassVar[OutputKind] = OutputKind.LOGITS
     yes_id: int
     no_id: int | None  # None = only the raw score of yes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyWeights:
-    """SPLADE: maximum or sum over the tokens of a masked language model's activated scores. Gives SPARSE."""
+    """SPLADE: maximum or sum over the tokens of a masked language model's scores after an activation."""
 
+    output: ClassVar[OutputKind] = OutputKind.SPARSE
     pooling: str = "max"  # or "sum"
     activation: str = "relu"  # followed by log1p; or "log1p_relu": followed by log1p twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenVectors:
-    """ColBERT: each token's row after these steps, scaled to length 1 if `normalize`. Gives MULTI_VECTOR."""
+    """ColBERT: each token's row after these steps, scaled to length 1 if `normalize`."""
 
+    output: ClassVar[OutputKind] = OutputKind.MULTI_VECTOR
     steps: tuple[Step, ...]
     dimensions: int
     normalize: bool = True
@@ -71,11 +78,12 @@ class TokenVectors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenWeights:
-    """bge-m3's sparse head: relu(row @ weight.T + bias), the largest for each token id. Gives SPARSE.
+    """bge-m3's sparse head: relu(row @ weight.T + bias), the largest for each token id.
 
     Reads sparse_linear.safetensors: weight [1, D], bias [1].
     """
 
+    output: ClassVar[OutputKind] = OutputKind.SPARSE
     unused_ids: tuple[int, ...]  # special tokens, which never have a weight
 
     @staticmethod
@@ -84,7 +92,29 @@ class TokenWeights:
         return Dense(folder=TOKEN_WEIGHTS_FILE, in_features=hidden_size, out_features=1, activation="ReLU")
 
 
-Head = SequenceScores | TokenScores | AnswerScore | VocabularyWeights | TokenVectors | TokenWeights
+# Heads that transformers has a class for. A model has at most one of them.
+TransformersHead = SequenceScores | TokenScores | AnswerScore | VocabularyWeights
+Head = TransformersHead | TokenVectors | TokenWeights
+
+
+def head_in_words(head: Head) -> str:
+    """A head in one line, for people."""
+    match head:
+        case SequenceScores(labels=labels):
+            return f"a score for each of {len(labels)} labels" if len(labels) > 1 else "one score"
+        case TokenScores(labels=labels):
+            return f"a score for each of {len(labels)} labels, of each token"
+        case AnswerScore(yes_id=yes_id, no_id=no_id):
+            return f"next token {yes_id}" + (f" against {no_id}" if no_id is not None else ", raw")
+        case VocabularyWeights(pooling=pooling, activation=activation):
+            return f"weights of vocabulary entries: {activation}, {pooling} over the tokens"
+        case TokenWeights(unused_ids=ids):
+            return f"weights of tokens, without {len(ids)} special ones"
+        case TokenVectors(steps=steps, dimensions=dimensions):
+            names = [step.folder for step in steps if isinstance(step, Dense | LayerNorm)]
+            return f"a row of {dimensions} for each token" + (f" ({', '.join(names)})" if names else "")
+        case _:
+            assert_never(head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.rows.head_numpy import RowHead
+from engine.rows.modules_numpy import RowModules
 
 _Rows = NDArray[np.float32]
 
@@ -22,13 +22,13 @@ class Pooling:
     """What one model does with token rows. May be called by several threads at the same time."""
 
     poolings: tuple[str, ...]  # of engine.model.steps.POOLINGS
-    head: RowHead
+    modules: RowModules
 
     def __call__(
         self, token_rows: _Rows, seqlens: NDArray[np.int32], is_pooled: NDArray[np.bool_] | None = None
     ) -> _Rows:
         """float32 [B, D] of token rows [B, S, d]; for is_pooled see `pool`."""
-        return self.head(pool(token_rows, seqlens, poolings=self.poolings, is_pooled=is_pooled))
+        return self.modules(pool(token_rows, seqlens, poolings=self.poolings, is_pooled=is_pooled))
 
 
 def pool(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from engine.rows.head_torch import RowHead
+from engine.rows.modules_torch import RowModules
 from engine.rows.pooled_tokens import pooled_in_packed
 from engine.types import Batch
 
@@ -24,17 +24,17 @@ class Pooling:
     """What one model does with token rows."""
 
     poolings: tuple[str, ...]  # of engine.model.steps.POOLINGS
-    head: RowHead
+    modules: RowModules
 
     @torch.inference_mode()
     def __call__(self, token_rows: Tensor, batch: Batch) -> Tensor:
         """float32 [B, D] of token rows [T, d], where those are."""
         device, kept = token_rows.device, pooled_in_packed(batch)
         if kept is None:
-            return self.head(pool(token_rows, on_device(batch.cu_seqlens, device), poolings=self.poolings))
+            return self.modules(pool(token_rows, on_device(batch.cu_seqlens, device), poolings=self.poolings))
         index, cu_seqlens = on_device(kept.index, device), on_device(kept.cu_seqlens, device)
         num_dropped = on_device(kept.num_dropped, device)
-        return self.head(pool(token_rows[index], cu_seqlens, poolings=self.poolings, num_dropped=num_dropped))
+        return self.modules(pool(token_rows[index], cu_seqlens, poolings=self.poolings, num_dropped=num_dropped))
 
 
 def pool(

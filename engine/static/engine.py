@@ -14,7 +14,7 @@ from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
-from engine.rows.head_numpy import RowHead, load_head
+from engine.rows.modules_numpy import RowModules, load_modules
 from engine.static.table import Table, read_table
 from engine.types import (
     MAX_NUM_SEQS,
@@ -35,17 +35,17 @@ _DTYPES = ("auto", "float32")
 class StaticEngine(BlockingEngine):
     """Gives pooled rows, before a final Normalize, and token rows."""
 
-    def __init__(self, table: Table, head: RowHead, *, info: ModelInfo, limits: EngineLimits) -> None:
+    def __init__(self, table: Table, modules: RowModules, *, info: ModelInfo, limits: EngineLimits) -> None:
         super().__init__(info=info, limits=limits)
         self._table = table
-        self._head = head
+        self._modules = modules
 
     def _compute(self, batch: Batch) -> Results:
         assert batch.outputs in self.info.outputs, batch.outputs
         token_rows = self._table(batch.token_ids)
         results: Results = {}
         if OutputKind.POOLED in batch.outputs:
-            results[OutputKind.POOLED] = Rows(self._head(_means(token_rows, batch.cu_seqlens)))
+            results[OutputKind.POOLED] = Rows(self._modules(_means(token_rows, batch.cu_seqlens)))
         if OutputKind.TOKENS in batch.outputs:
             results[OutputKind.TOKENS] = Rows(token_rows, batch.cu_seqlens)
         return results
@@ -69,14 +69,14 @@ def load(*, name: str, reason: str, options: LoadOptions) -> StaticEngine:
     """Load an engine. It runs on the CPU, whatever device the options name. Raises ModelError."""
     folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
     _check(folder, options.dtype)
-    table, head = read_table(folder.weights_folder / "model.safetensors"), load_head(folder.path, folder.steps)
+    table, modules = read_table(folder.weights_folder / "model.safetensors"), load_modules(folder.path, folder.steps)
     limits = EngineLimits(
         max_num_tokens=max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen),
         max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
         max_seqlen=folder.max_seqlen,
         depth=_DEPTH,
     )
-    return StaticEngine(table, head, info=_info(folder, table, name=name, reason=reason), limits=limits)
+    return StaticEngine(table, modules, info=_info(folder, table, name=name, reason=reason), limits=limits)
 
 
 def _check(folder: ModelFolder, dtype: str) -> None:

@@ -46,7 +46,7 @@ class Described(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class NewHeader:
     """The beginning of a file, and what it says."""
 
     content: bytes  # all before the tensors
@@ -70,7 +70,7 @@ def places(file: Path) -> dict[str, Place]:
     return found
 
 
-def head_of(tensors: Mapping[str, Described]) -> Head:
+def new_header(tensors: Mapping[str, Described]) -> NewHeader:
     """Of a new file with these tensors by name."""
     # Large numbers first: so each one is at a multiple of its size, which programs that map the file need.
     ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
@@ -84,15 +84,15 @@ def head_of(tensors: Mapping[str, Described]) -> Head:
     encoded += b" " * (-len(encoded) % _ALIGNMENT)
     content = len(encoded).to_bytes(8, "little") + encoded
     begins = {name: len(content) + entries[name]["data_offsets"][0] for name in ordered}
-    return Head(content, begins, len(content) + end)
+    return NewHeader(content, begins, len(content) + end)
 
 
 def write(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """A new file. Tensors on a GPU are copied to the host one at a time. Raises OSError."""
-    head = head_of(tensors)
+    header = new_header(tensors)
     with file.open("xb", buffering=0) as opened:
-        _write_all(opened, head.content)
-        for name in head.begins:
+        _write_all(opened, header.content)
+        for name in header.begins:
             _write_all(opened, bytes_of(tensors[name].detach().contiguous().cpu()).numpy())
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
-from engine.rows.head_numpy import RowHead, load_head
+from engine.rows.modules_numpy import RowModules, load_modules
 from engine.selftest import selfcheck
 from engine.tensorrt_llm import choices
 from engine.tensorrt_llm.choices import Choices
@@ -47,12 +47,12 @@ class TensorrtLlmEngine(BlockingEngine):
     """Gives one kind of rows, as `model_class` says."""
 
     def __init__(
-        self, encode: Encode, model_class: ModelClass, *, head: RowHead, info: ModelInfo, limits: EngineLimits
+        self, encode: Encode, model_class: ModelClass, *, modules: RowModules, info: ModelInfo, limits: EngineLimits
     ) -> None:
         super().__init__(info=info, limits=limits)
         self._encode = encode
         self._model_class = model_class
-        self._head = head
+        self._modules = modules
 
     def _answer(self, batch: Batch) -> Results | EngineError:
         answer = super()._answer(batch)
@@ -69,7 +69,7 @@ class TensorrtLlmEngine(BlockingEngine):
         rows = np.ascontiguousarray(raw.float().numpy())
         if rows.shape != (batch.num_seqs, self._model_class.num_outputs):
             raise EngineError(EngineErrorKind.FAILED, f"rows of shape {rows.shape} for {batch.num_seqs} sequences")
-        return self._head(rows) if self._model_class.output is OutputKind.POOLED else rows
+        return self._modules(rows) if self._model_class.output is OutputKind.POOLED else rows
 
     def _token_types(self, batch: Batch) -> dict[str, Any]:
         if not self._model_class.takes_token_types:
@@ -102,12 +102,12 @@ def load(*, name: str, reason: str, options: LoadOptions) -> TensorrtLlmEngine:
 def _checked_engine(chosen: Choices, info: ModelInfo) -> TensorrtLlmEngine:
     """Loaded, and tried on its first batches. Raises ModelError."""
     library = loading.load(chosen)
-    head = load_head(chosen.folder.path, chosen.folder.steps)
+    modules = load_modules(chosen.folder.path, chosen.folder.steps)
     limits = loading.limits(chosen, library.limits)
-    engine = TensorrtLlmEngine(library.encode, chosen.model_class, head=head, info=info, limits=limits)
+    engine = TensorrtLlmEngine(library.encode, chosen.model_class, modules=modules, info=info, limits=limits)
     found = probe.affordable_limits(engine, chosen.folder)
     if found != limits:
-        engine = TensorrtLlmEngine(library.encode, chosen.model_class, head=head, info=info, limits=found)
+        engine = TensorrtLlmEngine(library.encode, chosen.model_class, modules=modules, info=info, limits=found)
     selfcheck.check(engine, chosen.folder, dtype=info.dtype)
     return engine
 

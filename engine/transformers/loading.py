@@ -20,7 +20,7 @@ from transformers.utils import logging
 from engine.machine.failures import one_line
 from engine.model import quantization
 from engine.model.model_folder import ModelFolder
-from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
+from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.types import ModelError
 
 # Parts that token rows do not need, so a file may lack them. Scores of a sequence can need the pooler.
@@ -28,7 +28,7 @@ _UNUSED_PARTS = frozenset(("pooler", "contact_head"))
 _UNUSED_PARTS_OF_SEQUENCE_SCORES = frozenset(("contact_head",))
 
 # The library's class for each head. Other heads are ours and need the bare transformer only.
-_CLASSES: dict[type[Head], tuple[type, str]] = {
+_CLASSES: dict[type[TransformersHead], tuple[type, str]] = {
     SequenceScores: (AutoModelForSequenceClassification, "sequence classification"),
     TokenScores: (AutoModelForTokenClassification, "token classification"),
     AnswerScore: (AutoModelForCausalLM, "generation"),
@@ -68,7 +68,7 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
 
 def _class_for(folder: ModelFolder, config: PretrainedConfig) -> Any:
     for head in folder.heads:
-        if type(head) in _CLASSES:
+        if isinstance(head, TransformersHead):
             chosen, purpose = _CLASSES[type(head)]
             if type(config) not in chosen._model_mapping:  # type: ignore[attr-defined]
                 raise ModelError(f"transformers has no {folder.architecture!r} model for {purpose}")

@@ -18,7 +18,7 @@ from engine.transformers import attention
 from engine.transformers.forward import Forward, Makers, PackedForward, PaddedForward
 from engine.transformers.heads.makers import makers_of
 from engine.transformers.prepack import prepack
-from engine.transformers.trial import Scores, Trial, run_alone
+from engine.transformers.reference import Reference, Scores, run_alone
 from engine.types import ModelError, OutputKind, Rows
 
 _FLOAT32_TOLERANCE_ON_GPU = 1e-4  # each shape has its own kernel, which adds in its own order
@@ -42,18 +42,18 @@ def choose_forward(whole: PreTrainedModel, folder: ModelFolder, *, prepacks: boo
     whole: see `loading.load_model`. prepacks: rearrange weights for speed. Raises ModelError if neither is right;
     the model must not be used then.
     """
-    trial = run_alone(whole, folder)
-    made = makers_of(folder, whole, trial)
+    reference = run_alone(whole, folder)
+    made = makers_of(folder, whole, reference)
     model = whole.base_model
     assert isinstance(model, PreTrainedModel)
     notes = (*((prepack(model),) if prepacks else ()), *made.notes)
     is_reentrant = _is_reentrant(model)
-    packed, why_not = _try_packed(model, folder, trial, made.makers)
+    packed, why_not = _try_packed(model, folder, reference, made.makers)
     if packed is not None:
         note = "packed: sequences are computed side by side without padding; the self-test agrees"
         return Choice(packed, made.makers, (note, *notes), is_reentrant)
     padded = PaddedForward(model)
-    problem = _disagreement(padded, trial, made.makers)
+    problem = _disagreement(padded, reference, made.makers)
     if problem:
         raise ModelError(f"the architecture {folder.architecture!r} can't be run in batches: {problem}")
     note = f"padded: sequences of like length are padded to the longest, for {why_not}"
@@ -61,7 +61,7 @@ def choose_forward(whole: PreTrainedModel, folder: ModelFolder, *, prepacks: boo
 
 
 def _try_packed(
-    model: PreTrainedModel, folder: ModelFolder, trial: Trial, makers: Makers
+    model: PreTrainedModel, folder: ModelFolder, reference: Reference, makers: Makers
 ) -> tuple[PackedForward | None, str]:
     """The forward; or None and the reason, and the model has its own attention again."""
     own = model.config._attn_implementation
@@ -70,7 +70,7 @@ def _try_packed(
     attention.register()
     model.set_attn_implementation(attention.PACKED)
     packed = PackedForward(model, padding_idx=folder.padding_idx)
-    problem = _disagreement(packed, trial, makers)
+    problem = _disagreement(packed, reference, makers)
     if not problem:
         return packed, ""
     model.set_attn_implementation(own)
@@ -83,20 +83,20 @@ def _is_reentrant(model: PreTrainedModel) -> bool:
     return "dynamic" not in kinds and "longrope" not in kinds
 
 
-def _disagreement(forward: Forward, trial: Trial, makers: Makers) -> str:
+def _disagreement(forward: Forward, reference: Reference, makers: Makers) -> str:
     """What is wrong with the forward's rows or the heads' scores; "" if nothing is."""
     try:
-        rows = forward(trial.batch)
-        if rows.shape != trial.token_rows.shape:
-            return f"gives rows of shape {tuple(rows.shape)}, not {tuple(trial.token_rows.shape)}"
-        scores = {kind: makers[kind](rows, trial.batch) for kind in trial.scores}
+        rows = forward(reference.batch)
+        if rows.shape != reference.token_rows.shape:
+            return f"gives rows of shape {tuple(rows.shape)}, not {tuple(reference.token_rows.shape)}"
+        scores = {kind: makers[kind](rows, reference.batch) for kind in reference.scores}
     except Exception as error:  # layers raise anything on input that they do not support
         return f"fails with {one_line(error)}"
     tolerance = _tolerance(rows)
-    difference = largest_difference(_on_host(rows), _on_host(trial.token_rows))
+    difference = largest_difference(_on_host(rows), _on_host(reference.token_rows))
     if not difference <= tolerance:
         return f"differs by {difference:.1e} from one sequence at a time"
-    difference = max((_difference(scores[kind], kind, own) for kind, own in trial.scores.items()), default=0.0)
+    difference = max((_difference(scores[kind], kind, own) for kind, own in reference.scores.items()), default=0.0)
     return "" if difference <= _SCORES_FACTOR * tolerance else f"gives scores that differ by {difference:.1e}"
 
 

@@ -15,13 +15,13 @@ from engine.model.arrays import weights_files
 from engine.model.detection.generative import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.steps import Dense, LayerNorm, Normalize, Step
-from engine.model.tasks import LateInteraction, Task, TokenVectors
+from engine.model.tasks import LateInteraction, Task, TokenVectors, head_in_words
 from engine.model.weights import Weights, weight_files, weights_of
 from engine.types import ModelError, OutputKind
 from server.commands.findings import MIB, Finding, facts, lines
 from server.settings.settings import Settings
 from server.supervisor.compiled_cache import cache_folder
-from server.supervisor.model_plan import ModelPlan, find_cuda, head_in_words, plan_model
+from server.supervisor.model_plan import ModelPlan, find_cuda, plan_model
 from tokenizer_pool.loading import TokenizerError, load
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.dialects.openai import Usage, openai_error
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.json_body import parse, parse_body
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.tei.predict import prompt_for
+from server.dialects.writing.openai_shapes import Usage, openai_error
 from server.dialects.writing.predictions import Prediction, classes, predictions
 from server.dialects.writing.rows import ROWS, as_bytes, as_list, headers
 from server.requests.classify import ClassifyRequest, classify, labels_of

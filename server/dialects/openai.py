@@ -1,4 +1,4 @@
-"""OpenAI's embeddings API, and the shape of its errors.
+"""OpenAI's embeddings API.
 
 https://platform.openai.com/docs/api-reference/embeddings; `encoding_format: "bytes"` is ours.
 """
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import SCHEMA, read_dimensions, read_inputs, read_prompt
 from server.dialects.reading.json_body import parse_body
-from server.dialects.route import Answer, Call, Encoding, Route, error_answer
+from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.writing.openai_shapes import Usage, openai_error
 from server.dialects.writing.rows import ROWS, as_bytes, headers
-from server.requests import errors
-from server.requests.errors import InvalidRequest, RequestError
+from server.requests.errors import InvalidRequest
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import steps
 from server.requests.work import Embedded, EmbedRequest
@@ -94,14 +94,6 @@ def _items(rows: NDArray[np.float32], encoding: Encoding, first: int) -> Iterato
             yield b'%b{"object":"embedding","index":%d,"embedding":%b}' % (comma, index, numbers)
 
 
-class Usage(msgspec.Struct):
-    """What a request has cost."""
-
-    prompt_tokens: int
-    total_tokens: int
-    truncated_inputs: int
-
-
 class _Embedding(msgspec.Struct):
     object: Literal["embedding"]
     index: int
@@ -115,37 +107,6 @@ class EmbeddingsAnswer(msgspec.Struct):
     data: list[_Embedding]
     model: str
     usage: Usage
-
-
-# The `type` and the `code` of each error.
-_INVALID = "invalid_request_error"
-ERROR_NAMES: dict[type[RequestError], tuple[str, str | None]] = {
-    errors.InvalidRequest: (_INVALID, None),
-    errors.EmptyInput: (_INVALID, None),
-    errors.MalformedBody: (_INVALID, None),
-    errors.NotTokenizable: (_INVALID, None),
-    errors.UnsupportedTask: (_INVALID, "unsupported_task"),
-    errors.Unauthorized: (_INVALID, "invalid_api_key"),
-    errors.Forbidden: (_INVALID, "forbidden"),
-    errors.ModelNotFound: (_INVALID, "model_not_found"),
-    errors.NoSuchRoute: (_INVALID, "unknown_url"),
-    errors.WrongMethod: (_INVALID, "method_not_supported"),
-    errors.BodyTooSlow: (_INVALID, "body_too_slow"),
-    errors.PayloadTooLarge: (_INVALID, "payload_too_large"),
-    errors.UnsupportedMedia: (_INVALID, "unsupported_media_type"),
-    errors.HeadTooLarge: (_INVALID, "head_too_large"),
-    errors.Overloaded: ("rate_limit_error", "overloaded"),
-    errors.EngineFailed: ("server_error", "engine_failed"),
-    errors.NotReady: ("server_error", "not_ready"),
-    errors.DeadlineExceeded: ("server_error", "deadline_exceeded"),
-}
-
-
-def openai_error(error: RequestError) -> Answer:
-    """An error in OpenAI's shape: all four keys of `error` are always there."""
-    kind, code = ERROR_NAMES[type(error)]
-    content = {"message": error.message, "type": kind, "param": error.param, "code": code}
-    return error_answer(errors.ERRORS[type(error)].status, {"error": content}, error)
 
 
 ROUTES = tuple(

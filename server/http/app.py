@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
-from server.dialects.openai import openai_error
 from server.dialects.route import Answer, Call, ErrorShape, Route
 from server.dialects.table import ROUTES
+from server.dialects.writing.openai_shapes import openai_error
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send, send_answer
 from server.http.headers import read_options, request_id

@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException
 from embedline import __version__
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.dialects.openai import openai_error
 from server.dialects.table import ROUTES
+from server.dialects.writing.openai_shapes import openai_error
 from server.http.info import info as describe
 from server.http.info import output_names
 from server.http.openapi import with_post_routes

@@ -11,7 +11,7 @@ from typing import Any
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.dialects.openai import openai_error
+from server.dialects.writing.openai_shapes import openai_error
 from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError
 
 MAX_HEAD_BYTES = 32 * 1024  # request line and headers; the parser alone would accept hundreds of megabytes

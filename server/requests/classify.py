@@ -1,7 +1,4 @@
-"""Scores of texts or of pairs, by models with labels. Knows no dialect.
-
-Engines give raw scores; this file turns them into probabilities.
-"""
+"""Scores of texts or of pairs, by models with labels. Knows no dialect."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +10,10 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import Activation
 from engine.types import OutputKind
+from server.requests.activation import activated
 from server.requests.errors import InvalidRequest
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
-from server.requests.time_slices import steps
 from server.requests.trace import Trace
 from server.requests.work import Embedded, Work
 from tokenizer_pool.messages import TextRefused
@@ -93,25 +90,3 @@ def _merged(parts: Sequence[tuple[Sequence[int], TokenizedTexts]], num_texts: in
 def labels_of(model: ServedModel, num_scores: int) -> Sequence[str]:
     """The names of the scores; transformers' names if the model has none."""
     return model.labels or [f"LABEL_{number}" for number in range(num_scores)]
-
-
-async def activated(raw: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
-    """Scores float32 [N, labels] of raw ones. Long work is done in slices."""
-    if activation is Activation.IDENTITY:
-        return raw
-    scores = np.empty_like(raw)
-    async for part in steps(*raw.shape):
-        scores[part] = _sigmoid(raw[part]) if activation is Activation.SIGMOID else _softmax(raw[part])
-    return scores
-
-
-def _softmax(raw: NDArray[np.float32]) -> NDArray[np.float32]:
-    powers = np.exp(raw - raw.max(axis=1, keepdims=True))  # the largest is 1, so none overflows
-    shares: NDArray[np.float32] = powers / powers.sum(axis=1, keepdims=True)
-    return shares
-
-
-def _sigmoid(raw: NDArray[np.float32]) -> NDArray[np.float32]:
-    powers = np.exp(-np.abs(raw))  # at most 1, so none overflows
-    scores: NDArray[np.float32] = np.where(raw >= 0, np.float32(1), powers) / (1 + powers)
-    return scores

@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.model.tasks import Activation
 from engine.types import OutputKind
-from server.requests.classify import activated
+from server.requests.activation import activated
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import Activation
 from engine.types import OutputKind
-from server.requests.classify import activated
+from server.requests.activation import activated
 from server.requests.errors import InvalidRequest
 from server.requests.late_interaction import max_sim
 from server.requests.late_tokens import counted

@@ -15,16 +15,6 @@ from engine.machine.devices import Devices, Work
 from engine.model import model_folder, quantization
 from engine.model.model_folder import ModelFolder
 from engine.model.quantization import Stored
-from engine.model.steps import Dense, LayerNorm
-from engine.model.tasks import (
-    AnswerScore,
-    Head,
-    SequenceScores,
-    TokenScores,
-    TokenVectors,
-    TokenWeights,
-    VocabularyWeights,
-)
 from engine.store.model_source import resolve
 from engine.tensorrt_llm.planning.plan import ModelFlags, plan
 from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
@@ -208,21 +198,3 @@ def _default_prompt(model: ModelSettings, folder: ModelFolder) -> str:
         known = ", ".join(sorted(folder.prompts)) or "none"
         raise ModelError(f"--default-prompt-name is not one of the model's prompts ({known})")
     return folder.prompts[name]
-
-
-def head_in_words(head: Head) -> str:
-    """A head of a model in one line, for people."""
-    match head:
-        case SequenceScores(labels=labels):
-            return f"a score for each of {len(labels)} labels" if len(labels) > 1 else "one score"
-        case TokenScores(labels=labels):
-            return f"a score for each of {len(labels)} labels, of each token"
-        case AnswerScore(yes_id=yes_id, no_id=no_id):
-            return f"next token {yes_id}" + (f" against {no_id}" if no_id is not None else ", raw")
-        case VocabularyWeights(pooling=pooling, activation=activation):
-            return f"weights of vocabulary entries: {activation}, {pooling} over the tokens"
-        case TokenWeights(unused_ids=ids):
-            return f"weights of tokens, without {len(ids)} special ones"
-        case TokenVectors(steps=steps, dimensions=dimensions):
-            names = [step.folder for step in steps if isinstance(step, Dense | LayerNorm)]
-            return f"a row of {dimensions} for each token" + (f" ({', '.join(names)})" if names else "")

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from engine.model.detection.generative import template_name
 from engine.model.model_folder import ModelFolder
+from engine.model.tasks import head_in_words
 from server.supervisor.child import ChildProcess
-from server.supervisor.model_plan import ModelPlan, head_in_words
+from server.supervisor.model_plan import ModelPlan
 from wire.control import Json
 from wire.page import Page
 

@@ -11,9 +11,9 @@ import numpy as np
 from batch_manager.client import BatchManagers
 from batch_manager.messages import Answer, Submission
 from engine.types import OutputKind, Rows
-from server.dialects.openai import openai_error
 from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
+from server.dialects.writing.openai_shapes import openai_error
 from server.frontend.request_metrics import RequestMetrics
 from server.http.app import App
 from server.http.auth import Keys

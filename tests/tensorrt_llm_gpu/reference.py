@@ -17,7 +17,7 @@ from engine.model.detection.architecture import REWARD
 from engine.model.json_files import read_object
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores
-from engine.rows.head_numpy import load_head
+from engine.rows.modules_numpy import load_modules
 from engine.selftest.sample_ids import Sequences
 
 Rows = NDArray[np.float32]
@@ -33,7 +33,7 @@ def rows_of(folder: ModelFolder, sequences: Sequences, *, dtype: torch.dtype, de
             for sequence in sequences
         ]
     found: Rows = torch.stack(rows).numpy()
-    return found if folder.heads else load_head(folder.path, folder.steps)(found)
+    return found if folder.heads else load_modules(folder.path, folder.steps)(found)
 
 
 def _computing(folder: ModelFolder, dtype: torch.dtype, device: str) -> Callable[[Tensor], Tensor]:

@@ -9,7 +9,7 @@ Shapes: B sequences, S tokens of the longest, V entries of the vocabulary, D num
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from engine.cpu.conversion import tracing
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, OUTPUT, TOKEN_TYPE_IDS
-from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
+from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.types import ModelError
 
 _EXAMPLE_SHAPE = (2, 7)  # with padding, because without it some models leave out their mask
@@ -30,7 +30,7 @@ _Finish = Callable[[Tensor, Tensor | None], Tensor]  # of rows [B, S, D] and the
 class Graph(nn.Module):
     """Gives rows [B, S, D], or [B, D] if a sequence has one."""
 
-    def __init__(self, model: PreTrainedModel, head: Head | None, *, hides_tokens: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, head: TransformersHead | None, *, hides_tokens: bool = False) -> None:
         """`model`: the class with the head, or the bare transformer if there is none. `hides_tokens`: tokens other than
         padding can be masked. Raises ModelError.
         """
@@ -85,14 +85,17 @@ def _takes(model: PreTrainedModel, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
 
 
-def _finish(model: PreTrainedModel, head: Head | None) -> _Finish | None:
+def _finish(model: PreTrainedModel, head: TransformersHead | None) -> _Finish | None:
     match head:
         case VocabularyWeights():
             return _vocabulary_weights(head)
         case AnswerScore():
             _keep_two_rows(model, head)
             return _answer_score
-    return None
+        case SequenceScores() | TokenScores() | None:
+            return None
+        case _:
+            assert_never(head)
 
 
 def _pad_of_scores(model: PreTrainedModel) -> int:

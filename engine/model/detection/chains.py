@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from engine.model.detection.routes import refusal, routed
+from engine.model.detection.router_modules import refusal, routed
 from engine.model.json_files import Json, object_in, read_optional
 from engine.model.modules import Module, read_entries
 from engine.types import ModelError

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from engine.tensorrt_llm.library import private
 from engine.tensorrt_llm.planning.families import Family
-from engine.tensorrt_llm.planning.head import CONFIG_KEY, Head, HeadKind
+from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead
 from engine.types import ModelError
 
 
@@ -33,7 +33,7 @@ def register(family: Family) -> None:
             nn.Module.__init__(self)  # the base's own makes the scores of the vocabulary
             self.model_config = model_config
             config = model_config.pretrained_config
-            self.head = Head.from_config(getattr(config, CONFIG_KEY))
+            self.head = PlannedHead.from_config(getattr(config, CONFIG_KEY))
             self.model = backbone(model_config)
             if self.head.kind is not HeadKind.EMBED:
                 # float32, as it is small; no layer of upstream's, so that no quantization touches it
@@ -118,7 +118,7 @@ def with_or_without_prefix(filtered: Callable[[str, Any], dict[str, Any]], prefi
     return found if found or not prefix.startswith(PREFIX) else filtered(prefix.removeprefix(PREFIX), weights)
 
 
-def score_rows(weights: Weights, head: Head, *, is_tied: bool) -> Tensor | None:
+def score_rows(weights: Weights, head: PlannedHead, *, is_tied: bool) -> Tensor | None:
     """float32 [L, D], a copy; None for a head without a layer. is_tied: the embedding is the vocabulary's scores too.
 
     Raises ModelError where the file has not got them, or has them in numbers that mean nothing without a scale.

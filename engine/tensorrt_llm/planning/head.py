@@ -30,7 +30,7 @@ class HeadKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class PlannedHead:
     """A head, which `to_config` turns into JSON."""
 
     kind: HeadKind
@@ -61,7 +61,7 @@ def check_config(folder: ModelFolder) -> None:
         raise refusal("looks for architectures in config.json, which lacks the entry")
 
 
-def head_of(folder: ModelFolder) -> Head:
+def head_of(folder: ModelFolder) -> PlannedHead:
     """Raises ModelError with one line if the engine can't serve the model, or its rows would be wrong.
 
     `folder.max_seqlen` may have been shortened: a window that no sequence reaches is none.
@@ -103,23 +103,25 @@ def _check(folder: ModelFolder) -> None:
         raise refusal(f"gives rows for texts, scores and labels, and the model is for {folder.task}")
 
 
-def _embedding_head(folder: ModelFolder, *, is_causal: bool) -> Head:
+def _embedding_head(folder: ModelFolder, *, is_causal: bool) -> PlannedHead:
     if len(folder.poolings) != 1 or folder.poolings[0] not in POOLINGS:
         raise refusal(f"pools by one of {', '.join(POOLINGS)}, and the model by {folder.pooling}")
-    return Head(kind=HeadKind.EMBED, pooling=folder.poolings[0], is_causal=is_causal, num_outputs=folder.hidden_size)
+    return PlannedHead(
+        kind=HeadKind.EMBED, pooling=folder.poolings[0], is_causal=is_causal, num_outputs=folder.hidden_size
+    )
 
 
-def _score_head(folder: ModelFolder, scores: SequenceScores, *, is_causal: bool) -> Head:
+def _score_head(folder: ModelFolder, scores: SequenceScores, *, is_causal: bool) -> PlannedHead:
     if not is_causal and pad_id_of(folder) is not None:
         # Without a causal mask the tokens before them would see the padding tokens at the end.
         raise refusal("can't leave out padding tokens at the end of texts where is_causal of config.json is false")
-    return Head(kind=HeadKind.SCORE, pooling=_LAST, is_causal=is_causal, num_outputs=len(scores.labels))
+    return PlannedHead(kind=HeadKind.SCORE, pooling=_LAST, is_causal=is_causal, num_outputs=len(scores.labels))
 
 
-def _answer_head(folder: ModelFolder, answer: AnswerScore, *, is_causal: bool) -> Head:
+def _answer_head(folder: ModelFolder, answer: AnswerScore, *, is_causal: bool) -> PlannedHead:
     if max(answer.yes_id, answer.no_id or 0) >= folder.vocab_size:
         raise refusal(f"needs yes and no among the {folder.vocab_size} tokens of config.json's vocab_size")
-    return Head(
+    return PlannedHead(
         kind=HeadKind.ANSWER,
         pooling=_LAST,
         is_causal=is_causal,

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.model.model_folder import ModelFolder
 from engine.tensorrt_llm.planning.families import Family, family_of
-from engine.tensorrt_llm.planning.head import CONFIG_KEY, Head, HeadKind, head_of, pad_id_of
+from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead, head_of, pad_id_of
 from engine.types import OutputKind
 
 
@@ -54,7 +54,7 @@ def ours(folder: ModelFolder) -> ModelClass:
     )
 
 
-def _described(head: Head) -> str:
+def _described(head: PlannedHead) -> str:
     made = {
         HeadKind.EMBED: "the row",
         HeadKind.SCORE: "scores",

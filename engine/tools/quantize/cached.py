@@ -150,9 +150,9 @@ def _is_there(copy: Path, planned: Plan) -> bool:
 def _first_that_differs(copy: Path, planned: Plan) -> str | None:
     """Which file is not what it has to be; None where there is none."""
     for name, layout in planned.layouts.items():
-        head = layout.head
+        header = layout.header
         with (copy / name).open("rb") as opened:
-            if opened.read(len(head.content)) != head.content or opened.seek(0, os.SEEK_END) != head.num_bytes:
+            if opened.read(len(header.content)) != header.content or opened.seek(0, os.SEEK_END) != header.num_bytes:
                 return f"{name!r} is not as it was written"
     for name, text in planned.written.items():
         if (copy / name).read_text(encoding="utf-8") != text:
@@ -188,7 +188,7 @@ def _make(folder: Path, planned: Plan, copy: Path) -> None:
 
 def _check_room(planned: Plan, root: Path) -> None:
     """Raises ModelError where the disk has too little of it."""
-    needed = sum(layout.head.num_bytes for layout in planned.layouts.values()) + _RESERVE
+    needed = sum(layout.header.num_bytes for layout in planned.layouts.values()) + _RESERVE
     needed += sum(path.stat().st_size for path in planned.copied.values())
     free = shutil.disk_usage(root).free
     if needed > free:

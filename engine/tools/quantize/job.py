@@ -57,7 +57,7 @@ def quantize(folder: Path, out: Path, *, report: Report) -> Done:
         errors={name: errors[name] for name in sorted(errors, key=_by_layer)},
         num_plain=sum(piece.scales_begin is None for each in planned.layouts.values() for piece in each.pieces),
         num_bytes_before=sum(source.file.stat().st_size for source in planned.sources.values()),
-        num_bytes=sum(layout.head.num_bytes for layout in planned.layouts.values()),
+        num_bytes=sum(layout.header.num_bytes for layout in planned.layouts.values()),
         num_copied=len(planned.copied),
     )
 

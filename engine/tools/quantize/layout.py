@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.store.tensor_file import Described, Head, Place, head_of
+from engine.store.tensor_file import Described, NewHeader, Place, new_header
 from engine.tools.quantize.selection import BLOCK
 
 
@@ -32,7 +32,7 @@ class Piece:
 class Layout:
     """Of one new file."""
 
-    head: Head
+    header: NewHeader
     pieces: tuple[Piece, ...]
 
 
@@ -51,13 +51,13 @@ def scale_name(weight: str) -> str:
 
 def layout(source: Source, quantized: frozenset[str]) -> Layout:
     """The new file of this one."""
-    head = head_of(dict(_new_tensors(source, quantized)))
+    header = new_header(dict(_new_tensors(source, quantized)))
     pieces = tuple(
-        Piece(name, source.places[name], begin, head.begins[scale_name(name)] if name in quantized else None)
-        for name, begin in head.begins.items()
+        Piece(name, source.places[name], begin, header.begins[scale_name(name)] if name in quantized else None)
+        for name, begin in header.begins.items()
         if name in source.places
     )
-    return Layout(head, pieces)
+    return Layout(header, pieces)
 
 
 def _new_tensors(source: Source, quantized: frozenset[str]) -> Iterator[tuple[str, Described]]:

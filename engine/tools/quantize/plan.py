@@ -101,8 +101,8 @@ def _quantization_config(selection: Selection) -> Json:
 
 
 def _index(layouts: dict[str, Layout]) -> Json:
-    size = sum(each.head.num_bytes - len(each.head.content) for each in layouts.values())
-    weight_map = {tensor: file for file, each in layouts.items() for tensor in each.head.begins}
+    size = sum(each.header.num_bytes - len(each.header.content) for each in layouts.values())
+    weight_map = {tensor: file for file, each in layouts.items() for tensor in each.header.begins}
     return {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
 
 

@@ -41,8 +41,8 @@ class _Shard:
         self._name, self._old, self._new, self._layout = name, old, new, layout
 
     def write(self, advance: Callable[[int], None]) -> dict[str, float]:
-        os.ftruncate(self._new, self._layout.head.num_bytes)
-        _write(self._new, self._layout.head.content, 0)
+        os.ftruncate(self._new, self._layout.header.num_bytes)
+        _write(self._new, self._layout.header.content, 0)
         errors = {}
         for piece in self._layout.pieces:
             if piece.scales_begin is None:

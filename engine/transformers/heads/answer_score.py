@@ -13,7 +13,7 @@ from engine.model.tasks import AnswerScore
 from engine.rows.pooling_torch import on_device
 from engine.transformers.forward import Maker
 from engine.transformers.heads.library_head import LibraryHead
-from engine.transformers.trial import answer_score, entries_of
+from engine.transformers.reference import answer_score, entries_of
 from engine.types import Batch, Rows
 
 

@@ -21,7 +21,7 @@ from engine.model.tasks import SequenceScores, TokenScores
 from engine.rows.pooling_torch import on_device, pool
 from engine.transformers.forward import Maker
 from engine.transformers.heads.library_head import LibraryHead
-from engine.transformers.trial import Scores, Trial
+from engine.transformers.reference import Reference, Scores
 from engine.types import Batch, ModelError, OutputKind, Rows
 
 _Way = Callable[[LibraryHead, Tensor, Batch], Tensor]  # token rows [T, D] to raw scores [B, L]
@@ -31,33 +31,34 @@ _SAME = 1e-3  # largest difference, relative to the spread of the scores; with t
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
-def sequence_scores(whole: PreTrainedModel, head: SequenceScores, trial: Trial) -> tuple[Maker, str]:
+def sequence_scores(whole: PreTrainedModel, head: SequenceScores, reference: Reference) -> tuple[Maker, str]:
     """The maker of LOGITS, and a note about it. Raises ModelError.
 
     The maker does not refer to `whole`, whose layers may be changed afterwards.
     """
-    expected = trial.scores[OutputKind.LOGITS]
+    expected = reference.scores[OutputKind.LOGITS]
     _check_labels(head, expected)
     library_head = LibraryHead(whole)
     try:
-        scores = _on_all(library_head, trial.token_rows, trial.batch)
+        scores = _on_all(library_head, reference.token_rows, reference.batch)
     except Exception as error:  # a class can require anything of its bare transformer
         raise ModelError(f"the head of {library_head.name} can't be run on its own: {one_line(error)}") from error
     difference = (scores - expected.values).abs().max().item()
-    if not difference <= _TOLERANCE[trial.token_rows.dtype] * max(1.0, expected.scale):
+    if not difference <= _TOLERANCE[reference.token_rows.dtype] * max(1.0, expected.scale):
         raise ModelError(
             f"the head of {library_head.name} can't be run on its own: it differs by {difference:.1e} from that of the "
             f"whole model"
         )
-    chosen = _choose(library_head, trial, scores)
+    chosen = _choose(library_head, reference, scores)
     note = f"scores: the head of {library_head.name} on {chosen}; the self-test agrees"
     return _SequenceScores(library_head, _WAYS.get(chosen, _on_all)), note
 
 
-def _choose(head: LibraryHead, trial: Trial, expected: Tensor) -> str:
+def _choose(head: LibraryHead, reference: Reference, expected: Tensor) -> str:
     """A key of _WAYS, or _ALL, which is always right but slower."""
     differences = {
-        name: (way(head, trial.token_rows, trial.batch) - expected).abs().max().item() for name, way in _WAYS.items()
+        name: (way(head, reference.token_rows, reference.batch) - expected).abs().max().item()
+        for name, way in _WAYS.items()
     }
     nearest = min(differences, key=lambda name: differences[name])
     spread = (expected - expected.mean(dim=0)).abs().max().item()
@@ -75,12 +76,12 @@ class _SequenceScores:
         return Rows(self._way(self._library_head, token_rows, batch).cpu().numpy())
 
 
-def token_scores(whole: PreTrainedModel, head: TokenScores, trial: Trial) -> tuple[Maker, str]:
+def token_scores(whole: PreTrainedModel, head: TokenScores, reference: Reference) -> tuple[Maker, str]:
     """The maker of TOKEN_LOGITS, and a note about it. Raises ModelError.
 
     The maker does not refer to `whole`, whose layers may be changed afterwards.
     """
-    _check_labels(head, trial.scores[OutputKind.TOKEN_LOGITS])
+    _check_labels(head, reference.scores[OutputKind.TOKEN_LOGITS])
     library_head = LibraryHead(whole)
     return _TokenScores(library_head), f"scores: the head of {library_head.name} on each token's row"
 

@@ -1,6 +1,7 @@
 """Chooses the maker of each output kind that a model gives."""
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -15,7 +16,7 @@ from engine.model.tasks import (
     TokenWeights,
     VocabularyWeights,
 )
-from engine.rows.head_torch import load_head
+from engine.rows.modules_torch import load_modules
 from engine.rows.pooling_torch import Pooling
 from engine.transformers.forward import Maker
 from engine.transformers.heads.answer_score import next_token_score
@@ -23,7 +24,7 @@ from engine.transformers.heads.label_scores import sequence_scores, token_scores
 from engine.transformers.heads.token_vectors import token_vectors
 from engine.transformers.heads.token_weights import token_weights
 from engine.transformers.heads.vocabulary import vocabulary_weights
-from engine.transformers.trial import Trial
+from engine.transformers.reference import Reference
 from engine.types import Batch, ModelError, OutputKind, Rows
 
 
@@ -35,7 +36,7 @@ class Made:
     notes: tuple[str, ...]  # about the heads, a line each
 
 
-def makers_of(folder: ModelFolder, whole: PreTrainedModel, trial: Trial) -> Made:
+def makers_of(folder: ModelFolder, whole: PreTrainedModel, reference: Reference) -> Made:
     """A maker for each of folder.outputs. Raises ModelError.
 
     whole: see `loading.load_model`. Its layers must be as loaded; they may be changed afterwards.
@@ -44,10 +45,9 @@ def makers_of(folder: ModelFolder, whole: PreTrainedModel, trial: Trial) -> Made
     makers: dict[OutputKind, Maker] = {}
     notes: list[str] = []
     if OutputKind.POOLED in folder.outputs:
-        makers |= embeddings(Pooling(folder.poolings, load_head(folder.path, folder.steps, device=device)))
+        makers |= embeddings(Pooling(folder.poolings, load_modules(folder.path, folder.steps, device=device)))
     for head in folder.heads:
-        kind, maker, note = _of_head(folder, whole, head, trial)
-        makers[kind] = maker
+        makers[head.output], note = _of_head(folder, whole, head, reference)
         notes.append(note)
     if missing := folder.outputs & ~OutputKind(sum(makers)):
         raise ModelError(f"the transformers engine gives no {missing.name} rows")
@@ -59,22 +59,24 @@ def embeddings(pooling: Pooling) -> dict[OutputKind, Maker]:
     return {OutputKind.POOLED: _Pooled(pooling), OutputKind.TOKENS: _token_rows}
 
 
-def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, trial: Trial) -> tuple[OutputKind, Maker, str]:
-    """The output kind, its maker and a note about it."""
+def _of_head(folder: ModelFolder, whole: PreTrainedModel, head: Head, reference: Reference) -> tuple[Maker, str]:
+    """The maker of the head's output, and a note about it."""
     match head:
         case SequenceScores():
-            return OutputKind.LOGITS, *sequence_scores(whole, head, trial)
+            return sequence_scores(whole, head, reference)
         case AnswerScore():
-            return OutputKind.LOGITS, *next_token_score(whole, head)
+            return next_token_score(whole, head)
         case TokenScores():
-            return OutputKind.TOKEN_LOGITS, *token_scores(whole, head, trial)
+            return token_scores(whole, head, reference)
         case VocabularyWeights():
-            return OutputKind.SPARSE, *vocabulary_weights(whole, head)
+            return vocabulary_weights(whole, head)
         case TokenVectors():
             note = f"multi-vector: {head.dimensions} numbers for each token"
-            return OutputKind.MULTI_VECTOR, token_vectors(folder, head, whole.device), note
+            return token_vectors(folder, head, whole.device), note
         case TokenWeights():
-            return OutputKind.SPARSE, token_weights(folder, head, whole.device), "sparse: a weight for each token"
+            return token_weights(folder, head, whole.device), "sparse: a weight for each token"
+        case _:
+            assert_never(head)
 
 
 class _Pooled:

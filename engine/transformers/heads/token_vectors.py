@@ -10,7 +10,7 @@ from torch.nn import functional
 from engine.model.model_folder import ModelFolder
 from engine.model.steps import NORMALIZE_FLOOR, output_size
 from engine.model.tasks import TokenVectors
-from engine.rows.head_torch import RowHead, load_head
+from engine.rows.modules_torch import RowModules, load_modules
 from engine.transformers.forward import Maker
 from engine.types import Batch, Rows
 
@@ -22,13 +22,13 @@ def token_vectors(folder: ModelFolder, head: TokenVectors, device: torch.device)
     """
     size = output_size(head.steps, folder.hidden_size)
     assert size == head.dimensions, (size, head.dimensions)
-    return _TokenVectors(load_head(folder.path, head.steps, device=device), normalizes=head.normalize)
+    return _TokenVectors(load_modules(folder.path, head.steps, device=device), normalizes=head.normalize)
 
 
 class _TokenVectors:
     """May be called by several threads at the same time."""
 
-    def __init__(self, steps: RowHead, *, normalizes: bool) -> None:
+    def __init__(self, steps: RowModules, *, normalizes: bool) -> None:
         self._steps = steps
         self._normalizes = normalizes
 

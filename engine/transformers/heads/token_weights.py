@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import TokenWeights
-from engine.rows.head_torch import RowHead, load_head
+from engine.rows.modules_torch import RowModules, load_modules
 from engine.rows.token_weights import largest_of_each_id
 from engine.transformers.forward import Maker
 from engine.types import Batch, Rows
@@ -20,18 +20,18 @@ def token_weights(folder: ModelFolder, head: TokenWeights, device: torch.device)
 
     Raises ModelError if the head's file is wrong.
     """
-    return _TokenWeights(load_head(folder.path, [head.step(folder.hidden_size)], device=device), head.unused_ids)
+    return _TokenWeights(load_modules(folder.path, [head.step(folder.hidden_size)], device=device), head.unused_ids)
 
 
 class _TokenWeights:
     """May be called by several threads at the same time."""
 
-    def __init__(self, head: RowHead, unused_ids: tuple[int, ...]) -> None:
-        self._head = head
+    def __init__(self, modules: RowModules, unused_ids: tuple[int, ...]) -> None:
+        self._modules = modules
         self._unused_ids = np.array(unused_ids, np.int32)
 
     @torch.inference_mode()
     def __call__(self, token_rows: Tensor, batch: Batch) -> Rows:
-        weights = self._head(token_rows)[:, 0].cpu().numpy()
+        weights = self._modules(token_rows)[:, 0].cpu().numpy()
         seqlens = np.diff(batch.cu_seqlens)
         return Rows(*largest_of_each_id(weights, batch.token_ids, seqlens, unused_ids=self._unused_ids))

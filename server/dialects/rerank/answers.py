@@ -8,10 +8,10 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from server.dialects.openai import Usage
 from server.dialects.rerank.bodies import ERROR_SHAPES, FIELDS, Family, FamilyRequest, RerankBody, decode
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.tei.shared import timing_headers
+from server.dialects.writing.openai_shapes import Usage
 from server.dialects.writing.rows import ROWS, as_bytes, as_list, headers, numbers_as_json
 from server.requests.rerank import Ranked, rank
 from server.requests.time_slices import TimeSlice

@@ -12,11 +12,11 @@ from typing import Annotated
 
 import msgspec
 
-from server.dialects.openai import openai_error
 from server.dialects.reading.inputs import check_num_items
 from server.dialects.reading.json_body import parse, parse_body
 from server.dialects.route import Answer, Call, Encoding, ErrorShape, error_answer
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error
+from server.dialects.writing.openai_shapes import openai_error
 from server.requests.errors import ERRORS, EmptyInput, InvalidRequest, RequestError
 from server.requests.models import ServedModel
 from server.requests.rerank import RerankRequest

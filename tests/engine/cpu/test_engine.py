@@ -17,7 +17,7 @@ from engine.cpu.engine import CompiledEngine
 from engine.cpu.executor import Executor
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, MAX_PADDED_TOKENS, cut, padded
 from engine.cpu.outputs import Makers, Pooled, tokens
-from engine.rows.head_numpy import RowHead
+from engine.rows.modules_numpy import RowModules
 from engine.rows.pooling_numpy import Pooling
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind
 from tests.engine.tiny_models import batch
@@ -79,7 +79,7 @@ def engine(plain: Plain, *, pooling: str = "mean", has_wide: bool = True) -> Ite
         architecture="",
     )
     limits = EngineLimits(max_num_tokens=4096, max_num_seqs=64, max_seqlen=512, depth=2)
-    makers: Makers = {OutputKind.POOLED: Pooled(Pooling((pooling,), RowHead())), OutputKind.TOKENS: tokens}
+    makers: Makers = {OutputKind.POOLED: Pooled(Pooling((pooling,), RowModules())), OutputKind.TOKENS: tokens}
     sizes = dict.fromkeys(OUTPUTS, DIMENSIONS)
     executor = plain.executor(has_wide=has_wide)
     loaded = CompiledEngine(executor, makers, info=info, limits=limits, pad_id=1, sizes=sizes)

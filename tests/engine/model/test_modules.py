@@ -15,7 +15,7 @@ from torch import nn
 
 from engine.model import model_folder, steps
 from engine.model.steps import ACTIVATIONS
-from engine.rows import head_numpy, head_torch
+from engine.rows import modules_numpy, modules_torch
 from engine.types import ModelError
 from server.commands.inspect import inspect
 from server.settings.model import ModelSettings
@@ -46,7 +46,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 def refusal(folder: Path) -> str:
     """The message of the refusal, which must be one line."""
     with pytest.raises(ModelError) as caught:
-        head_numpy.load_head(folder, model_folder.read(folder).steps)
+        modules_numpy.load_modules(folder, model_folder.read(folder).steps)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -167,7 +167,7 @@ def test_weights_in_other_numbers(folder: Path, dtype: torch.dtype) -> None:
     save_file(tensors, folder / WEIGHTS)
     rows = np.ones((3, HIDDEN_SIZE), np.float32)
     expected = torch.tanh(torch.from_numpy(rows) @ tensors["linear.weight"].float().T + tensors["linear.bias"].float())
-    found = head_numpy.load_head(folder, model_folder.read(folder).steps[:1])(rows)
+    found = modules_numpy.load_modules(folder, model_folder.read(folder).steps[:1])(rows)
     assert np.abs(found - expected.numpy()).max() <= 1e-6
 
 
@@ -189,14 +189,16 @@ def test_each_activation(activation: str, others: dict[str, Any], tmp_path: Path
     rows = 9 * np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
     with torch.inference_mode():
         expected = module({"sentence_embedding": torch.from_numpy(rows)})["sentence_embedding"].numpy()
-        on_device = head_torch.load_head(tmp_path, [step], device=torch.device("cpu"))(torch.from_numpy(rows)).numpy()
-    assert difference(head_numpy.load_head(tmp_path, [step])(rows), expected) <= 1e-6
+        on_device = modules_torch.load_modules(tmp_path, [step], device=torch.device("cpu"))(
+            torch.from_numpy(rows)
+        ).numpy()
+    assert difference(modules_numpy.load_modules(tmp_path, [step])(rows), expected) <= 1e-6
     assert difference(on_device, expected) <= 1e-6
 
 
 def test_a_row_of_zeros_stays_zero() -> None:
     zeros = np.zeros((1, 4), np.float32)
-    assert not head_numpy.RowHead([steps.Normalize()], [{}])(zeros).any()
+    assert not modules_numpy.RowModules([steps.Normalize()], [{}])(zeros).any()
 
 
 def test_inspect_shows_the_chain_and_its_files(
@@ -222,7 +224,7 @@ def test_a_header_that_lies_is_refused(offsets: list[int], tmp_path: Path) -> No
     (tmp_path / "linear.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     step = steps.Dense(folder="linear.safetensors", in_features=2, out_features=1, has_bias=False)
     with pytest.raises(ModelError, match="can't be read"):
-        head_numpy.load_head(tmp_path, [step])
+        modules_numpy.load_modules(tmp_path, [step])
 
 
 def test_a_step_that_is_a_file_names_it(tmp_path: Path) -> None:
@@ -231,5 +233,5 @@ def test_a_step_that_is_a_file_names_it(tmp_path: Path) -> None:
     assert str(step) == "Dense 2 to 3, Tanh (linear.safetensors)"
     with pytest.raises(ModelError, match=r"^linear\.safetensors asks for rows of 2 numbers"):
         steps.output_size([step], 5)
-    found = head_numpy.load_head(tmp_path, [step])(np.ones((1, 2), np.float32))
+    found = modules_numpy.load_modules(tmp_path, [step])(np.ones((1, 2), np.float32))
     assert difference(found, np.full((1, 3), np.tanh(2), np.float32)) <= 1e-6

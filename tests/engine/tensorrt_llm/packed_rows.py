@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.tensorrt_llm.library.models import pool, score_rows
-from engine.tensorrt_llm.planning.head import Head
+from engine.tensorrt_llm.planning.head import PlannedHead
 from tests.engine.tiny_models import Reference
 
 
@@ -33,7 +33,7 @@ def weights_of(folder: Path) -> dict[str, Any]:
     return dict(load_file(folder / "model.safetensors"))
 
 
-def rows_by(head: Head, folder: Path, sequences: Sequence[Sequence[int]], *, is_tied: bool = False) -> Tensor:
+def rows_by(head: PlannedHead, folder: Path, sequences: Sequence[Sequence[int]], *, is_tied: bool = False) -> Tensor:
     """What our class makes of them, [B, L]."""
     token_rows, metadata = packed(folder, sequences)
     rows = pool(token_rows, metadata.seq_lens_cuda, head.pooling)

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.tensorrt_llm import engine
 from engine.tensorrt_llm.library import models
 from engine.tensorrt_llm.library.models import attend_to_all, link_norms, pool, score_rows
-from engine.tensorrt_llm.planning.head import Head
+from engine.tensorrt_llm.planning.head import PlannedHead
 from engine.types import ModelError
 from tests.engine.tensorrt_llm.models import Model, answering, embedding, scoring, with_options
 from tests.engine.tensorrt_llm.parity import TOLERANCE, distance
@@ -47,18 +47,20 @@ def in_models(name: str, wrong: Any) -> Plant:
 
 
 def another_head(**fields: Any) -> Plant:
-    right = Head.from_config
-    return lambda patch: patch.setattr(Head, "from_config", lambda config: dataclasses.replace(right(config), **fields))
+    right = PlannedHead.from_config
+    return lambda patch: patch.setattr(
+        PlannedHead, "from_config", lambda config: dataclasses.replace(right(config), **fields)
+    )
 
 
 def yes_and_no_swapped(patch: pytest.MonkeyPatch) -> None:
-    right = Head.from_config
+    right = PlannedHead.from_config
 
-    def wrong(config: Any) -> Head:
+    def wrong(config: Any) -> PlannedHead:
         head = right(config)
         return dataclasses.replace(head, yes_id=head.no_id, no_id=head.yes_id)
 
-    patch.setattr(Head, "from_config", wrong)
+    patch.setattr(PlannedHead, "from_config", wrong)
 
 
 def only_the_first_layer(found: Iterable[Any], mask: Any) -> None:
@@ -108,11 +110,11 @@ def a_number_is_read_back(token_rows: Tensor, seq_lens: Tensor, kind: str) -> Te
     return pool(token_rows[: int(seq_lens.sum())], seq_lens, kind)
 
 
-def no_rows(weights: Any, head: Head, *, is_tied: bool) -> None:
+def no_rows(weights: Any, head: PlannedHead, *, is_tied: bool) -> None:
     return None
 
 
-def rows_of_the_embedding(weights: Any, head: Head, *, is_tied: bool) -> Tensor | None:
+def rows_of_the_embedding(weights: Any, head: PlannedHead, *, is_tied: bool) -> Tensor | None:
     return score_rows(weights, head, is_tied=True)
 
 

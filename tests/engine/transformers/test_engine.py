@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from engine.model import model_folder
-from engine.rows.head_torch import RowHead
+from engine.rows.modules_torch import RowModules
 from engine.rows.pooling_torch import Pooling, pool
 from engine.selftest.warmup import warm_up
 from engine.transformers import engine, selftest
@@ -228,7 +228,7 @@ def made(forward: Forward, *, streams: int = 1) -> TransformersEngine:
         architecture="",
     )
     limits = EngineLimits(max_num_tokens=64, max_num_seqs=8, max_seqlen=8, streams=streams, depth=streams + 1)
-    return TransformersEngine(forward, embeddings(Pooling(("cls",), RowHead())), info=info, limits=limits)
+    return TransformersEngine(forward, embeddings(Pooling(("cls",), RowModules())), info=info, limits=limits)
 
 
 def ids_as_rows(some: Batch) -> torch.Tensor:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine.messages import LoadOptions
 from engine.model import model_folder
-from engine.rows.head_torch import RowHead
+from engine.rows.modules_torch import RowModules
 from engine.rows.pooling_torch import Pooling
 from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
@@ -165,7 +165,7 @@ def test_what_its_errors_mean(
     )
     loaded = TransformersEngine(
         forward,
-        embeddings(Pooling(("cls",), RowHead())),
+        embeddings(Pooling(("cls",), RowModules())),
         info=info,
         limits=EngineLimits(max_num_tokens=10, max_num_seqs=9, max_seqlen=9),
     )

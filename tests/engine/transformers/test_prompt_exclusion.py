@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoConfig, AutoModel
 
-from engine.rows.head_torch import RowHead
+from engine.rows.modules_torch import RowModules
 from engine.rows.pooling_torch import Pooling
 from engine.transformers.engine import TransformersEngine, load
 from engine.types import PROMPT_TOKEN, Batch, OutputKind
@@ -86,7 +86,7 @@ def test_other_families_and_steps_after_the_pooling(family: str, tmp_path: Path)
 def test_a_sequence_that_is_nothing_but_a_prompt_is_pooled_whole(mode: str) -> None:
     sequences = arbitrary((4, 1, 6))
     token_rows = torch.from_numpy(np.random.default_rng(0).normal(size=(11, 8)).astype(np.float32))
-    whole = Pooling((mode,), RowHead())
+    whole = Pooling((mode,), RowModules())
     rows, expected = whole(token_rows, with_prompts(sequences, (4, 1, 2))), whole(token_rows, batch(sequences))
     assert torch.equal(rows[:2], expected[:2])
     assert torch.equal(rows[2], expected[2]) == (mode == "last")
@@ -113,4 +113,4 @@ def token_rows(loaded: TransformersEngine, some: Batch) -> NDArray[np.float32]:
 
 def test_nothing_is_looked_at_where_no_types_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "diff", None)  # the first thing that would be done
-    assert Pooling(("cls",), RowHead())(torch.ones(3, 2), batch([[5, 6, 7]])).tolist() == [[1, 1]]
+    assert Pooling(("cls",), RowModules())(torch.ones(3, 2), batch([[5, 6, 7]])).tolist() == [[1, 1]]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import Activation
 from server.dialects.writing.predictions import classes, predictions
-from server.requests.classify import activated
+from server.requests.activation import activated
 from tests.server.loop_share import turns_during
 
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from server.dialects.openai import openai_error
 from server.dialects.table import ROUTES
+from server.dialects.writing.openai_shapes import openai_error
 from server.http import body as asgi
 from server.http.body import Message
 from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError

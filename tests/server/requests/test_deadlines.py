@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from server.dialects.openai import openai_error
 from server.dialects.table import ROUTES
+from server.dialects.writing.openai_shapes import openai_error
 from server.http.body import Message
 from tests.server.edge import Called, Edge, call, good_body, state_with_everything
 

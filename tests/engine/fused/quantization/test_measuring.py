@@ -15,7 +15,7 @@ from engine.fused.engine import FusedEngine
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import gate_rows
 from engine.fused.quantization.gate_rows import GateRows
-from engine.rows.head_torch import RowHead
+from engine.rows.modules_torch import RowModules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.types import Engine, ModelError
@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Model:
         chosen=chosen,
         spec=source.spec,
         weights=source.weights(),
-        head=RowHead(),
+        modules=RowModules(),
         ops=ReferenceOps(),
         attention=None,
         max_num_seqs=64,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from engine.tensorrt_llm.planning.head import POOLINGS, Head, HeadKind
+from engine.tensorrt_llm.planning.head import POOLINGS, HeadKind, PlannedHead
 from tests.engine.tensorrt_llm.packed_rows import packed, rows_by
 from tests.engine.tiny_models import (
     GENERATING,
@@ -28,8 +28,8 @@ YES, NO = 11, 7
 _MODES = {"last": "lasttoken"}
 
 
-def head(kind: HeadKind, **others: Any) -> Head:
-    return Head(**{"kind": kind, "pooling": "last", "is_causal": True, "num_outputs": 1, **others})
+def head(kind: HeadKind, **others: Any) -> PlannedHead:
+    return PlannedHead(**{"kind": kind, "pooling": "last", "is_causal": True, "num_outputs": 1, **others})
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def head(kind: HeadKind, **others: Any) -> Head:
     ],
     ids=lambda sent: sent.kind,
 )
-def test_it_comes_through_json(sent: Head) -> None:
+def test_it_comes_through_json(sent: PlannedHead) -> None:
     """As it may be written to a configuration's file on the way."""
     config = sent.to_config()
 
-    assert Head.from_config(json.loads(json.dumps(config))) == sent
+    assert PlannedHead.from_config(json.loads(json.dumps(config))) == sent
     assert all(type(value) in (str, bool, int, type(None)) for value in config.values())
 
 
 def test_another_kind_is_no_head() -> None:
     with pytest.raises(ValueError, match="not a valid HeadKind"):
-        Head.from_config({**head(HeadKind.EMBED).to_config(), "kind": "other"})
+        PlannedHead.from_config({**head(HeadKind.EMBED).to_config(), "kind": "other"})
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

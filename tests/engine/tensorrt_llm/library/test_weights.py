@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.tensorrt_llm.library.models import score_rows, with_or_without_prefix
-from engine.tensorrt_llm.planning.head import Head, HeadKind
+from engine.tensorrt_llm.planning.head import HeadKind, PlannedHead
 from engine.types import ModelError
 
 VOCAB_SIZE, SIZE = 12, 6
@@ -27,8 +27,8 @@ class Lazy:
         return self._tensor
 
 
-def head(kind: HeadKind, **others: Any) -> Head:
-    return Head(**{"kind": kind, "pooling": "last", "is_causal": True, "num_outputs": 1, **others})
+def head(kind: HeadKind, **others: Any) -> PlannedHead:
+    return PlannedHead(**{"kind": kind, "pooling": "last", "is_causal": True, "num_outputs": 1, **others})
 
 
 ANSWER = head(HeadKind.ANSWER, yes_id=7, no_id=2)

@@ -13,8 +13,8 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, LateInteraction, TokenScores, TokenTable
 from engine.tensorrt_llm.planning.backbone import is_causal, window_of
 from engine.tensorrt_llm.planning.head import (
-    Head,
     HeadKind,
+    PlannedHead,
     check_config,
     head_of,
     notes_of,
@@ -54,7 +54,7 @@ def test_the_library_reads_architectures_before_it_is_told_ours(tmp_path: Path) 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings(family: str, tmp_path: Path) -> None:
     head = head_of(write_model(tmp_path, model_type=family, sliding_window=None))
-    assert head == Head(kind=HeadKind.EMBED, pooling="last", is_causal=True, num_outputs=HIDDEN)
+    assert head == PlannedHead(kind=HeadKind.EMBED, pooling="last", is_causal=True, num_outputs=HIDDEN)
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
@@ -65,14 +65,16 @@ def test_each_pooling(pooling: str, tmp_path: Path) -> None:
 
 def test_scores(tmp_path: Path) -> None:
     head = head_of(write_model(tmp_path, **_SCORER, pad_token_id=3))
-    assert head == Head(kind=HeadKind.SCORE, pooling="last", is_causal=True, num_outputs=3)
+    assert head == PlannedHead(kind=HeadKind.SCORE, pooling="last", is_causal=True, num_outputs=3)
 
 
 @pytest.mark.parametrize("no_id", [8, None])
 def test_answers(no_id: int | None, tmp_path: Path) -> None:
     folder = dataclasses.replace(write_model(tmp_path), heads=(AnswerScore(yes_id=7, no_id=no_id),))
     head = head_of(folder)
-    assert head == Head(kind=HeadKind.ANSWER, pooling="last", is_causal=True, num_outputs=1, yes_id=7, no_id=no_id)
+    assert head == PlannedHead(
+        kind=HeadKind.ANSWER, pooling="last", is_causal=True, num_outputs=1, yes_id=7, no_id=no_id
+    )
     beyond = dataclasses.replace(folder, heads=(AnswerScore(yes_id=100, no_id=no_id),))
     assert "among the 100 tokens" in refused(beyond)
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.model.tasks import AnswerScore, Task
 from engine.tensorrt_llm.planning.families import FAMILIES
-from engine.tensorrt_llm.planning.head import CONFIG_KEY, Head, HeadKind
+from engine.tensorrt_llm.planning.head import CONFIG_KEY, HeadKind, PlannedHead
 from engine.tensorrt_llm.planning.model_class import ours
 from engine.types import ModelError, OutputKind
 from tests.engine.tensorrt_llm.header_models import HIDDEN, VOCAB, plain, write_model
@@ -39,7 +39,7 @@ def test_the_head_reaches_the_class_as_it_is(is_causal: bool, tmp_path: Path) ->
 
     config: Any = json.loads(json.dumps(model_class.model_kwargs))[CONFIG_KEY]
 
-    assert Head.from_config(config) == Head(
+    assert PlannedHead.from_config(config) == PlannedHead(
         kind=HeadKind.EMBED, pooling="last", is_causal=is_causal, num_outputs=HIDDEN
     )
 

@@ -1,11 +1,11 @@
-"""Runs a few arbitrary sequences through the library's own forward, one at a time: the reference for the self-test.
+"""The reference for the self-test: a few arbitrary sequences, run one at a time through the library's own forward.
 
 Shapes: T tokens of all sequences, B sequences, S tokens of one, D numbers a row, L raw scores, V vocabulary entries.
 """
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +13,13 @@ from transformers import PreTrainedModel
 
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
-from engine.model.tasks import AnswerScore, Head, SequenceScores, TokenScores, VocabularyWeights
+from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.rows.pooling_torch import on_device
 from engine.selftest.comparison import batch_of, not_finite
 from engine.selftest.sample_ids import Sequences, arbitrary
 from engine.types import Batch, ModelError, OutputKind
 
 _SEQLENS = (5, 17, 1, 5, 9, 30)  # equal lengths are there on purpose, and a sum that `forward` rounds up
-_KINDS: dict[type[Head], OutputKind] = {  # of the library's own heads
-    SequenceScores: OutputKind.LOGITS,
-    AnswerScore: OutputKind.LOGITS,
-    TokenScores: OutputKind.TOKEN_LOGITS,
-    VocabularyWeights: OutputKind.SPARSE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +31,7 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class Reference:
     """All tensors are where the model is."""
 
     batch: Batch
@@ -45,13 +39,13 @@ class Trial:
     scores: dict[OutputKind, Scores]  # of the library's own head, if there is one
 
 
-def run_alone(model: PreTrainedModel, folder: ModelFolder) -> Trial:
+def run_alone(model: PreTrainedModel, folder: ModelFolder) -> Reference:
     """Run one sequence at a time through the model as it was loaded. Raises ModelError if it fails or overflows.
 
     model: see `loading.load_model`.
     """
     sequences = arbitrary(folder, _SEQLENS)
-    head = next((head for head in folder.heads if type(head) in _KINDS), None)
+    head = next((head for head in folder.heads if isinstance(head, TransformersHead)), None)
     if isinstance(head, AnswerScore):
         _check_entries(head, folder)
     try:
@@ -60,7 +54,7 @@ def run_alone(model: PreTrainedModel, folder: ModelFolder) -> Trial:
         raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
     if not all(tensor.isfinite().all() for tensor in (rows, *(each.values for each in scores))):
         raise not_finite("transformers", str(rows.dtype).removeprefix("torch."))
-    return Trial(batch_of(sequences), rows, {} if head is None else {_KINDS[type(head)]: _joined(scores)})
+    return Reference(batch_of(sequences), rows, {} if head is None else {head.output: _joined(scores)})
 
 
 def _check_entries(head: AnswerScore, folder: ModelFolder) -> None:
@@ -70,7 +64,7 @@ def _check_entries(head: AnswerScore, folder: ModelFolder) -> None:
 
 
 @torch.inference_mode()
-def _run(model: PreTrainedModel, head: Head | None, sequences: Sequences) -> tuple[Tensor, list[Scores]]:
+def _run(model: PreTrainedModel, head: TransformersHead | None, sequences: Sequences) -> tuple[Tensor, list[Scores]]:
     """Token rows of all sequences, and the scores of each if there is a head."""
     rows: list[Tensor] = []
     scores: list[Scores] = []
@@ -92,7 +86,7 @@ def _run(model: PreTrainedModel, head: Head | None, sequences: Sequences) -> tup
     return torch.cat(rows), scores
 
 
-def _scores(head: Head, logits: Tensor) -> Scores:
+def _scores(head: TransformersHead, logits: Tensor) -> Scores:
     """Of one sequence. Logits are float32 [1, L], or [1, S, L] of heads that score each token."""
     match head:
         case AnswerScore():
@@ -103,8 +97,11 @@ def _scores(head: Head, logits: Tensor) -> Scores:
             weights = weights.log1p() if head.activation == "log1p_relu" else weights
             weights = weights.sum(dim=0) if head.pooling == "sum" else weights.amax(dim=0)
             return Scores(weights[None], weights.max().item())
-    values = logits if logits.dim() == 2 else logits[0]
-    return Scores(values, values.abs().max().item())
+        case SequenceScores() | TokenScores():
+            values = logits if logits.dim() == 2 else logits[0]
+            return Scores(values, values.abs().max().item())
+        case _:
+            assert_never(head)
 
 
 def _joined(scores: list[Scores]) -> Scores:

@@ -1,4 +1,4 @@
-"""The modules after the Pooling on the CPU, with numpy alone. engine.rows.head_torch does the same with torch.
+"""The modules after the Pooling on the CPU, with numpy alone. engine.rows.modules_torch does the same with torch.
 
 Shapes: B rows of D numbers, float32.
 """
@@ -15,7 +15,7 @@ from engine.model.steps import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, Layer
 _Rows = NDArray[np.float32]
 
 
-class RowHead:
+class RowModules:
     """All steps of a model, none as often as not. May be called by several threads at the same time."""
 
     def __init__(self, steps: Sequence[Step] = (), arrays: Sequence[Arrays] = ()) -> None:
@@ -28,9 +28,9 @@ class RowHead:
         return rows
 
 
-def load_head(folder: Path, steps: Sequence[Step]) -> RowHead:
+def load_modules(folder: Path, steps: Sequence[Step]) -> RowModules:
     """Raises ModelError where a file has not what its config.json says."""
-    return RowHead(steps, read_arrays(folder, steps))
+    return RowModules(steps, read_arrays(folder, steps))
 
 
 def _applied(rows: _Rows, step: Step, arrays: Arrays) -> _Rows:

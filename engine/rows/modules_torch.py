@@ -1,4 +1,4 @@
-"""The modules after the Pooling with torch, on any device. engine.rows.head_numpy does the same with numpy.
+"""The modules after the Pooling with torch, on any device. engine.rows.modules_numpy does the same with numpy.
 
 Shapes: B rows of D numbers, float32.
 """
@@ -14,7 +14,7 @@ from engine.model.arrays import read_arrays
 from engine.model.steps import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, LayerNorm, Step
 
 
-class RowHead:
+class RowModules:
     """All steps of a model, none as often as not. Never synchronises with the host."""
 
     def __init__(self, steps: Sequence[Step] = (), tensors: Sequence[dict[str, Tensor]] = ()) -> None:
@@ -27,10 +27,12 @@ class RowHead:
         return rows
 
 
-def load_head(folder: Path, steps: Sequence[Step], *, device: torch.device) -> RowHead:
+def load_modules(folder: Path, steps: Sequence[Step], *, device: torch.device) -> RowModules:
     """Its tensors are on the device. Raises ModelError where a file has not what its config.json says."""
     found = read_arrays(folder, steps)
-    return RowHead(steps, [{name: torch.tensor(array, device=device) for name, array in one.items()} for one in found])
+    return RowModules(
+        steps, [{name: torch.tensor(array, device=device) for name, array in one.items()} for one in found]
+    )
 
 
 def _applied(rows: Tensor, step: Step, tensors: dict[str, Tensor]) -> Tensor:
