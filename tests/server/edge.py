@@ -66,8 +66,8 @@ def ready_state(**changes: Any) -> Json:
     info |= {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "pooling": "last", "dtype": "float32"}
     model = {"index": 0, "info": info, "truncation": Truncation.RIGHT, "default_prompt": "", "loaded_at": 7}
     model |= {"model_id": "somebody/the-model", "revision": "", "prompts": {"query": "Q: "}}
-    told = {"ready": True, "reason": None, "names": ["the-model"], "models": [model]}
-    return {**told, "limits": {"max_client_batch_size": 4}, **changes}
+    state = {"ready": True, "reason": None, "names": ["the-model"], "models": [model]}
+    return {**state, "limits": {"max_client_batch_size": 4}, **changes}
 
 
 def state_with(outputs: OutputKind, **model: Any) -> Json:

@@ -35,9 +35,9 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "--devices cpu serves most models, by openvino or transformers"
     )
     assert missing in line_of("--devices", "cuda", folder=tmp_path)
-    for wish in ("--engine", "fused"), ("--quantization", "fp8"):
-        assert missing in (line := line_of(*wish, folder=tmp_path))
-        assert " ".join(wish) in line
+    for flag in ("--engine", "fused"), ("--quantization", "fp8"):
+        assert missing in (line := line_of(*flag, folder=tmp_path))
+        assert " ".join(flag) in line
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,8 @@ def test_both_are_listed(server: Server) -> None:
     assert {name: model["dimensions"] for name, model in listed.items()} == DIMENSIONS
     assert {name: model["max_model_len"] for name, model in listed.items()} == {"small": 16, "large": 256}
 
-    told = server.request("GET", "/info").json()["models"]
-    assert {model["info"]["name"]: model["info"]["dimensions"] for model in told} == DIMENSIONS
+    models = server.request("GET", "/info").json()["models"]
+    assert {model["info"]["name"]: model["info"]["dimensions"] for model in models} == DIMENSIONS
 
 
 def test_each_has_its_own_readiness(server: Server) -> None:

@@ -22,17 +22,17 @@ INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 
 
 def details(
-    pool: TokenizerPool, texts: Sequence[str], request_class: RequestClass = INTERACTIVE, **wishes: Any
+    pool: TokenizerPool, texts: Sequence[str], request_class: RequestClass = INTERACTIVE, **options: Any
 ) -> asyncio.Task[list[list[Token]]]:
-    asking = pool.tokenize_details(texts, model=0, request_class=request_class, **wishes)
+    asking = pool.tokenize_details(texts, model=0, request_class=request_class, **options)
     return asyncio.get_running_loop().create_task(asking)
 
 
 def decode(
-    pool: TokenizerPool, token_ids: Sequence[Sequence[int]], request_class: RequestClass = INTERACTIVE, **wishes: Any
+    pool: TokenizerPool, token_ids: Sequence[Sequence[int]], request_class: RequestClass = INTERACTIVE, **options: Any
 ) -> asyncio.Task[list[str]]:
     return asyncio.get_running_loop().create_task(
-        pool.decode(token_ids, model=0, request_class=request_class, **wishes)
+        pool.decode(token_ids, model=0, request_class=request_class, **options)
     )
 
 

@@ -54,9 +54,9 @@ def check_head(folder: Path, num_labels: int) -> None:
 def activation_of(files: Files, num_labels: int) -> tuple[Activation, tuple[str, ...]]:
     """The activation, and a note if the files name one in the model's own code. Raises ModelError."""
     is_cross_encoder = files.chain in (Chain.SCORES, Chain.ANSWER)
-    told = read_optional(files.folder / CONFIG) if is_cross_encoder else {}
+    cross_encoder = read_optional(files.folder / CONFIG) if is_cross_encoder else {}
     named = (
-        told.get("activation_fn")
+        cross_encoder.get("activation_fn")
         or object_in(files.config, "sentence_transformers").get("activation_fn")
         or files.config.get("sbert_ce_default_activation_function")
     )

@@ -65,8 +65,8 @@ def _of_modules(files: Files, config: Json) -> Detected:
     vocabulary = Vocabulary(files.folder)
     prompts = read_prompts(files.folder).by_name
     ids = {role: _marker_id(vocabulary, prompts.get(role, "")) for role in ("query", "document")}
-    told = {**config, **files.sentence.transformer}
-    expansion = object_in(told, "query_expansion")
+    options = {**config, **files.sentence.transformer}
+    expansion = object_in(options, "query_expansion")
     if expansion and expansion.get("strategy") != "fixed":
         raise ModelError("query_expansion in the Transformer module has a strategy that is not supported; fixed is")
     mask = next((module for module in files.sentence.modules if module.kind == "MultiVectorMask"), None)
@@ -76,10 +76,10 @@ def _of_modules(files: Files, config: Json) -> Detected:
     late = LateInteraction(
         query_marker_id=ids["query"],
         document_marker_id=ids["document"],
-        query_length=number_in(expansion, "length") or number_in(told, "query_length"),
+        query_length=number_in(expansion, "length") or number_in(options, "query_length"),
         expansion_id=_expansion_id(vocabulary, expansion.get("token")) if expansion else None,
         attends_to_expansion=bool(expansion.get("attend")),
-        document_length=number_in(told, "document_length"),
+        document_length=number_in(options, "document_length"),
         skipped_ids=_ids(vocabulary, skipping.get("skiplist_words") or ()),
     )
     prompts = {name: prompt for name, prompt in prompts.items() if ids.get(name) is None}
@@ -87,17 +87,17 @@ def _of_modules(files: Files, config: Json) -> Detected:
 
 
 def _of_stanford(files: Files) -> Detected:
-    vocabulary, told = Vocabulary(files.folder), read_optional(files.folder / _STANFORD_FILE)
+    vocabulary, artifact = Vocabulary(files.folder), read_optional(files.folder / _STANFORD_FILE)
     late = LateInteraction(
-        query_marker_id=vocabulary.needed(str(told.get("query_token_id") or "[unused0]")),
-        document_marker_id=vocabulary.needed(str(told.get("doc_token_id") or "[unused1]")),
-        query_length=number_in(told, "query_maxlen") or _QUERY_LENGTH,
+        query_marker_id=vocabulary.needed(str(artifact.get("query_token_id") or "[unused0]")),
+        document_marker_id=vocabulary.needed(str(artifact.get("doc_token_id") or "[unused1]")),
+        query_length=number_in(artifact, "query_maxlen") or _QUERY_LENGTH,
         expansion_id=_expansion_id(vocabulary, None),
-        attends_to_expansion=bool(told.get("attend_to_mask_tokens")),
-        document_length=number_in(told, "doc_maxlen"),
-        skipped_ids=_ids(vocabulary, string.punctuation if told.get("mask_punctuation", True) else ()),
+        attends_to_expansion=bool(artifact.get("attend_to_mask_tokens")),
+        document_length=number_in(artifact, "doc_maxlen"),
+        skipped_ids=_ids(vocabulary, string.punctuation if artifact.get("mask_punctuation", True) else ()),
     )
-    step = _stanford_step(files, told)
+    step = _stanford_step(files, artifact)
     return Detected(
         task=Task.LATE_INTERACTION,
         source=f"config.json: {_STANFORD}",
@@ -106,11 +106,11 @@ def _of_stanford(files: Files) -> Detected:
     )
 
 
-def _stanford_step(files: Files, told: Json) -> Dense:
+def _stanford_step(files: Files, artifact: Json) -> Dense:
     """The projection layer, which is stored with the model's weights."""
     hidden_size = number_in(files.config, "hidden_size", "dim") or 0
     file = "model.safetensors"
-    shape: tuple[int, ...] = (number_in(told, "dim") or 0, hidden_size)
+    shape: tuple[int, ...] = (number_in(artifact, "dim") or 0, hidden_size)
     if files.needs_weights:
         found = {each.name: shapes_in(each).get(_STANFORD_LAYER) for each in weight_files(files.folder)}
         file, shape = next(((name, each) for name, each in found.items() if each), ("", ()))

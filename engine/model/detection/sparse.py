@@ -18,7 +18,7 @@ from engine.model.weights import check_weights, shapes_in
 from engine.types import ModelError
 
 _SPLITS = ("added_tokens", "model", "normalizer", "pre_tokenizer")  # in tokenizer.json
-_TOLD = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # in tokenizer_config.json
+_CONFIG_KEYS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")  # in tokenizer_config.json
 
 
 def masked_lm(files: Files, flag: str) -> Detected:
@@ -64,5 +64,5 @@ def _tokenizer(folder: Path) -> list[Any]:
     """The settings that decide a text's tokens, without the special tokens around it."""
     if not (folder / "tokenizer.json").is_file():
         raise ModelError(f"{folder} has no tokenizer.json; save the model with a fast tokenizer")
-    tokenizer, told = (read_optional(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
-    return [*(tokenizer.get(key) for key in _SPLITS), *(told.get(key) for key in _TOLD)]
+    tokenizer, tokenizer_config = (read_optional(folder / file) for file in ("tokenizer.json", "tokenizer_config.json"))
+    return [*(tokenizer.get(key) for key in _SPLITS), *(tokenizer_config.get(key) for key in _CONFIG_KEYS)]

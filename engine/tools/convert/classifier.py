@@ -97,20 +97,20 @@ def _weights(folder: Path) -> _Weights:
 
 
 def _config(found: ModelFolder) -> Json:
-    """config.json of a classifier that asks as the reranker does."""
+    """config.json of the classifier: the reranker's, with its template."""
     config = read_object(found.path / "config.json")
     name = str((config.get("architectures") or [""])[0])
     if not name.endswith(_GENERATIVE) or found.template is None:
         raise ModelError(f"--as-classifier is for a …{_GENERATIVE} with a known template, not for {name or 'this'}")
     if config.get("pad_token_id") is None:  # transformers looks for the last token that is none
         config["pad_token_id"] = Vocabulary(found.path).special("pad_token")
-    told: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "architectures": [name.removesuffix(_GENERATIVE) + _SCORING],
         **_LABELS,
         "sentence_transformers": {"activation_fn": _SIGMOID},
         TEMPLATE_KEY: {"parts": list(found.template.parts), "instruction": found.template.instruction},
     }
-    return {**config, **told}
+    return {**config, **changes}
 
 
 def _copy(folder: Path, target: Path, weights: _Weights) -> None:

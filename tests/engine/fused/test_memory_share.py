@@ -28,24 +28,24 @@ def chosen(tmp_path: Path) -> Choices:
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_the_process_is_held_to_it(share: float, chosen: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
     monkeypatch.setattr(choices, "choose", lambda _: dataclasses.replace(chosen, memory_share=share))
-    monkeypatch.setattr(torch.cuda, "set_device", told.append)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *these: told.append(these))
-    monkeypatch.setattr(loading, "_Loading", lambda *_, **__: Loading(told))
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *these: calls.append(these))
+    monkeypatch.setattr(loading, "_Loading", lambda *_, **__: Loading(calls))
 
     loading.load(None, name="m", reason="", options=LoadOptions(device="cpu"))  # type: ignore[arg-type]  # phases, which nothing uses
 
     held = [(0.25, torch.device("cuda:1"))] if share < 1.0 else []
-    assert told == [torch.device("cuda:1"), *held, "loaded"]
+    assert calls == [torch.device("cuda:1"), *held, "loaded"]
 
 
 class Loading:
-    def __init__(self, told: list[Any]) -> None:
-        self._told = told
+    def __init__(self, calls: list[Any]) -> None:
+        self._calls = calls
 
     def load(self) -> None:
-        self._told.append("loaded")
+        self._calls.append("loaded")
 
 
 def test_what_is_reckoned_with(chosen: Choices, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_what_it_computes_in(device: str, dtype: str, expected: torch.dtype, cho
 
 def test_a_share_of_the_memory(minilm_folder: Path, chosen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is held to it before anything is loaded, and what is more than it is refused though it is free."""
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *told: chosen.append(told))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *arguments: chosen.append(arguments))
 
     place(LoadOptions(device="cuda:0", memory_share=1.0))
     place(LoadOptions(device="cpu", memory_share=0.5))

@@ -81,7 +81,7 @@ def qwen3(tmp_path: Path) -> Path:
     return folder
 
 
-def told(capsys: pytest.CaptureFixture[str], *, python: str = sys.executable, **model: Any) -> Any:
+def run_doctor(capsys: pytest.CaptureFixture[str], *, python: str = sys.executable, **model: Any) -> Any:
     """Exit code and JSON."""
     words: dict[str, Any] = {name: str(value) for name, value in model.items()}
     code = doctor(Settings(models=(ModelSettings(**words),), engine_python=python), as_json=True)
@@ -98,7 +98,7 @@ def able(found: Any) -> set[str]:
 
 @pytest.mark.holds("TensorRT-LLM")
 def test_the_default_model_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = told(capsys)
+    code, found = run_doctor(capsys)
 
     assert (code, found["engine"], found["can_serve"]) == (0, "openvino", True)
     assert found["reason"] == "--engine auto takes openvino, on cpu"
@@ -134,7 +134,7 @@ def test_text_has_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 def test_on_an_h100(capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path) -> None:
     computer.has(H100)
 
-    code, found = told(capsys, model_id=qwen3, pooling="last-token")
+    code, found = run_doctor(capsys, model_id=qwen3, pooling="last-token")
 
     assert (code, found["reason"]) == (0, "--engine auto takes fused, on cuda:0")
     assert found["machine"]["gpus"] == [
@@ -148,7 +148,7 @@ def test_with_the_library(capsys: pytest.CaptureFixture[str], computer: Computer
     computer.has(H100)
     computer.has_library(write_library(tmp_path))
 
-    code, found = told(capsys, model_id=qwen3, pooling="last-token")
+    code, found = run_doctor(capsys, model_id=qwen3, pooling="last-token")
 
     assert (code, found["reason"]) == (0, "--engine auto takes fused, on cuda:0")
     assert found["engines"]["tensorrt-llm"]["can_serve"]
@@ -160,8 +160,8 @@ def test_the_gpus_that_were_asked_for_count(
 ) -> None:
     computer.has(H100, dataclasses.replace(T4, index=1))
 
-    _, of_all = told(capsys, model_id=qwen3, pooling="last-token", devices="cuda")
-    _, of_one = told(capsys, model_id=qwen3, pooling="last-token", devices="cuda:0")
+    _, of_all = run_doctor(capsys, model_id=qwen3, pooling="last-token", devices="cuda")
+    _, of_one = run_doctor(capsys, model_id=qwen3, pooling="last-token", devices="cuda:0")
 
     assert "Tesla T4" in reasons(of_all, "tensorrt-llm")
     assert "Tesla T4" not in reasons(of_one, "tensorrt-llm")
@@ -182,7 +182,7 @@ def test_flags_that_the_library_can_not_follow(
     if "quantization" in asked:
         quantized_models.write(qwen3, quantized_models.quantized(BLOCKS), quantized_models.BLOCKWISE)
 
-    _, found = told(capsys, model_id=qwen3, pooling="last-token", **asked)
+    _, found = run_doctor(capsys, model_id=qwen3, pooling="last-token", **asked)
 
     assert words in reasons(found, "tensorrt-llm")
 
@@ -195,9 +195,9 @@ def test_a_reward_model_is_for_the_librarys_own_class(
     change(qwen3 / "config.json", model_type="qwen2", architectures=[name], auto_map={"AutoModel": f"own.{name}"})
     stock = {"engine": "tensorrt-llm", "tensorrt_llm_model_class": "stock"}
 
-    _, found = told(capsys, model_id=qwen3)
+    _, found = run_doctor(capsys, model_id=qwen3)
     assert f"needs the code of {name}" in found["reason"]
-    _, found = told(capsys, model_id=qwen3, **stock)
+    _, found = run_doctor(capsys, model_id=qwen3, **stock)
     assert "score.0" in reasons(found, "tensorrt-llm")
     assert f"brings code for {name}, which is never run" in reasons(found, "transformers")
 
@@ -209,7 +209,7 @@ def test_a_library_that_changed(
     computer.has_library(write_library(tmp_path))
     (tmp_path / "tensorrt_llm" / "llmapi" / "llm.py").write_text("class LLM: ...\n")
 
-    _, found = told(capsys, model_id=qwen3, pooling="last-token")
+    _, found = run_doctor(capsys, model_id=qwen3, pooling="last-token")
 
     assert "tensorrt_llm 1.4.0rc1 lacks what the engine needs" in reasons(found, "tensorrt-llm")
     assert found["engine"] == "fused"
@@ -220,7 +220,7 @@ def test_a_library_that_is_too_old(
 ) -> None:
     computer.has_library(tmp_path, "1.2.1")
 
-    _, found = told(capsys, model_id=qwen3, pooling="last-token")
+    _, found = run_doctor(capsys, model_id=qwen3, pooling="last-token")
 
     assert "tensorrt_llm 1.2.1 is too old" in reasons(found, "tensorrt-llm")
 
@@ -228,7 +228,7 @@ def test_a_library_that_is_too_old(
 def test_a_gpu_without_bfloat16(capsys: pytest.CaptureFixture[str], computer: Computer) -> None:
     computer.has(T4)
 
-    code, found = told(capsys)
+    code, found = run_doctor(capsys)
 
     assert (code, found["engine"]) == (0, "openvino")
     assert "Tesla T4, compute capability 7.5) has no bfloat16" in reasons(found, "fused")
@@ -241,7 +241,7 @@ def test_a_torch_without_cuda(
     computer.has(H100)
     monkeypatch.setattr(model_plan, "_torch_version", lambda: "2.13.0+cpu")
 
-    _, found = told(capsys)
+    _, found = run_doctor(capsys)
 
     assert found["machine"]["gpus"]  # the driver sees it all the same
     assert reasons(found, "fused") == "it needs a GPU: there is a GPU, but torch 2.13.0+cpu is built without CUDA"
@@ -263,7 +263,7 @@ def test_a_model_that_is_not_here_is_not_fetched(
 
 
 def test_a_folder_that_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, found = told(capsys, model_id=tmp_path)
+    code, found = run_doctor(capsys, model_id=tmp_path)
 
     assert (code, found["engine"]) == (1, None)
     assert found["model"]["trouble"] == found["reason"] != ""
@@ -273,7 +273,7 @@ def test_weights_that_few_can_read(capsys: pytest.CaptureFixture[str], computer:
     computer.has(H100)
     change(qwen3 / "config.json", quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
 
-    _, found = told(capsys, model_id=qwen3, pooling="last-token")
+    _, found = run_doctor(capsys, model_id=qwen3, pooling="last-token")
 
     assert "only the fused engine reads" in reasons(found, "transformers")
     assert reasons(found, "fused") == ""
@@ -285,7 +285,7 @@ def test_a_reranker_is_for_others_than_fused(
     computer.has(H100)
     shapes.cross_encoder(tmp_path / "model")
 
-    _, found = told(capsys, model_id=tmp_path / "model")
+    _, found = run_doctor(capsys, model_id=tmp_path / "model")
 
     assert "the fused engine gives embeddings alone" in reasons(found, "fused")
     assert found["engine"] == "transformers"
@@ -294,7 +294,7 @@ def test_a_reranker_is_for_others_than_fused(
 def test_a_table_of_static_embeddings(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shapes.static(tmp_path / "model")
 
-    code, found = told(capsys, model_id=tmp_path / "model")
+    code, found = run_doctor(capsys, model_id=tmp_path / "model")
 
     assert (code, found["engine"], able(found)) == (0, "static", {"static"})
     assert "table of static embeddings" in reasons(found, "openvino")
@@ -304,7 +304,7 @@ def test_an_architecture_that_no_table_has(capsys: pytest.CaptureFixture[str], t
     shapes.embedding(tmp_path / "model")
     change(tmp_path / "model" / "config.json", model_type="blenderbot")
 
-    _, found = told(capsys, model_id=tmp_path / "model")
+    _, found = run_doctor(capsys, model_id=tmp_path / "model")
 
     assert "it may serve it" in found["engines"]["transformers"]["notes"][0]
     assert "does not know the architecture 'blenderbot'" in reasons(found, "fused")
@@ -322,7 +322,7 @@ def test_an_architecture_that_no_table_has(capsys: pytest.CaptureFixture[str], t
     ids=str,
 )
 def test_what_was_asked_for_can_not_be(capsys: pytest.CaptureFixture[str], asked: dict[str, str], why: str) -> None:
-    code, found = told(capsys, **asked)
+    code, found = run_doctor(capsys, **asked)
 
     assert (code, found["engine"]) == (1, None)
     assert why in found["reason"]
@@ -333,14 +333,14 @@ def test_auto_finds_none_and_another_can_be_named(
 ) -> None:
     monkeypatch.setattr(registry, "tried_by_auto", lambda kind: {"fused": True})
 
-    code, found = told(capsys)
+    code, found = run_doctor(capsys)
 
     assert (code, found["engine"], found["can_serve"]) == (0, None, True)
     assert found["reason"].endswith("; --engine openvino or onnxruntime or transformers can serve it")
 
 
 def test_the_fake_engine_serves_anything(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = told(capsys, engine="fake")
+    code, found = run_doctor(capsys, engine="fake")
 
     assert (code, found["engine"]) == (0, "fake")
 
@@ -353,7 +353,7 @@ def test_another_python_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: P
     python.write_text(NUMPY_ALONE.format(packages, sys.executable))
     python.chmod(0o755)
 
-    code, found = told(capsys, python=str(python))
+    code, found = run_doctor(capsys, python=str(python))
 
     assert code == 1
     assert found["machine"]["engine_python_packages"] == [f"numpy {np.__version__}"]
@@ -376,7 +376,7 @@ def test_the_librarys_own_python(
     monkeypatch.setattr(doctor_machine, "_asked", lambda python: there)
     monkeypatch.setattr(model_plan, "has_tensorrt_llm_alone", lambda python: True)
 
-    code, found = told(capsys, python="/bin/true", model_id=qwen3, pooling="last-token")
+    code, found = run_doctor(capsys, python="/bin/true", model_id=qwen3, pooling="last-token")
 
     assert (code, found["engine"], able(found)) == (0, "tensorrt-llm", {"tensorrt-llm"})
     assert "--engine-python has TensorRT-LLM" in found["reason"]

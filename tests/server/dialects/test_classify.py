@@ -49,9 +49,9 @@ def test_infinitys_answer(raw: bool, expected: float) -> None:
     assert json.loads(classify({"input": ["a", "bc"], "raw_scores": raw}, "/v1/classify").body)["object"] == "list"
 
 
-@pytest.mark.parametrize("wish", [{"use_activation": False}, {"raw_scores": True}])
-def test_without_activation(wish: dict[str, bool]) -> None:
-    answer = json.loads(classify({"input": ["a", "b"], **wish}, "/v1/classify").body)
+@pytest.mark.parametrize("fields", [{"use_activation": False}, {"raw_scores": True}])
+def test_without_activation(fields: dict[str, bool]) -> None:
+    answer = json.loads(classify({"input": ["a", "b"], **fields}, "/v1/classify").body)
     assert answer["data"][1]["probs"] == [2.0, 2.0]
 
 

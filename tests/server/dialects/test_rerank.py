@@ -132,18 +132,18 @@ def test_top_n(family: dict[str, Any], top_n: int | None, num_results: int) -> N
     assert column(body if family is TEI else body["results"], "index") == ORDER[:num_results]
 
 
-@pytest.mark.parametrize("wish", [{"raw_scores": True}, {"use_activation": False}])
-def test_raw_scores_by_either_name(wish: dict[str, Any]) -> None:
-    assert column(answer("/rerank", {**RESULTS, **wish})["results"], "relevance_score") == LOGITS
+@pytest.mark.parametrize("fields", [{"raw_scores": True}, {"use_activation": False}])
+def test_raw_scores_by_either_name(fields: dict[str, Any]) -> None:
+    assert column(answer("/rerank", {**RESULTS, **fields})["results"], "relevance_score") == LOGITS
 
 
 @pytest.mark.holds("Reranking")
 @pytest.mark.parametrize("family", [TEI, RESULTS, VOYAGE, MIXEDBREAD])
 @pytest.mark.parametrize("by_header", [False, True])
 def test_raw_bytes_are_in_the_requests_order(family: dict[str, Any], by_header: bool) -> None:
-    wish = {} if by_header else {"encoding_format": "bytes"}
+    fields = {} if by_header else {"encoding_format": "bytes"}
     accept = "application/octet-stream" if by_header else "*/*"
-    called = post("/rerank", {**family, **wish, "raw_scores": True, "top_n": 1}, accept=accept)
+    called = post("/rerank", {**family, **fields, "raw_scores": True, "top_n": 1}, accept=accept)
 
     assert called.headers["content-type"] == "application/octet-stream"
     assert called.headers["x-embedline-shape"] == "4,1"
@@ -185,7 +185,7 @@ def test_a_long_list_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("wish", "expected"),
+    ("fields", "expected"),
     [
         ({}, Truncation.RIGHT),
         ({"truncate": False}, Truncation.NONE),
@@ -194,9 +194,9 @@ def test_a_long_list_is_written_in_slices(monkeypatch: pytest.MonkeyPatch) -> No
         ({"truncation": None}, Truncation.RIGHT),
     ],
 )
-def test_truncation(wish: dict[str, Any], expected: Truncation) -> None:
+def test_truncation(fields: dict[str, Any], expected: Truncation) -> None:
     asked: list[Any] = []
-    answer("/rerank", {**RESULTS, **wish}, prepare=lambda edge: asked.append(edge.tokenizers.asked))
+    answer("/rerank", {**RESULTS, **fields}, prepare=lambda edge: asked.append(edge.tokenizers.asked))
     assert asked[0][0][1]["truncation"] is expected
 
 

@@ -44,7 +44,7 @@ def written(
     return [json.loads(line) for line in (tmp_path / "log").read_bytes().splitlines()]
 
 
-def told(*traces: Trace) -> Callable[[RequestLog], Awaitable[None]]:
+def writes(*traces: Trace) -> Callable[[RequestLog], Awaitable[None]]:
     async def use(log: RequestLog) -> None:
         for trace in traces:
             log.write(trace)
@@ -76,7 +76,7 @@ def test_a_line_says_everything(tmp_path: Path) -> None:
         respond_seconds=0.00098765,
         total_seconds=1.7600004,
     )
-    (line,) = written(tmp_path, told(trace))
+    (line,) = written(tmp_path, writes(trace))
 
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("ts"))
     assert line == {
@@ -112,7 +112,7 @@ def test_a_line_says_everything(tmp_path: Path) -> None:
 def test_which_requests_get_a_line(tmp_path: Path, logged: Logged, statuses: list[int]) -> None:
     traces = [Trace(route=PATH, status=status) for status in (200, 400, 499, 503)]
 
-    assert [line["status"] for line in written(tmp_path, told(*traces), logged=logged)] == statuses
+    assert [line["status"] for line in written(tmp_path, writes(*traces), logged=logged)] == statuses
 
 
 @pytest.mark.holds("The request log")
@@ -147,7 +147,7 @@ def test_a_storm_of_refusals_gets_some_lines_for_each_reason(tmp_path: Path, mon
 
 def test_levels_by_status(tmp_path: Path) -> None:
     traces = [Trace(route=PATH, status=status) for status in (200, 429, 499, 500, 503)]
-    lines = written(tmp_path, told(*traces))
+    lines = written(tmp_path, writes(*traces))
 
     assert [line["level"] for line in lines] == ["info", "warning", "warning", "error", "error"]
 
@@ -155,7 +155,7 @@ def test_levels_by_status(tmp_path: Path) -> None:
 @pytest.mark.holds("The request log")
 @pytest.mark.parametrize("route", ["/livez", "/readyz", "/health", "/metrics"])
 def test_what_is_polled_gets_a_line_only_where_it_fails(tmp_path: Path, route: str) -> None:
-    lines = written(tmp_path, told(Trace(route=route, status=200), Trace(route=route, status=503)))
+    lines = written(tmp_path, writes(Trace(route=route, status=200), Trace(route=route, status=503)))
 
     assert [line["status"] for line in lines] == [503]
 
@@ -194,7 +194,7 @@ def test_answered_refused_and_aborted_requests_at_the_edge_without_their_texts(t
 @pytest.mark.holds("Log lines cannot be forged", "The request log")
 def test_names_can_not_forge_a_line(tmp_path: Path) -> None:
     forged = 'x"}\n{"level":"info"\x1b[2J\x00\x7f'
-    (line,) = written(tmp_path, told(Trace(route=PATH, status=200, key=forged, model=forged)))
+    (line,) = written(tmp_path, writes(Trace(route=PATH, status=200, key=forged, model=forged)))
 
     assert (line["key"], line["model"]) == (forged, forged)
     assert len((tmp_path / "log").read_bytes().splitlines()) == 1

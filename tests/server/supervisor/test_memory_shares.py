@@ -54,6 +54,6 @@ def test_more_than_all_of_it_is_refused(models: Sequence[ModelPlan]) -> None:
 
 
 def test_the_engine_is_told() -> None:
-    told = engine_options(model("cuda:0"), "cuda:0", cache_dir=None, num_threads=1, memory_share=0.25)
+    options = engine_options(model("cuda:0"), "cuda:0", cache_dir=None, num_threads=1, memory_share=0.25)
 
-    assert (told.device, told.memory_share) == ("cuda:0", 0.25)
+    assert (options.device, options.memory_share) == ("cuda:0", 0.25)

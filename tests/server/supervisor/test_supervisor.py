@@ -87,17 +87,17 @@ def test_the_only_one_of_its_kind_ends_it(title: str, folder: SocketFolder, monk
 class Dying:
     """A child that ends when it is told to."""
 
-    def __init__(self, plan: Plan, told: list[tuple[str, float]]) -> None:
+    def __init__(self, plan: Plan, stopped: list[tuple[str, float]]) -> None:
         self.plan = plan
         self.is_ready = True
         self.seen = 0
-        self._told = told
+        self._stopped = stopped
 
     def send_state(self, number: int, state: Json) -> None:
         self.seen = number
 
     async def stop(self, seconds: float) -> bool:
-        self._told.append((self.plan.role, seconds))
+        self._stopped.append((self.plan.role, seconds))
         return True
 
 
@@ -106,16 +106,16 @@ def test_processes_end_in_the_reverse_order_of_their_start(
     folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frontends have --shutdown-timeout and five seconds for what they hold, the others five."""
-    told: list[tuple[str, float]] = []
+    stopped: list[tuple[str, float]] = []
 
     async def run() -> None:
         server = Fallen(folder, monkeypatch, "a")
         children = server.supervisor._children
-        children[:] = [Dying(child.plan, told) for child in children]  # type: ignore[misc]
+        children[:] = [Dying(child.plan, stopped) for child in children]  # type: ignore[misc]
         await server.supervisor._stop(30)
 
     asyncio.run(run())
-    assert list(dict.fromkeys(told)) == [
+    assert list(dict.fromkeys(stopped)) == [
         ("frontend", 35.0),
         ("batch manager", 5.0),
         ("tokenizer", 5.0),

@@ -238,7 +238,7 @@ def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) 
     with bind("127.0.0.1", 0, "--port") as http:
         topology = topology_of(chosen, folder, http)
         children: Any = [FakeChild(plan) for plan in topology.plans()]
-    told, late = children[-2:]
+    informed, late = children[-2:]
     late.is_ready = False
     topology.page.engines_ready[:] = 1
     readiness = Readiness(children, plans, page=topology.page, limits={})
@@ -248,7 +248,7 @@ def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) 
     readiness.engine_loaded(children[0], {"info": {"name": "one", **LOADED}})
     readiness.send()
 
-    told.seen = told.states[-1][0]
+    informed.seen = informed.states[-1][0]
     assert readiness.why_not_ready() == "a frontend does not have the newest state yet"
     late.seen = late.states[-1][0]
     assert readiness.why_not_ready() is None

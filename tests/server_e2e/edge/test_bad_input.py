@@ -383,6 +383,6 @@ def test_the_log_repeats_nothing(tmp_path: Path) -> None:
         assert running.stop() == 0
     os.close(descriptor)
 
-    told = (tmp_path / "requests").read_text()
-    assert len(told.splitlines()) > 10
-    assert SECRET not in told + "\n".join(running.log.lines)
+    logged = (tmp_path / "requests").read_text()
+    assert len(logged.splitlines()) > 10
+    assert SECRET not in logged + "\n".join(running.log.lines)

@@ -86,9 +86,9 @@ def test_what_attention_is_told_leads_to_the_same_choice() -> None:
     choice = choose(ALL, Times({("flash", 512): 0.5, ("cudnn", 8192): 0.4}), max_seqlen=32768)
     assert choice.candidates == (TILES, FLASH, TILES, CUDNN)
     for length in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768):
-        told = choice.kernel_max_seqlen(length)
-        assert told >= length
-        assert choice.attend_for(told) is choice.attend_for(length)
+        rounded = choice.kernel_max_seqlen(length)
+        assert rounded >= length
+        assert choice.attend_for(rounded) is choice.attend_for(length)
 
 
 @pytest.mark.parametrize(("max_seqlen", "is_other"), [(100, False), (400, True)])

@@ -161,7 +161,7 @@ def test_a_folder_that_can_not_be_written_is_only_warned_of(tmp_path: Path, capl
 
 
 @pytest.mark.usefixtures("lenient")
-@pytest.mark.parametrize("what", ["weights", "config", "tokenizer", "pooling", "length", "dtype", "wish"])
+@pytest.mark.parametrize("what", ["weights", "config", "tokenizer", "pooling", "length", "dtype", "quantization"])
 def test_what_makes_a_start_cold_again(what: str, tmp_path: Path) -> None:
     folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
     load(folder, cache_dir)
@@ -169,7 +169,7 @@ def test_what_makes_a_start_cold_again(what: str, tmp_path: Path) -> None:
         "pooling": {"pooling": "cls"},
         "length": {"max_seqlen": 40},
         "dtype": {"dtype": "bfloat16"},
-        "wish": {"quantization": "auto"},
+        "quantization": {"quantization": "auto"},
     }
     if what == "weights":
         os.utime(folder / "model.safetensors", (1, 1))

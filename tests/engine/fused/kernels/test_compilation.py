@@ -48,7 +48,7 @@ def test_kernels_compile_and_spill_nothing(arch: int, tmp_path: Path) -> None:
 def test_the_table_of_gpus_says_what_is_compiled() -> None:
     """And has a line for each generation that the engine knows."""
     lines = re.findall(r"^\| ([\d., ]+) \|.*\| ([\w ]+) \| never \|$", MODELS.read_text(), re.MULTILINE)
-    told = {int(one.replace(".", "")): built for numbers, built in lines for one in numbers.split(", ")}
+    documented = {int(one.replace(".", "")): built for numbers, built in lines for one in numbers.split(", ")}
     whole, parts = dict.fromkeys(WHOLLY_COMPILED, "yes"), dict.fromkeys(SHARED_MEMORY, "one size each")
-    assert told == {70: "no", 75: "no"} | parts | whole
-    assert list(told) == [10 * major + minor for major, minor in (one.capability for one in GENERATIONS)]
+    assert documented == {70: "no", 75: "no"} | parts | whole
+    assert list(documented) == [10 * major + minor for major, minor in (one.capability for one in GENERATIONS)]

@@ -36,10 +36,10 @@ class Recorder:
         return Graphs(self.record, settle=self.settle, max_num=max_num, max_bytes=max_bytes)
 
 
-def meet(graphs: Graphs, met: Shape) -> None:
+def record(graphs: Graphs, shape: Shape) -> None:
     """Twice, for that is when it is recorded."""
-    graphs.record_if_repeated(met)
-    graphs.record_if_repeated(met)
+    graphs.record_if_repeated(shape)
+    graphs.record_if_repeated(shape)
 
 
 def kept(graphs: Graphs, sizes: range) -> list[int]:
@@ -52,7 +52,7 @@ def test_a_shape_is_recorded_once_when_it_comes_again() -> None:
     graphs.record_if_repeated(shape(16))
     assert graphs.find(shape(16)) is None
     assert recorder.recorded == []
-    meet(graphs, shape(16))
+    record(graphs, shape(16))
     assert recorder.recorded == [16]
     found = graphs.find(shape(16))
     assert found is not None
@@ -64,10 +64,10 @@ def test_the_one_not_used_for_longest_goes_once_nothing_runs() -> None:
     recorder = Recorder()
     graphs = recorder.graphs(max_num=3)
     for size in (1, 2, 3):
-        meet(graphs, shape(size))
+        record(graphs, shape(size))
     graphs.find(shape(1))
     assert recorder.events == []
-    meet(graphs, shape(4))
+    record(graphs, shape(4))
     assert recorder.events == ["settle"]
     assert kept(graphs, range(1, 5)) == [1, 3, 4]
 
@@ -76,10 +76,10 @@ def test_their_memory_is_bounded_but_one_always_stays() -> None:
     recorder = Recorder(num_bytes=400)
     graphs = recorder.graphs(max_num=100, max_bytes=1000)
     for size in range(1, 6):
-        meet(graphs, shape(size))
+        record(graphs, shape(size))
     assert kept(graphs, range(1, 6)) == [4, 5]
     recorder.num_bytes = 5000
-    meet(graphs, shape(9))
+    record(graphs, shape(9))
     assert kept(graphs, range(1, 10)) == [9]
 
 
@@ -90,11 +90,11 @@ def test_what_can_not_be_recorded_is_tried_once_and_said(error: Exception, caplo
     graphs = recorder.graphs()
     with caplog.at_level(logging.WARNING, "embedline.engine"):
         for _ in range(3):
-            meet(graphs, shape(16))
+            record(graphs, shape(16))
     assert recorder.recorded == [16]
     assert graphs.find(shape(16)) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert str(error) in caplog.text
     recorder.error = None
-    meet(graphs, shape(32))
+    record(graphs, shape(32))
     assert graphs.find(shape(32)) is not None

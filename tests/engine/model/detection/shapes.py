@@ -111,8 +111,10 @@ def inference_free_splade(folder: Path) -> None:
 def cross_encoder(folder: Path) -> None:
     tokenizer(folder)
     weights(folder / "model.safetensors", classifier__weight=(1, HIDDEN_SIZE), classifier__bias=(1,))
-    told = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}
-    config(folder, "bert", "BertForSequenceClassification", id2label={"0": "LABEL_0"}, sentence_transformers=told)
+    cross_encoder = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}
+    config(
+        folder, "bert", "BertForSequenceClassification", id2label={"0": "LABEL_0"}, sentence_transformers=cross_encoder
+    )
 
 
 def classifier(folder: Path) -> None:
@@ -214,5 +216,5 @@ def stanford_colbert(folder: Path) -> None:
     tokenizer(folder)
     weights(folder / "model.safetensors", bert__x=(1,), linear__weight=(4, HIDDEN_SIZE))
     config(folder, "bert", "HF_ColBERT")
-    told = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 20, "doc_maxlen": 30}
-    write(folder / "artifact.metadata", {**told, "mask_punctuation": True, "attend_to_mask_tokens": False})
+    artifact = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 20, "doc_maxlen": 30}
+    write(folder / "artifact.metadata", {**artifact, "mask_punctuation": True, "attend_to_mask_tokens": False})

@@ -110,10 +110,11 @@ def test_a_multi_vector_encoder(bare: Callable[..., str], tmp_path: Path) -> Non
         skipped_ids=(7, 8),
     )
     # what the library makes of a query and a document is as that says
-    asked, told = model.preprocess(["w20 w21"], prompt="[Q] ", task="query"), model.preprocess(["w20 ."], prompt="[D] ")
-    assert asked["input_ids"][0, :4].tolist() == [5, 20, 21, 4]
-    assert asked["input_ids"].shape[1] == 16
-    assert told["input_ids"][0].tolist() == [6, 20, 7]
+    query = model.preprocess(["w20 w21"], prompt="[Q] ", task="query")
+    document = model.preprocess(["w20 ."], prompt="[D] ")
+    assert query["input_ids"][0, :4].tolist() == [5, 20, 21, 4]
+    assert query["input_ids"].shape[1] == 16
+    assert document["input_ids"][0].tolist() == [6, 20, 7]
 
 
 def test_prompts_that_are_left_out_of_the_pooling(bare: Callable[..., str], tmp_path: Path) -> None:
