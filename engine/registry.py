@@ -153,7 +153,7 @@ def load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine
         if is_the_last:
             break
         release_memory()
-    raise ModelError(f"--engine auto finds none that serves it on {_WHERE[kind]}: {'; '.join(failures)}")
+    raise ModelError(f"--engine auto finds no engine that can serve it on {_WHERE[kind]}: {'; '.join(failures)}")
 
 
 def _load(engine: str, *, name: str, reason: str, options: LoadOptions) -> Engine:

@@ -28,7 +28,7 @@ def check_outputs(folder: ModelFolder) -> None:
         raise ModelError("the fused engine computes no static embeddings; --engine static does")
     if folder.task is not Task.EMBED or folder.heads:
         what = " and ".join(kind.name or "" for kind in folder.outputs & ~_GIVEN)
-        raise NotForFused(f"the fused engine gives embeddings alone, and this model is for {folder.task} ({what})")
+        raise NotForFused(f"the fused engine computes embeddings only; this model is for {folder.task} ({what})")
     if folder.tokenizer_folder:
         raise NotForFused(
             f"the fused engine needs the Transformer in the model's own folder, not in {folder.tokenizer_folder!r}"
@@ -40,7 +40,7 @@ def check_outputs(folder: ModelFolder) -> None:
         )
     if not folder.include_prompt:
         raise NotForFused(
-            "the fused engine pools the prompt's tokens too, and this model leaves them out (include_prompt)"
+            "this model leaves the prompt's tokens out of the pooling (include_prompt), which the fused engine can't do"
         )
 
 

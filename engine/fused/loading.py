@@ -156,7 +156,7 @@ def _attention(chosen: Choices, spec: Spec, ops: Ops, weights: Weights) -> Atten
         return choice.choose(candidates, timing, max_seqlen=chosen.folder.max_seqlen)
     except torch.AcceleratorError as error:
         raise DeviceTrouble(
-            f"{chosen.device} was lost while attention kernels were timed; --attention tiles times none "
+            f"{chosen.device} was lost while attention kernels were timed; --attention tiles skips the timing "
             f"({one_line(error)})"
         ) from error
 
@@ -174,6 +174,6 @@ def keep_kernels(cache_dir: Path, environment: MutableMapping[str, str]) -> None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_owner(folder)
     except OSError as error:
-        logger.warning("compiled kernels are not kept in %s: %s", folder, one_line(error))
+        logger.warning("compiled kernels are not cached in %s: %s", folder, one_line(error))
         return
     environment[_KERNEL_VARIABLE] = str(folder)

@@ -21,6 +21,6 @@ def load(*, name: str, reason: str, options: LoadOptions) -> FusedEngine:
     if options.quantization == "fp8" and loaded.outcome is not None and loaded.outcome.reverted:
         num_plain, num_quantized = len(loaded.outcome.reverted), len(loaded.outcome.quantized)
         logger.warning(
-            "%s: FP8 was asked for, and %d of %d layers are not quantized", name, num_plain, num_plain + num_quantized
+            "%s: FP8 was requested, but %d of %d layers are not quantized", name, num_plain, num_plain + num_quantized
         )
     return loaded.engine

@@ -76,7 +76,7 @@ class _Driver:
         except OSError:
             raise _DriverError(f"there is no CUDA driver here ({library} can't be loaded)") from None
         except AttributeError:
-            raise _DriverError(f"{library} is no CUDA driver") from None
+            raise _DriverError(f"{library} is not a CUDA driver") from None
         self._call("cuInit", ctypes.c_uint(0))
 
     def version(self) -> tuple[int, int]:

@@ -142,7 +142,7 @@ def choose(asked: str, work: Work, cuda: Cuda) -> Devices:
         return Devices(names, f"--devices {asked}")
     if set(names) == {CPU}:
         if work.has_nothing_for_a_cpu:
-            raise ModelError(f"--engine {work.engine} is for NVIDIA GPUs alone; --engine auto serves on a CPU")
+            raise ModelError(f"--engine {work.engine} needs an NVIDIA GPU; --engine auto can serve on a CPU")
         _check_dtype(work, CPU)
         return Devices(names, f"--devices {asked}")
     gpus = tuple(gpu for name in names for gpu in _gpus(name, cuda, instead=_on_the_cpu(work)))
@@ -181,7 +181,9 @@ def _gpus(name: str, cuda: Cuda, *, instead: str) -> tuple[Gpu, ...]:
     """The GPUs of one name. `instead` ends the message if there is no GPU at all."""
     kind, separator, index = name.partition(":")
     if name in (CPU, AUTO):
-        raise ModelError(f"--devices: {name} goes with no other device; a model's engines must give the same rows")
+        raise ModelError(
+            f"--devices: {name} can't be combined with other devices, because all engines of a model must give the same rows"
+        )
     if kind != CUDA or (separator and not (index.isascii() and index.isdecimal())):
         raise ModelError("--devices takes auto, cpu, cuda, or GPUs by number such as cuda:0,cuda:1")
     if not cuda.gpus:

@@ -21,7 +21,7 @@ def read(file: Path) -> Any:
     """Any JSON value. Raises ModelError if the file is missing, not JSON, too large or nested too deeply."""
     try:
         if file.stat().st_size > _MAX_BYTES:
-            raise ModelError(f"{file} is larger than any model's: {_MAX_BYTES >> 20} MiB are read at most")
+            raise ModelError(f"{file} is too large: at most {_MAX_BYTES >> 20} MiB are read")
         return json.loads(file.read_bytes())
     except OSError as error:
         raise ModelError(f"{file} can't be read: {error.strerror}") from error
@@ -78,6 +78,6 @@ def check_links(folder: Path) -> None:
                 continue
             target = file.resolve()
             if not any(target.is_relative_to(each) for each in homes):
-                raise ModelError(f"{file} is a link that leads out of the model's folder")
+                raise ModelError(f"{file} is a link out of the model's folder")
         if len(Path(here).relative_to(home).parts) >= MAX_DEPTH:
             folders.clear()

@@ -88,6 +88,6 @@ def output_size(steps: Iterable[Step], size: int) -> int:
         match step:
             case Dense(in_features=taken, out_features=given) | LayerNorm(size=taken as given):
                 if taken != size:
-                    raise ModelError(f"{step.source} asks for rows of {taken} numbers, and gets {size}")
+                    raise ModelError(f"{step.source} needs rows of {taken} numbers, but gets {size}")
                 size = given
     return size

@@ -128,9 +128,7 @@ def check_weights(folder: Path) -> None:
         return
     unread = sorted(file.name for file in folder.iterdir() if file.suffix in _UNREAD_WEIGHTS)
     found = f"; {', '.join(unread[:3])} is not read, for such files can run code" if unread else ""
-    raise ModelError(
-        f"{folder} has no model.safetensors, and weights are read from *.safetensors alone{found}{_way_out(folder)}"
-    )
+    raise ModelError(f"{folder} has no model.safetensors; only *.safetensors are read{found}{_way_out(folder)}")
 
 
 def _way_out(folder: Path) -> str:

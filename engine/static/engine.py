@@ -82,9 +82,9 @@ def load(*, name: str, reason: str, options: LoadOptions) -> StaticEngine:
 def _check(folder: ModelFolder, dtype: str) -> None:
     """Raises ModelError if this engine can't serve the model."""
     if not folder.is_static:
-        raise ModelError("the static engine serves static embeddings alone, and this model has a network")
+        raise ModelError("the static engine serves static embeddings only; this model has a network")
     if folder.poolings != ("mean",):
-        raise ModelError(f"--pooling {folder.pooling} is not for static embeddings, whose rows are means")
+        raise ModelError(f"--pooling {folder.pooling} is not for static embeddings; their rows are always means")
     if dtype not in _DTYPES:
         raise ModelError(f"--dtype {dtype} is not one of {', '.join(_DTYPES)}")
 

@@ -77,7 +77,7 @@ def read_table(file: Path) -> Table:
 
 def _check(file: Path, table: Table) -> None:
     if table.rows.ndim != 2 or not table.rows.size:
-        raise ModelError(f"{file}: the table of embeddings is {table.rows.shape}, which is no table")
+        raise ModelError(f"{file}: the table of embeddings has the shape {table.rows.shape}; it needs two dimensions")
     mapping, weights = table.row_of_token, table.weight_of_token
     if mapping is not None and not _are_rows(mapping, len(table.rows)):
         raise ModelError(f"{file}: {_ROW_OF_TOKEN!r} does not name a row of the table for each token")

@@ -69,7 +69,7 @@ class Cache:
     def discard(self, key: str, *, why: str) -> None:
         """Remove an entry that can't be used."""
         assert self._root is not None
-        logger.warning("the kept model in %s is not used: %s", self._root / key, why)
+        logger.warning("the cached model in %s is not used: %s", self._root / key, why)
         with contextlib.suppress(OSError):
             gone = Path(tempfile.mkdtemp(prefix=_OLD, dir=self._root))
             (self._root / key).rename(gone / key)
@@ -101,7 +101,7 @@ class Cache:
             folder.rename(self._root / key)
         except OSError as error:
             if not os.path.isdir(self._root / key):
-                logger.warning("the model is not kept: %s", one_line(error))
+                logger.warning("the model is not cached: %s", one_line(error))
         self._prune()
 
     def _writable_root(self) -> Path | None:
@@ -115,7 +115,7 @@ class Cache:
             with tempfile.TemporaryDirectory(prefix=_NEW, dir=self._root):
                 return self._root
         except OSError as error:
-            logger.warning("models are not kept: %s", one_line(error))
+            logger.warning("models are not cached: %s", one_line(error))
             return None
 
     def _is_ours(self, root: Path) -> bool:
@@ -125,7 +125,7 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             return True  # to be made, as far as that goes
         except OSError as error:
-            logger.warning("models in %s are neither used nor kept: %s", root, one_line(error))
+            logger.warning("the cache in %s is not used: %s", root, one_line(error))
             self._root = None
         return self._root is not None
 
@@ -150,9 +150,9 @@ def _write_manifest(folder: Path, facts: Json) -> None:
 def _read(folder: Path) -> Entry:
     manifest = json.loads((folder / _MANIFEST).read_bytes())
     if manifest.pop("digest") != _digest_of(manifest):
-        raise ValueError("its manifest is not as it was written")
+        raise ValueError("its manifest has changed since it was written")
     if manifest["files"] != _digests(folder):
-        raise ValueError("a file is not as it was written")
+        raise ValueError("a file has changed since it was written")
     return Entry(folder, dict(manifest["facts"]))
 
 

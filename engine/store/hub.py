@@ -30,7 +30,7 @@ def fetch(
     """
     _set_timeouts()
     _use_our_log()
-    logger.info("fetching %s from the hub, where the cache lacks it", model_id)
+    logger.info("fetching %s from the hub, because the cache does not have it", model_id)
     try:
         path = snapshot_download(
             model_id,
@@ -51,7 +51,7 @@ def _checked(token: str | None) -> str | None:
     """The token without the newline that files of secrets end with; None where there is none."""
     token = (token or "").strip()
     if not all("!" <= character <= "~" for character in token):  # the HTTP library's error would show it
-        raise ModelError("--hf-token has characters that no token has")
+        raise ModelError("--hf-token has characters that can't be in a token")
     return token or None
 
 

@@ -54,7 +54,7 @@ def find_here(
     if model_id and _is_folder(folder):
         return ResolvedModel(folder.absolute(), "local folder", "")
     if not _REPOSITORY.fullmatch(model_id):
-        raise ModelError(f"--model-id {model_id!r} is neither a folder here nor the name of a repository")
+        raise ModelError(f"--model-id {model_id!r} is neither a local folder nor the name of a repository on the hub")
     return _from_cache(model_id, revision, cache_dir, pickled=pickled) or _from_package(model_id, revision)
 
 

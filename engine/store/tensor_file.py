@@ -64,7 +64,7 @@ def places(file: Path) -> dict[str, Place]:
         known = {name: tensor for name, tensor in header.tensors.items() if tensor["dtype"] in _DTYPES}
         found = {name: _place(tensor, header.end) for name, tensor in known.items()}
     except (KeyError, TypeError) as error:
-        raise ValueError("its header is not one of safetensors") from error
+        raise ValueError("its header is not a safetensors header") from error
     if any(place.begin + place.num_bytes > size for place in found.values()):
         raise ValueError("it is cut short")
     return found
@@ -114,5 +114,5 @@ def _place(tensor: dict[str, Any], header_end: int) -> Place:
     if not all(isinstance(number, int) and number >= 0 for number in (begin, *shape)):
         raise TypeError("not a size")
     if end - begin != math.prod(shape) * dtype.itemsize:
-        raise ValueError("a tensor's size is not that of its shape")
+        raise ValueError("a tensor's size does not match its shape")
     return Place(header_end + begin, end - begin, dtype, shape)

@@ -59,7 +59,7 @@ def packed_attention(
     if attention_mask is not None or dropout:
         raise UnsupportedAttention("attention with a mask or dropout")
     if cu_seq_lens_q is None or cu_seq_lens_k is None or max_length_q is None:
-        raise UnsupportedAttention("layers that do not hand on where sequences begin")
+        raise UnsupportedAttention("layers that do not pass on where sequences begin")
     bounds = cu_seq_lens_k.tolist()
     if not query.shape[2] == key.shape[2] == bounds[-1]:
         raise UnsupportedAttention("attention to other tokens than those of the batch")

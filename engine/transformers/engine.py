@@ -122,7 +122,7 @@ def load(*, name: str, reason: str, options: LoadOptions) -> TransformersEngine:
     where = place(options)
     folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
     if folder.is_static:
-        raise ModelError("these are static embeddings, which --engine static serves")
+        raise ModelError("these are static embeddings; --engine static serves them")
     queries = query_table(folder)
     check_fits(folder, where)
     torch.set_num_threads(1)  # as in the threads that compute, so that measurements hold for them

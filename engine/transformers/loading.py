@@ -93,8 +93,7 @@ def _load_config(folder: ModelFolder) -> PretrainedConfig:
     )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(
-            "config.json has a quantization_config that leaves the weights plain, and transformers would follow it; "
-            "--engine fused reads them, as does any engine once it is taken out"
+            "the weights are plain, but config.json has a quantization_config, which transformers would apply; remove that entry, or take --engine fused"
         )
     # The file may ask for kernels from the hub or other outputs; these settings are ours.
     config._attn_implementation = None

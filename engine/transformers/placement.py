@@ -41,7 +41,7 @@ def place(options: LoadOptions) -> Place:
         return Place(torch.device(device), _dtype(dtype, None))
     capability = _capability(device)
     if dtype == "bfloat16" and not has_bfloat16(capability):
-        raise ModelError(f"--dtype bfloat16: {device} does not compute in it; float32 and float16 work there")
+        raise ModelError(f"--dtype bfloat16: {device} can't compute in it; float32 and float16 work")
     torch.cuda.set_device(device)  # otherwise pinning memory would use the first GPU
     found = Place(torch.device(device), _dtype(dtype, capability), options.memory_share)
     if found.memory_share < 1.0:

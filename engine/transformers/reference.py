@@ -60,7 +60,7 @@ def run_alone(model: PreTrainedModel, folder: ModelFolder) -> Reference:
 def _check_entries(head: AnswerScore, folder: ModelFolder) -> None:
     largest = max(entries_of(head))
     if largest >= folder.vocab_size:
-        raise ModelError(f"token {largest} is to be scored, and the model has {folder.vocab_size}")
+        raise ModelError(f"the answer token {largest} is not among the model's {folder.vocab_size} tokens")
 
 
 @torch.inference_mode()

@@ -63,7 +63,7 @@ def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Req
     has_raw_scores = fields.raw_scores is not UNSET
     if has_raw_scores and fields.use_activation is not None:
         raise InvalidRequest(
-            "use_activation and raw_scores can't both be given: they mean the same", param="raw_scores"
+            "use_activation and raw_scores can't both be given; they are names of one option", param="raw_scores"
         )
     call.set_encoding()
     return _Request(

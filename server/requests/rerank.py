@@ -84,7 +84,7 @@ def _check_instruction(request: RerankRequest) -> None:
         return
     field, max_chars = request.instruction_field, MAX_CHARS_PER_TOKEN * request.model.max_seqlen
     if request.model.instruction is None:
-        raise InvalidRequest(f"{field} can't be given: this model takes none", param=field)
+        raise InvalidRequest(f"this model does not take {field}", param=field)
     if len(request.instruction) > max_chars:
         raise InvalidRequest(f"{field} has more than {max_chars} characters", param=field)
 

@@ -180,7 +180,7 @@ class ModelSettings:
         if self.served_model_name is not None and not self.served_model_name.strip():
             raise SettingsError("--served-model-name must not be empty")
         if self.default_prompt is not None and self.default_prompt_name is not None:
-            raise SettingsError("--default-prompt and --default-prompt-name exclude each other")
+            raise SettingsError("--default-prompt and --default-prompt-name can't both be given")
         if not all(name.strip() for name in self.devices.split(",")):
             raise SettingsError("--devices takes names separated by commas")
 

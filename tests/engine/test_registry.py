@@ -87,7 +87,7 @@ def test_where_none_fits_each_ones_reason_is_told(monkeypatch: pytest.MonkeyPatc
         load(GPU)
     assert loader.tried == ["fused", "transformers"]
     assert str(refused.value) == (
-        "--engine auto finds none that serves it on a GPU: fused: the fused engine needs triton, which is not "
+        "--engine auto finds no engine that can serve it on a GPU: fused: the fused engine needs triton, which is not "
         "installed: pip install 'embedline[cuda]'; transformers: cuda:0 is full"
     )
 

@@ -44,7 +44,7 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("flags", "words"),
     [
         (("--devices", "cuda:2"), "--devices cuda:2: there is no such GPU, only cuda:0, cuda:1"),
-        (("--devices", "cuda:0,cpu"), "--devices: cpu goes with no other device"),
+        (("--devices", "cuda:0,cpu"), "--devices: cpu can't be combined with other devices"),
         (("--devices", "tpu"), "--devices takes auto, cpu, cuda"),
     ],
 )

@@ -22,7 +22,7 @@ def with_windows(spec: Spec, windows: Sequence[int | None]) -> Spec:
     """The spec with these windows. Raises ModelError for windows without causality."""
     if not spec.is_causal and any(windows):
         # transformers' masks include one token more at each side than its flash attention.
-        raise NotForFused(f"the fused engine does not compute sliding_window for {spec.architecture} without causality")
+        raise NotForFused(f"the fused engine does not compute sliding_window for a bidirectional {spec.architecture}")
     pairs = zip(spec.layers, windows, strict=True)
     return dataclasses.replace(spec, layers=tuple(dataclasses.replace(layer, window=window) for layer, window in pairs))
 
@@ -50,7 +50,7 @@ def _types_of(config: PretrainedConfig) -> list[str]:
     if unknown:
         raise NotForFused(f"the fused engine has no layers of type {unknown[0]!r}")
     if len(kinds) != config.num_hidden_layers:
-        raise NotForFused("config.json has another number of layer_types than its num_hidden_layers")
+        raise NotForFused("the number of layer_types in config.json differs from num_hidden_layers")
     return kinds
 
 

@@ -37,7 +37,7 @@ def _parameters(config: PretrainedConfig, layer_type: str | None) -> Json:
     if parameters and layer_type is not None:
         parameters = parameters.get(layer_type)
     if not parameters or "rope_type" not in parameters:
-        raise NotForFused("the fused engine finds no rope_parameters in config.json, or not those of a layer's type")
+        raise NotForFused("config.json has no rope_parameters, or none for a layer's type")
     return dict(parameters)
 
 

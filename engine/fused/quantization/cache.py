@@ -97,7 +97,7 @@ class QuantizedStore:
                     tensor_file.write(folder / _FILE, tensors)
                 self._cache.put(key, folder, facts)
         except (OSError, ModelError) as error:
-            logger.warning("the quantized model is not kept: %s", one_line(error))
+            logger.warning("the quantized model is not cached: %s", one_line(error))
 
 
 def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:

@@ -108,7 +108,7 @@ class Fp8Row:
 def _checked(linear: Fp8RowLinear) -> Fp8RowLinear:
     weight, scales, bias = linear.weight, linear.scales, linear.bias
     if weight.dim() != 2 or any(size == 0 or size % _MULTIPLE for size in weight.shape):
-        raise ValueError(f"a weight of {list(weight.shape)} is not one of multiples of {_MULTIPLE}")
+        raise ValueError(f"the sizes of a weight {list(weight.shape)} are not multiples of {_MULTIPLE}")
     if (weight.dtype, scales.dtype) != (torch.float8_e4m3fn, torch.float32) or scales.shape != (1, len(weight)):
         raise ValueError(f"scales of {list(scales.shape)} do not fit a weight of {list(weight.shape)}")
     if bias is not None and bias.shape != (len(weight),):

@@ -56,7 +56,7 @@ def decide(requested: str, *, capability: tuple[int, int] | None, num_linear_par
             if num_linear_parameters < MIN_LINEAR_PARAMETERS:
                 return Precision(None, f"not quantized: with {millions} FP8 would gain little")
             return Precision("fp8_row", f"FP8: {millions}")
-    raise ModelError(f"--quantization {requested} is not for the fused engine, which has auto, fp8 and none")
+    raise ModelError(f"--quantization {requested} is not for the fused engine; it takes auto, fp8 or none")
 
 
 def eligible(spec: Spec, *, multiple: int) -> tuple[str, ...]:

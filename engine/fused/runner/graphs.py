@@ -56,7 +56,7 @@ class Graphs:
         except RuntimeError as error:  # includes out of memory
             self._unrecordable.add(shape)
             logger.warning(
-                "batches of %d tokens run without a CUDA graph, as recording one failed: %s",
+                "batches of %d tokens run without a CUDA graph, because recording one failed: %s",
                 shape.num_tokens,
                 one_line(error),
             )

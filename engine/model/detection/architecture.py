@@ -79,7 +79,7 @@ def _check_disguise(config: Json) -> None:
 def _check_parts(architecture: str, config: Json) -> None:
     for model_type, key in _NOT_NATIVE:
         if model_type == architecture and (config.get(key) or 0) not in (0, 1):
-            raise ModelError(f"{key} in config.json is a part of {architecture} that transformers does not have")
+            raise ModelError(f"{key} in config.json asks for a part of {architecture} that transformers lacks")
 
 
 def _check_old_words(config: Json) -> None:

@@ -116,7 +116,9 @@ def generative(files: Files, *, asked: bool) -> Iterator[Detected]:
             return
     if asked and not families:
         known = ", ".join(f"{family.architecture} ({family.name})" for family in _FAMILIES)
-        raise ModelError(f"--task rerank: how {files.architecture} is to be asked is not known; known are {known}")
+        raise ModelError(
+            f"--task rerank: no template is known for {files.architecture}; templates are known for {known}"
+        )
     if asked:
         yield _detected(files, families[0], f"config.json: {files.architecture}, taken for {families[0].name}")
 
@@ -161,11 +163,11 @@ def _of_logit_score(files: Files) -> Detected:
     config = read_object(files.folder / where)
     yes_id, no_id = config.get("true_token_id"), config.get("false_token_id")
     if not _is_id(yes_id) or not (no_id is None or _is_id(no_id)):
-        raise ModelError(f"{where} has no true_token_id, or one of its token ids is none")
+        raise ModelError(f"{where} has no true_token_id, or a token id that is not valid")
     family = _by_phrase(_chat_template(files))
     if family is None:
         known = " and ".join(family.name for family in _FAMILIES if family.phrase)
-        raise ModelError(f"the chat template is a program, which is never run, and not one of those known: {known}")
+        raise ModelError(f"chat templates are never run as code, and this one is none of the known ones: {known}")
     activation, notes = activation_of(files, 1)
     prompts = read_prompts(files.folder)
     said = prompts.by_name.get(prompts.default_name or "")

@@ -68,6 +68,6 @@ def activation_of(files: Files, num_labels: int) -> tuple[Activation, tuple[str,
     notes = ("the activation that its files name is code, which is never run",) if named is not None else ()
     problem = files.config.get("problem_type")
     if problem is not None and (not isinstance(problem, str) or problem not in _PROBLEMS):
-        raise ModelError("problem_type in config.json is none that transformers knows")
+        raise ModelError("transformers does not know the problem_type in config.json")
     by_number = Activation.SIGMOID if num_labels == 1 else Activation.SOFTMAX
     return (_PROBLEMS[problem] if problem else None) or by_number, notes

@@ -68,11 +68,13 @@ def _of_modules(files: Files, config: Json) -> Detected:
     options = {**config, **files.sentence.transformer}
     expansion = object_in(options, "query_expansion")
     if expansion and expansion.get("strategy") != "fixed":
-        raise ModelError("query_expansion in the Transformer module has a strategy that is not supported; fixed is")
+        raise ModelError(
+            "query_expansion in the Transformer module has a strategy that is not supported; only fixed is"
+        )
     mask = next((module for module in files.sentence.modules if module.kind == "MultiVectorMask"), None)
     skipping = read_optional(files.folder / mask.path / "config.json") if mask else {}
     if skipping.get("keep_only_token_ids") or skipping.get("skiplist_tasks", ["document"]) != ["document"]:
-        raise ModelError("the MultiVectorMask module leaves out more than words of documents, which is not supported")
+        raise ModelError("the MultiVectorMask module leaves out more than words of documents; this is not supported")
     late = LateInteraction(
         query_marker_id=ids["query"],
         document_marker_id=ids["document"],
@@ -150,7 +152,7 @@ def _expansion_id(vocabulary: Vocabulary, token: Any) -> int:
     found = vocabulary.special("mask_token")
     found = vocabulary.special("eos_token") if found is None else found
     if found is None:
-        raise ModelError("tokenizer.json has no mask token, with which queries are filled up")
+        raise ModelError("queries are filled up with the mask token, but tokenizer.json has none")
     return found
 
 

@@ -41,7 +41,7 @@ def detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
         seen.append(found)
     if wanted is Task.SPARSE:
         return masked_lm(files, "--task sparse")
-    raise ModelError(f"--task {wanted} is not what this model is for: {_in_words(seen)}")
+    raise ModelError(f"--task {wanted}: the model is not for this; it is for {_in_words(seen)}")
 
 
 def _found(files: Files, wanted: Task | None) -> Iterator[Detected]:

@@ -50,7 +50,7 @@ def _query_table(files: Files) -> TokenTable | None:
         raise ModelError(f"{name}/config.json takes its weights from a JSON file (path); save it with its weights")
     if files.sentence.do_lower_case or _tokenizer(where) != _tokenizer(files.backbone_folder):
         raise ModelError(
-            f"queries and documents are not tokenized alike ({name}/tokenizer.json), which is not supported"
+            f"queries and documents have different tokenizers ({name}/tokenizer.json); this is not supported"
         )
     if files.needs_weights:
         check_weights(where)

@@ -38,7 +38,7 @@ class Vocabulary:
         try:
             self._ids = _ids(tokenizer, object_in(self._config, "added_tokens_decoder"))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ModelError("tokenizer.json has a vocabulary of a form that is not known") from error
+            raise ModelError("the vocabulary in tokenizer.json has an unknown form") from error
 
     def id_of(self, token: str) -> int | None:
         """The id of a token; None if the text is not a single token."""

@@ -43,7 +43,7 @@ def arguments(choices: Choices, fields: Collection[str], *, graph_config: Any = 
         )
     unknown = [name for name in wanted if name not in fields]
     if unknown:
-        logger.warning("tensorrt_llm %s takes no %s", choices.package.version, ", ".join(unknown))
+        logger.warning("tensorrt_llm %s does not accept %s", choices.package.version, ", ".join(unknown))
     return {name: value for name, value in wanted.items() if name in fields}
 
 

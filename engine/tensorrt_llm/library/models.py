@@ -137,10 +137,10 @@ def _tensor(weights: Weights, name: str) -> Tensor:
     """As it is stored: a vocabulary in float32 may be gigabytes more than the two rows that are needed of it."""
     found = next((each for each in (name, name.removeprefix(PREFIX)) if each in weights), None)
     if found is None:
-        raise ModelError(f"the weights have no {name}, from which the scores are computed")
+        raise ModelError(f"the weights have no {name}, which is needed to compute scores")
     tensor: Tensor = weights[found][:]
     if not tensor.is_floating_point() or tensor.element_size() < 2:
-        raise ModelError(f"the tensor {found!r} is stored quantized; the layer that makes scores has to be plain")
+        raise ModelError(f"the tensor {found!r} is stored quantized; the layer that computes scores must be plain")
     return tensor
 
 

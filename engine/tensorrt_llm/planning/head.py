@@ -98,7 +98,7 @@ def _check(folder: ModelFolder) -> None:
     if folder.tokenizer_folder:
         raise refusal(f"reads weights beside config.json, and the model's are in {folder.tokenizer_folder!r}")
     if not folder.include_prompt:
-        raise refusal("pools all tokens, and the model leaves its prompt's out (include_prompt)")
+        raise refusal("pools all tokens, but the model leaves out those of its prompt (include_prompt)")
     if folder.hides_tokens or folder.late is not None or folder.query_table is not None:
         raise refusal(f"gives rows for texts, scores and labels, and the model is for {folder.task}")
 

@@ -83,7 +83,7 @@ def _tensors(target: Target) -> "dict[str, torch.Tensor]":
         return tensors
     lacking = [shard for tensor, shard in target.shards.items() if tensor not in loaded[shard]]
     if lacking:
-        raise ModelError(f"{lacking[0]} lacks a tensor that its index names")
+        raise ModelError(f"{lacking[0]} does not have a tensor that its index names")
     return {tensor: loaded[shard][tensor] for tensor, shard in target.shards.items()}
 
 

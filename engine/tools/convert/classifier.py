@@ -67,7 +67,7 @@ def convert(folder: Path, out: Path) -> Classifier:
     found = model_folder.read(folder, task=Task.RERANK)
     head = found.heads[0] if found.heads else None
     if not isinstance(head, AnswerScore):
-        raise ModelError(f"--as-classifier is for generative rerankers, and this model is none ({found.task_source})")
+        raise ModelError(f"--as-classifier is for generative rerankers; this model is not one ({found.task_source})")
     entries = (head.yes_id,) if head.no_id is None else (head.yes_id, head.no_id)
     weights = _weights(folder)
     config = _config(found)

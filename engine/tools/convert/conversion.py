@@ -96,7 +96,7 @@ def new_folder(out: Path) -> Path:
     if not out.parent.is_dir():
         raise ModelError(f"{out.parent} is not a folder")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ModelError(f"{out} exists and is not an empty folder; nothing is written over")
+        raise ModelError(f"{out} exists and is not an empty folder, which is not overwritten")
     return out
 
 

@@ -73,7 +73,7 @@ def _check_archive(file: Path, name: str) -> None:
     if sum(part.file_size for part in parts) > file.stat().st_size:
         raise ModelError(f"{name} is refused: its parts overlap")
     if any(part.file_size > _MAX_PICKLE for part in parts if part.filename.endswith(".pkl")):
-        raise ModelError(f"{name} is refused: what it holds beside tensors is over {_MAX_PICKLE >> 20} MiB")
+        raise ModelError(f"{name} is refused: it holds more than {_MAX_PICKLE >> 20} MiB beside tensors")
 
 
 def _why(error: Exception) -> str:

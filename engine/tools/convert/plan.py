@@ -103,7 +103,7 @@ def _real(path: Path, roots: tuple[Path, ...]) -> Path:
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # the latter: links in a circle
-        raise ModelError(f"{path} leads nowhere") from error
+        raise ModelError(f"{path} is a broken link") from error
     if not any(real.is_relative_to(root) for root in roots):
         raise ModelError(f"{path} is a link out of the model's folder")
     if not real.is_file() and not real.is_dir():

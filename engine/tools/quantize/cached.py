@@ -153,10 +153,10 @@ def _first_that_differs(copy: Path, planned: Plan) -> str | None:
         header = layout.header
         with (copy / name).open("rb") as opened:
             if opened.read(len(header.content)) != header.content or opened.seek(0, os.SEEK_END) != header.num_bytes:
-                return f"{name!r} is not as it was written"
+                return f"{name!r} has changed since it was written"
     for name, text in planned.written.items():
         if (copy / name).read_text(encoding="utf-8") != text:
-            return f"{name!r} is not as it was written"
+            return f"{name!r} has changed since it was written"
     for name, path in planned.copied.items():
         if fingerprint.sampled(copy / name) != fingerprint.sampled(path):
             return f"{name!r} is not what the model has"

@@ -41,7 +41,7 @@ def plan(folder: Path) -> Plan:
     sources = _sources(folder, files)
     config = read_object(folder / CONFIG)
     if config.get("model_type") in _TRANSPOSED:
-        raise ModelError(f"the layers of {config['model_type']} are not stored as FP8 has linear layers")
+        raise ModelError(f"the layers of {config['model_type']} are stored transposed, which FP8 does not support")
     if quantization.check(folder, reads_fp8=True) is not None:
         raise ModelError("the weights are stored quantized already: take the model's plain weights")
     selection = _selection(sources)
@@ -73,7 +73,7 @@ def _sources(folder: Path, files: dict[str, Path]) -> dict[str, Source]:
 def _selection(sources: dict[str, Source]) -> Selection:
     counted = Counter(name for source in sources.values() for name in source.places)
     if any(number > 1 for number in counted.values()):
-        raise ModelError("several of the files of weights have tensors of the same name")
+        raise ModelError("two files of weights have a tensor of the same name")
     selection = select({name: place for source in sources.values() for name, place in source.places.items()})
     if not selection.quantized:
         raise ModelError(f"nothing to quantize: no linear layer's sizes are multiples of {BLOCK}")

@@ -83,7 +83,7 @@ class _Shard:
         while rest:
             num_bytes = os.preadv(self._old, [rest], offset)
             if not num_bytes:
-                raise ModelError(f"{self._name} has become shorter while it was read")
+                raise ModelError(f"{self._name} became shorter while it was read")
             rest, offset = rest[num_bytes:], offset + num_bytes
         return content
 

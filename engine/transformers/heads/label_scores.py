@@ -46,8 +46,7 @@ def sequence_scores(whole: PreTrainedModel, head: SequenceScores, reference: Ref
     difference = (scores - expected.values).abs().max().item()
     if not difference <= _TOLERANCE[reference.token_rows.dtype] * max(1.0, expected.scale):
         raise ModelError(
-            f"the head of {library_head.name} can't be run on its own: it differs by {difference:.1e} from that of the "
-            f"whole model"
+            f"the head of {library_head.name} can't be run on its own: its scores differ by {difference:.1e} from those of the whole model"
         )
     chosen = _choose(library_head, reference, scores)
     note = f"scores: the head of {library_head.name} on {chosen}; the self-test agrees"
@@ -89,7 +88,7 @@ def token_scores(whole: PreTrainedModel, head: TokenScores, reference: Reference
 def _check_labels(head: SequenceScores | TokenScores, expected: Scores) -> None:
     num_scores = expected.values.shape[1]
     if num_scores != len(head.labels):
-        raise ModelError(f"config.json names {len(head.labels)} labels, and the head gives {num_scores} scores")
+        raise ModelError(f"config.json names {len(head.labels)} labels, but the head gives {num_scores} scores")
 
 
 class _TokenScores:

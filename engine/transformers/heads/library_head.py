@@ -35,7 +35,7 @@ class LibraryHead:
         Raises ModelError if the class has no bare transformer inside, or no output embedding for the entries.
         """
         if whole.base_model is whole:
-            raise ModelError(f"the library's {type(whole).__name__} has no part that is the transformer alone")
+            raise ModelError(f"the library's {type(whole).__name__} has no bare transformer in it")
         replaced: dict[int, Any] = _tensors_in(whole, dtype) | {id(whole.base_model): _StandIn(whole.base_model)}
         if entries is not None:
             output = whole.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -68,7 +68,7 @@ def _sparse(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
 def _scores(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
     """Of the class that config.json names; of a generative reranker the whole next token's."""
     if plan.folder.architectures[:1] == (REWARD,):
-        raise ModelError(f"transformers has no {REWARD} that rows could be held against")
+        raise ModelError(f"transformers has no {REWARD} to compare with")
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 

@@ -147,7 +147,7 @@ def test_a_cache_that_cannot_be_written_is_only_warned_of(tmp_path: Path, caplog
         loaded = load("onnxruntime", folder, cache_dir=str(tmp_path / "file"))
     assert pooled(loaded, [[5, 6]]).shape == (1, 32)
     loaded.close()
-    assert "models are not kept" in caplog.text
+    assert "models are not cached" in caplog.text
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

@@ -39,7 +39,7 @@ def test_a_folder_of_others_is_not_used(wrong: str, tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         loading.keep_kernels(tmp_path, environment)
     assert environment == {}
-    assert "compiled kernels are not kept in" in caplog.text
+    assert "compiled kernels are not cached in" in caplog.text
 
 
 def test_triton_looks_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def test_layers_that_stay_plain_where_fp8_was_asked_for_are_warned_of(
     monkeypatch.setattr(gate, "MIN_P1", 1.1)
     load(tiny, quantization="fp8")
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warning == "m: FP8 was asked for, and 9 of 9 layers are not quantized"
+    assert warning == "m: FP8 was requested, but 9 of 9 layers are not quantized"
 
 
 @pytest.mark.parametrize("changes", [{"head_dim": 272}, {"hidden_size": 16_400}, {"embedding_size": 16_400}])
@@ -277,7 +277,7 @@ def test_a_leak_between_sequences_is_noticed(tiny: Path, monkeypatch: pytest.Mon
         tiles[0, 4] += tiles[0, 3] > 0  # one key more, from before or behind
 
     monkeypatch.setattr(Packer, "write", leaking)
-    with pytest.raises(ModelError, match="other rows together than alone"):
+    with pytest.raises(ModelError, match="rows depend on the batch"):
         load(tiny)
 
 

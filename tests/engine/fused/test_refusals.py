@@ -67,17 +67,17 @@ def test_a_configuration_that_is_not_for_it_names_another_engine() -> None:
         ({"is_static": True}, "the fused engine computes no static embeddings; --engine static does"),
         (
             {"task": Task.CLASSIFY, "heads": (SequenceScores(labels=("a",)),)},
-            "the fused engine gives embeddings alone, and this model is for classify (LOGITS); "
+            "the fused engine computes embeddings only; this model is for classify (LOGITS); "
             "--engine transformers may serve the model",
         ),
         (
             {"heads": (TokenWeights(unused_ids=()),)},
-            "the fused engine gives embeddings alone, and this model is for embed (SPARSE); "
+            "the fused engine computes embeddings only; this model is for embed (SPARSE); "
             "--engine transformers may serve the model",
         ),
         (
             {"include_prompt": False},
-            "the fused engine pools the prompt's tokens too, and this model leaves them out (include_prompt); "
+            "this model leaves the prompt's tokens out of the pooling (include_prompt), which the fused engine can't do; "
             "--engine transformers may serve the model",
         ),
         (

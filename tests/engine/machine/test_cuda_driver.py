@@ -86,7 +86,7 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
 
 
 def test_a_library_of_something_else() -> None:
-    assert find("libc.so.6").why_none == "libc.so.6 is no CUDA driver"
+    assert find("libc.so.6").why_none == "libc.so.6 is not a CUDA driver"
 
 
 def test_the_driver_is_found_by_its_name_in_the_library_path(tmp_path: Path) -> None:

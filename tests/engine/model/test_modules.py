@@ -88,10 +88,10 @@ def test_a_normalize_with_more_to_follow_is_computed(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "part"),
     [
-        (DENSE, {"in_features": 31}, "asks for rows of 31 numbers, and gets 32"),
+        (DENSE, {"in_features": 31}, "needs rows of 31 numbers, but gets 32"),
         (DENSE, {"in_features": None}, "no in_features"),
         (DENSE, {"out_features": -3}, "'out_features'"),
-        (DENSE, {"out_features": 21}, "3_LayerNorm/config.json asks for rows of 20 numbers, and gets 21"),
+        (DENSE, {"out_features": 21}, "3_LayerNorm/config.json needs rows of 20 numbers, but gets 21"),
         (DENSE, {"bias": "no"}, "'bias'"),
         (DENSE, {"bias": False}, "'linear.bias' too many"),
         (DENSE, {"use_residual": True}, "lacks the tensor 'residual.weight'"),
@@ -231,7 +231,7 @@ def test_a_step_that_is_a_file_names_it(tmp_path: Path) -> None:
     step = steps.Dense(folder="linear.safetensors", in_features=2, out_features=3, has_bias=False, activation="Tanh")
     save_file({"weight": torch.ones(3, 2), "of another": torch.ones(1)}, tmp_path / "linear.safetensors")
     assert str(step) == "Dense 2 to 3, Tanh (linear.safetensors)"
-    with pytest.raises(ModelError, match=r"^linear\.safetensors asks for rows of 2 numbers"):
+    with pytest.raises(ModelError, match=r"^linear\.safetensors needs rows of 2 numbers"):
         steps.output_size([step], 5)
     found = modules_numpy.load_modules(tmp_path, [step])(np.ones((1, 2), np.float32))
     assert difference(found, np.full((1, 3), np.tanh(2), np.float32)) <= 1e-6

@@ -81,7 +81,7 @@ def test_large_files_of_an_entry_are_sampled(
         write(large, size // 2, bytes(6 * BLOCK))
     with caplog.at_level(logging.WARNING):
         assert cache.find("key") is None
-    assert "a file is not as it was written" in caplog.text
+    assert "a file has changed since it was written" in caplog.text
     assert not (tmp_path / "key").exists()
 
 

@@ -179,5 +179,5 @@ def test_a_folder_in_one_that_is_not_for_this_user(tmp_path: Path, monkeypatch: 
 
 
 def test_a_home_that_nobody_knows() -> None:
-    with pytest.raises(ModelError, match="is neither a folder here nor the name of a repository"):
+    with pytest.raises(ModelError, match="is neither a local folder nor the name of a repository"):
         model_source.find_here("~nobody-of-this-name/model")

@@ -75,4 +75,4 @@ def test_the_other_rows_of_the_vocabulary_are_not_kept(tmp_path: Path) -> None:
 
 def test_an_answer_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     folder = save_whole("qwen3", tmp_path / "model", GENERATING)
-    assert f"token {VOCAB_SIZE} is to be scored" in refusal(folder, AnswerScore(yes_id=VOCAB_SIZE, no_id=7))
+    assert f"the answer token {VOCAB_SIZE} is not among" in refusal(folder, AnswerScore(yes_id=VOCAB_SIZE, no_id=7))

@@ -195,7 +195,7 @@ def test_a_head_shares_what_it_does_not_cast(dtype: torch.dtype, tmp_path: Path)
 
 def test_a_bare_transformer_has_no_head(tmp_path: Path) -> None:
     model = AutoModel.from_pretrained(save("bert", tmp_path / "model"))
-    with pytest.raises(ModelError, match="BertModel has no part that is the transformer alone"):
+    with pytest.raises(ModelError, match="BertModel has no bare transformer in it"):
         library_head.LibraryHead(model)
 
 
@@ -290,7 +290,7 @@ def test_a_pooler_is_missed_where_scores_come_from_it(tmp_path: Path) -> None:
 
 def test_labels_that_are_not_those_of_the_head_are_refused(tmp_path: Path) -> None:
     folder = save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
-    assert "names 2 labels, and the head gives 3" in refusal(folder, SequenceScores(labels=("a", "b")))
+    assert "names 2 labels, but the head gives 3" in refusal(folder, SequenceScores(labels=("a", "b")))
     found = read(folder, SequenceScores(labels=("a", "b")))
     change(folder / "config.json", id2label={"0": "a", "1": "b"}, label2id={"a": 0, "b": 1})
     with pytest.raises(ModelError, match=r"^transformers can't load "):

@@ -104,7 +104,7 @@ def test_the_default_model_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> 
     assert found["reason"] == "--engine auto takes openvino, on cpu"
     assert able(found) == {"openvino", "onnxruntime", "transformers"}
     assert reasons(found, "fused") == "it needs a GPU: there is no CUDA driver here"
-    assert "static embeddings alone" in reasons(found, "static")
+    assert "static embeddings only" in reasons(found, "static")
     for why in ("it needs a GPU", "tensorrt_llm is not installed", "no class for the architecture 'bert'"):
         assert why in reasons(found, "tensorrt-llm")
     assert found["model"]["architecture"] == "bert"
@@ -287,7 +287,7 @@ def test_a_reranker_is_for_others_than_fused(
 
     _, found = run_doctor(capsys, model_id=tmp_path / "model")
 
-    assert "the fused engine gives embeddings alone" in reasons(found, "fused")
+    assert "the fused engine computes embeddings only" in reasons(found, "fused")
     assert found["engine"] == "transformers"
 
 

@@ -59,4 +59,4 @@ def test_out_is_checked_before_anything_is_fetched(
     (tmp_path / "mine").touch()
     name = "convert" if command is convert else "quantize"
     assert exit_code(monkeypatch, name, "a/model", str(tmp_path)) == 2
-    assert "nothing is written over" in capsys.readouterr().err
+    assert "is not overwritten" in capsys.readouterr().err

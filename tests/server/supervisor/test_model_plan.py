@@ -138,7 +138,7 @@ def fp8_folder(tmp_path: Path, **config: Any) -> str:
 @pytest.mark.parametrize("engine", ["auto", "openvino", "onnxruntime", "transformers"])
 def test_fp8_weights_are_refused_before_anything_starts(engine: str, driver: Driver, tmp_path: Path) -> None:
     folder = fp8_folder(tmp_path, quant_method="fp8", weight_block_size=[128, 128])
-    with pytest.raises(ModelError, match=r"FP8 \(fp8, scales per block\), which only the fused engine reads: on a GPU"):
+    with pytest.raises(ModelError, match=r"FP8 \(fp8, scales per block\); only the fused engine reads them: on a GPU"):
         plan(model(model_id=folder, engine=engine, devices="cpu"))
 
 
@@ -177,7 +177,7 @@ def test_the_task_is_each_models_own(driver: Driver, tmp_path: Path) -> None:
     shapes.classifier(tmp_path)
     found = plan(model("a", model_id=str(tmp_path)), model("b", model_id=str(tmp_path), task="embed"))
     assert [planned.folder.task for planned in found] == [Task.CLASSIFY, Task.EMBED]
-    with pytest.raises(ModelError, match="--task rerank is not what this model is for"):
+    with pytest.raises(ModelError, match="--task rerank: the model is not for this"):
         plan(model(model_id=str(tmp_path), task="rerank"))
 
 

@@ -228,7 +228,7 @@ def test_a_disk_that_does_not_keep_it_is_only_warned_of(
     with caplog.at_level(logging.WARNING):
         store.put("key", model())
     assert len(caplog.records) == 1
-    assert "not kept" in caplog.text
+    assert "not cached" in caplog.text
     if kind != "file in the way":
         assert not list((tmp_path / "kept").iterdir())
     assert store.find("key") is None

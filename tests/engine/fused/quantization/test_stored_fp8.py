@@ -80,7 +80,7 @@ def test_refused_by_those_who_would_take_fp8_for_the_weights(engine: str, who: s
     tell(folder, who)
     message = refusal(engine, folder)
     assert message.startswith("the weights are stored as FP8 (")
-    assert "only the fused engine reads: on a GPU, or by --engine fused --devices cpu for checks" in message
+    assert "only the fused engine reads them: on a GPU, or with --engine fused --devices cpu for checks" in message
 
 
 def test_auto_on_a_cpu_tells_it_too(folder: Path) -> None:

@@ -60,7 +60,7 @@ def test_files_that_only_attackers_write(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "config.json").write_bytes(deep)
     assert "config.json is nested too deeply" in refusal(tmp_path)
     monkeypatch.setattr(json_files, "_MAX_BYTES", 10)
-    assert "config.json is larger than any model's" in refusal(tmp_path)
+    assert "config.json is too large" in refusal(tmp_path)
 
 
 def test_markers_beyond_the_embedding_table(tmp_path: Path) -> None:

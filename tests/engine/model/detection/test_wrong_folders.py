@@ -67,7 +67,7 @@ def test_the_activation_is_the_models_own(tmp_path: Path, fields: dict[str, Any]
 @pytest.mark.parametrize(
     ("build", "task", "part"),
     [
-        (shapes.embedding, "rerank", "--task rerank is not what this model is for: embed (modules.json)"),
+        (shapes.embedding, "rerank", "--task rerank: the model is not for this; it is for embed (modules.json)"),
         (shapes.embedding, "sparse", "--task sparse needs a …ForMaskedLM"),
         (shapes.classifier, "rerank", "classify (config.json: RobertaForSequenceClassification with 7 labels)"),
         (shapes.classifier, "token-classify", "--task token-classify"),
@@ -85,7 +85,7 @@ def test_how_to_ask_another_generative_model_is_not_known(tmp_path: Path) -> Non
     shapes.gemma_reranker(tmp_path)
     assert model_folder.read(tmp_path).task is Task.EMBED
     change(tmp_path / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
-    assert "how LlamaForCausalLM is to be asked is not known" in refusal(tmp_path, task="rerank")
+    assert "no template is known for LlamaForCausalLM" in refusal(tmp_path, task="rerank")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_late_modules_that_are_not_supported(tmp_path: Path, name: str, fields: 
 def test_a_chat_template_is_a_program(tmp_path: Path) -> None:
     shapes.logit_score(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{{ cycler.__init__.__globals__.os }}")
-    assert "is a program, which is never run" in refusal(tmp_path)
+    assert "chat templates are never run as code" in refusal(tmp_path)
     change(tmp_path / "s1" / "config.json", true_token_id="yes")
     assert "true_token_id" in refusal(tmp_path)
     change(tmp_path / "s1" / "config.json", true_token_id=5, false_token_id=-1)

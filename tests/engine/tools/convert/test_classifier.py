@@ -135,7 +135,7 @@ def test_what_is_no_generative_reranker(tmp_path: Path) -> None:
     shapes.cross_encoder(tmp_path / "scores")
     assert "is for generative rerankers" in refusal(tmp_path / "scores", tmp_path / "out")
     shapes.embedding(tmp_path / "embeds")
-    assert "--task rerank is not what this model is for" in refusal(tmp_path / "embeds", tmp_path / "out")
+    assert "--task rerank: the model is not for this" in refusal(tmp_path / "embeds", tmp_path / "out")
 
 
 def test_weights_that_are_not_as_they_should_be(tmp_path: Path) -> None:

@@ -167,10 +167,10 @@ def test_links_of_the_hubs_cache_become_files(tmp_path: Path) -> None:
 def test_what_is_there_already_stays(tmp_path: Path) -> None:
     folder, out = small(tmp_path / "model"), tmp_path / "out"
     write(out / "mine.json", {})
-    assert "nothing is written over" in refusal(folder, out)
+    assert "is not overwritten" in refusal(folder, out)
     assert [file.name for file in out.iterdir()] == ["mine.json"]
-    assert "nothing is written over" in refusal(folder, folder)
-    assert "nothing is written over" in refusal(folder, out / "mine.json")
+    assert "is not overwritten" in refusal(folder, folder)
+    assert "is not overwritten" in refusal(folder, out / "mine.json")
     with pytest.raises(ModelError, match="is not a folder"):
         convert(folder, tmp_path / "nowhere" / "out")
 
@@ -246,6 +246,6 @@ def test_a_missing_tensor_or_shard_is_refused(tmp_path: Path) -> None:
     folder = small(tmp_path / "model")
     (folder / "pytorch_model.bin").rename(folder / "shard.bin")
     write(folder / "pytorch_model.bin.index.json", {"weight_map": {"a": "shard.bin", "b": "shard.bin"}})
-    assert "lacks a tensor that its index names" in refusal(folder, tmp_path / "out")
+    assert "does not have a tensor that its index names" in refusal(folder, tmp_path / "out")
     write(folder / "pytorch_model.bin.index.json", {"weight_map": {"a": "other.bin"}})
     assert "lacks 'other.bin'" in refusal(folder, tmp_path / "out")

@@ -221,7 +221,7 @@ def test_what_is_in_the_way_stays(name: str, content: bytes, model: Path, tmp_pa
     with pytest.raises(ModelError, match="is in the way"):
         quantized(model, tmp_path / "out")
     assert contents(tmp_path) == {f"out.partial/{name}": content}
-    with pytest.raises(ModelError, match="nothing is written over"):
+    with pytest.raises(ModelError, match="is not overwritten"):
         quantized(model, tmp_path / "out.partial")
 
 
