@@ -182,7 +182,7 @@ def _gpus(name: str, cuda: Cuda, *, instead: str) -> tuple[Gpu, ...]:
     kind, separator, index = name.partition(":")
     if name in (CPU, AUTO):
         raise ModelError(
-            f"--devices: {name} can't be combined with other devices, because all engines of a model must give the same rows"
+            f"--devices: {name} can't be combined with other devices: all engines of a model must give the same rows"
         )
     if kind != CUDA or (separator and not (index.isascii() and index.isdecimal())):
         raise ModelError("--devices takes auto, cpu, cuda, or GPUs by number such as cuda:0,cuda:1")

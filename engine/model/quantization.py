@@ -89,7 +89,8 @@ def check(folder: Path, *, reads_fp8: bool) -> StoredFp8 | None:
     stored = read(folder)
     if stored is not None and not reads_fp8:
         raise ModelError(
-            f"{stored.note}; only the fused engine reads them: on a GPU, or with --engine fused --devices cpu for checks. In its own image, the tensorrt-llm engine reads most of them"
+            f"{stored.note}; only the fused engine reads them: on a GPU, or with --engine fused "
+            "--devices cpu for checks. In its own image, the tensorrt-llm engine reads most of them"
         )
     if stored is None:
         check_plain(folder)
@@ -101,7 +102,8 @@ def check_plain(folder: Path) -> None:
     unplain = first_that_is_not_plain(folder)
     if unplain is not None:
         raise ModelError(
-            f"{unplain}, but the model's files do not describe the scales, so no engine can read them; take the model's plain weights"
+            f"{unplain}, but the model's files do not describe the scales, so no engine can read them; "
+            "take the model's plain weights"
         )
 
 

@@ -37,7 +37,8 @@ def check(engine: Engine, folder: ModelFolder, *, dtype: str) -> None:
     difference = largest_difference(together, alone)
     if not difference <= TOLERANCE[dtype]:
         raise ModelError(
-            f"the {name} engine's rows depend on the batch: they differ by {difference:.1e} from those of a sequence alone; "
+            f"the {name} engine's rows depend on the batch: they differ by {difference:.1e} from those of a sequence "
+            "alone; "
             f"--engine transformers may serve the model"
         )
 

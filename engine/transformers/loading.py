@@ -93,7 +93,8 @@ def _load_config(folder: ModelFolder) -> PretrainedConfig:
     )
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(
-            "the weights are plain, but config.json has a quantization_config, which transformers would apply; remove that entry, or take --engine fused"
+            "the weights are plain, but config.json has a quantization_config, which transformers would apply; "
+            "remove that entry, or take --engine fused"
         )
     # The file may ask for kernels from the hub or other outputs; these settings are ours.
     config._attn_implementation = None

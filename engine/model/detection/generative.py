@@ -116,9 +116,7 @@ def generative(files: Files, *, asked: bool) -> Iterator[Detected]:
             return
     if asked and not families:
         known = ", ".join(f"{family.architecture} ({family.name})" for family in _FAMILIES)
-        raise ModelError(
-            f"--task rerank: no template is known for {files.architecture}; templates are known for {known}"
-        )
+        raise ModelError(f"--task rerank: no template is known for {files.architecture}, only for {known}")
     if asked:
         yield _detected(files, families[0], f"config.json: {files.architecture}, taken for {families[0].name}")
 

@@ -69,7 +69,7 @@ def _of_modules(files: Files, config: Json) -> Detected:
     expansion = object_in(options, "query_expansion")
     if expansion and expansion.get("strategy") != "fixed":
         raise ModelError(
-            "query_expansion in the Transformer module has a strategy that is not supported; only fixed is"
+            "query_expansion in the Transformer module has an unsupported strategy; only fixed is supported"
         )
     mask = next((module for module in files.sentence.modules if module.kind == "MultiVectorMask"), None)
     skipping = read_optional(files.folder / mask.path / "config.json") if mask else {}

@@ -39,9 +39,7 @@ def scores(files: Files) -> Iterator[Detected]:
             heads=(SequenceScores(labels=labels_of({"num_labels": 1})),),
         )
     elif files.chain is Chain.SCORES:
-        raise ModelError(
-            f"modules.json describes a cross-encoder, but {name or 'the model'} of config.json gives no scores"
-        )
+        raise ModelError(f"modules.json describes a cross-encoder, but {name or 'config.json'} gives no scores")
 
 
 def _labels(files: Files) -> tuple[str, ...]:

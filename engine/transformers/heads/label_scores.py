@@ -46,7 +46,8 @@ def sequence_scores(whole: PreTrainedModel, head: SequenceScores, reference: Ref
     difference = (scores - expected.values).abs().max().item()
     if not difference <= _TOLERANCE[reference.token_rows.dtype] * max(1.0, expected.scale):
         raise ModelError(
-            f"the head of {library_head.name} can't be run on its own: its scores differ by {difference:.1e} from those of the whole model"
+            f"the head of {library_head.name} can't be run on its own: its scores differ by {difference:.1e} "
+            "from those of the whole model"
         )
     chosen = _choose(library_head, reference, scores)
     note = f"scores: the head of {library_head.name} on {chosen}; the self-test agrees"

@@ -77,7 +77,8 @@ def test_a_configuration_that_is_not_for_it_names_another_engine() -> None:
         ),
         (
             {"include_prompt": False},
-            "this model leaves the prompt's tokens out of the pooling (include_prompt), which the fused engine can't do; "
+            "this model leaves the prompt's tokens out of the pooling (include_prompt), which the fused engine "
+            "can't do; "
             "--engine transformers may serve the model",
         ),
         (

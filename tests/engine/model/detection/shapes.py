@@ -111,7 +111,7 @@ def inference_free_splade(folder: Path) -> None:
 def cross_encoder(folder: Path) -> None:
     tokenizer(folder)
     weights(folder / "model.safetensors", classifier__weight=(1, HIDDEN_SIZE), classifier__bias=(1,))
-    named = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}
+    cross_encoder = {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.1.0"}
     config(
         folder, "bert", "BertForSequenceClassification", id2label={"0": "LABEL_0"}, sentence_transformers=cross_encoder
     )
