@@ -95,7 +95,7 @@ def test_what_a_version_does_not_know_is_left_out_and_told(
 ) -> None:
     with caplog.at_level(logging.WARNING, "embedline.engine"):
         assert set(arguments(chosen, FIELDS - {name})) == FIELDS - {name}
-    assert [record.message for record in caplog.records] == [f"tensorrt_llm 1.4.0rc1 takes no {name}"]
+    assert [record.message for record in caplog.records] == [f"tensorrt_llm 1.4.0rc1 does not accept {name}"]
 
 
 @pytest.mark.parametrize("name", ["encode_only", "model_kwargs", "max_seq_len", "trust_remote_code"])

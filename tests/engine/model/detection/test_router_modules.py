@@ -94,13 +94,13 @@ def other_words(folder: Path) -> None:
         (routes(types=[7]), "'types'"),
         (routes(types={"../x": "a"}, structure={"query": ["../x"]}), "router_config.json has a path that leads out"),
         (lambda folder: write(folder / "router_config.json", {}), "whose routes are models of their own"),
-        (other_words, f"not tokenized alike ({QUERY}/tokenizer.json)"),
+        (other_words, f"have different tokenizers ({QUERY}/tokenizer.json)"),
         (lambda folder: (folder / QUERY / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda folder: (folder / QUERY / "model.safetensors").unlink(), f"{QUERY} has no model.safetensors"),
         (lambda folder: change(folder / QUERY / "config.json", path="idf.json"), "save it with its weights"),
         (
             lambda folder: change(folder / "document_0_Transformer" / "sentence_bert_config.json", do_lower_case=True),
-            "not tokenized alike",
+            "have different tokenizers",
         ),
     ],
 )
