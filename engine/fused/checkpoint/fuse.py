@@ -89,8 +89,8 @@ class FusedWeights:
         tensor = self._checkpoint.read(theirs)
         if tensor.dtype not in _PLAIN or not tensor.dim():
             raise ModelError(
-                f"the tensor {theirs!r} is stored as {tensor.dtype}; only plain weights are read. "
-                "Take the model's plain weights"
+                f"the tensor {theirs!r} is stored as {tensor.dtype}; only plain weights are read; "
+                "take the model's plain weights"
             )
         return list(tensor.chunk(2))[::-1] if swaps_halves else [tensor]
 
