@@ -123,7 +123,7 @@ def test_a_sample_of_what_was_answered_and_all_that_failed(
     monkeypatch.setattr("server.frontend.request_log.random", random.Random(3))
     traces = [Trace(route=PATH, status=200)] * 2000 + [Trace(route=PATH, status=status) for status in (400, 499, 503)]
 
-    statuses = Counter(line["status"] for line in written(tmp_path, told(*traces), sample_rate=sample_rate))
+    statuses = Counter(line["status"] for line in written(tmp_path, writes(*traces), sample_rate=sample_rate))
 
     assert least <= statuses.pop(200, 0) <= most
     assert statuses == {400: 1, 499: 1, 503: 1}
@@ -138,7 +138,7 @@ def test_a_storm_of_refusals_gets_some_lines_for_each_reason(tmp_path: Path, mon
     others = [Trace(route=PATH, status=429, reason="concurrency"), Trace(route=PATH, status=400, reason="invalid")]
     later = [storm[0], storm[0]]
 
-    lines = written(tmp_path, told(*storm, *others, *later))
+    lines = written(tmp_path, writes(*storm, *others, *later))
 
     assert [line["items"] for line in lines[:100]] == list(range(100))
     assert [line.get("left_out") for line in lines] == [*[None] * 100, None, None, 900, None]
