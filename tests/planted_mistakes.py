@@ -285,6 +285,55 @@ MISTAKES = (
         "_SLOWER_THAN_PREDICTED * num_tokens / slowest",
         "tests/server/supervisor",
     ),
+    Mistake(
+        "An engine that fails in a row goes on drawing work",
+        "batch_manager",
+        "for engine in trusted or engines if engine.has_room",
+        "for engine in engines if engine.has_room",
+        "tests/batch_manager/test_sick_engines.py",
+    ),
+    Mistake(
+        "What failed on two engines goes on to a third",
+        "batch_manager",
+        "if batch.failed_on is not None:\n        return None",
+        "if batch.failed_on == engine.engine_id:\n        return None",
+        "tests/batch_manager/test_sick_engines.py",
+    ),
+    Mistake(
+        "What a sick engine held is blamed for its restart",
+        "batch_manager",
+        "num_computing = 0 if was_restarted else",
+        "num_computing = engine.max_computing if was_restarted else",
+        "tests/batch_manager/test_sick_engines.py",
+    ),
+    Mistake(
+        "Suspects are tried one by one",
+        "batch_manager",
+        "math.isqrt(count - 1) + 1",
+        "1",
+        "tests/batch_manager/test_sick_engines.py",
+    ),
+    Mistake(
+        "A group of suspects is refused as one",
+        "batch_manager",
+        "if batch.is_suspect and batch.num_seqs == 1:",
+        "if batch.is_suspect:",
+        "tests/batch_manager/test_sick_engines.py",
+    ),
+    Mistake(
+        "A canary that differs passes",
+        "engine",
+        "if not difference <= self._tolerance:",
+        "if difference != difference:",
+        "tests/engine/selftest/test_canary.py",
+    ),
+    Mistake(
+        "An input of one model is refused by another",
+        "batch_manager",
+        'hashlib.blake2b(submission.model.to_bytes(4, "little"), digest_size=16)',
+        "hashlib.blake2b(digest_size=16)",
+        "tests/batch_manager/test_quarantine.py",
+    ),
 )
 
 

@@ -18,7 +18,7 @@ class Canary:
     def __init__(self, engine: Engine) -> None:
         """Computes it for the first time. The engine must be warm and idle. Raises ModelError if that fails."""
         info = engine.info
-        cu_seqlens = np.cumsum([0, *(min(seqlen, info.max_seqlen) for seqlen in _SEQLENS)], dtype=np.int32)
+        cu_seqlens = np.cumsum([0, *(min(seqlen, engine.limits.max_seqlen) for seqlen in _SEQLENS)], dtype=np.int32)
         token_ids = np.arange(cu_seqlens[-1], dtype=np.int32) % info.vocab_size
         self.batch = Batch(info.name, main_output(info.outputs), token_ids, cu_seqlens)
         engine.submit(self.batch)

@@ -341,7 +341,7 @@ def test_clients_that_leave_a_group_of_suspects_take_their_part_with_them() -> N
     ids=["failed", "non-finite", "canaries pass"],
 )
 def test_one_of_two_engines_that_fails_at_once_costs_nothing(sickness: Sickness, loss: Loss) -> None:
-    """At 40 % of what two engines compute. Without the breaker 84 % of the requests failed."""
+    """At 40 % of what two engines compute. Without retries elsewhere and the breaker a third of the requests failed."""
     simulator = Simulator(POLICY, LIMITS, seed=11, num_engines=2)
     simulator.sicken(0, sickness, after=1.0)
     simulator.run([queries(0.8)], 6.0)
