@@ -19,6 +19,9 @@ batch at least, so 0.2 stays owed. Had it had 2,000 tokens, it would be charged 
 If only 100 tokens of interactive work wait beside small bulk sequences, bulk fills the other 900; it is charged the
 300 that were reserved, and the 600 are lent.
 
+Engines that put urgent batches first (`EngineLimits`) get batches of each class independently of the other, so here
+nothing is owed; what bulk gets of such an engine is up to `Engine.owes_bulk`.
+
 Suspects (see `batch_manager.retries`) wait in the place of their class: it is their class's turn when they are
 computed, and while other work of their class waits too, the two take turns, so a thousand suspects hold nobody up for
 more than a batch each, and do not wait without end themselves.
@@ -40,6 +43,7 @@ class Budget:
     """How large the next batch of one engine may be: by choice, and at all."""
 
     max_tokens: int
+    max_joined: int  # tokens of a batch up to which work of the other class joins it
     max_num_tokens: int
     max_num_seqs: int
     token_buckets: tuple[int, ...] = ()
@@ -84,6 +88,17 @@ class Backlog:
             return math.inf
         queues = [queues[request_class] for queues in self._queues.values()]
         return min(min(queue.oldest, queue.oldest_suspect) for queue in queues)
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether any wait."""
+        return any(queue.oldest_suspect < math.inf for queues in self._queues.values() for queue in queues)
+
+    def next_batch_of(self, request_class: RequestClass, budget: Budget) -> Batch:
+        """Take out the next batch for which this class counts alone. Some of it must wait, and no suspects."""
+        batch, _ = self._take(request_class, budget=budget, owed=0.0)
+        self._suspect_was_last[request_class] = False
+        return batch
 
     def next_batch(self, budget: Budget, *, may_be_suspect: bool) -> Batch | None:
         """Take out the next batch. Something must wait. None where it is a suspect's turn and that may not be."""
@@ -144,7 +159,8 @@ class Backlog:
         """
         other_class = RequestClass(1 - leader)
         leading, other = queues[leader], queues[other_class]
-        max_tokens, max_seqs = budget.sealed(leading.num_tokens + other.num_tokens), budget.max_num_seqs
+        waiting_tokens = leading.num_tokens + min(other.num_tokens, budget.max_joined)
+        max_tokens, max_seqs = budget.sealed(waiting_tokens), budget.max_num_seqs
         batch = Batch()
         batch.max_tokens = max_tokens
         reserved = 0
@@ -155,13 +171,13 @@ class Backlog:
         leading.take(batch, max_tokens - reserved, max_seqs=max_seqs)
         led_tokens = batch.num_tokens
         if is_joined:
-            other.take(batch, max_tokens, max_seqs=max_seqs)
+            other.take(batch, min(budget.max_joined, max_tokens), max_seqs=max_seqs)
         other_tokens = batch.num_tokens - led_tokens
         if other_tokens:
             self._suspect_was_last[other_class] = False
         if reserved:
             leading.take(batch, max_tokens, max_seqs=max_seqs)
-        if leading.was_cut or (is_joined and other.was_cut):
+        if leading.was_cut or (is_joined and other.was_cut and budget.max_joined >= max_tokens):
             batch.release = Release.FULL if max_tokens == budget.max_tokens else Release.BUCKET
         elif self.num_tokens(_INTERACTIVE) or self.num_tokens(_BULK):
             batch.release = Release.KIND

@@ -115,27 +115,33 @@ class Release(enum.StrEnum):
 
 
 class Batch:
-    """What one engine computes in one go; not changed any more once it is dispatched.
+    """What one engine computes in one go; its sequences are not changed any more once it is dispatched.
 
     Without sequences it is a canary: the engine's own batch whose rows it knows (see `engine.selftest.canary`).
 
-    max_tokens  the budget it was packed under
-    max_seqlen  tokens of its longest sequence
-    release     why it is no larger; set as it is taken out of the backlog
-    is_suspect  its sequences were being computed when an engine died, so it runs with nothing beside it
-    is_beside   it was sent to compute beside a long sequence, so its time may be counted from later than it began
-    failed_on   id of the engine on which this very batch has failed already; None = it has not
+    max_tokens     the budget it was packed under
+    max_seqlen     tokens of its longest sequence
+    release        why it is no larger; set as it is taken out of the backlog
+    is_suspect     its sequences were being computed when an engine died, so it runs with nothing beside it
+    is_beside      it was sent to compute beside other work, so its time may be counted from later than it began
+    is_urgent      some of it is interactive
+    gives_way      interactive work is about, so it should delay urgent batches as little as possible
+    passed_tokens  of urgent batches that were sent to be computed before it, since it was the oldest that is not urgent
+    failed_on      id of the engine on which this very batch has failed already; None = it has not
     """
 
     __slots__ = (
         "batch_id",
         "failed_on",
+        "gives_way",
         "is_beside",
         "is_suspect",
+        "is_urgent",
         "max_seqlen",
         "max_tokens",
         "num_seqs",
         "num_tokens",
+        "passed_tokens",
         "release",
         "slices",
     )
@@ -147,6 +153,9 @@ class Batch:
         self.is_suspect = is_suspect
         self.is_beside = False
         self.failed_on: int | None = None
+        self.is_urgent = False
+        self.gives_way = False
+        self.passed_tokens = 0
         self.release = Release.SUSPECT if is_suspect else Release.DRAINED
         self.slices: list[Slice] = []
         self.num_tokens = 0
@@ -183,6 +192,7 @@ class Batch:
         self.num_tokens += piece.num_tokens
         self.num_seqs += piece.stop - piece.start
         self.max_seqlen = max(self.max_seqlen, piece.max_seqlen)
+        self.is_urgent |= piece.request.request_class == RequestClass.INTERACTIVE
 
 
 def parts(slices: Iterable[Slice], num_seqs: int) -> list[list[Slice]]:

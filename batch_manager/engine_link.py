@@ -76,7 +76,14 @@ class EngineLink:
         One that no frame can carry is reported as failed, as any other, once the caller has returned.
         """
         self._sent[batch.batch_id] = batch
-        parts = messages.encode_batch(batch.outputs, batch.seqlens(), token_ids, token_type_ids)
+        parts = messages.encode_batch(
+            batch.outputs,
+            batch.seqlens(),
+            token_ids,
+            token_type_ids,
+            is_urgent=batch.is_urgent,
+            gives_way=batch.gives_way,
+        )
         try:
             self._link.send(messages.BATCH, batch.batch_id, parts)
         except PayloadTooLarge as error:

@@ -1,11 +1,14 @@
 """What the scheduler keeps for one ready engine, and how fast the engines of a model compute."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from batch_manager.batches import Batch
 from batch_manager.health import Health
 from engine.types import EngineLimits
+from wire.vocabulary import RequestClass
+
+Lane = RequestClass | None  # of an engine: its urgent batches (INTERACTIVE), its others (BULK), or all of them (None)
 
 _WEIGHT = 0.2  # of the newest batch: a step in speed is known to 90 % after ten batches
 
@@ -14,12 +17,12 @@ class Engine:
     """A ready engine and what it holds.
 
     model    its index in this server
-    batches  by id, in the order in which they were sent; the oldest `max_computing` may be being computed
+    batches  by id, in the order in which they were sent
     retries  batches that failed on another engine and wait to be tried on this one
     health   whether it can be trusted
     """
 
-    __slots__ = ("batches", "engine_id", "health", "limits", "model", "num_tokens", "retries")
+    __slots__ = ("batches", "engine_id", "health", "limits", "model", "retries")
 
     def __init__(self, engine_id: int, limits: EngineLimits, *, model: int) -> None:
         self.engine_id = engine_id
@@ -28,37 +31,45 @@ class Engine:
         self.batches: dict[int, Batch] = {}
         self.retries: deque[Batch] = deque()
         self.health = Health()
-        self.num_tokens = 0  # of all its batches
 
     @property
     def num_idle_streams(self) -> int:
         """Batches that would be computed at once if they were sent now."""
         return max(0, self.limits.streams - len(self.batches))
 
-    @property
-    def load(self) -> float:
-        """Seconds in which it would compute what it holds and what waits for it alone, by the rate that it measured at
-        warm-up; tokens, where it did not. For comparing engines of one model, which may be GPUs of different speed."""
-        num_tokens = self.num_tokens + sum(batch.num_tokens for batch in self.retries)
+    def load(self, lane: Lane) -> float:
+        """Seconds in which it would compute what it holds and what waits for it alone in a lane, by the rate that it
+        measured at warm-up; tokens, where it did not. For comparing engines of one model, which may be GPUs of
+        different speed."""
+        num_tokens = sum(batch.num_tokens for batch in (*self.lane(lane), *in_lane(self.retries, lane)))
         return num_tokens / (self.limits.tokens_per_second * self.limits.streams or 1.0)
 
     @property
-    def max_computing(self) -> int:
-        """Batches that may be computed at the same time."""
-        return self.limits.depth if self.limits.overlaps else self.limits.streams
+    def computing(self) -> list[Batch]:
+        """Batches that may be being computed: all where they overlap, else the oldest ones of each lane."""
+        if self.limits.overlaps:
+            return self.lane(None)
+        lanes: tuple[Lane, ...] = tuple(RequestClass) if self.limits.puts_urgent_first else (None,)
+        return [batch for lane in lanes for batch in self.lane(lane)[: self.limits.streams]]
 
-    @property
-    def newest(self) -> Batch:
-        """The batch that was sent last of those it holds; there must be one."""
-        return next(reversed(self.batches.values()))
+    def lane(self, lane: Lane) -> list[Batch]:
+        """What it holds in this lane, in the order in which it was sent; all where it has no lanes."""
+        return in_lane(self.batches.values(), lane if self.limits.puts_urgent_first else None)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether it may hold another batch. A suspect has its engine to itself, so that a death is its own."""
-        num_batches = len(self.batches)
-        if num_batches == 1 and next(iter(self.batches.values())).is_suspect:
+    def has_room(self, lane: Lane) -> bool:
+        """Whether it may hold another batch in this lane.
+
+        A suspect has its engine to itself, so that a death is its own.
+        """
+        batches = self.lane(None)
+        if len(batches) == 1 and batches[0].is_suspect:
             return False
-        return num_batches < self.limits.depth
+        return len(self.lane(lane)) < self.limits.depth
+
+    def owes_bulk(self, bulk_share: float) -> bool:
+        """Whether urgent batches have passed its oldest other batch for so long that it got less than this share."""
+        oldest = next(iter(self.lane(RequestClass.BULK)), None)
+        return oldest is not None and bulk_share * oldest.passed_tokens >= (1 - bulk_share) * oldest.num_tokens
 
     def fits(self, batch: Batch) -> bool:
         """Whether it can take a batch that was packed for another engine of its model."""
@@ -67,21 +78,25 @@ class Engine:
 
     def put(self, batch: Batch) -> None:
         """Take note of a batch that is sent to it."""
+        if batch.is_urgent and self.limits.puts_urgent_first:
+            for oldest in self.lane(RequestClass.BULK)[:1]:
+                oldest.passed_tokens += batch.num_tokens
         self.batches[batch.batch_id] = batch
-        self.num_tokens += batch.num_tokens
 
     def take(self, batch_id: int) -> Batch | None:
         """Take out a batch that it is done with; None where it does not hold such a batch."""
-        batch = self.batches.pop(batch_id, None)
-        if batch is not None:
-            self.num_tokens -= batch.num_tokens
-        return batch
+        return self.batches.pop(batch_id, None)
 
 
-def with_room(engines: Sequence[Engine]) -> list[Engine]:
-    """Those that may get a batch now. While one of them is trusted, those that are suspected get none."""
+def in_lane(batches: Iterable[Batch], lane: Lane) -> list[Batch]:
+    """Those that belong to this lane."""
+    return [batch for batch in batches if lane is None or batch.is_urgent == (lane == RequestClass.INTERACTIVE)]
+
+
+def with_room(engines: Sequence[Engine], lane: Lane) -> list[Engine]:
+    """Those that may get a batch for this lane now. While one of them is trusted, those that are suspected get none."""
     trusted = [engine for engine in engines if not engine.health.is_suspected]
-    return [engine for engine in trusted or engines if engine.has_room]
+    return [engine for engine in trusted or engines if engine.has_room(lane)]
 
 
 class Rate:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from batch_manager.backlog import Backlog, Budget
 from batch_manager.batches import Batch, Release, Request, Slice
-from batch_manager.engines import Engine, Rate, with_room
+from batch_manager.engines import Engine, Lane, Rate, in_lane, with_room
 from batch_manager.messages import Policy
 from batch_manager.queue import Queue
 from engine.types import EngineLimits
@@ -88,10 +88,11 @@ class Model:
         lengths = (stop - start for start, stop in pairwise(request.cu_seqlens))
         return next(index for index, length in enumerate(lengths) if length > self.max_seqlen)
 
-    def note_done(self, batch: Batch, compute_seconds: float, *, now: float) -> None:
+    def note_done(self, batch: Batch, compute_seconds: float, *, limits: EngineLimits, now: float) -> None:
         """A batch has its rows."""
         self.last_batch_at = now
-        self.rate.observe(batch.num_tokens, compute_seconds, max_tokens=batch.max_tokens, is_beside=batch.is_beside)
+        num_tokens = batch.num_tokens + (batch.passed_tokens if limits.overlaps else 0)  # computed in the same time
+        self.rate.observe(num_tokens, compute_seconds, max_tokens=batch.max_tokens, is_beside=batch.is_beside)
         self._count(batch.slices, -1)
 
     def reclaim(self, batches: Iterable[Batch]) -> list[Slice]:
@@ -123,10 +124,10 @@ class Model:
         self._count(batch.slices, 1)
         engine.retries.append(batch)
 
-    def _take_retry(self, engine: Engine) -> Batch | None:
-        """The next of the batches that wait for this engine, without what was closed meanwhile."""
-        while engine.retries:
-            passed_on = engine.retries.popleft()
+    def _take_retry(self, engine: Engine, lane: Lane) -> Batch | None:
+        """The next of the batches that wait for this lane of this engine, without what was closed meanwhile."""
+        for passed_on in in_lane(engine.retries, lane):
+            engine.retries.remove(passed_on)
             if pieces := self.reclaim([passed_on]):
                 self._count(pieces, 1)
                 assert passed_on.failed_on is not None
@@ -140,52 +141,96 @@ class Model:
     def next_batch(self, now: float) -> tuple[Engine, Batch] | None:
         """The next batch and the engine that should have it; None where nothing waits or no engine should have more.
 
+        Engines that put urgent batches first have a lane for them and one for the others, each filled as if it were
+        alone; but while there are suspects, classes take turns as with other engines (see `Backlog`).
+        """
+        has_lanes = all(engine.limits.puts_urgent_first for engine in self.engines) and not self.backlog.has_suspects
+        lanes: tuple[Lane, ...] = tuple(RequestClass) if has_lanes else (None,)
+        chosen = (self._next_batch(lane, now) for lane in lanes)
+        return next((one for one in chosen if one is not None), None)
+
+    def _next_batch(self, lane: Lane, now: float) -> tuple[Engine, Batch] | None:
+        """The next batch for a lane.
+
         The engine with the least to do comes first, and those with an idle stream before all others: they take what
         there is, or their share of it where several streams idle. Behind other batches one is staged only if it is at
         least as large as the one sent last: a smaller one would be sealed too soon, as all that comes while it waits in
         the engine could still have joined it. But beside a long sequence that leaves cores idle it does not wait.
         """
-        engines = with_room(self.engines)
+        engines = [engine for engine in with_room(self.engines, lane) if not self._is_bulks_turn(engine, lane)]
         for engine in engines:
-            if engine.retries and (retry := self._take_retry(engine)) is not None:
+            if (retry := self._take_retry(engine, lane)) is not None:
                 return engine, retry
-        num_bulk = self.backlog.num_tokens(RequestClass.BULK)
-        num_tokens = num_bulk + self.backlog.num_tokens(RequestClass.INTERACTIVE)
+        num_tokens = self._waiting_tokens(lane)
         if not num_tokens or not engines:
             return None
-        engine = min(engines, key=lambda engine: (not engine.num_idle_streams, engine.load, len(engine.batches)))
-        is_beside = self._leaves_cores_idle(engine)
-        if not engine.num_idle_streams and not is_beside and num_tokens < engine.newest.num_tokens:
+        engine = min(engines, key=lambda engine: _claims(engine, lane))
+        ahead = engine.lane(lane)
+        is_beside = self._leaves_cores_idle(engine.limits, ahead)
+        if not engine.num_idle_streams and ahead and not is_beside and num_tokens < ahead[-1].num_tokens:
             return None
-        is_mixed = num_bulk > 0 and self._is_interactive_about(num_bulk < num_tokens, now)
-        max_tokens = self._max_tokens(engine.limits, is_mixed=is_mixed)
         num_idle = sum(engine.num_idle_streams for engine in engines)
-        part = share(num_tokens, num_idle, least=self._min_tokens(engine.limits), most=max_tokens)
-        batch = self.backlog.next_batch(_budget(engine.limits, part), may_be_suspect=not engine.batches)
+        batch = self._batch_for(engine, lane, num_idle=num_idle, now=now)
         if batch is None:
             return None
-        batch.is_beside = is_beside
+        passes_bulk = lane == RequestClass.INTERACTIVE and len(ahead) < len(engine.batches)
+        batch.is_beside = is_beside or (engine.limits.overlaps and passes_bulk)
+        return engine, batch
+
+    def _batch_for(self, engine: Engine, lane: Lane, *, num_idle: int, now: float) -> Batch | None:
+        """Take a batch for an engine out of the backlog. None where it is a suspect's turn and the engine is busy."""
+        limits = engine.limits
+        is_mixed = self.backlog.num_tokens(RequestClass.BULK) > 0 and self._is_interactive_about(now)
+        # where batches overlap, bulk delays urgent batches by a part of its batch, however large that is
+        is_short = is_mixed and not (lane == RequestClass.BULK and limits.overlaps)
+        max_tokens = self._max_tokens(limits, is_mixed=is_short)
+        part = share(self._waiting_tokens(lane), num_idle, least=self._min_tokens(limits), most=max_tokens)
+        budget = self._budget(limits, part, lane=lane)
+        if lane is None:
+            batch = self.backlog.next_batch(budget, may_be_suspect=not engine.batches)
+        else:
+            batch = self.backlog.next_batch_of(lane, budget)
+        if batch is None:
+            return None
+        batch.gives_way = is_mixed
         if part < max_tokens:
             batch.max_tokens = max_tokens  # so that the rate takes a small share for the small batch that it is
         if batch.release is Release.FULL:
             if part < max_tokens:
                 batch.release = Release.SHARE
-            elif is_mixed and max_tokens < self._max_tokens(engine.limits, is_mixed=False):
+            elif is_short and max_tokens < self._max_tokens(limits, is_mixed=False):
                 batch.release = Release.CLASS
-        return engine, batch
+        return batch
 
-    def _leaves_cores_idle(self, engine: Engine) -> bool:
-        """Whether what it computes is, or ends in, one sequence that takes longer than queries should wait.
+    def _waiting_tokens(self, lane: Lane) -> int:
+        return sum(self.backlog.num_tokens(each) for each in RequestClass if lane in (None, each))
+
+    def _is_bulks_turn(self, engine: Engine, lane: Lane) -> bool:
+        return lane == RequestClass.INTERACTIVE and engine.owes_bulk(self._policy.bulk_share)
+
+    def _leaves_cores_idle(self, limits: EngineLimits, batches: Sequence[Batch]) -> bool:
+        """Whether what an engine computes is, or ends in, one sequence that takes longer than queries should wait.
 
         A batch of many short sequences keeps all cores busy to its end, however long it takes, so nothing is gained by
         sealing a small one behind it.
         """
-        if not engine.limits.overlaps or not engine.batches:
+        if not limits.overlaps or not batches:
             return False
-        return engine.newest.max_seqlen > self._max_tokens(engine.limits, is_mixed=True)
+        return batches[-1].max_seqlen > self._max_tokens(limits, is_mixed=True)
 
-    def _is_interactive_about(self, waits: bool, now: float) -> bool:
+    def _is_interactive_about(self, now: float) -> bool:
+        waits = self.backlog.num_tokens(RequestClass.INTERACTIVE) > 0
         return waits or now - self.last_interactive_at < self._policy.interactive_memory
+
+    def _budget(self, limits: EngineLimits, max_tokens: int, *, lane: Lane) -> Budget:
+        """For one lane. Where batches don't overlap, some bulk joins an urgent batch: a small one has the same cost."""
+        if lane is None:
+            max_joined = max_tokens
+        elif lane == RequestClass.INTERACTIVE and not limits.overlaps:
+            max_joined = min(max_tokens, self._min_tokens(limits))
+        else:
+            max_joined = 0
+        return Budget(max_tokens, max_joined, limits.max_num_tokens, limits.max_num_seqs, limits.token_buckets)
 
     def _max_tokens(self, limits: EngineLimits, *, is_mixed: bool) -> int:
         """Of a batch for this engine, by choice: as many as it gains by, and as few as are computed in time."""
@@ -207,5 +252,6 @@ def share(num_tokens: int, num_idle: int, *, least: int, most: int) -> int:
     return min(most, max(least, -(-num_tokens // num_idle))) if num_idle > 1 else most
 
 
-def _budget(limits: EngineLimits, max_tokens: int) -> Budget:
-    return Budget(max_tokens, limits.max_num_tokens, limits.max_num_seqs, limits.token_buckets)
+def _claims(engine: Engine, lane: Lane) -> tuple[bool, float, float, int]:
+    """Smaller for an engine that should rather get the next batch for a lane."""
+    return not engine.num_idle_streams, engine.load(lane), engine.load(None), len(engine.batches)

@@ -50,7 +50,7 @@ def _another(model: Model, batch: Batch, engine: Engine) -> Engine | None:
     if batch.failed_on is not None:
         return None
     others = (one for one in model.engines if one is not engine and one.fits(batch))
-    return min(others, key=lambda one: (one.health.is_suspected, one.load), default=None)
+    return min(others, key=lambda one: (one.health.is_suspected, one.load(None)), default=None)
 
 
 def after_death(model: Model, computing: Sequence[Batch], staged: Sequence[Batch]) -> list[Slice]:

@@ -20,6 +20,7 @@ from batch_manager.messages import Policy, Refusal
 from batch_manager.model import Model
 from batch_manager.queue import Deadlines
 from engine.types import EngineErrorKind, EngineLimits
+from wire.vocabulary import RequestClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +144,9 @@ class Scheduler:
         model.remove_engine(engine, now=now)
         batches = list(engine.batches.values())
         refusals = self._refuse_late([*batches, *engine.retries], now)
-        num_computing = 0 if was_restarted else engine.max_computing
-        to_blame = retries.after_death(model, batches[:num_computing], [*batches[num_computing:], *engine.retries])
+        computing = [] if was_restarted else engine.computing
+        staged = [batch for batch in batches if batch not in computing]
+        to_blame = retries.after_death(model, computing, [*staged, *engine.retries])
         refusals += [self._refuse(piece.request, Refusal.POISON, index=piece.start) for piece in to_blame]
         if self._is_draining and not model.engines:
             refusals += self._refuse_waiting(model, Refusal.STOPPING)
@@ -162,7 +164,7 @@ class Scheduler:
         engine.health.computed(now)
         if batch.failed_on is not None and (other := self._engines.get(batch.failed_on)) is not None:
             other.health.refuted()
-        self.models[engine.model].note_done(batch, compute_seconds, now=now)
+        self.models[engine.model].note_done(batch, compute_seconds, limits=engine.limits, now=now)
         deliveries = []
         at = 0
         for piece in batch.slices:
@@ -219,7 +221,7 @@ class Scheduler:
                 *self.engine_lost(engine.engine_id, now, was_restarted=True),
             ]
         effects: list[Effect] = [*self._refuse_late(engine.retries, now)] if engine.retries else []
-        if health.wants_canary and engine.has_room:
+        if health.wants_canary and engine.has_room(RequestClass.BULK):
             health.probed()
             canary = Batch()
             self._put(canary, engine)

@@ -1,7 +1,9 @@
-"""A server under one load: what came back, and what it cost the server, the machine and the generator."""
+"""A server under one load or several: what came back, and what it cost the server, the machine and the generator."""
 
+import asyncio
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from embedline.bench.summary import Summary, summarize
 
 if TYPE_CHECKING:  # it needs tokenizers, which whoever brings requests of their own may lack
     from benchmarks.texts import Corpus
+
+Traffic = Sequence[tuple[list[Request], Load]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +42,30 @@ def requests_of(port: int, corpus: "Corpus", *, batch_size: int) -> list[Request
 
 def measure(pid: int, port: int, requests: list[Request], load: Load, *, patience: float = 60.0) -> Measured:
     """Put a load on the server whose first process is `pid`."""
+    (measured,) = measure_together(pid, port, [(requests, load)], patience=patience)
+    return measured
+
+
+def measure_together(pid: int, port: int, traffic: Traffic, *, patience: float = 60.0) -> list[Measured]:
+    """Put several loads on a server at once; the CPU's figures are of all of them together."""
     own, server, machine, began = _own_cpu(), tree_cpu_seconds(pid), machine_cpu_seconds(), time.perf_counter()
-    summary = summarize(drive(port, requests, load, patience=patience))
+    summaries = [summarize(phase) for phase in drive_together(port, traffic, patience=patience)]
     own, server, machine = _own_cpu() - own, tree_cpu_seconds(pid) - server, machine_cpu_seconds() - machine
     capacity = (time.perf_counter() - began) * (os.cpu_count() or 1)
     foreign = max(0.0, machine - server - own) / capacity
-    return Measured(summary=summary, cpu_seconds=server, foreign_share=foreign)
+    return [Measured(summary=summary, cpu_seconds=server, foreign_share=foreign) for summary in summaries]
 
 
 def drive(port: int, requests: list[Request], load: Load, *, patience: float = 60.0) -> Phase:
     """Send the requests in turn."""
+    (phase,) = drive_together(port, [(requests, load)], patience=patience)
+    return phase
 
-    async def run() -> Phase:
+
+def drive_together(port: int, traffic: Traffic, *, patience: float = 60.0) -> list[Phase]:
+    """Send the requests of each load in turn, those of different loads side by side."""
+
+    async def run_one(requests: list[Request], load: Load) -> Phase:
         generator = Generator(parse_url(f"127.0.0.1:{port}"), requests, patience=patience)
         phase = Phase(load)
         try:
@@ -57,6 +73,9 @@ def drive(port: int, requests: list[Request], load: Load, *, patience: float = 6
         finally:
             generator.close()
         return phase
+
+    async def run() -> list[Phase]:
+        return await asyncio.gather(*(run_one(requests, load) for requests, load in traffic))
 
     return run_on_loop(run())
 

@@ -38,10 +38,10 @@ class Recipe:
     folder: Path | None = None  # to start it in; None: here
 
 
-def embedline(*flags: str, name: str = "Embedline") -> Recipe:
-    """Ours, with its default engine and a cache of its own."""
+def embedline(*flags: str, name: str = "Embedline", root: Path = ROOT) -> Recipe:
+    """Ours, with its default engine and a cache of its own. `root`: the folder of the source, perhaps an older one."""
     command = (sys.executable, "-P", "-m", "embedline", "serve", "--port", "{port}", "--prometheus-port", "0", *flags)
-    return Recipe(name, command, {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": "{cache}"})
+    return Recipe(name, command, {"PYTHONPATH": str(root), "XDG_CACHE_HOME": "{cache}"})
 
 
 def infinity(environment: Path, model: Path) -> Recipe:

@@ -1,10 +1,11 @@
 """The messages between an engine worker, its supervisor and its batch manager. Needs numpy alone.
 
 The supervisor sends START. Then a batch manager connects; the worker sends READY once the model is warm, takes BATCH
-and CANARY frames (never more than `depth` unanswered) and answers each with RESULT or FAILED under the same frame id.
-It ends its process at EXIT.
+and CANARY frames (never more unanswered than its limits say) and answers each with RESULT or FAILED under the same
+frame id. It ends its process at EXIT.
 """
 
+import enum
 import json
 import struct
 from collections.abc import Sequence
@@ -33,13 +34,21 @@ FAILED = 0x0403
 CANARY = 0x0404  # no payload: compute the batch whose rows are known from the start; its RESULT has no rows
 EXIT = 0x0405  # no payload, no answer: this engine is sick, and the supervisor starts another
 
-# outputs (u16), has token types (u16), B (u32), T (u32); then int32 cu_seqlens [B+1], ids [T], token types [T]
+# outputs (u16), _Flags (u16), B (u32), T (u32); then int32 cu_seqlens [B+1], ids [T], token types [T]
 _BATCH = struct.Struct("<HHII")
 _RESULT = struct.Struct("<d")  # seconds of computing; then the rows
 # rows: number of outputs; then for each output _ROWS, int32 offsets, float32 values
 _COUNT = struct.Struct("<I")
 _ROWS = struct.Struct("<HHIII")  # output kind, is ragged, number of offsets, rows, D
 _FAILED = struct.Struct("<I")  # EngineErrorKind; then the message in UTF-8
+
+
+class _Flags(enum.IntFlag):
+    """Of a BATCH."""
+
+    HAS_TYPES = 1
+    IS_URGENT = 2
+    GIVES_WAY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +117,25 @@ def decode_ready(payload: Buffer) -> tuple[ModelInfo, EngineLimits]:
 
 
 def encode_batch(
-    outputs: OutputKind, seqlens: Sequence[int], token_ids: Sequence[Buffer], token_type_ids: Sequence[Buffer] = ()
+    outputs: OutputKind,
+    seqlens: Sequence[int],
+    token_ids: Sequence[Buffer],
+    token_type_ids: Sequence[Buffer] = (),
+    *,
+    is_urgent: bool = False,
+    gives_way: bool = False,
 ) -> list[Buffer]:
     """BATCH. token_ids and token_type_ids: int32 in pieces of any size, which are not copied."""
     cu_seqlens = np.zeros(len(seqlens) + 1, np.int32)
     np.cumsum(seqlens, out=cu_seqlens[1:])
-    header = _BATCH.pack(outputs, bool(token_type_ids), len(seqlens), int(cu_seqlens[-1]))
+    flags = _Flags.HAS_TYPES * bool(token_type_ids) | _Flags.IS_URGENT * is_urgent | _Flags.GIVES_WAY * gives_way
+    header = _BATCH.pack(outputs, flags, len(seqlens), int(cu_seqlens[-1]))
     return [header, cu_seqlens.tobytes(), *token_ids, *token_type_ids]
 
 
 def decode_batch(model: str, payload: Buffer) -> Batch:
     """The inverse of `encode_batch`; the arrays are views of the payload."""
-    outputs, has_types, num_seqs, num_tokens = _BATCH.unpack_from(payload)
+    outputs, flags, num_seqs, num_tokens = _BATCH.unpack_from(payload)
     numbers = np.frombuffer(payload, np.int32, offset=_BATCH.size)
     ids_end = num_seqs + 1 + num_tokens
     return Batch(
@@ -127,7 +143,9 @@ def decode_batch(model: str, payload: Buffer) -> Batch:
         outputs=OutputKind(outputs),
         cu_seqlens=numbers[: num_seqs + 1],
         token_ids=numbers[num_seqs + 1 : ids_end],
-        token_type_ids=numbers[ids_end:] if has_types else None,
+        token_type_ids=numbers[ids_end:] if flags & _Flags.HAS_TYPES else None,
+        is_urgent=bool(flags & _Flags.IS_URGENT),
+        gives_way=bool(flags & _Flags.GIVES_WAY),
     )
 
 

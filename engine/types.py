@@ -47,6 +47,8 @@ class Batch:
     token_ids: NDArray[np.int32]  # [T], each 0 <= id < vocab_size
     cu_seqlens: NDArray[np.int32]  # [B + 1], sequence i is token_ids[cu_seqlens[i] : cu_seqlens[i + 1]]
     token_type_ids: NDArray[np.int32] | None = None  # [T], may have the flags above; None = all zero
+    is_urgent: bool = field(default=False, kw_only=True)  # some of it is interactive work
+    gives_way: bool = field(default=False, kw_only=True)  # urgent batches may come, and are not to wait long for it
 
     @property
     def num_tokens(self) -> int:
@@ -139,6 +141,9 @@ class EngineLimits:
     token_buckets: tuple[int, ...] = field(default=())  # sizes T to which batches are padded; () = none
     streams: int = 1  # batches computed at the same time; one batch runs on one stream
     depth: int = 2  # batches submitted and not collected: streams + 1 if the engine can stage, 1 if it blocks
+    # Whether it computes urgent batches before all others that it has not begun. It then takes `depth` urgent batches,
+    # and `depth` others.
+    puts_urgent_first: bool = False
     overlaps: bool = False  # whether a staged batch begins as soon as the one ahead leaves a part of its stream idle
     tokens_per_second: float = 0.0  # of one stream while all are busy, measured at warm-up; 0 = not known
     target_num_tokens: int = 0  # T above which larger batches are hardly faster per token; 0 = not known
@@ -160,7 +165,9 @@ class Engine(Protocol):
         ...
 
     def submit(self, batch: Batch) -> int:
-        """Take a batch and return its ticket. Blocks only while `limits.depth` batches are in the engine."""
+        """Take a batch and return its ticket. Blocks only while `limits.depth` batches are in the engine, or, where it
+        puts urgent ones first, as many of the same urgency.
+        """
         ...
 
     def collect(self) -> tuple[int, Results | EngineError]:

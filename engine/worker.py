@@ -41,6 +41,7 @@ class _Held:
     connection: BlockingConnection
     frame_id: int
     num_tokens: int
+    is_urgent: bool
     submitted: float  # time.monotonic() seconds
     began: float = 0.0  # likewise; 0 = no stream is free for it yet
     is_canary: bool = False
@@ -102,17 +103,20 @@ class Worker:
         ticket = self._engine.submit(batch)
         with self._noted:
             is_canary = batch is self._canary.batch
-            self._held[ticket] = _Held(connection, frame_id, batch.num_tokens, now, is_canary=is_canary)
+            self._held[ticket] = _Held(
+                connection, frame_id, batch.num_tokens, batch.is_urgent, now, is_canary=is_canary
+            )
             self._begin_next(now)
             self._noted.notify()
 
     def _begin_next(self, now: float) -> None:
-        """Free streams take the batches that came first."""
+        """Free streams take the batches that came first, urgent ones before others where the engine does."""
         num_free = self._limits.streams - sum(held.began > 0 for held in self._held.values())
-        for held in self._held.values():
-            if num_free > 0 and not held.began:
-                held.began = now
-                num_free -= 1
+        waiting = [held for held in self._held.values() if not held.began]
+        if self._limits.puts_urgent_first:
+            waiting.sort(key=lambda held: not held.is_urgent)
+        for held in waiting[: max(0, num_free)]:
+            held.began = now
 
     def _collect_forever(self) -> None:
         while True:

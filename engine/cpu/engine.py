@@ -37,7 +37,7 @@ class CompiledEngine:
         self._makers = makers
         self._sizes = sizes
         self._pad_id = pad_id
-        self._slots = threading.Semaphore(limits.depth)
+        self._slots = {is_urgent: threading.Semaphore(limits.depth) for is_urgent in (False, True)}
         self._workload = Workload(min_wide_tokens=executor.min_wide_tokens if executor.wide else None)
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
         self._num_submitted = 0
@@ -49,7 +49,7 @@ class CompiledEngine:
     def submit(self, batch: Batch) -> int:
         """See engine.types.Engine."""
         assert batch.outputs in self.info.outputs, batch.outputs
-        self._slots.acquire()
+        self._slots[batch.is_urgent].acquire()
         self._num_submitted += 1
         mini_batches = cut(batch, num_streams=len(self._threads))
         self._workload.put(Job(self._num_submitted, batch, mini_batches, self._sizes))
@@ -61,7 +61,6 @@ class CompiledEngine:
         if finished is None:
             self._finished.put(None)  # for the next call
             raise EngineClosed
-        self._slots.release()
         return finished
 
     def close(self) -> None:
@@ -81,6 +80,7 @@ class CompiledEngine:
                 self._attempt(task, run)
             if self._workload.done(task):
                 self._finished.put((job.ticket, job.results))
+                self._slots[job.batch.is_urgent].release()
 
     def _attempt(self, task: Task, run: Run) -> None:
         try:

@@ -51,7 +51,7 @@ def load_with(backend: Backend, *, name: str, reason: str, options: LoadOptions)
         folder,
         num_copies=backend.num_score_copies,
         num_threads=options.num_threads,
-        max_num_tokens=DEPTH * max_num_tokens,
+        max_num_tokens=2 * DEPTH * max_num_tokens,  # urgent and others
         has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
     )
     makers = makers_of(folder)
@@ -64,6 +64,7 @@ def load_with(backend: Backend, *, name: str, reason: str, options: LoadOptions)
         max_num_seqs=options.max_num_seqs or MAX_NUM_SEQS,
         max_seqlen=folder.max_seqlen,
         depth=DEPTH,
+        puts_urgent_first=True,
         overlaps=True,
         target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
     )

@@ -5,6 +5,9 @@ batch is finished soon, and the slowdown of streams by each other need not be es
 share begins with the next batch in the engine; it is idle only if there is none. The alternative, one batch for each
 stream, leaves cores idle whenever there are fewer batches than cores.
 
+Mini-batches of urgent batches are taken before all others, so a query waits until one stream has finished the
+mini-batch that it is computing, however much other work is in the engine.
+
 A sequence of moderate length that is alone in the engine is computed on all cores at once, with no other work beside
 it, because threads that wait for each other are slow when other threads use the same cores.
 """
@@ -86,7 +89,8 @@ class Workload:
     def __init__(self, *, min_wide_tokens: int | None) -> None:
         """min_wide_tokens: a lone sequence of at least so many tokens is computed on all cores; None = none is."""
         self._min_wide_tokens = min_wide_tokens
-        self._waiting: deque[Task] = deque()
+        self._urgent: deque[Task] = deque()
+        self._others: deque[Task] = deque()
         self._num_open = 0  # unfinished jobs
         self._wide_is_running = False
         self._is_closed = False
@@ -97,7 +101,8 @@ class Workload:
         with self._changed:
             is_wide = not self._num_open and self._is_for_all_cores(job.batch)
             self._num_open += 1
-            self._waiting.extend(Task(job, mini_batch, is_wide) for mini_batch in job.mini_batches)
+            waiting = self._urgent if job.batch.is_urgent else self._others
+            waiting.extend(Task(job, mini_batch, is_wide) for mini_batch in job.mini_batches)
             self._changed.notify_all()
 
     def _is_for_all_cores(self, batch: Batch) -> bool:
@@ -105,12 +110,15 @@ class Workload:
         return least is not None and batch.num_seqs == 1 and least <= batch.num_tokens <= MAX_WIDE_TOKENS
 
     def take(self) -> Task | None:
-        """Wait for a mini-batch; None when the workload is closed and empty."""
+        """Wait for a mini-batch, an urgent one if there is one; None when the workload is closed and empty."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._wide_is_running and (self._waiting or self._is_closed))
-            if not self._waiting:
+            self._changed.wait_for(
+                lambda: not self._wide_is_running and (self._urgent or self._others or self._is_closed)
+            )
+            waiting = self._urgent or self._others
+            if not waiting:
                 return None
-            task = self._waiting.popleft()
+            task = waiting.popleft()
             self._wide_is_running = task.is_wide
             return task
 

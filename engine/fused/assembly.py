@@ -22,6 +22,7 @@ from engine.rows.modules_torch import RowModules
 from engine.types import EngineLimits, ModelInfo, OutputKind
 
 _DEPTH = 2  # a batch is staged while another computes
+_NUM_SLOTS = 2 * _DEPTH  # for urgent batches and for others
 _MAX_BATCH_SECONDS, _MAX_BATCH_SECONDS_MIXED = 0.025, 0.010  # of a GPU
 # Tokens times parameters in linear layers: above it a batch computes for longer than its kernels take to launch from
 # Python (about 25 ms at 10^15 operations a second), so that a graph gains nothing.
@@ -84,10 +85,10 @@ def _device(model: Model, shapes: Shapes, *, records: bool) -> Device:
     compute = ModelCompute(forward, model.ops, pooling=chosen.folder.pooling, modules=model.modules)
     block_size = layout(largest).size
     if chosen.capability is None:
-        return HostDevice(compute, block_size=block_size, num_slots=_DEPTH, num_threads=model.num_threads)
+        return HostDevice(compute, block_size=block_size, num_slots=_NUM_SLOTS, num_threads=model.num_threads)
     sizes = DeviceSizes(
         block_size=block_size,
-        num_slots=_DEPTH,
+        num_slots=_NUM_SLOTS,
         max_num_seqs=largest.num_seqs,
         row_size=_dimensions(model),
         max_graph_tokens=max_graph_tokens(model.spec) if records else 0,
@@ -103,6 +104,7 @@ def _limits(shapes: Shapes, *, is_gpu: bool) -> EngineLimits:
         max_seqlen=shapes.max_seqlen,
         token_buckets=token_buckets(shapes.max_num_tokens),
         depth=_DEPTH,
+        puts_urgent_first=True,
     )
     if not is_gpu:
         return limits

@@ -1,7 +1,16 @@
-"""The `fused` engine: tickets, slots and the two threads around a runner. Imports no torch."""
+"""The `fused` engine: tickets, slots and the two threads around a runner. Imports no torch.
+
+The device computes batches in the order in which they are started, so one that is started can't be overtaken any more.
+Batches are started as they come, the next one while another computes, and the device never waits for the host. But one
+that is to give way waits, packed, until the device has nothing left to do. An urgent batch that comes meanwhile is
+started before it. The price is a short pause of the device before each such batch.
+"""
 
 import collections
+import queue
 import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, Results
@@ -10,43 +19,58 @@ if TYPE_CHECKING:
     from engine.fused.runner.runner import Runner
 
 
-class FusedEngine:
-    """See engine.types.Engine. Batches are finished in the order in which they were submitted.
+@dataclass(slots=True)
+class _Held:
+    """A batch inside the engine."""
 
-    Ticket n has slot n modulo `depth`: it is free again once as many batches as that were collected.
-    """
+    ticket: int
+    slot: int
+    is_urgent: bool
+    gives_way: bool
+    error: EngineError | None = None
+
+
+class FusedEngine:
+    """See engine.types.Engine. It has `depth` slots for urgent batches and `depth` for others."""
 
     def __init__(self, runner: "Runner", *, info: ModelInfo, limits: EngineLimits) -> None:
         self.info = info
         self.limits = limits
         self._runner = runner
-        self._slots = threading.Semaphore(limits.depth)
-        self._changed = threading.Condition()  # guards the two below
-        self._inside: collections.deque[tuple[int, EngineError | None]] = collections.deque()
+        depth = limits.depth
+        self._free_slots = {False: _queue_of(range(depth)), True: _queue_of(range(depth, 2 * depth))}  # by urgency
+        self._changed = threading.Condition()  # guards the three below, and is held while batches are started
+        self._staged: list[_Held] = []  # packed on the host, in the order of their start
+        self._started: collections.deque[_Held] = collections.deque()  # in the order of the device
         self._is_closed = False
         self._num_submitted = 0
 
     def submit(self, batch: Batch) -> int:
         """See engine.types.Engine."""
-        self._slots.acquire()
+        slot = self._free_slots[batch.is_urgent].get()
         self._num_submitted += 1
-        ticket = self._num_submitted
-        error = self._start(ticket % self.limits.depth, batch)
+        held = _Held(self._num_submitted, slot, batch.is_urgent, batch.gives_way and not batch.is_urgent)
+        held.error = self._stage(slot, batch)
         with self._changed:
-            self._inside.append((ticket, error))
+            self._staged.append(held)
+            self._staged.sort(key=lambda held: not held.is_urgent)
+            self._start_staged()
             self._changed.notify()
-        return ticket
+        return held.ticket
 
     def collect(self) -> tuple[int, Results | EngineError]:
         """See engine.types.Engine. A batch submitted after `close` is still computed and can be collected."""
         with self._changed:
-            self._changed.wait_for(lambda: self._inside or self._is_closed)
-            if not self._inside:
+            self._changed.wait_for(lambda: self._started or self._is_closed)
+            if not self._started:
                 raise EngineClosed
-            ticket, error = self._inside.popleft()
-        answer = error or self._finish(ticket % self.limits.depth)
-        self._slots.release()
-        return ticket, answer
+            held = self._started[0]
+        answer = held.error or self._finish(held.slot)
+        with self._changed:
+            self._started.popleft()
+            self._start_staged()
+        self._free_slots[held.is_urgent].put(held.slot)
+        return held.ticket, answer
 
     def close(self) -> None:
         """See engine.types.Engine."""
@@ -54,9 +78,23 @@ class FusedEngine:
             self._is_closed = True
             self._changed.notify()
 
-    def _start(self, slot: int, batch: Batch) -> EngineError | None:
+    def _start_staged(self) -> None:
+        """Start the next batches, as many as don't have to wait."""
+        while self._staged and not (self._started and self._staged[0].gives_way):
+            held = self._staged.pop(0)
+            held.error = held.error or self._start(held.slot)
+            self._started.append(held)
+
+    def _stage(self, slot: int, batch: Batch) -> EngineError | None:
         try:
-            self._runner.start(slot, batch)
+            self._runner.stage(slot, batch)
+        except EngineError as error:
+            return error
+        return None
+
+    def _start(self, slot: int) -> EngineError | None:
+        try:
+            self._runner.start(slot)
         except EngineError as error:
             return error
         return None
@@ -66,3 +104,10 @@ class FusedEngine:
             return self._runner.finish(slot)
         except EngineError as error:
             return error
+
+
+def _queue_of(slots: Iterable[int]) -> "queue.SimpleQueue[int]":
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for slot in slots:
+        free.put(slot)
+    return free

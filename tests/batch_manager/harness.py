@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from batch_manager.batches import Batch, Release, Request, Slice
-from batch_manager.engines import Engine
+from batch_manager.engines import Engine, Lane, in_lane
 from batch_manager.messages import Policy, Refusal
 from batch_manager.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
@@ -39,7 +39,21 @@ class FakeEngine:
     @property
     def computing(self) -> list[Batch]:
         """Batches that could finish now."""
-        return self.batches if self.limits.overlaps else self.batches[: self.limits.streams]
+        if self.limits.overlaps:
+            return self.batches
+        if self.limits.puts_urgent_first:
+            return self.urgent[: self.limits.streams] + self.others[: self.limits.streams]
+        return self.batches[: self.limits.streams]
+
+    @property
+    def urgent(self) -> list[Batch]:
+        """Batches with interactive work."""
+        return [batch for batch in self.batches if batch.is_urgent]
+
+    @property
+    def others(self) -> list[Batch]:
+        """Batches of bulk alone."""
+        return [batch for batch in self.batches if not batch.is_urgent]
 
 
 class Harness:
@@ -61,6 +75,8 @@ class Harness:
         self.num_failures = defaultdict[Sequence, int](int)  # of batches that each sequence was in
         self._never_dispatched: dict[tuple[int, OutputKind, RequestClass], list[Sequence]] = defaultdict(list)
         self._newest_is_suspect: dict[tuple[int, RequestClass], bool] = {}  # of the batches with work of a class
+        self._had_suspects = [False] * num_models  # that waited when batches were formed last
+        self.passed_tokens = defaultdict[int, int](int)  # by batch of bulk: of urgent ones sent to pass it
         self._without_bulk = defaultdict[int, int](int)  # batches of a model since bulk last had a part or did not wait
 
     # Events
@@ -171,6 +187,7 @@ class Harness:
 
     def tick(self) -> None:
         """Batches are formed."""
+        self._had_suspects = [self._suspects_wait(model) for model in range(len(self.scheduler.models))]
         self._apply(self.scheduler.dispatch(self.now))
         self.check()
 
@@ -241,14 +258,17 @@ class Harness:
         assert batch.failed_on != dispatch.engine_id, "the same engine again"
         self._check_order(engine.model, batch.outputs, in_batch)
         if not is_elsewhere:
-            self._check_starvation(engine, in_batch)
+            if self.has_lanes(engine.model):
+                self._check_lane(engine, batch)
+            else:
+                self._check_starvation(engine, in_batch)
             self._check_suspects(engine.model, batch)
         self._put(batch, engine)
         self.dispatched.append(batch)
 
     def _put(self, batch: Batch, engine: FakeEngine) -> None:
         engine.batches.append(batch)
-        assert len(engine.batches) <= engine.limits.depth
+        assert len(engine.batches) <= engine.limits.depth * (1 + engine.limits.puts_urgent_first)
         assert len(engine.batches) == 1 or not any(held.is_suspect for held in engine.batches)
 
     def _may_compute(self, model: int) -> set[int]:
@@ -264,6 +284,26 @@ class Harness:
             first_time = [one for one in in_batch if one in line]
             assert line[: len(first_time)] == first_time, "out of order"
             del line[: len(first_time)]
+
+    def has_lanes(self, model: int) -> bool:
+        """Whether each class has a place of its own in the engines of a model."""
+        engines = [engine for engine in self.engines.values() if engine.model == model]
+        return all(one.limits.puts_urgent_first for one in engines) and not self._had_suspects[model]
+
+    def _suspects_wait(self, model: int) -> bool:
+        queues = self.scheduler.models[model].backlog._queues.values()
+        return any(queue.oldest_suspect < math.inf for of_kind in queues for queue in of_kind)
+
+    def _check_lane(self, engine: FakeEngine, batch: Batch) -> None:
+        """There is room for it, and what it passes gets its share."""
+        classes = {piece.request.request_class for piece in batch.slices}
+        assert batch.is_urgent == (INTERACTIVE in classes)
+        assert len(classes) == 1 or not engine.limits.overlaps, "bulk beside a query"
+        assert len(engine.urgent if batch.is_urgent else engine.others) < engine.limits.depth
+        if batch.is_urgent and engine.others:
+            share, oldest = self.policy.bulk_share, engine.others[0]
+            assert share * self.passed_tokens[oldest.batch_id] < (1 - share) * oldest.num_tokens, "bulk starves"
+            self.passed_tokens[oldest.batch_id] += batch.num_tokens
 
     def _check_starvation(self, engine: FakeEngine, in_batch: list[Sequence]) -> None:
         has_bulk = any(self.requests[request_id].request_class == BULK for request_id, _ in in_batch)
@@ -320,4 +360,18 @@ class Harness:
             assert model.waits == (index in waits)
         able = [engine for engine in self._known_engines() if engine.engine_id in self._may_compute(engine.model)]
         assert not {engine.model for engine in able if not engine.batches} & waits, "an engine idles while work waits"
-        assert not any(engine.retries and engine.has_room for engine in able), "an engine idles while a retry waits"
+        for engine in able:
+            self._check_room(engine)
+
+    def _check_room(self, engine: Engine) -> None:
+        """What could go to this engine has gone."""
+        if self.has_lanes(engine.model):
+            bulk = self.scheduler.models[engine.model].backlog.num_tokens(BULK)
+            assert not bulk or engine.lane(BULK) or engine.lane(None)[0].is_suspect, "bulk waits beside an empty lane"
+        elif engine.limits.puts_urgent_first:
+            return  # there may have been suspects for a part of the time
+        lanes: tuple[Lane, ...] = tuple(RequestClass) if engine.limits.puts_urgent_first else (None,)
+        for lane in lanes:
+            is_bulks_turn = lane == INTERACTIVE and engine.owes_bulk(self.policy.bulk_share)
+            waits = in_lane(engine.retries, lane) and engine.has_room(lane) and not is_bulks_turn
+            assert not waits, "an engine idles while a retry waits"

@@ -19,10 +19,11 @@ POLICY = Policy(max_batch_tokens=60, min_batch_tokens=20)
 MEASURED = Policy(min_batch_tokens=20)  # as large as the engines say
 SEQLENS = st.lists(st.integers(1, 110), min_size=1, max_size=6) | st.lists(st.integers(1, 10), min_size=1, max_size=30)
 LIMITS = st.builds(
-    lambda streams, staged, overlaps, buckets, max_seqs, rate, target: limits(
+    lambda streams, staged, overlaps, urgent_first, buckets, max_seqs, rate, target: limits(
         streams=streams,
         depth=streams + staged,
         overlaps=overlaps,
+        puts_urgent_first=urgent_first,
         token_buckets=buckets,
         max_num_seqs=max_seqs,
         tokens_per_second=rate,
@@ -32,6 +33,7 @@ LIMITS = st.builds(
     ),
     st.integers(1, 3),
     st.integers(0, 1),
+    st.booleans(),
     st.booleans(),
     st.sampled_from([(), (16, 32, 64)]),
     st.sampled_from([1, 5, 40]),
@@ -169,7 +171,11 @@ def one_step(harness: Harness, chance: random.Random) -> None:
         if engine_id not in harness.engines:
             streams = chance.choice([1, 2])
             engine_limits = limits(
-                streams=streams, depth=streams + 1, overlaps=chance.random() < 0.5, tokens_per_second=200.0
+                streams=streams,
+                depth=streams + 1,
+                overlaps=chance.random() < 0.5,
+                puts_urgent_first=chance.random() < 0.7,
+                tokens_per_second=200.0,
             )
             harness.ready(engine_id, model=engine_id % NUM_MODELS, engine_limits=engine_limits)
     else:
@@ -200,9 +206,21 @@ REQUESTS = st.lists(
 
 @pytest.mark.holds("A bad input fails alone")
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(requests=REQUESTS, streams=st.integers(1, 2), overlaps=st.booleans(), kills=st.booleans(), data=st.data())
+@given(
+    requests=REQUESTS,
+    streams=st.integers(1, 2),
+    overlaps=st.booleans(),
+    urgent_first=st.booleans(),
+    kills=st.booleans(),
+    data=st.data(),
+)
 def test_only_what_is_to_blame_is_refused(
-    requests: list[tuple[list[int], RequestClass]], streams: int, overlaps: bool, kills: bool, data: st.DataObject
+    requests: list[tuple[list[int], RequestClass]],
+    streams: int,
+    overlaps: bool,
+    urgent_first: bool,
+    kills: bool,
+    data: st.DataObject,
 ) -> None:
     """Some sequences fail every batch they are in, or kill the engine each time they are computed."""
     harness = Harness(POLICY)
@@ -210,7 +228,7 @@ def test_only_what_is_to_blame_is_refused(
         harness.offer(*seqlens, request_class=request_class)
     everything: list[Sequence] = [(one, at) for one in harness.requests for at in range(len(requests[one - 1][0]))]
     bad = data.draw(st.sets(st.sampled_from(everything), max_size=3))
-    engine_limits = limits(streams=streams, depth=streams + 1, overlaps=overlaps)
+    engine_limits = limits(streams=streams, depth=streams + 1, overlaps=overlaps, puts_urgent_first=urgent_first)
     harness.ready(engine_limits=engine_limits)
     while harness.open:
         computing = harness.engines[0].computing

@@ -1,6 +1,7 @@
 """Frames between a batch manager and an engine carry everything there and back."""
 
 import numpy as np
+import pytest
 
 from engine import messages
 from engine.types import EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, Rows
@@ -28,6 +29,16 @@ def test_batch() -> None:
     assert batch.token_type_ids is not None
     assert batch.token_type_ids.tolist() == types.tolist()
     assert (batch.num_tokens, batch.num_seqs, batch.max_seqlen) == (6, 3, 3)
+
+
+@pytest.mark.parametrize("types", [[], [np.array([0, 1], np.int32).tobytes()]])
+@pytest.mark.parametrize("is_urgent", [False, True])
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_what_a_batch_is_marked_with(types: list[bytes], is_urgent: bool, gives_way: bool) -> None:
+    ids = np.array([7, 8], np.int32).tobytes()
+    parts = messages.encode_batch(OutputKind.POOLED, [2], [ids], types, is_urgent=is_urgent, gives_way=gives_way)
+    batch = messages.decode_batch("m", joined(parts))
+    assert (batch.is_urgent, batch.gives_way, batch.token_type_ids is not None) == (is_urgent, gives_way, bool(types))
 
 
 def test_result_of_several_outputs() -> None:

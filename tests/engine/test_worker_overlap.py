@@ -59,3 +59,37 @@ def test_a_batch_that_overtakes_another_has_its_time_too() -> None:
             assert (kind, frame_id) == (messages.RESULT, wanted)
             assert messages.decode_result(rows)[1] > 0
         assert worker.busy() is None
+
+
+class InThisOrder(Overtaking):
+    """Gives batches in the order of `tickets`, and has then come to its end."""
+
+    def __init__(self, inner: FakeEngine, tickets: list[int]) -> None:
+        super().__init__(inner)
+        self.limits = dataclasses.replace(inner.limits, puts_urgent_first=True)
+        self._tickets = tickets
+
+    def collect(self) -> tuple[int, Results | EngineError]:
+        if not self._tickets:
+            raise EngineClosed
+        ticket = self._tickets.pop(0)
+        return next(found for found in self._finished if found[0] == ticket)
+
+
+def test_the_time_of_an_urgent_batch_begins_before_that_of_a_batch_that_it_passes() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        manager, connection = BlockingConnection(ours), BlockingConnection(theirs)
+        engine = InThisOrder(fake.load(name="m", reason="asked", options=fake_options()), [1, 2])
+        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(engine))  # ticket 1
+        ids = np.array([1, 2, 3], np.int32).tobytes()
+        for frame_id, is_urgent in ((11, False), (12, False), (13, True)):
+            parts = messages.encode_batch(OutputKind.POOLED, [3], [ids], is_urgent=is_urgent)
+            worker._submit(connection, frame_id, messages.decode_batch("m", memoryview(b"".join(parts))))
+
+        worker._collect_forever()
+
+        assert receive(manager)[1] == 11
+        busy = worker.busy()
+        assert busy is not None
+        assert busy["batch"] == 13

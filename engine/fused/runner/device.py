@@ -22,10 +22,10 @@ NumRows = Mapping[OutputKind, int]  # the number of rows of each output that are
 
 
 class Device(Protocol):
-    """Computes batches in slots, used in turn. One thread calls `start` and `block`, another one `finish`."""
+    """Computes batches in slots. One thread at a time calls `start`, and one `finish`, perhaps at the same time."""
 
     def block(self, slot: int) -> NDArray[np.int32]:
-        """The host's block for the slot's next batch. Write it only between `finish` (or `settle`) and `start`."""
+        """The host's block for the slot's next batch. Write it only before `start`, and again after `finish`."""
         ...
 
     def start(self, slot: int, shape: Shape, num_rows: NumRows) -> None:

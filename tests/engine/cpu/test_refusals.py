@@ -181,13 +181,13 @@ def test_sequences_too_long_for_the_memory(tmp_path: Path, monkeypatch: pytest.M
 def test_a_long_sequence_is_counted_as_often_as_the_engine_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two batches of 62 tokens at most: two sequences at a time, however many streams there are."""
+    """Four batches of 62 tokens at most, two of them urgent: four sequences at a time, whatever the streams."""
     folder = save("roberta", tmp_path / "model")
-    monkeypatch.setattr(cores, "usable", lambda: 4)
-    monkeypatch.setattr(host, "memory", lambda: 2 * 553_536)
-    load("onnxruntime", folder, num_threads=4, max_num_tokens=62).close()
+    monkeypatch.setattr(cores, "usable", lambda: 8)
+    monkeypatch.setattr(host, "memory", lambda: 4 * 553_536)
+    load("onnxruntime", folder, num_threads=8, max_num_tokens=62).close()
     with pytest.raises(ModelError, match="--max-input-length 43 fits"):
-        load("onnxruntime", folder, num_threads=4, max_num_tokens=4096)
+        load("onnxruntime", folder, num_threads=8, max_num_tokens=4096)
 
 
 def test_the_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

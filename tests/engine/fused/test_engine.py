@@ -145,6 +145,48 @@ def test_token_rows_come_with_their_offsets(engine: FusedEngine) -> None:
     assert rows.offsets.tolist() == made.cu_seqlens.tolist()
 
 
+# --- urgent batches
+
+
+@pytest.mark.holds("A query passes bulk")
+def test_an_urgent_batch_goes_before_one_that_gives_way(engine: FusedEngine, device: RecordingDevice) -> None:
+    computing = engine.submit(of_lengths(1, gives_way=True))
+    staged = engine.submit(of_lengths(2, gives_way=True))
+    assert len(device.order) == 1
+    urgent = engine.submit(of_lengths(3, is_urgent=True))
+    assert len(device.order) == 2  # behind the one that computes, without waiting for its end
+    for ticket, first in ((computing, 1), (urgent, 3), (staged, 2)):
+        assert pooled(engine, ticket) == expected_rows(first)
+
+
+def test_a_batch_that_gives_way_is_started_when_the_device_has_nothing_left(
+    engine: FusedEngine, device: RecordingDevice
+) -> None:
+    first, second = (engine.submit(of_lengths(number, gives_way=True)) for number in (1, 2))
+    assert pooled(engine, first) == expected_rows(1)
+    assert len(device.order) == 2  # before anybody asks for its rows
+    assert pooled(engine, second) == expected_rows(2)
+
+
+def test_urgent_batches_have_slots_of_their_own(engine: FusedEngine) -> None:
+    others = [engine.submit(of_lengths(number, gives_way=True)) for number in range(DEPTH)]
+    urgent = [engine.submit(of_lengths(10 + number, is_urgent=True)) for number in range(DEPTH)]
+    assert [engine.collect()[0] for _ in range(2 * DEPTH)] == [others[0], *urgent, *others[1:]]
+
+
+def test_a_batch_that_fails_when_its_turn_has_come_holds_up_nobody(
+    engine: FusedEngine, device: RecordingDevice
+) -> None:
+    first = engine.submit(of_lengths(1, gives_way=True))
+    second = engine.submit(of_lengths(2, gives_way=True))
+    device.failure_at_start = lambda _: ValueError("harmless")
+    assert pooled(engine, first) == expected_rows(1)
+    device.failure_at_start = lambda _: None
+    third = engine.submit(of_lengths(3, gives_way=True))
+    assert failed(engine, second).kind is EngineErrorKind.FAILED
+    assert pooled(engine, third) == expected_rows(3)
+
+
 # --- errors
 
 

@@ -1,5 +1,6 @@
 """A device that computes nothing worth having, and fails whoever uses its slots or blocks out of turn."""
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 
@@ -30,7 +31,7 @@ class RecordingDevice:
         self.shapes: list[Shape] = []
         self.order: list[int] = []  # slots in which batches were started
         self.gate = threading.Semaphore(1_000_000)  # taken once by each `finish`
-        self._blocks = [np.full(layout(SHAPES.largest).size, -1, np.int32) for _ in range(DEPTH)]
+        self._blocks = [np.full(layout(SHAPES.largest).size, -1, np.int32) for _ in range(2 * DEPTH)]
         self._inside: dict[int, tuple[Shape, NumRows, NDArray[np.int32]]] = {}
 
     def block(self, slot: int) -> NDArray[np.int32]:
@@ -91,13 +92,17 @@ def engine_around(device: RecordingDevice) -> FusedEngine:
         max_num_seqs=SHAPES.max_num_seqs,
         max_seqlen=SHAPES.max_seqlen,
         depth=DEPTH,
+        puts_urgent_first=True,
     )
     return FusedEngine(Runner(device, PACKER, SHAPES), info=info, limits=limits)
 
 
-def of_lengths(first: int, seqlens: Sequence[int] = (3, 1, 5)) -> Batch:
+def of_lengths(
+    first: int, seqlens: Sequence[int] = (3, 1, 5), *, is_urgent: bool = False, gives_way: bool = False
+) -> Batch:
     """Sequence i is made of the id `first` + i."""
-    return batch([[first + number] * seqlen for number, seqlen in enumerate(seqlens)])
+    made = batch([[first + number] * seqlen for number, seqlen in enumerate(seqlens)])
+    return dataclasses.replace(made, is_urgent=is_urgent, gives_way=gives_way)
 
 
 def expected_rows(first: int, seqlens: Sequence[int] = (3, 1, 5)) -> list[list[float]]:

@@ -1,0 +1,69 @@
+"""Urgent batches in the engine around an executor: what is computed first, and who has to wait for a place."""
+
+import dataclasses
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cpu.minibatch import MAX_PADDED_TOKENS, MIN_PADDED_TOKENS, cut
+from engine.types import Batch, EngineError
+from tests.engine.cpu.test_engine import Plain, engine, of_lengths
+from tests.engine.tiny_models import batch
+
+
+def urgent(*seqlens: int) -> Batch:
+    return dataclasses.replace(batch(of_lengths(*seqlens)), is_urgent=True)
+
+
+@pytest.mark.holds("A query passes bulk")
+def test_urgent_mini_batches_are_computed_before_those_that_wait() -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    plain = Plain(num_streams=1)
+
+    def gate() -> None:
+        has_begun.set()
+        assert may_go_on.wait(20)
+
+    plain.gate = gate
+    with engine(plain, has_wide=False) as loaded:
+        loaded.submit(batch(of_lengths(400, 300, 200)))
+        loaded.submit(batch(of_lengths(350)))
+        assert has_begun.wait(20)
+        loaded.submit(urgent(5, 50))
+        may_go_on.set()
+        found = [loaded.collect() for _ in range(3)]
+    assert [shape[1] for shape in plain.shapes] == [400, 50, 5, 300, 200, 350]
+    assert [ticket for ticket, _ in found] == [3, 1, 2]
+    assert not any(isinstance(results, EngineError) for _, results in found)
+
+
+def test_urgent_batches_have_places_of_their_own() -> None:
+    may_end, is_in = threading.Event(), threading.Event()
+    with engine(Plain(gate=lambda: may_end.wait(20))) as loaded:
+        for _ in range(loaded.limits.depth):
+            loaded.submit(batch(of_lengths(5)))
+        for _ in range(loaded.limits.depth):
+            loaded.submit(urgent(5))
+
+        def one_more() -> None:
+            loaded.submit(urgent(5))
+            is_in.set()
+
+        thread = threading.Thread(target=one_more)
+        thread.start()
+        assert not is_in.wait(0.05)
+        may_end.set()
+        assert {loaded.collect()[0] for _ in range(5)} == set(range(1, 6))
+        assert is_in.wait(20)
+        thread.join()
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 4))
+def test_a_batch_that_gives_way_is_cut_small(seqlens: list[int], num_streams: int) -> None:
+    one = dataclasses.replace(batch(of_lengths(*seqlens)), gives_way=True)
+    mini_batches = cut(one, num_streams=num_streams)
+    assert sum(len(mini_batch.numbers) for mini_batch in mini_batches) == len(seqlens)
+    for mini_batch in mini_batches:
+        assert mini_batch.index.size <= MIN_PADDED_TOKENS < MAX_PADDED_TOKENS or len(mini_batch.numbers) == 1
