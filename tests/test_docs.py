@@ -17,8 +17,9 @@ from server.dialects.reading import inputs, json_body
 from server.dialects.table import ROUTES
 from server.dialects.tei import shared as tei
 from server.dialects.writing import openai_shapes
+from server.http import answers, headers, http_server, protocol
 from server.http import body as asgi
-from server.http import headers, http_server, protocol
+from server.http.connection import head
 from server.metrics.declared import ALL
 from server.metrics.gauges import GAUGES
 from server.metrics.processes import PROCESS_GAUGES
@@ -104,8 +105,15 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("words", "value", "expected"),
     [
-        ("head | 32 KiB and 100 headers |", (protocol.MAX_HEAD_BYTES, protocol.MAX_HEADERS), (32_768, 100)),
+        ("head | 32 KiB and 100 headers |", (head.MAX_HEAD_BYTES, head.MAX_HEADERS), (32_768, 100)),
         ("a head that has begun | 10 s |", protocol.Protocol.head_seconds, 10),
+        ("sent ahead | 32 KiB |", head.MAX_HEAD_BYTES, 32_768),
+        (
+            "after its answer | 128 MiB and 30 s |",
+            (protocol.Protocol.max_rest_bytes, protocol.Protocol.rest_seconds),
+            (128 << 20, 30),
+        ),
+        ("have not read | 128 MiB in each frontend", answers.MAX_UNREAD_BYTES, 128 << 20),
         ("a connection without a request | 90 s |", http_server._KEEP_ALIVE_SECONDS, 90),
         ("| 16 times that, at least 1 GiB,", (topology._OPEN_PAYLOAD_FACTOR, topology._GIB), (16, 1 << 30)),
         ("nothing of a body comes | 30 s |", asgi._PIECE_SECONDS, 30),
@@ -114,10 +122,10 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("at most 256 processes of each kind", settings.MAX_PROCESSES, 256),
         (
             "an answer of over 64 KiB | 300 s |",
-            (asgi._WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds),
+            (answers.WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds),
             (65_536, 300),
         ),
-        ("does not know | 64, the body counted |", json_body._MAX_DEPTH, 64),
+        ("objects in a body | 64, the body counted |", json_body._MAX_DEPTH, 64),
         ("that gives ids | 4,194,304 |", inputs._MAX_IDS, 4_194_304),
         ("characters of a text | 250 for each token", pieces.MAX_CHARS_PER_TOKEN, 250),
         ("`/embed_all` | 256 MiB of float32 |", pipeline.MAX_TOKEN_ROW_BYTES, 256 << 20),

@@ -8,6 +8,7 @@ from batch_manager.client import BatchManagers
 from server.frontend.request_log import Logged, RequestLog
 from server.frontend.request_metrics import RequestMetrics
 from server.frontend.start import FrontendStart
+from server.http.answers import Answers
 from server.http.app import App, with_cors
 from server.http.auth import Keys
 from server.http.body import BodyReader
@@ -52,6 +53,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
         admission=admission,
         pipeline=Pipeline(admission, tokenizers, managers),
         bodies=BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
+        answers=Answers(),
         max_items=start.max_client_batch_size,
         hosts=Hosts(start.hosts, origins=start.cors_allow_origin),
         keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file),

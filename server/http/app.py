@@ -19,8 +19,9 @@ from starlette.routing import BaseRoute
 from server.dialects.route import Answer, Call, ErrorShape, Route
 from server.dialects.table import ROUTES
 from server.dialects.writing.openai_shapes import openai_error
+from server.http.answers import Answers
 from server.http.auth import Keys
-from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send, send_answer
+from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send
 from server.http.headers import read_options, request_id
 from server.http.hosts import Hosts
 from server.requests.admission import Admission
@@ -70,6 +71,7 @@ class App:
         admission: Admission,
         pipeline: Pipeline,
         bodies: BodyReader,
+        answers: Answers,
         max_items: int,
         hosts: Hosts,
         keys: Keys,
@@ -80,6 +82,7 @@ class App:
         self._admission = admission
         self._pipeline = pipeline
         self._bodies = bodies
+        self._answers = answers
         self._max_items = max_items
         self._hosts = hosts
         self._keys = keys
@@ -136,7 +139,9 @@ class App:
                 if call.encoding is not None:
                     trace.encoding = call.encoding.value
                 result = await route.run(self._pipeline, work, trace)
-                return await route.encode(call, work, result)
+                answer = await route.encode(call, work, result)
+            self._answers.check(len(answer.body))
+            return answer
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, route.error_shape)
         except Exception as error:
@@ -179,7 +184,7 @@ class App:
         headers.append((b"content-length", b"%d" % len(answer.body)))
         headers.append((b"x-request-id", trace.request_id.encode()))
         try:
-            await send_answer(request.send, answer)
+            await self._answers.send(request.send, answer)
         except asyncio.CancelledError:  # the client left, or was cut off because it did not read
             trace.status, trace.error = _CLIENT_LEFT, "ClientLeft"
             raise

@@ -1,4 +1,4 @@
-"""The ASGI types, reading a body up to a limit, and sending an answer."""
+"""The ASGI types, and reading a body up to a limit."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,6 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from server.dialects.route import Answer
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
 
 Scope = MutableMapping[str, Any]
@@ -15,7 +14,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this has not left yet
 _PIECE_SECONDS = 30.0  # between two pieces of a body
 # The whole body may take this long, and a second more for each _BYTES_PER_SECOND bytes that have come.
 _BODY_SECONDS = 30.0
@@ -99,13 +97,3 @@ async def _receive(receive: Receive, *, by: float = math.inf) -> Message:
     if message["type"] == "http.disconnect":
         raise ClientLeft
     return message
-
-
-async def send_answer(send: Send, answer: Answer) -> None:
-    """A whole answer. Returns when at most a buffer's worth of a large one still has to leave."""
-    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-    if len(answer.body) <= _WRITE_BUFFER_BYTES:
-        await send({"type": "http.response.body", "body": answer.body})
-        return
-    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})  # waits until the client has read most of it

@@ -14,6 +14,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from server.http.body import ASGIApp
+from server.http.connection.date_header import DateHeader
 from server.http.protocol import OnRefused, Protocol
 from server.http.tls import Certificate
 
@@ -27,11 +28,12 @@ _LAST_ANSWER_SECONDS = 1.0  # for cancelled handlers to answer
 
 
 class _State(ServerState):
-    """Uvicorn's state, with an event for the end of the last connection."""
+    """Uvicorn's state, with the date of answers, and an event for the end of the last connection."""
 
     def __init__(self) -> None:
         super().__init__()
         self.empty = asyncio.Event()
+        self.default_headers = DateHeader()
 
 
 class _Protocol(Protocol):
@@ -73,7 +75,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            date_header=False,
+            date_header=False,  # its Server would make it
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
@@ -82,13 +84,6 @@ class HttpServer:
     async def start(self) -> None:
         """Begin to accept connections."""
         self._config.load()
-        loop = asyncio.get_running_loop()
-
-        def make_protocol() -> _Protocol:
-            protocol = _Protocol(config=self._config, server_state=self._state, app_state={}, _loop=loop)
-            protocol.on_refused = self._on_refused
-            return protocol
-
         tls: dict[str, Any] = {}
         if self._certificate is not None:
             tls = {
@@ -96,7 +91,14 @@ class HttpServer:
                 "ssl_handshake_timeout": _HANDSHAKE_SECONDS,
                 "ssl_shutdown_timeout": _GOODBYE_SECONDS,
             }
-        self._server = await loop.create_server(make_protocol, sock=self._listener, backlog=2048, **tls)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._make_protocol, sock=self._listener, backlog=2048, **tls)
+
+    def _make_protocol(self) -> _Protocol:
+        loop = asyncio.get_running_loop()
+        protocol = _Protocol(config=self._config, server_state=self._state, app_state={}, _loop=loop)
+        protocol.on_refused = self._on_refused
+        return protocol
 
     @property
     def num_connections(self) -> int:

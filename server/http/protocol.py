@@ -1,31 +1,36 @@
-"""Uvicorn's HTTP parser, with limits on a request's head. Requests whose client has left are cancelled.
+"""Uvicorn's HTTP protocol, one request at a time.
 
-Limits on bodies are in server/http/body.py.
+What a client sends ahead waits as bytes until the request before it is answered. So answers and refusals keep the order
+of the requests, and what waits is bounded. The rules for heads, chunked bodies and time are in server/http/connection;
+limits on whole bodies are in server/http/body.py.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from server.dialects.writing.openai_shapes import openai_error
-from server.requests.errors import BodyTooSlow, HeadTooLarge, MalformedBody, RequestError
-
-MAX_HEAD_BYTES = 32 * 1024  # request line and headers; the parser alone would accept hundreds of megabytes
-MAX_HEADERS = 100
-_HEAD_SECONDS = 10.0  # for a whole head, from its first byte
-_ANSWER_SECONDS = 300.0  # for a client to read an answer that is larger than the buffer
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+from server.http.connection.chunked import ChunkedBody
+from server.http.connection.clocks import Connection
+from server.http.connection.date_header import DateHeader
+from server.http.connection.head import MAX_HEAD_BYTES, after_empty_lines, checked_headers, end_of_head, not_http
+from server.http.connection.refusal import refusal
+from server.requests.errors import BodyTooSlow, MalformedBody, RequestError
 
 OnRefused = Callable[[RequestError], None]
 
 logger = logging.getLogger("embedline.server")
 
 
-class Protocol(HttpToolsProtocol):
+class _SentAhead(Exception):
+    """The parser has met the next request in a piece of a chunked body."""
+
+
+class Protocol(Connection):
     """One connection.
 
     Cancels a request's task when its client leaves, closes the connection of a client that does not read, and declines
@@ -34,87 +39,156 @@ class Protocol(HttpToolsProtocol):
     """
 
     on_refused: OnRefused
-    head_seconds = _HEAD_SECONDS
-    answer_seconds = _ANSWER_SECONDS
     _task: asyncio.Task[None] | None = None
-    _head_bytes = 0  # of the head that is being received
-    _is_in_head = False
-    _head_timer: asyncio.TimerHandle | None = None
-    _answer_timer: asyncio.TimerHandle | None = None  # while the client reads more slowly than the server writes
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
-        super().connection_made(transport)
-        # uvicorn sets this timer only after an answer, so a connection that never sends anything would stay open
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+    _received = b""  # a head that is not whole, or requests that were sent ahead
+    _num_parsed = 0  # bytes of it that the parser has
+    _is_in_body = False  # the head of the current request is complete, its body is not
+    _body_left = 0  # bytes of a body whose length was announced
+    _chunked: ChunkedBody | None = None
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        try:
-            self.parser.feed_data(data)
-        except HttpParserUpgrade as upgrade:
-            self._decline(data[upgrade.args[0] :])
+        if self._is_over:
+            self._drop(len(data))
             return
+        was_in_body = self._is_in_body
+        self._received = self._received[self._num_parsed :] + data
+        self._num_parsed = 0
+        self._read_on()
+        if self._is_idle():
+            self._wait_for_head(has_begun=bool(self._received) or not was_in_body)
+
+    def _is_answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _is_idle(self) -> bool:
+        return self._is_answered() and not self._is_in_body and not self._is_over
+
+    def _read_on(self) -> None:
+        """Parse what has come, up to the end of the current request."""
+        try:
+            self._parse()
+        except RequestError as error:
+            self._refuse(error)
+        if self._is_over:
+            self._received, self._num_parsed = b"", 0
+        elif len(self._received) - self._num_parsed > MAX_HEAD_BYTES:
+            self.flow.hold()
+        elif self.flow.is_held:
+            self.flow.release()
+
+    def _parse(self) -> None:
+        data, at = self._received, self._num_parsed
+        while at < len(data) and not self._is_over:
+            if self._is_in_body:
+                at += self._feed_body(data, at)
+            elif not self._is_answered():
+                break  # what follows waits
+            else:
+                if data[at] in b"\r\n":
+                    at = after_empty_lines(data, at)
+                    continue
+                end = end_of_head(data, at)
+                if not end:
+                    break
+                self._chunked = None
+                self._feed(data[at:end])
+                at = end
+        self._received, self._num_parsed = (data, at) if at < len(data) else (b"", 0)
+
+    def _feed_body(self, data: bytes, start: int) -> int:
+        """Give the parser a piece of the body; the piece's length."""
+        chunked = self._chunked
+        if chunked is None:
+            piece = data[start : start + self._body_left]
+            self._body_left -= len(piece)
+            self._feed(piece)
+        else:
+            piece = chunked.piece(data, start)
+            self._feed(piece)
+            if self.scope is not self.cycle.scope:
+                self._end_after_answer()
+            elif self._is_in_body:
+                chunked.check_trailers()
+        if self._is_in_body and self.cycle.response_complete:
+            self._drop(len(piece))
+        return len(piece)
+
+    def _feed(self, piece: bytes) -> None:
+        try:
+            self.parser.feed_data(piece)
+        except HttpParserUpgrade:
+            self._decline()
         except HttpParserError as error:
             # an error of our own callbacks is the context of the parser's error
-            self._refuse(error.__context__ if isinstance(error.__context__, RequestError) else _not_http())
-            return
-        if self._is_in_head:
-            self._wait_for_head(len(data))
+            reason = error.__context__
+            if not isinstance(reason, _SentAhead):
+                raise (reason if isinstance(reason, RequestError) else not_http()) from None
 
-    def _wait_for_head(self, num_bytes: int) -> None:
-        """The head is not complete: it may not become too long or take too long."""
-        self._head_bytes += num_bytes
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse(_too_large())
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(self.head_seconds, self._head_too_slow)
-
-    def _head_too_slow(self) -> None:
-        self._refuse(BodyTooSlow(f"the request's head did not come within {self.head_seconds:g} seconds"))
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._is_in_head = True
-        self._head_bytes = 0
-
-    def on_headers_complete(self) -> None:
-        self._is_in_head = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-        headers = self.headers
-        if len(headers) > MAX_HEADERS or len(self.url) + sum(len(n) + len(v) for n, v in headers) > MAX_HEAD_BYTES:
-            raise _too_large()
-        if self.parser.get_http_version() == "1.1" and [name for name, _ in headers].count(b"host") != 1:
-            raise MalformedBody("a request must have one host header")  # RFC 9112, section 3.2
-        if not self.parser.should_upgrade():
-            super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
-            if not self.pipeline:
-                # uvicorn pauses reading during a large body and resumes at the next `receive`, which never comes; then
-                # nobody would see that the client has left
-                self.flow.resume_reading()
-
-    def _decline(self, rest: bytes) -> None:
+    def _decline(self) -> None:
+        """Parse a head again without its offer to upgrade."""
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._refuse(MalformedBody("this server is not a proxy"))
-            return
+            raise MalformedBody("this server is not a proxy")
         start = b"%b %b HTTP/%b\r\n" % (method, self.url, self.parser.get_http_version().encode())
         headers = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
         self.parser = HttpRequestParser(self)
-        self.data_received(b"".join([start, *headers, b"\r\n", rest]))
+        self._feed(b"".join([start, *headers, b"\r\n"]))
 
-    def _refuse(self, error: RequestError) -> None:
-        """Answer what never became a request, and close the connection."""
-        answer = openai_error(error)
-        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(head % (answer.status, _REASONS[answer.status], len(answer.body)) + bytes(answer.body))
-        self.transport.close()
-        self.on_refused(error)
+    # what the parser finds
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header, or one trailer."""
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._chunked is not None:
+            raise _SentAhead
+        if self.parser.should_upgrade():
+            return
+        fields = checked_headers(self.headers, self.parser.get_http_version)
+        if b"transfer-encoding" in fields:
+            self._chunked = ChunkedBody()
+            self.headers = cast(list[tuple[bytes, bytes]], self._chunked.trailers)
+        self._body_left = int(fields.get(b"content-length", 0))  # the parser has checked that it is a number
+        if b"expect" in fields and self.parser.get_http_version() == "1.1":
+            self.expect_100_continue = fields[b"expect"].lower() == b"100-continue"
+        if self._timer is not None:
+            self._unset_timer()
+        super().on_headers_complete()
+        self._is_in_body = True
+
+    def on_chunk_header(self) -> None:
+        """The line with a chunk's length."""
+        assert self._chunked is not None
+        self._chunked.meets_length()
+
+    def on_body(self, body: bytes) -> None:
+        """As uvicorn's, which also asks each time whether the request is for a WebSocket."""
+        if self._chunked is not None:
+            self._chunked.meets_data()
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        if self._chunked is not None:
+            self._chunked.check_trailers()
+        self.cycle.more_body = False
+        self.cycle.message_event.set()
+        self._is_in_body = False
+        if self._timer is not None:
+            self._unset_timer()
+        # uvicorn pauses reading during a large body and resumes at the next `receive`, which never comes; then nobody
+        # would see that the client has left
+        self.flow.resume_reading()
+
+    # requests and answers
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # a reference is kept in `tasks`, as uvicorn does: the loop holds tasks weakly
@@ -122,22 +196,54 @@ class Protocol(HttpToolsProtocol):
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        # `close` would wait until the client has read all
-        self._answer_timer = self.loop.call_later(self.answer_seconds, self.transport.abort)
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._limit_unread()
+        elif self._is_in_body:
+            self._wait_for_rest()
+        elif self._received:
+            self._unset_keepalive_if_required()
+            self._read_on()
+            if self._is_idle():
+                self._wait_for_head(has_begun=bool(self._received))
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._answer_timer is not None:
-            self._answer_timer.cancel()
+    def _refuse(self, error: RequestError) -> None:
+        """Answer what never became a request, or whose body can't be read, and close the connection."""
+        if self._is_in_body:
+            is_answered = self.cycle.response_started
+            self._abandon()
+            if is_answered:
+                self._close()
+                return
+        date = cast(DateHeader, self.server_state.default_headers).now()
+        self.transport.write(refusal(error, date))
+        self.on_refused(error)
+        self._close_after_rest()
+
+    def _abandon(self) -> None:
+        """End the current request as if its client had left."""
+        self._is_in_body = False
+        self.cycle.disconnected = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _end_after_answer(self) -> None:
+        """Where the next request begins is not known, so it is not read. Its client sends it again."""
+        self._is_over = True
+        self.cycle.keep_alive = False
+        if self.cycle.response_complete:
+            self._close_after_rest()
+
+    def _head_too_slow(self) -> None:
+        if self._received:
+            self._refuse(BodyTooSlow(f"the request's head did not come within {self.head_seconds:g} seconds"))
+        else:
+            self._close()  # nothing but empty lines has come, so nobody waits for an answer
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()
-        for timer in (self._head_timer, self._answer_timer):
-            if timer is not None:
-                timer.cancel()
+        self._received = b""
         if self._task is not None and not self._task.done():
             self._task.cancel()
 
@@ -149,14 +255,6 @@ async def _run(cycle: RequestResponseCycle, app: Any) -> None:
     except Exception:
         logger.exception("a handler failed")
     finally:
-        if not cycle.response_complete:
+        if not cycle.response_complete and not cycle.disconnected:
             cycle.transport.close()  # no client may wait for an answer that never comes
         cycle.on_response = lambda: None  # breaks a cycle of references, as uvicorn does
-
-
-def _too_large() -> HeadTooLarge:
-    return HeadTooLarge(f"the request's head has more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers")
-
-
-def _not_http() -> MalformedBody:
-    return MalformedBody("the request is not valid HTTP/1.1")

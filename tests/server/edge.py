@@ -15,6 +15,7 @@ from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
 from server.dialects.writing.openai_shapes import openai_error
 from server.frontend.request_metrics import RequestMetrics
+from server.http.answers import Answers
 from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, Message
@@ -179,6 +180,7 @@ class Edge:
         *,
         max_bytes: int = 1000,
         max_requests: int = 10,
+        max_unread_bytes: int = 1 << 20,
         is_loaded: bool = True,
         loaded: Json | None = None,
         hosts: Hosts | None = None,
@@ -202,6 +204,7 @@ class Edge:
             admission=self.admission,
             pipeline=self.pipeline,
             bodies=BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
+            answers=Answers(max_unread_bytes),
             max_items=4,
             hosts=hosts or Hosts(None),
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),

@@ -4,129 +4,14 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
-import uvloop
 
-from server.dialects.route import Answer
 from server.http import http_server
-from server.http.body import Receive, Scope, Send, send_answer
-from server.http.http_server import HttpServer
 from server.http.protocol import Protocol
-from server.requests.errors import HeadTooLarge, RequestError
-
-GET = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
-Test = Callable[["Running"], Awaitable[None]]
-
-
-class App:
-    """Answers with the path, or at /echo with the body; fails at /fail, waits for `gate` everywhere but at /now."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.waiting: asyncio.Queue[None] = asyncio.Queue()
-        self.cancelled: asyncio.Queue[None] = asyncio.Queue()
-        self.reading = asyncio.Event()  # somebody's request to /echo
-        self.paths: list[str] = []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.paths.append(scope["path"])
-        if scope["path"] == "/fail":
-            raise ZeroDivisionError("planted")
-        if scope["path"] == "/echo":
-            self.reading.set()
-            body = await whole_body(receive)
-            self.waiting.put_nowait(None)
-            await send_answer(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
-            return
-        try:
-            if scope["path"] != "/now":
-                if scope["method"] == "POST":
-                    await whole_body(receive)
-                self.waiting.put_nowait(None)
-                await self.gate.wait()
-        except asyncio.CancelledError:
-            self.cancelled.put_nowait(None)
-            if scope["path"] == "/wait":
-                raise
-            await send_answer(send, Answer(503, [(b"content-length", b"5")], b"sorry"))
-            return
-        body = scope["path"].encode()
-        await send_answer(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
-
-
-async def whole_body(receive: Receive) -> bytes:
-    message = await receive()
-    body: bytes = message["body"]
-    while message["more_body"]:
-        message = await receive()
-        body += message["body"]
-    return body
-
-
-class Client:
-    """A connection."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self.writer = writer
-
-    def send(self, *requests: bytes) -> None:
-        self.writer.writelines(requests)
-
-    async def answer(self) -> tuple[int, bytes]:
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        lines = head.lower().split(b"\r\n")
-        length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length"))
-        return int(head.split()[1]), await self._reader.readexactly(length)
-
-    async def rest(self) -> bytes:
-        """Everything up to the end of the connection."""
-        return await self._reader.read()
-
-
-class Running:
-    """A server and its application, on a free port."""
-
-    def __init__(self) -> None:
-        self.app = App()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._address = self._listener.getsockname()
-        self.refused: list[RequestError] = []
-        self.server = HttpServer(self.app, self._listener, on_refused=self.refused.append)
-
-    @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        reader, writer = await asyncio.open_connection(*self._address)
-        try:
-            yield Client(reader, writer)
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[[Test], None]:
-    """Runs a test against a running server."""
-
-    async def start_and_run(test: Test) -> None:
-        async with asyncio.timeout(20):
-            running = Running()
-            await running.server.start()
-            try:
-                await test(running)
-            finally:
-                running.app.gate.set()
-                await running.server.stop(10)
-
-    def run_it(test: Test) -> None:
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(start_and_run(test))
-
-    return run_it
+from server.requests.errors import HeadTooLarge
+from tests.server.http.running import GET, Running, Test
 
 
 def test_a_connection_is_kept_for_many_requests(run: Callable[[Test], None]) -> None:

@@ -1,0 +1,110 @@
+"""A running HTTP server with a small application, and clients that send bytes to it."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from server.dialects.route import Answer
+from server.http.answers import Answers
+from server.http.body import Receive, Scope, Send
+from server.http.http_server import HttpServer
+from server.requests.errors import RequestError
+
+GET = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
+POST = b"POST /%b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
+CHUNKED = b"POST /%b HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+Test = Callable[["Running"], Awaitable[None]]
+
+
+class App:
+    """Answers with the path, or at /echo with the body; fails at /fail, waits for `gate` everywhere but at /now."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.waiting: asyncio.Queue[None] = asyncio.Queue()
+        self.cancelled: asyncio.Queue[None] = asyncio.Queue()
+        self.reading = asyncio.Event()  # somebody's request to /echo
+        self.paths: list[str] = []
+        self.headers: list[tuple[bytes, bytes]] = []  # of the newest request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.paths.append(scope["path"])
+        self.headers = scope["headers"]
+        if scope["path"] == "/fail":
+            raise ZeroDivisionError("planted")
+        if scope["path"] == "/echo":
+            self.reading.set()
+            body = await whole_body(receive)
+            self.waiting.put_nowait(None)
+            await Answers().send(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
+            return
+        try:
+            if scope["path"] != "/now":
+                if scope["method"] == "POST":
+                    await whole_body(receive)
+                self.waiting.put_nowait(None)
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.put_nowait(None)
+            if scope["path"] == "/wait":
+                raise
+            await Answers().send(send, Answer(503, [(b"content-length", b"5")], b"sorry"))
+            return
+        body = scope["path"].encode()
+        await Answers().send(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
+
+
+async def whole_body(receive: Receive) -> bytes:
+    message = await receive()
+    body: bytes = message["body"]
+    while message["more_body"]:
+        message = await receive()
+        body += message["body"]
+    return body
+
+
+class Client:
+    """A connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    def send(self, *requests: bytes) -> None:
+        self.writer.writelines(requests)
+
+    async def head(self) -> bytes:
+        """Of the next answer."""
+        return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def answer(self) -> tuple[int, bytes]:
+        head = await self.head()
+        lines = head.lower().split(b"\r\n")
+        length = next(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length"))
+        return int(head.split()[1]), await self._reader.readexactly(length)
+
+    async def rest(self) -> bytes:
+        """Everything up to the end of the connection."""
+        return await self._reader.read()
+
+
+class Running:
+    """A server and its application, on a free port."""
+
+    def __init__(self) -> None:
+        self.app = App()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._address = self._listener.getsockname()
+        self.refused: list[RequestError] = []
+        self.server = HttpServer(self.app, self._listener, on_refused=self.refused.append)
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        reader, writer = await asyncio.open_connection(*self._address)
+        try:
+            yield Client(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
