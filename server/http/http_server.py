@@ -13,13 +13,13 @@ from typing import Any, cast
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from server.http.answers import WRITE_BUFFER_BYTES
 from server.http.body import ASGIApp
 from server.http.connection.date_header import DateHeader
 from server.http.protocol import OnRefused, Protocol
 from server.http.tls import Certificate
 
 _KEEP_ALIVE_SECONDS = 90  # longer than usual proxies wait, or they reuse a connection that is being closed
-_WRITE_BUFFER_BYTES = 64 * 1024
 _HANDSHAKE_SECONDS = 10.0  # as long as a request's head may take
 # For a client to read the rest of an answer and to say goodbye. One that keeps an idle connection does not even notice
 # that it should, and must not hold up the end of the server.
@@ -40,7 +40,7 @@ class _Protocol(Protocol):
     """Sets the event when the last connection has closed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
-        transport.set_write_buffer_limits(_WRITE_BUFFER_BYTES)  # as without TLS, where it would be eight times as much
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)  # as without TLS, where it would be eight times as much
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -13,7 +13,8 @@ import uvloop
 
 from server.dialects.route import Answer
 from server.http import http_server
-from server.http.body import Receive, Scope, Send, send_answer
+from server.http.answers import Answers
+from server.http.body import Receive, Scope, Send
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate, load
 from server.settings import watched_files
@@ -26,7 +27,7 @@ LARGE = b"x" * 3_000_000
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers with the scheme, or with much at /large."""
     body = LARGE if scope["path"] == "/large" else scope["scheme"].encode()
-    await send_answer(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
+    await Answers().send(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
 
 
 class Running:
