@@ -49,7 +49,7 @@ help: ## list the commands
 serve: $(VENV)/.server ## set up and serve all-MiniLM-L6-v2 on port 8080 (PORT=)
 	$(BIN)/embedline serve --port $(PORT) $(ARGS)
 
-test: $(VENV)/.test ## the tests for every change: 5 minutes on two cores (ARGS="-m 'not slow' tests/wire")
+test: $(VENV)/.test ## the tests for every change: 5 minutes on two cores (ARGS="-k frame tests/wire")
 	$(PYTEST) --tier=default $(ARGS)
 
 test-all: $(VENV)/.test ## all tests but the nightly ones

@@ -10,6 +10,7 @@ import pytest
 from engine.machine import cuda_driver
 from tests.server_e2e.expected import FAKE, PAYLOAD_LIMIT
 from tests.server_e2e.running import CACHE_HOME, Server, serving
+from tests.tiers import tier_asked
 
 
 def _refuse_other_machines(event: str, arguments: tuple[object, ...]) -> None:
@@ -33,14 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tier",
         choices=TIERS,
-        default="all",
-        help="default: what `make test` runs; rest: what `make test-all` adds; all: both; nightly: the others",
+        help="default: what `make test` runs; rest: what `make test-all` adds; all: both, if none is given; "
+        "nightly: the others, and also chosen by -m nightly",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps the tests of the tier asked for. -m and -k choose among these."""
-    tier = config.getoption("--tier")
+    tier = tier_asked(config.getoption("--tier"), config.getoption("-m"))
     kept = [item for item in items if tier_of(item) == tier or (tier == "all" and tier_of(item) != "nightly")]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept

@@ -80,7 +80,6 @@ def said_by(file: Path) -> str:
     return lines
 
 
-@pytest.mark.slow
 @pytest.mark.clients
 @pytest.mark.parametrize("example", RUN, ids=name_of)
 def test_an_example_prints_what_its_page_says(example: Example, server: Server, tmp_path: Path) -> None:
@@ -93,7 +92,6 @@ def test_an_example_prints_what_its_page_says(example: Example, server: Server, 
     assert is_as_said(printed, example.output), printed
 
 
-@pytest.mark.slow
 @pytest.mark.clients
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.name))
 def test_a_file_prints_what_it_says(file: Path, server: Server, tmp_path: Path) -> None:

@@ -25,8 +25,6 @@ import pytest
 import embedline
 from tests.server_e2e.running import ADDRESS, READY, Log
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[1]
 APPLICATION = ("wire", "engine", "tokenizer_pool", "batch_manager", "server")
 MARK = "DECOY_MARK"  # the environment variable that names the file in which an imported decoy leaves its name

@@ -1,4 +1,7 @@
-"""Cases that only `make test-all` runs. `make test` keeps at least one case of each behaviour."""
+"""Tiers of tests: which one is run, and cases that only `make test-all` runs.
+
+`make test` keeps at least one case of each behaviour.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,3 +18,8 @@ def full_but(kept: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
     """All cases; those that are not in `kept` are in the full tier."""
     stay = list(kept)
     return [case if case in stay else full(case)[0] for case in cases]
+
+
+def tier_asked(tier: str | None, marks: str) -> str:
+    """The tier to run: the value of --tier, else nightly if -m asks for nightly tests alone, else all but nightly."""
+    return tier or ("nightly" if marks.strip() == "nightly" else "all")

@@ -15,6 +15,7 @@ import threading
 import torch
 from transformers import PreTrainedModel
 
+from engine.blocking import SubmittedBatches
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
 from engine.model import model_folder
@@ -59,26 +60,21 @@ class TransformersEngine:
         self._queries = queries
         self._device = torch.device(info.device)
         self._num_computing = limits.streams  # threads that `collect` has not seen end
-        self._slots = threading.Semaphore(limits.depth)
-        self._submitted: queue.SimpleQueue[tuple[int, Batch] | None] = queue.SimpleQueue()
+        self._submitted = SubmittedBatches(limits.depth)
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
-        self._num_submitted = 0
         for stream in range(limits.streams):
             threading.Thread(target=self._compute_forever, name=f"compute {stream}", daemon=True).start()
 
     def submit(self, batch: Batch) -> int:
         """See engine.types.Engine."""
-        self._slots.acquire()
-        self._num_submitted += 1
-        self._submitted.put((self._num_submitted, batch))
-        return self._num_submitted
+        return self._submitted.put(batch)
 
     def collect(self) -> tuple[int, Results | EngineError]:
         """See engine.types.Engine."""
         while self._num_computing:
             finished = self._finished.get()
             if finished is not None:
-                self._slots.release()
+                self._submitted.collected()
                 return finished
             self._num_computing -= 1
         raise EngineClosed
@@ -86,7 +82,7 @@ class TransformersEngine:
     def close(self) -> None:
         """See engine.types.Engine."""
         for _ in range(self.limits.streams):
-            self._submitted.put(None)
+            self._submitted.end()
 
     def _compute_forever(self) -> None:
         torch.set_num_threads(1)  # for the calling thread only, as is the next call

@@ -104,7 +104,6 @@ def asked(environment: dict[str, str], word: str) -> list[str]:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_all_servers_get_the_same_load_and_one_table(surroundings: dict[str, str]) -> None:
     ran = run(surroundings)
     assert ran.returncode == 0, ran.stderr
@@ -120,7 +119,6 @@ def test_all_servers_get_the_same_load_and_one_table(surroundings: dict[str, str
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_each_container_has_the_card_to_itself(surroundings: dict[str, str]) -> None:
     surroundings |= {"GPU": "3", "RATES": "40", "VLLM_ARGS": "--max-model-len 512"}
     assert run(surroundings).returncode == 0
@@ -131,7 +129,6 @@ def test_each_container_has_the_card_to_itself(surroundings: dict[str, str]) -> 
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_a_server_that_does_not_start_leaves_the_others_measured(surroundings: dict[str, str]) -> None:
     surroundings |= {"BROKEN": IMAGES["VLLM_IMAGE"], "RATES": "40", "PATIENCE": "5"}
     ran = run(surroundings)

@@ -57,7 +57,6 @@ def bench_of(rows: Rows, *, seconds: float = 1000.0) -> Bench:
     return Bench(CpuClock(), rows, True, time.monotonic() + seconds)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("part", "kinds"),
@@ -100,7 +99,6 @@ def check_figures(found: list[dict[str, str]]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_part_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     stopped = run_part("ceilings", tmp_path, "--seconds", "0")

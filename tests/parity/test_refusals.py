@@ -35,7 +35,6 @@ def test_an_architecture_that_mixes_padding_into_rows(tiny: Tiny, tmp_path: Path
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.parametrize("tiny", [pytest.param(tiny, id=tiny.model_type) for tiny in LEAKING])
 def test_the_same_compiled(tiny: Tiny, tmp_path: Path) -> None:
     assert "differs from transformers'" in refusal("openvino", tiny, AutoModel, tmp_path)

@@ -77,7 +77,6 @@ def test_info_has_the_device_of_each_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_the_fused_engine_on_a_cpu_that_was_named(tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
@@ -93,7 +92,6 @@ def test_the_fused_engine_on_a_cpu_that_was_named(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.holds("Engines on a GPU")
-@pytest.mark.slow
 def test_fp8_on_a_cpu_that_was_named(tmp_path: Path) -> None:
     """Rows are those of plain weights but for what FP8 costs; /info has what the gate found, also of a later start."""
     texts = list(SENTENCES[:12])

@@ -11,8 +11,6 @@ from tests.engine.rows.sentence_models import SEQLENS, encoded, save_chain
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary
 from tests.server_e2e.running import Server, serving
 
-pytestmark = pytest.mark.slow
-
 SEQUENCES = arbitrary(SEQLENS)
 TEXTS = [" ".join(f"w{id}" for id in sequence) for sequence in SEQUENCES]
 SIZE = 20

@@ -73,7 +73,6 @@ def test_a_pair_that_is_too_long_is_cut_or_refused(server: Server) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_late_interaction_is_sentence_transformers_own(tmp_path: Path) -> None:
     bare = save("bert", tmp_path / "bare")
     save_tokenizer(bare)

@@ -96,7 +96,6 @@ def test_a_gpu_that_fails_while_serving(server: Server, embedder: Model, trap: P
 
 @pytest.mark.full
 @pytest.mark.holds("TensorRT-LLM")
-@pytest.mark.slow
 def test_a_gpu_that_does_not_come_back(embedder: Model, tmp_path: Path) -> None:
     """The next engine finds it lost too: requests are told to come again, and the log has the reason."""
     lost = tmp_path / "lost"

@@ -6,7 +6,9 @@ tests/parity/test_coverage.py counts the cases of an architecture's row; flags a
 import ast
 import re
 from collections.abc import Iterator
+from typing import get_args
 
+from engine.model import tasks
 from engine.model.coverage import ARCHITECTURES
 from engine.registry import ENGINES
 from server.dialects.table import ROUTES
@@ -51,3 +53,29 @@ def strings(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
+
+
+def test_a_head_is_in_the_files_that_the_recipe_names() -> None:
+    """Besides the rules that find heads, and the files that compute one head each."""
+    names = {head.__name__ for head in get_args(tasks.Head)}
+    places = {source.module: names & set(names_of(source.tree())) for source in sources("engine", "server")}
+    complete = {module for module, found in places.items() if found == names}
+
+    assert complete == {"engine.model.tasks", "engine.transformers.heads.makers", "engine.cpu.outputs"}
+    of_library = {head.__name__ for head in get_args(tasks.TransformersHead)}
+    with_library = {module for module, found in places.items() if found >= of_library}
+    assert with_library - complete == {
+        "engine.transformers.loading",
+        "engine.transformers.reference",
+        "engine.cpu.conversion.graph",
+    }
+    recipe = " ".join((ROOT / "CONTRIBUTING.md").read_text().split("**A head.**")[1].split("**An engine.**")[0].split())
+    assert [module for module in complete | with_library if f"{module.replace('.', '/')}.py" not in recipe] == []
+
+
+def names_of(module: ast.Module) -> Iterator[str]:
+    """All names that are used or defined in it."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Name(id=name) | ast.ClassDef(name=name):
+                yield name

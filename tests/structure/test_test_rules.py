@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.structure.sources import ROOT, dotted
+from tests.tiers import tier_asked
 
 MAX_SLEEP = 0.02  # seconds: the turn of an event loop, or what a wrong answer would need to arrive
 LISTENING = frozenset({"bind", "create_server"})
@@ -57,3 +58,18 @@ def test_a_planted_problem_is_found(text: str, problem: str) -> None:
 @pytest.mark.parametrize("text", ["await asyncio.sleep(0)", "listener.bind(('127.0.0.1', 0))", "listener.bind(path)"])
 def test_what_only_looks_alike_is_left_alone(text: str) -> None:
     assert list(problems(ast.parse(f"async def test():\n    {text}"))) == []
+
+
+@pytest.mark.parametrize(
+    ("tier", "marks", "expected"),
+    [
+        (None, "", "all"),
+        (None, "faults", "all"),
+        (None, "not nightly", "all"),
+        (None, "nightly", "nightly"),
+        ("rest", "nightly", "rest"),
+        ("nightly", "", "nightly"),
+    ],
+)
+def test_the_tier_is_asked_for_by_flag_or_marker(tier: str | None, marks: str, expected: str) -> None:
+    assert tier_asked(tier, marks) == expected

@@ -2,7 +2,7 @@
 
 The cache's folder holds:
 
-    lock         locked by the process that looks for a copy or makes one; others wait
+    KEY.lock     locked by the process that looks for this copy, makes it or removes it; others wait
     KEY          a copy; locked, shared, by each process that uses it, until it ends
     KEY.partial  unfinished work (see engine.tools.quantize.job); removed by the next process that has the lock
 
@@ -29,7 +29,7 @@ from engine.types import ModelError
 logger = logging.getLogger("embedline.engine")
 
 _FOLDER = "block-fp8"  # in the folder that was given
-_LOCK = "lock"
+_LOCK = ".lock"
 _MAX_OTHERS = 3  # copies of other models, of some GB each
 # All that decides what is written. When one of them changes, copies are made again.
 _SOURCES = (
@@ -61,9 +61,8 @@ def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_owner(root)
-        with _locked(root):
-            for unfinished in root.glob(f"*{job.PARTIAL}"):  # its process was killed
-                shutil.rmtree(unfinished)
+        _remove_left_behind(root)
+        with _locked(copy):
             if _is_there(copy, planned):
                 logger.info("block-FP8 weights taken from %s", copy)
             else:
@@ -78,15 +77,24 @@ def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(root: Path) -> Iterator[None]:
-    """The copies in `root` are this process's alone. Raises OSError where there are no locks."""
-    with (root / _LOCK).open("ab") as lock:
+def _locked(copy: Path) -> Iterator[None]:
+    """No other process looks for the copy or makes it meanwhile. Raises OSError where there are no locks."""
+    with _lock_file(copy).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            logger.info("another process is at work on the FP8 copies in %s: waiting for it", root)
+            logger.info("another process is at work on the FP8 copy in %s: waiting for it", copy)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _lock_file(copy: Path) -> Path:
+    """Never removed, because another process may be waiting for its lock."""
+    return copy.with_name(copy.name + _LOCK)
+
+
+def _unfinished(copy: Path) -> Path:
+    return copy.with_name(copy.name + job.PARTIAL)
 
 
 def _use(copy: Path) -> None:
@@ -98,21 +106,32 @@ def _use(copy: Path) -> None:
 
 def _prune(root: Path) -> None:
     """Remove old copies that no process uses. The newest ones stay."""
-    copies = [folder for folder in root.iterdir() if folder.is_dir()]
+    copies = [folder for folder in root.iterdir() if folder.is_dir() and folder.suffix != job.PARTIAL]
     copies.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
     for copy in copies[_MAX_OTHERS:]:
         with contextlib.suppress(OSError):
             _remove_unused(copy)
 
 
-def _remove_unused(copy: Path) -> None:
-    """Raises BlockingIOError where a process uses it."""
-    descriptor = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)
+def _remove_left_behind(root: Path) -> None:
+    """Remove the unfinished work of killed processes, of any model."""
+    for folder in root.glob(f"*{job.PARTIAL}"):
+        with contextlib.suppress(OSError):
+            _remove_unused(folder)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a copy or unfinished work. Raises BlockingIOError where a process uses it or is at work on it."""
+    copy = folder.with_suffix("")
+    descriptors = [os.open(_lock_file(copy), os.O_WRONLY | os.O_CREAT, 0o600)]
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(copy)
+        descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        for descriptor in descriptors:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
     finally:
-        os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _plan(folder: Path) -> Plan:
@@ -166,8 +185,9 @@ def _first_that_differs(copy: Path, planned: Plan) -> str | None:
 def _make(folder: Path, planned: Plan, copy: Path) -> None:
     """Make the copy. Only for the process that holds the lock."""
     root = copy.parent
-    if copy.exists():  # it can't be used
-        shutil.rmtree(copy)
+    for useless in (copy, _unfinished(copy)):  # it can't be used, or its process was killed
+        if useless.exists():
+            shutil.rmtree(useless)
     _prune(root)
     _check_room(planned, root)
     num_mib = sum(source.file.stat().st_size for source in planned.sources.values()) / _MIB

@@ -70,7 +70,7 @@ def _unfinished(folder: Path, config: str) -> Iterator[Path]:
     final name. Raises ModelError where `folder` holds something else, or another process has locked it; OSError.
     """
     lock, content = folder / CONFIG, config.encode()
-    in_the_way = ModelError(f"{folder} is in the way: it is not what an unfinished quantization of this model leaves")
+    in_the_way = ModelError(f"{folder} is in the way: it is not unfinished work on this model; remove it")
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not lock.is_file())):
         raise in_the_way
     folder.mkdir(exist_ok=True)

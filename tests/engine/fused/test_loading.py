@@ -204,7 +204,6 @@ def test_sizes_that_kernels_can_not_take_are_refused(changes: dict[str, int]) ->
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_fp8_on_a_cpu_goes_through_the_gate(minilm_folder: Path) -> None:
     """Ungated, as what the gate decides is its own tests' matter."""
     engine = load(minilm_folder, quantization="fp8", is_gated=False, max_seqlen=32)

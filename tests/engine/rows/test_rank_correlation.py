@@ -85,7 +85,6 @@ def test_the_measure_itself() -> None:
 
 
 @pytest.mark.holds("Engines rank texts as sentence-transformers does")
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["transformers", *full("openvino", "onnxruntime")])
 def test_an_engine_ranks_as_sentence_transformers_does(
     engine: str, pairs: Pairs, expected: float, minilm_folder: Path
@@ -97,7 +96,6 @@ def test_an_engine_ranks_as_sentence_transformers_does(
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_int8_ranks_nearly_as_well(pairs: Pairs, expected: float, minilm_folder: Path) -> None:
     rows = rows_of(pairs.texts, "onnxruntime", minilm_folder, quantization="int8")
 

@@ -241,12 +241,13 @@ def test_a_package_that_is_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
     found = facts(capsys, minilm(), max_input_length=64)
     assert found["passed"]
-    assert found["all_layers"]["median"] < 0.998  # so some go back
+    assert 0.996 < found["all_layers"]["median"] < 0.998  # so some go back
+    assert 0.990 < found["all_layers"]["p1"] < 0.995
     assert len(found["quantized"]) + len(found["reverted"]) == 18
     assert 0 < len(found["quantized"]) < 18
+    assert found["served"]["median"] >= 0.998
     assert found["served"]["p1"] >= 0.995
     assert found["served"]["rank_correlation"] > 0.99

@@ -34,7 +34,6 @@ def test_hopper_multiplies_by_groups_of_warps_and_spills_nothing(tmp_path: Path)
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_all_kinds_of_rules_on_hopper(tmp_path: Path) -> None:
     large = ["64 128 causal,window", "64 128 bias", "128 128 causal,window,softcap", "256 128 causal,window,softcap"]
     large += ["128 64 causal", "256 64 full", "48 128 full", "96 128 causal"]
@@ -45,7 +44,6 @@ def test_all_kinds_of_rules_on_hopper(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "product"), [(80, "mma.sync"), (89, "mma.sync"), (100, "tcgen05.mma")])
 def test_other_gpus(tmp_path: Path, arch: int, product: str) -> None:
     cases = ["64 128 full", "128 128 causal", "256 128 causal", "256 64 full", "64 64 bias"]
@@ -54,7 +52,6 @@ def test_other_gpus(tmp_path: Path, arch: int, product: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "product"), [(86, "mma.sync"), (103, "tcgen05.mma"), (120, "mma.sync")])
 def test_relatives_of_these_gpus(tmp_path: Path, arch: int, product: str) -> None:
     (found,) = compiled(tmp_path, arch, ["128 128 causal"])

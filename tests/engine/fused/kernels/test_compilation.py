@@ -21,7 +21,6 @@ MAX_SPILLED = 8  # bytes a thread: ptxas spends as much by itself to fit more wa
 
 
 @pytest.mark.holds("Kernels match their plain reference")
-@pytest.mark.slow
 @pytest.mark.parametrize("arch", full_but([120], SHARED_MEMORY))
 def test_kernels_compile_and_spill_nothing(arch: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -131,6 +131,35 @@ def test_one_makes_it_while_the_others_wait(
     assert contents(first.result()) == whole
 
 
+def test_the_copy_of_another_model_does_not_wait(
+    embedder: Path, whole: dict[str, bytes], cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does its start remove what the first one has done so far."""
+    other = shutil.copytree(embedder, tmp_path / "other")
+    (other / "chat_template.jinja").write_text("of the other")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(rows: torch.Tensor) -> blocks.Quantized:
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(60)
+        return blocks.quantize(rows)
+
+    monkeypatch.setattr(shard, "quantize", held)
+    try:
+        with ThreadPoolExecutor(1) as starts:
+            first = starts.submit(block_fp8, embedder, cache_dir=cache)
+            assert begun.wait(60)
+            second = block_fp8(other, cache_dir=cache)
+            assert not first.done()
+            go_on.set()
+    finally:
+        go_on.set()
+
+    assert contents(first.result()) == whole
+    assert copies(cache) == sorted([first.result().name, second.name])
+
+
 @pytest.mark.holds("TensorRT-LLM")
 def test_after_a_kill_the_next_start_makes_it_anew(
     embedder: Path, whole: dict[str, bytes], cache: str, strips: list[int]
