@@ -17,6 +17,7 @@ from wire.link import Link
 from wire.page import Page
 
 _MAX_TRIES = 3  # submissions of one request: whatever takes batch managers down takes no more of them than that
+_MAY_BE_SICK = (Refusal.ENGINE_FAILED, Refusal.NON_FINITE)  # an input is to blame, or the engine is
 _RETRY_SECONDS = 1.0  # sent with a refusal: the batch managers are back by then
 
 logger = logging.getLogger("embedline.frontend")
@@ -135,44 +136,58 @@ class BatchManagers:
         """Rows for the sequences, in order. Raises RequestRefused. Cancelling drops the request everywhere.
 
         A request is submitted again, at most `_MAX_TRIES` times in all, where its batch manager died, and where that
-        has no engine while another has one.
+        has no engine while another has one; and once to another one, where it failed on the only engine of its manager.
         """
         self._num_requests += 1
         request_id = self._num_requests
         payload = messages.encode_submission(submission)
         if sum(memoryview(part).nbytes for part in payload) > MAX_PAYLOAD:
             raise RequestRefused(Refusal.TOO_LONG)
+        failed_at = -1  # index of the manager on whose only engine the request failed
         for _ in range(_MAX_TRIES):
-            manager = self._managers[self._choose(submission.model)]
+            index = self._choose(submission.model, but=failed_at)
             try:
-                return await manager.ask(request_id, payload)
+                return await self._managers[index].ask(request_id, payload)
             except _ManagerLost:
                 # not this request's fault as far as anybody knows: a long one is there at many deaths
                 reason = RequestRefused(Refusal.NO_ENGINE, retry_after=_RETRY_SECONDS)
             except RequestRefused as refused:
+                if (
+                    refused.reason in _MAY_BE_SICK
+                    and failed_at < 0
+                    and self._may_pass_elsewhere(submission.model, index)
+                ):
+                    failed_at, reason = index, refused
+                    continue
                 if refused.reason is not Refusal.NO_ENGINE or not self._has_engine(submission.model):
                     raise
                 reason = refused
         raise reason
 
+    def _may_pass_elsewhere(self, model: int, index: int) -> bool:
+        """Whether another manager has an engine, and this one has no second engine that has tried already."""
+        ready = self._page.engines_ready[:, model]
+        return bool(ready[index] < 2 and any(ready[other] for other in self._serving[model] if other != index))
+
     def _has_engine(self, model: int) -> bool:
         """Whether the manager that would be asked now has an engine."""
         return bool(self._page.engines_ready[self._choose(model), model])
 
-    def _choose(self, model: int) -> int:
-        """The manager of this model with the shortest wait, by preference one that is up and has an engine."""
+    def _choose(self, model: int, *, but: int = -1) -> int:
+        """The manager of this model with the shortest wait, by preference one that is up and has an engine, and not
+        this one."""
         serving = self._serving[model]
         if len(serving) == 1:
             return serving[0]
         rates = self._page.tokens_per_second[serving, model]
         fastest = float(rates.max()) or 1.0  # for those of whom nothing is known yet
 
-        def cost(index: int) -> tuple[bool, bool, float]:
+        def cost(index: int) -> tuple[bool, bool, bool, float]:
             page = self._page
             wait = int(page.queued_tokens[index, model].sum()) / (
                 float(page.tokens_per_second[index, model]) or fastest
             )
-            return not self._managers[index].is_up, not page.engines_ready[index, model], wait
+            return index == but, not self._managers[index].is_up, not page.engines_ready[index, model], wait
 
         return min(serving, key=cost)
 

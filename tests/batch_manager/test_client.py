@@ -226,6 +226,48 @@ def test_want_of_an_engine_is_told_after_a_few_tries_or_where_nobody_has_one(tmp
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("reason", [Refusal.ENGINE_FAILED, Refusal.NON_FINITE])
+def test_what_failed_on_the_only_engine_of_a_manager_is_tried_once_elsewhere(tmp_path: Path, reason: Refusal) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
+            page.engines_ready[:, 0] = 1
+            for is_well in (True, False):
+                asked = asyncio.ensure_future(client.submit(submission(3)))
+                first.refuse((await first.submitted.get())[0], reason)
+                request_id, _ = await second.submitted.get()
+                if is_well:
+                    second.answer(request_id, 1.0)
+                    assert value(await asked) == 1.0
+                    continue
+                second.refuse(request_id, reason)
+                with pytest.raises(RequestRefused) as refused:
+                    await asked
+                assert refused.value.reason is reason
+                assert first.submitted.empty()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("reason", "ready"),
+    [(Refusal.ENGINE_FAILED, [2, 1]), (Refusal.ENGINE_FAILED, [1, 0]), (Refusal.POISON, [1, 1])],
+)
+def test_what_two_engines_failed_on_or_kills_is_not_tried_elsewhere(
+    tmp_path: Path, reason: Refusal, ready: list[int]
+) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
+            page.engines_ready[:, 0] = ready
+            asked = asyncio.ensure_future(client.submit(submission(3)))
+            first.refuse((await first.submitted.get())[0], reason)
+            with pytest.raises(RequestRefused) as refused:
+                await asked
+            assert refused.value.reason is reason
+            assert second.submitted.empty()
+
+    asyncio.run(scenario())
+
+
 def test_what_a_dead_manager_held_goes_to_another_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
