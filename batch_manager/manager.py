@@ -14,7 +14,7 @@ from batch_manager.batches import Batch, Release, Request
 from batch_manager.engine_link import EngineLink, Shapes
 from batch_manager.health import Loss
 from batch_manager.held_requests import HeldRequest, pack
-from batch_manager.messages import Answer, Policy, Refusal, RequestRefused, Submission
+from batch_manager.messages import Answer, EngineAddress, Policy, Refusal, RequestRefused, Submission
 from batch_manager.published import publish
 from batch_manager.quarantine import Quarantine
 from batch_manager.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
@@ -52,8 +52,8 @@ class Manager:
         self._held: dict[int, HeldRequest] = {}  # by request id
         self._frontends: dict[Connection, dict[int, int]] = {}  # frame id -> request id
         self._quarantine = Quarantine()
-        self._engines: list[EngineLink] = []
-        self._engine_models: list[int] = []
+        self._engines: dict[int, EngineLink] = {}  # by the number that the supervisor gives the engine
+        self._engine_models: dict[int, int] = {}
         self._shapes: list[Shapes] = [{} for _ in models]
         self._tick_is_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -64,11 +64,11 @@ class Manager:
         metrics.watch("embedline_queue_sequences", name, level=lambda: self._scheduler.num_sequences)
         metrics.watch("embedline_engines_suspected", name, level=lambda: self._scheduler.num_suspected)
 
-    def add_engine(self, path: str, *, model: int) -> None:
+    def add_engine(self, engine: EngineAddress) -> None:
         """Begin to connect to an engine."""
-        link = EngineLink(path, len(self._engines), shapes=self._shapes[model], events=self)
-        self._engines.append(link)
-        self._engine_models.append(model)
+        link = EngineLink(engine.path, engine.index, shapes=self._shapes[engine.model], events=self)
+        self._engines[engine.index] = link
+        self._engine_models[engine.index] = engine.model
         link.open()
 
     async def drain(self) -> None:
@@ -82,7 +82,7 @@ class Manager:
         """Let go of engines and frontends; return once what was sent to the frontends has left."""
         if self._timer is not None:
             self._timer.cancel()
-        for link in self._engines:
+        for link in self._engines.values():
             link.close()
         if self._frontends:
             for connection in self._frontends:

@@ -47,6 +47,7 @@ class EngineAddress:
 
     path: str  # of a Unix socket
     model: int  # index
+    index: int  # of the engine among all of the server's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

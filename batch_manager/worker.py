@@ -20,7 +20,7 @@ async def serve(child: Child, start: ManagerStart) -> None:
         manager.frontend_lost,
     )
     for engine in start.engines:
-        manager.add_engine(engine.path, model=engine.model)
+        manager.add_engine(engine)
     child.ready()
     try:
         await child.stopping.wait()

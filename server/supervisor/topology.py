@@ -155,7 +155,7 @@ class Topology:
             listener_fd=listening.fd,
             page_fd=self.page.fd,
             models=[model.name for model in self._models],
-            engines=[EngineAddress(engine.socket.path, engine.model) for engine in self._engines_of(index)],
+            engines=self._engines_of(index),
             policy=Policy(
                 max_batch_tokens=self._max_batch_tokens, engine_restart_grace=self._settings.engine_restart_grace
             ),
@@ -175,9 +175,10 @@ class Topology:
         asked = {model.settings.max_batch_tokens for model in self._models}
         return asked.pop() if len(asked) == 1 else None
 
-    def _engines_of(self, manager: int) -> list[EngineProcess]:
+    def _engines_of(self, manager: int) -> list[EngineAddress]:
         """The managers split the engines between them; each has at least one."""
-        return self._engines[manager :: len(self._managers)]
+        engines = [EngineAddress(one.socket.path, one.model, index) for index, one in enumerate(self._engines)]
+        return engines[manager :: len(self._managers)]
 
     def _frontend(self, index: int) -> Plan:
         return Plan(

@@ -234,7 +234,7 @@ class ManagerRole:
             listener_fd=os.dup(self.listener.fileno()),
             page_fd=self.page.fd,
             models=["tiny"],
-            engines=[EngineAddress(str(engine.path), 0) for engine in self.engines],
+            engines=[EngineAddress(str(engine.path), 0, at) for at, engine in enumerate(self.engines)],
             policy=policy,
         )
 

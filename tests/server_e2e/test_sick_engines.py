@@ -22,9 +22,10 @@ def metric(server: Server, name: str) -> float:
 
 
 @pytest.mark.holds("A sick engine costs no answers", "Sick engines")
-@pytest.mark.parametrize("fault", ["fail", "nan"])
-def test_an_engine_that_fails_from_some_batch_on_costs_no_answer(fault: str, tmp_path: Path) -> None:
-    with serving(*TWO, "--fake-fault", f"{fault}@after:60/b", folder=tmp_path) as server:
+@pytest.mark.parametrize(("fault", "num_managers"), [("fail", "1"), ("nan", "1"), ("fail", "2")])
+def test_an_engine_that_fails_from_some_batch_on_costs_no_answer(fault: str, num_managers: str, tmp_path: Path) -> None:
+    flags = ("--fake-fault", f"{fault}@after:60/b", "--batch-managers", num_managers)
+    with serving(*TWO, *flags, folder=tmp_path) as server:
         server.log.wait_for("engine 1 is ready")
         with Load(server) as load:
             seen = 0
@@ -34,7 +35,7 @@ def test_an_engine_that_fails_from_some_batch_on_costs_no_answer(fault: str, tmp
                 _, seen = server.log.wait_for("engine 1 is ready", after=seen)
             load.wait_for(1000)
         assert metric(server, "embedline_engine_losses_total") >= 3
-        assert metric(server, "embedline_retried_sequences_total") >= 9
+        assert metric(server, "embedline_batch_failures_total") >= 9
     assert not load.wrong
     assert set(load.outcomes) == {200}
     assert not [line for line in server.log.lines if "engine 0 has ended" in line]

@@ -41,7 +41,7 @@ FRONTEND = FrontendStart(
     request_log_sample_rate=0.5,
 )
 MANAGER = ManagerStart(
-    listener_fd=3, page_fd=4, models=["a"], engines=[EngineAddress("/e", 0)], policy=Policy(max_batch_tokens=7)
+    listener_fd=3, page_fd=4, models=["a"], engines=[EngineAddress("/e", 0, 1)], policy=Policy(max_batch_tokens=7)
 )
 OPTIONS = LoadOptions(
     device="cuda:0",
