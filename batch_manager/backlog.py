@@ -22,6 +22,8 @@ If only 100 tokens of interactive work wait beside small bulk sequences, bulk fi
 Engines that put urgent batches first (`EngineLimits`) get batches of each class independently of the other, so here
 nothing is owed; what bulk gets of such an engine is up to `Engine.owes_bulk`.
 
+Inside a class, API keys share what it gets (`batch_manager.shares`).
+
 Suspects (see `batch_manager.retries`) wait in the place of their class: it is their class's turn when they are
 computed, and while other work of their class waits too, the two take turns, so a thousand suspects hold nobody up for
 more than a batch each, and do not wait without end themselves.
@@ -32,6 +34,7 @@ from dataclasses import dataclass
 
 from batch_manager.batches import Batch, Release, Request, halves
 from batch_manager.queue import Queue
+from batch_manager.shares import Shares
 from engine.types import OutputKind
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
@@ -66,13 +69,15 @@ class Backlog:
         self._bulk_share = bulk_share
         self._owed = 0.0  # to bulk, in batches
         self._suspect_was_last = [False] * NUM_CLASSES  # whether what was last computed of a class was a suspect
+        self._shares = (Shares(), Shares())  # by class
         self._queues: dict[OutputKind, tuple[Queue, Queue]] = {}
 
     def queue(self, request: Request) -> Queue:
         """Where this request waits."""
         queues = self._queues.get(request.outputs)
         if queues is None:
-            queues = self._queues[request.outputs] = (Queue(), Queue())
+            interactive, bulk = self._shares
+            queues = self._queues[request.outputs] = (Queue(interactive), Queue(bulk))
         return queues[request.request_class]
 
     def num_tokens(self, request_class: RequestClass) -> int:
@@ -145,9 +150,10 @@ class Backlog:
         return batch, float(leader == _BULK)
 
     def _turn(self, request_class: RequestClass) -> tuple[Queue, Queue]:
-        """The queues of the output kind that this class has waited longest for, suspects left aside."""
+        """The queues of the output kind that comes next in this class, suspects left aside: that of the key whose turn
+        it is, and of several such the one that it has waited longest for."""
         kinds = list(self._queues.values())
-        return kinds[0] if len(kinds) == 1 else min(kinds, key=lambda queues: queues[request_class].oldest)
+        return kinds[0] if len(kinds) == 1 else min(kinds, key=lambda queues: queues[request_class].turn)
 
     def _pack(
         self, queues: tuple[Queue, Queue], leader: RequestClass, *, budget: Budget, owed: float

@@ -1,6 +1,7 @@
 """Requests and batches as the scheduler sees them: lengths and places, no token ids, no rows."""
 
 import enum
+import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -14,6 +15,7 @@ class Request:
 
     cu_seqlens      sequence i has cu_seqlens[i + 1] - cu_seqlens[i] tokens
     max_seqlen      tokens of the longest
+    key, weight     whose it is: keys that wait share the engines in proportion to their weights
     arrived         time.monotonic() seconds, set by the scheduler
     waiting_tokens  tokens that are in no engine and have no rows yet
     num_left        sequences without rows
@@ -25,6 +27,7 @@ class Request:
         "cu_seqlens",
         "deadline",
         "is_open",
+        "key",
         "max_seqlen",
         "model",
         "num_left",
@@ -32,6 +35,7 @@ class Request:
         "request_class",
         "request_id",
         "waiting_tokens",
+        "weight",
     )
 
     def __init__(
@@ -43,6 +47,8 @@ class Request:
         outputs: OutputKind,
         request_class: RequestClass,
         deadline: float,
+        key: int = 0,
+        weight: float = 1.0,
     ) -> None:
         if len(seqlens) == 1:  # by far the most requests
             self.max_seqlen = min_seqlen = seqlens[0]
@@ -56,6 +62,8 @@ class Request:
         self.outputs = outputs
         self.request_class = request_class
         self.deadline = deadline
+        self.key = key
+        self.weight = weight
         self.arrived = 0.0
         self.waiting_tokens = 0
         self.num_left = len(seqlens)
@@ -128,10 +136,12 @@ class Batch:
     gives_way      interactive work is about, so it should delay urgent batches as little as possible
     passed_tokens  of urgent batches that were sent to be computed before it, since it was the oldest that is not urgent
     failed_on      id of the engine on which this very batch has failed already; None = it has not
+    began          time.monotonic() seconds at which a stream took it; inf before
     """
 
     __slots__ = (
         "batch_id",
+        "began",
         "failed_on",
         "gives_way",
         "is_beside",
@@ -148,6 +158,7 @@ class Batch:
 
     def __init__(self, slices: Iterable[Slice] = (), *, is_suspect: bool = False) -> None:
         self.batch_id = -1
+        self.began = math.inf
         self.max_tokens = 0
         self.max_seqlen = 0
         self.is_suspect = is_suspect

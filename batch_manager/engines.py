@@ -99,6 +99,11 @@ def with_room(engines: Sequence[Engine], lane: Lane) -> list[Engine]:
     return [engine for engine in trusted or engines if engine.has_room(lane)]
 
 
+def claims(engine: Engine, lane: Lane) -> tuple[bool, float, float, int]:
+    """Smaller for an engine that should rather get the next batch for a lane."""
+    return not engine.num_idle_streams, engine.load(lane), engine.load(None), len(engine.batches)
+
+
 class Rate:
     """Tokens per second of one stream of a model's engines, learned from finished batches; 0 while unknown.
 

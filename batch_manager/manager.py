@@ -126,6 +126,8 @@ class Manager:
             outputs=submission.outputs,
             request_class=submission.request_class,
             deadline=submission.deadline,
+            key=submission.key,
+            weight=submission.weight,
         )
         assert len(submission.token_ids) == 4 * request.num_tokens, "every token has an id"
         assert frame_id not in self._frontends[connection], "a frame id belongs to one request at a time"
@@ -210,7 +212,7 @@ class Manager:
         self._tick_is_due = False
         now = time.monotonic()
         self._apply(self._scheduler.dispatch(now), now)
-        publish(self._scheduler.models, self._page, self._index)
+        publish(self._scheduler.models, self._page, index=self._index, now=now)
         self._set_timer(self._scheduler.next_timer(), now)
         if not self._scheduler.num_requests:
             self._empty.set()

@@ -18,9 +18,9 @@ ANSWER = 0x0301
 REFUSED = 0x0302
 CANCEL = 0x0303  # no payload, no answer
 
-# model (u16), class (u8), has token types (u8), outputs (u16), reserved (u16), deadline in time.monotonic() seconds
-# or inf (f64), sequences (u32); then int32 lengths [n], ids, token types
-_SUBMIT = struct.Struct("<HBBHHdI")
+# model (u16), class (u8), has token types (u8), outputs (u16), key (u16), deadline in time.monotonic() seconds
+# or inf (f64), weight of the key (f32), sequences (u32); then int32 lengths [n], ids, token types
+_SUBMIT = struct.Struct("<HBBHHdfI")
 _ANSWER = struct.Struct("<dd")  # seconds waiting, seconds computing; then the rows as engine.messages has them
 _REFUSED = struct.Struct("<Bif")  # reason, index of the sequence (-1 = none), seconds after which to try again
 
@@ -39,6 +39,9 @@ class Policy:
     bulk_share: float = 0.3  # of each batch while interactive work waits too
     engine_restart_grace: float = 5.0  # how long work waits for a model without an engine, at the start too
     retry_after: float = 5.0  # sent to clients that are refused because there is no engine
+    # How old the newest batch may be for its speed to be a reason to refuse what can't be in time. An idle engine is
+    # tried instead: else a rate that was measured in a bad moment would be believed for ever.
+    forecast_memory: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Refusal(enum.IntEnum):
     TOO_LONG = 5  # longer than the engine can take
     STOPPING = 6  # the server is going down
     ANSWER_TOO_LARGE = 7  # its rows are more bytes than a frame can carry; fewer sequences would pass
+    TOO_LATE = 8  # the next batch would not be done by its deadline
 
 
 class RequestRefused(Exception):
@@ -95,6 +99,8 @@ class Submission:
     seqlens: Sequence[int]  # tokens of each sequence
     token_ids: Buffer  # int32 [sum(seqlens)]
     token_type_ids: Buffer = b""  # int32 [sum(seqlens)]; empty = all zero
+    key: int = 0  # index of the API key; below 65,536
+    weight: float = 1.0  # of the key: its part of the engines while others wait too, in proportion to theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +119,9 @@ def encode_submission(submission: Submission) -> list[Buffer]:
         submission.request_class,
         len(submission.token_type_ids) > 0,
         submission.outputs,
-        0,
+        submission.key,
         submission.deadline,
+        submission.weight,
         len(submission.seqlens),
     )
     seqlens = struct.pack(f"<{len(submission.seqlens)}i", *submission.seqlens)
@@ -123,13 +130,15 @@ def encode_submission(submission: Submission) -> list[Buffer]:
 
 def decode_submission(payload: memoryview) -> Submission:
     """The inverse of `encode_submission`; the ids are views of the payload."""
-    model, request_class, has_types, outputs, _, deadline, num_seqs = _SUBMIT.unpack_from(payload)
+    model, request_class, has_types, outputs, key, deadline, weight, num_seqs = _SUBMIT.unpack_from(payload)
     seqlens = struct.unpack_from(f"<{num_seqs}i", payload, _SUBMIT.size)
     ids = payload[_SUBMIT.size + 4 * num_seqs :]
     types: Buffer = b""
     if has_types:
         ids, types = ids[: len(ids) // 2], ids[len(ids) // 2 :]
-    return Submission(model, RequestClass(request_class), OutputKind(outputs), deadline, seqlens, ids, types)
+    return Submission(
+        model, RequestClass(request_class), OutputKind(outputs), deadline, seqlens, ids, types, key, weight
+    )
 
 
 def encode_answer(answer: Answer) -> list[Buffer]:

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from batch_manager.backlog import Backlog, Budget
 from batch_manager.batches import Batch, Release, Request, Slice
-from batch_manager.engines import Engine, Lane, Rate, in_lane, with_room
+from batch_manager.deadlines import Deadlines
+from batch_manager.engines import Engine, Lane, Rate, claims, in_lane, with_room
 from batch_manager.messages import Policy
 from batch_manager.queue import Queue
 from engine.types import EngineLimits
@@ -21,6 +22,7 @@ class Model:
     """Everything the scheduler keeps for one model.
 
     queued_tokens  by class: waiting and in engines
+    deadlines      by class: of what waits
     gives_up_at    time.monotonic() seconds after which work is refused for want of an engine; inf while there is one
     last_batch_at  time.monotonic() seconds of the last finished batch, 0 = none yet
     """
@@ -32,6 +34,7 @@ class Model:
         self.engines: list[Engine] = []
         self.max_seqlen: float = math.inf  # tokens of one sequence; not known before the first engine is
         self.queued_tokens = [0] * NUM_CLASSES
+        self.deadlines = [Deadlines() for _ in range(NUM_CLASSES)]
         self.gives_up_at = now + policy.engine_restart_grace
         self.last_batch_at = 0.0
         self.last_interactive_at = -math.inf
@@ -53,6 +56,7 @@ class Model:
     def add(self, request: Request) -> None:
         """A new request waits."""
         self.backlog.queue(request).push(request)
+        self.deadlines[request.request_class].add(request)
         self.queued_tokens[request.request_class] += request.waiting_tokens
         if request.request_class == RequestClass.INTERACTIVE:
             self.last_interactive_at = request.arrived
@@ -109,6 +113,7 @@ class Model:
             by_queue.setdefault(self.backlog.queue(piece.request), []).append(piece)
         for queue, its_pieces in by_queue.items():
             queue.push_front(its_pieces)
+        self._watch(pieces)
 
     def retry(self, batches: Sequence[Batch]) -> None:
         """Batches, each of one class, have to be dispatched just so, before everything else of their kind."""
@@ -118,6 +123,23 @@ class Model:
             by_queue.setdefault(self.backlog.queue(batch.slices[0].request), []).append(batch)
         for queue, its_batches in by_queue.items():
             queue.retry(its_batches)
+        self._watch(piece for batch in batches for piece in batch.slices)
+
+    def _watch(self, pieces: Iterable[Slice]) -> None:
+        """The deadlines of what waits again."""
+        for request in {piece.request.request_id: piece.request for piece in pieces}.values():
+            self.deadlines[request.request_class].add(request)
+
+    @property
+    def next_deadline(self) -> float:
+        """The soonest one of what waits, also of what waits for one engine alone; inf where there is none."""
+        passed_on = (piece for engine in self.engines for batch in engine.retries for piece in batch.slices)
+        soonest = [piece.request.deadline for piece in passed_on if piece.request.is_open]
+        return min(*(deadlines.next for deadlines in self.deadlines), *soonest)
+
+    def computing_tokens(self, request_class: RequestClass) -> int:
+        """Tokens of one class that are in engines, being computed or staged."""
+        return self.queued_tokens[request_class] - self.backlog.num_tokens(request_class)
 
     def pass_on(self, batch: Batch, engine: Engine) -> None:
         """A batch that failed on another engine waits for this one, before everything else that it could get."""
@@ -144,10 +166,19 @@ class Model:
         Engines that put urgent batches first have a lane for them and one for the others, each filled as if it were
         alone; but while there are suspects, classes take turns as with other engines (see `Backlog`).
         """
-        has_lanes = all(engine.limits.puts_urgent_first for engine in self.engines) and not self.backlog.has_suspects
-        lanes: tuple[Lane, ...] = tuple(RequestClass) if has_lanes else (None,)
-        chosen = (self._next_batch(lane, now) for lane in lanes)
+        chosen = (self._next_batch(lane, now) for lane in self.lanes)
         return next((one for one in chosen if one is not None), None)
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """Those of its engines, the urgent one first; None alone where all work goes the same way."""
+        has_lanes = all(engine.limits.puts_urgent_first for engine in self.engines) and not self.backlog.has_suspects
+        return tuple(RequestClass) if has_lanes else (None,)
+
+    def lane_ahead(self, request_class: RequestClass) -> Lane:
+        """What of an engine is computed before new work of a class."""
+        is_urgent = request_class == RequestClass.INTERACTIVE
+        return RequestClass.INTERACTIVE if is_urgent and len(self.lanes) > 1 else None
 
     def _next_batch(self, lane: Lane, now: float) -> tuple[Engine, Batch] | None:
         """The next batch for a lane.
@@ -157,14 +188,13 @@ class Model:
         least as large as the one sent last: a smaller one would be sealed too soon, as all that comes while it waits in
         the engine could still have joined it. But beside a long sequence that leaves cores idle it does not wait.
         """
-        engines = [engine for engine in with_room(self.engines, lane) if not self._is_bulks_turn(engine, lane)]
+        engines = self._with_room(lane)
         for engine in engines:
             if (retry := self._take_retry(engine, lane)) is not None:
                 return engine, retry
-        num_tokens = self._waiting_tokens(lane)
-        if not num_tokens or not engines:
+        num_tokens, engine = self.waiting_tokens(lane), self.next_engine(lane)
+        if not num_tokens or engine is None:
             return None
-        engine = min(engines, key=lambda engine: _claims(engine, lane))
         ahead = engine.lane(lane)
         is_beside = self._leaves_cores_idle(engine.limits, ahead)
         if not engine.num_idle_streams and ahead and not is_beside and num_tokens < ahead[-1].num_tokens:
@@ -180,11 +210,9 @@ class Model:
     def _batch_for(self, engine: Engine, lane: Lane, *, num_idle: int, now: float) -> Batch | None:
         """Take a batch for an engine out of the backlog. None where it is a suspect's turn and the engine is busy."""
         limits = engine.limits
-        is_mixed = self.backlog.num_tokens(RequestClass.BULK) > 0 and self._is_interactive_about(now)
-        # where batches overlap, bulk delays urgent batches by a part of its batch, however large that is
-        is_short = is_mixed and not (lane == RequestClass.BULK and limits.overlaps)
-        max_tokens = self._max_tokens(limits, is_mixed=is_short)
-        part = share(self._waiting_tokens(lane), num_idle, least=self._min_tokens(limits), most=max_tokens)
+        is_mixed = self._is_mixed(now)
+        max_tokens = self.max_tokens(limits, lane, now)
+        part = share(self.waiting_tokens(lane), num_idle, least=self._min_tokens(limits), most=max_tokens)
         budget = self._budget(limits, part, lane=lane)
         if lane is None:
             batch = self.backlog.next_batch(budget, may_be_suspect=not engine.batches)
@@ -198,11 +226,20 @@ class Model:
         if batch.release is Release.FULL:
             if part < max_tokens:
                 batch.release = Release.SHARE
-            elif is_short and max_tokens < self._max_tokens(limits, is_mixed=False):
+            elif max_tokens < self._max_tokens(limits, is_mixed=False):
                 batch.release = Release.CLASS
         return batch
 
-    def _waiting_tokens(self, lane: Lane) -> int:
+    def _with_room(self, lane: Lane) -> list[Engine]:
+        """Engines that may get a batch for a lane now."""
+        return [engine for engine in with_room(self.engines, lane) if not self._is_bulks_turn(engine, lane)]
+
+    def next_engine(self, lane: Lane) -> Engine | None:
+        """The one that should have the next batch for a lane; None where none has room."""
+        return min(self._with_room(lane), key=lambda engine: claims(engine, lane), default=None)
+
+    def waiting_tokens(self, lane: Lane) -> int:
+        """Tokens that wait for this lane of an engine."""
         return sum(self.backlog.num_tokens(each) for each in RequestClass if lane in (None, each))
 
     def _is_bulks_turn(self, engine: Engine, lane: Lane) -> bool:
@@ -218,7 +255,10 @@ class Model:
             return False
         return batches[-1].max_seqlen > self._max_tokens(limits, is_mixed=True)
 
-    def _is_interactive_about(self, now: float) -> bool:
+    def _is_mixed(self, now: float) -> bool:
+        """Whether bulk waits while interactive work is about."""
+        if not self.backlog.num_tokens(RequestClass.BULK):
+            return False
         waits = self.backlog.num_tokens(RequestClass.INTERACTIVE) > 0
         return waits or now - self.last_interactive_at < self._policy.interactive_memory
 
@@ -231,6 +271,12 @@ class Model:
         else:
             max_joined = 0
         return Budget(max_tokens, max_joined, limits.max_num_tokens, limits.max_num_seqs, limits.token_buckets)
+
+    def max_tokens(self, limits: EngineLimits, lane: Lane, now: float) -> int:
+        """Of a batch for a lane of this engine, by choice."""
+        # where batches overlap, bulk delays urgent batches by a part of its batch, however large that is
+        is_short = self._is_mixed(now) and not (lane == RequestClass.BULK and limits.overlaps)
+        return self._max_tokens(limits, is_mixed=is_short)
 
     def _max_tokens(self, limits: EngineLimits, *, is_mixed: bool) -> int:
         """Of a batch for this engine, by choice: as many as it gains by, and as few as are computed in time."""
@@ -250,8 +296,3 @@ class Model:
 def share(num_tokens: int, num_idle: int, *, least: int, most: int) -> int:
     """What one stream takes of so many waiting tokens so that, where several idle, all of them are done soonest."""
     return min(most, max(least, -(-num_tokens // num_idle))) if num_idle > 1 else most
-
-
-def _claims(engine: Engine, lane: Lane) -> tuple[bool, float, float, int]:
-    """Smaller for an engine that should rather get the next batch for a lane."""
-    return not engine.num_idle_streams, engine.load(lane), engine.load(None), len(engine.batches)

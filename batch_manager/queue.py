@@ -1,42 +1,78 @@
-"""Waiting work of one model, output kind and class, in order; and the open requests of all, by their deadlines."""
+"""Waiting work of one model, output kind and class, in order."""
 
 import heapq
 import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from batch_manager.batches import Batch, Request, Slice
+from batch_manager.shares import Shares
 
-_MIN_HEAP_SIZE = 1024
+# Keys take turns of about so many tokens: within a batch their order does not matter, and small turns would cut
+# requests into more slices than needed.
+_TURN_TOKENS = 256
+
+
+class _Line:
+    """New work of one key, in the order in which it came."""
+
+    __slots__ = ("has_turns", "key", "slices")
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.slices: deque[Slice] = deque()
+        self.has_turns = False  # whether the key is one of those that take turns
+
+
+class _Room(NamedTuple):
+    """What a turn may add to a batch."""
+
+    max_tokens: int  # of the whole batch
+    max_seqs: int  # of the whole batch
+    turn_tokens: float = math.inf  # of this turn, but a single sequence may have more
 
 
 class Queue:
-    """First come, first served, with two ways to the front: slices that come back from a lost engine, and
-    batches that have to be tried again exactly as they are. Suspects wait beside all this, in a line of their own.
+    """Keys take turns (`Shares`), and within a key it is first come, first served; with two ways to the front: slices
+    that come back from a lost engine, and batches that have to be tried again exactly as they are. Suspects wait beside
+    all this, in a line of their own.
 
-    A closed request's slices stay until they reach the head; its tokens leave the count at once.
+    A closed request's slices stay until they reach the head of their line; its tokens leave the count at once.
     `num_tokens` is of everything, suspects too.
     """
 
-    __slots__ = ("_retries", "_slices", "_suspects", "num_tokens")
+    __slots__ = ("_lines", "_retries", "_returned", "_shares", "_suspects", "_turns", "num_tokens")
 
-    def __init__(self) -> None:
-        self._slices: deque[Slice] = deque()
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._lines: dict[int, _Line] = {}  # by key; each stays, as there are only so many keys
+        # A heap of the keys that take turns, by what each had when it was put there. That only grows, so an entry that
+        # is out of date lies too high, never too low, and is put right when it is looked at.
+        self._turns: list[tuple[float, int]] = []
+        self._returned: deque[Slice] = deque()
         self._retries: deque[Batch] = deque()
         self._suspects: deque[Batch] = deque()
         self.num_tokens = 0
 
     def push(self, request: Request) -> None:
-        """All of a new request, at the back."""
+        """All of a new request, behind the others of its key."""
+        line = self._lines.get(request.key)
+        if line is None:
+            line = self._lines[request.key] = _Line(request.key)
+        if not line.has_turns:
+            line.has_turns = True
+            self._shares.enter(request.key)
+            heapq.heappush(self._turns, (self._shares.had(request.key), request.key))
         num_tokens = request.num_tokens
-        self._slices.append(Slice(request, 0, request.num_seqs, num_tokens))
+        line.slices.append(Slice(request, 0, request.num_seqs, num_tokens))
         request.waiting_tokens = num_tokens
         self.num_tokens += num_tokens
 
     def push_front(self, slices: Sequence[Slice]) -> None:
         """Slices that were in an engine, before everything else in their order."""
-        self._slices.extendleft(reversed(slices))
+        self._returned.extendleft(reversed(slices))
         self._count(slices)
 
     def retry(self, batches: Sequence[Batch]) -> None:
@@ -55,13 +91,22 @@ class Queue:
 
     @property
     def oldest(self) -> float:
-        """When the request of the head arrived, suspects left aside; inf where nothing else waits."""
+        """When the oldest request at the head of a line arrived, suspects left aside; inf where nothing else waits."""
         self._drop_closed()
-        oldest = self._slices[0].request.arrived if self._slices else math.inf
+        arrivals = [_arrival(self._returned), *(_arrival(self._lines[key].slices) for _, key in self._turns)]
         if self._retries:
-            retried = (piece.request for piece in self._retries[0].slices)
-            oldest = min(oldest, *(request.arrived for request in retried if request.is_open))
-        return oldest
+            arrivals += [piece.request.arrived for piece in self._retries[0].slices if piece.request.is_open]
+        return min(arrivals)
+
+    @property
+    def turn(self) -> tuple[float, float]:
+        """The queue of a class with the lowest comes next: what its next key has had, and when that key's next request
+        arrived. What comes back from engines goes before all of it."""
+        self._drop_closed()
+        if self._returned or self._retries:
+            return -math.inf, self.oldest
+        line = self._next_line()
+        return (math.inf, math.inf) if line is None else (self._shares.had(line.key), line.slices[0].request.arrived)
 
     @property
     def oldest_suspect(self) -> float:
@@ -94,39 +139,72 @@ class Queue:
     @property
     def was_cut(self) -> bool:
         """Whether the last `take` left something for want of room."""
-        return bool(self._slices)
+        return bool(self._returned or self._turns)
 
     def take(self, batch: Batch, max_tokens: int, *, max_seqs: int) -> None:
         """Move whole sequences into the batch, in order, until the next one would break a limit of the batch.
 
         An empty batch gets at least one sequence, however long.
         """
-        slices = self._slices
+        room = _Room(max_tokens, max_seqs)
+        if self._returned:
+            self._move(self._returned, batch, room)
+            if self._returned:
+                return
+        while (line := self._next_line()) is not None:
+            weight = line.slices[0].request.weight
+            turn = room if len(self._turns) == 1 else room._replace(turn_tokens=_TURN_TOKENS * weight)
+            taken = self._move(line.slices, batch, turn)
+            if not taken:
+                return
+            self._shares.charge(line.key, taken, weight=weight)
+
+    def _next_line(self) -> _Line | None:
+        """The line whose turn it is, with an open request at its head; None where no new work waits."""
+        turns = self._turns
+        while turns:
+            had, key = turns[0]
+            if had < self._shares.had(key):
+                heapq.heapreplace(turns, (self._shares.had(key), key))
+                continue
+            line = self._lines[key]
+            if _arrival(line.slices) < math.inf:
+                return line
+            heapq.heappop(turns)
+            line.has_turns = False
+            self._shares.leave(key)
+        return None
+
+    def _move(self, slices: deque[Slice], batch: Batch, room: _Room) -> int:
+        """Move sequences into the batch until the room is used up; how many tokens they have. The first one of a turn
+        only has to fit into the batch, and the first one of a batch does not even have to."""
+        taken = 0
         while slices:
             piece = slices[0]
             if not piece.request.is_open:
                 slices.popleft()
                 continue
-            room_tokens, room_seqs = max_tokens - batch.num_tokens, max_seqs - batch.num_seqs
-            if piece.num_tokens <= room_tokens and piece.stop - piece.start <= room_seqs:
+            most = min(room.max_tokens - batch.num_tokens, room.turn_tokens - taken)
+            most_seqs = room.max_seqs - batch.num_seqs
+            if piece.num_tokens <= most and piece.stop - piece.start <= most_seqs:
                 slices.popleft()
             else:
-                stop = _last_that_fits(piece, room_tokens, room_seqs)
-                if stop <= piece.start and batch.slices:
-                    return
-                piece = self._split_head(max(stop, piece.start + 1))
+                stop = _last_that_fits(piece, most, most_seqs)
+                if stop <= piece.start:
+                    first = piece.request.slice(piece.start, piece.start + 1)
+                    fits = most_seqs > 0 and first.num_tokens <= room.max_tokens - batch.num_tokens
+                    if taken or (batch.slices and not fits):
+                        break
+                    stop = first.stop
+                piece = _split_head(slices, stop)
             batch.add(piece)
             self._discount(piece)
-
-    def _split_head(self, cut: int) -> Slice:
-        request, start, stop, _ = self._slices.popleft()
-        if cut < stop:
-            self._slices.appendleft(request.slice(cut, stop))
-        return request.slice(start, cut)
+            taken += piece.num_tokens
+        return taken
 
     def _drop_closed(self) -> None:
-        while self._slices and not self._slices[0].request.is_open:
-            self._slices.popleft()
+        while self._returned and not self._returned[0].request.is_open:
+            self._returned.popleft()
         for batches in (self._retries, self._suspects):
             while batches and not any(piece.request.is_open for piece in batches[0].slices):
                 batches.popleft()
@@ -141,40 +219,22 @@ class Queue:
         self.num_tokens -= piece.num_tokens
 
 
-def _last_that_fits(piece: Slice, room_tokens: int, room_seqs: int) -> int:
+def _arrival(slices: deque[Slice]) -> float:
+    """When the request at the head arrived, closed ones dropped; inf where there is none."""
+    while slices and not slices[0].request.is_open:
+        slices.popleft()
+    return slices[0].request.arrived if slices else math.inf
+
+
+def _split_head(slices: deque[Slice], cut: int) -> Slice:
+    request, start, stop, _ = slices.popleft()
+    if cut < stop:
+        slices.appendleft(request.slice(cut, stop))
+    return request.slice(start, cut)
+
+
+def _last_that_fits(piece: Slice, room_tokens: float, room_seqs: int) -> int:
     """One past the last sequence of the slice that fits; its start or less where none does."""
     cu_seqlens = piece.request.cu_seqlens
     last = min(piece.stop, piece.start + room_seqs)
     return bisect_right(cu_seqlens, cu_seqlens[piece.start] + room_tokens, piece.start, last + 1) - 1
-
-
-class Deadlines:
-    """Deadlines of requests, soonest first. Closed requests are not removed at once but swept now and then,
-    so that the heap holds at most about twice as many as are open."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []
-        self._sweep_at = _MIN_HEAP_SIZE
-
-    def add(self, request: Request) -> None:
-        """Watch a request that has a deadline."""
-        heapq.heappush(self._heap, (request.deadline, request.request_id, request))
-        if len(self._heap) > self._sweep_at:
-            self._heap = [entry for entry in self._heap if entry[2].is_open]
-            heapq.heapify(self._heap)
-            self._sweep_at = max(_MIN_HEAP_SIZE, 2 * len(self._heap))
-
-    @property
-    def next(self) -> float:
-        """The soonest deadline of an open request; inf where there is none."""
-        heap = self._heap
-        while heap and not heap[0][2].is_open:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else math.inf
-
-    def take_due(self, now: float) -> list[Request]:
-        """Open requests whose deadline has come; they are no longer watched."""
-        due = []
-        while self.next <= now:
-            due.append(heapq.heappop(self._heap)[2])
-        return due

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from batch_manager import retries
 from batch_manager.batches import Batch, Request, Slice
 from batch_manager.engines import Engine
+from batch_manager.forecast import note_begun, take_hopeless
 from batch_manager.health import Loss
 from batch_manager.messages import Policy, Refusal
 from batch_manager.model import Model
-from batch_manager.queue import Deadlines
 from engine.types import EngineErrorKind, EngineLimits
 from wire.vocabulary import RequestClass
 
@@ -79,7 +79,6 @@ class Scheduler:
         self.models = [Model(policy, now=now) for _ in range(num_models)]  # to be read only
         self._requests: dict[int, Request] = {}
         self._engines: dict[int, Engine] = {}
-        self._deadlines = Deadlines()
         self._next_batch_id = first_batch_id
         self._is_draining = False
 
@@ -110,8 +109,6 @@ class Scheduler:
             return [Refuse(request.request_id, Refusal.TOO_LONG, model.first_too_long(request))]
         self._requests[request.request_id] = request
         model.add(request)
-        if request.deadline < math.inf:
-            self._deadlines.add(request)
         return []
 
     def cancel(self, request_id: int) -> None:
@@ -200,15 +197,19 @@ class Scheduler:
     # What time does
 
     def dispatch(self, now: float) -> list[Effect]:
-        """Refuse what is overdue and give engines what they should have."""
+        """Refuse what is overdue or can't be done in time, and give engines what they should have."""
         effects: list[Effect] = [*self._refuse_overdue(now)]
         for model in self.models:
             for engine in list(model.engines):
                 effects += self._look_after(engine, now)
+            note_begun(model, now)
+            effects += self._refuse_hopeless(model, now)
             while (chosen := model.next_batch(now)) is not None:
                 engine, batch = chosen
                 self._put(batch, engine)
                 effects.append(Dispatch(engine.engine_id, batch))
+                note_begun(model, now)
+                effects += self._refuse_hopeless(model, now)
         return effects
 
     def _look_after(self, engine: Engine, now: float) -> list[Effect]:
@@ -241,8 +242,9 @@ class Scheduler:
 
     def next_timer(self) -> float:
         """When `dispatch` must be called even if nothing happens; inf where never."""
-        timer = self._deadlines.next
+        timer = math.inf
         for model in self.models:
+            timer = min(timer, model.next_deadline)
             if model.gives_up_at < timer and model.waits:
                 timer = model.gives_up_at
         return timer
@@ -250,12 +252,18 @@ class Scheduler:
     # How requests end
 
     def _refuse_overdue(self, now: float) -> list[Refuse]:
-        due = [request for request in self._deadlines.take_due(now) if request.waiting_tokens]
-        refusals = [self._refuse(request, Refusal.DEADLINE) for request in due]
+        refusals = []
         for model in self.models:
+            due = [request for deadlines in model.deadlines for request in deadlines.take_due(now)]
+            refusals += [self._refuse(request, Refusal.DEADLINE) for request in due]
             if model.gives_up_at <= now:
                 refusals += self._refuse_waiting(model, Refusal.NO_ENGINE, retry_after=self._policy.retry_after)
         return refusals
+
+    def _refuse_hopeless(self, model: Model, now: float) -> list[Refuse]:
+        """Refuse what waits but would be late even in the next batch: others can be in time in its place."""
+        hopeless = take_hopeless(model, now, memory=self._policy.forecast_memory)
+        return [self._refuse(request, Refusal.TOO_LATE) for request in hopeless]
 
     def _refuse_late(self, batches: Iterable[Batch], now: float) -> list[Refuse]:
         """Refuse what would have to wait again, but its deadline came while it was in the engine."""

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from wire.vocabulary import NUM_CLASSES
 
-_HEADER = struct.Struct("<8sIIII")  # magic, version, frontends, batch managers, models
+_HEADER = struct.Struct("<8sIIIII")  # magic, version, frontends, batch managers, models, keys
 _MAGIC = b"EMBLPAGE"
-_VERSION = 1
+_VERSION = 2
 _Cell = TypeVar("_Cell", np.int64, np.float64)
 _CELLS_AT = 64  # bytes: the header's own cache line
 
 
 class Page:
-    """F frontends, M batch managers, N models, C classes.
+    """F frontends, M batch managers, N models, C classes, K API keys (at least one).
 
     queued_tokens      int64   [M, N, C]  tokens held by a batch manager: waiting or in an engine
     tokens_per_second  float64 [M, N]     measured rate of a batch manager's ready engines, or of the last ones
@@ -31,15 +31,25 @@ class Page:
     engines_ready      int64   [M, N]     how many of its engines can take a batch now
     oldest_since       float64 [M, N, C]  time.monotonic() at which the oldest waiting item came; 0 = none waits
     last_batch_at      float64 [M, N]     time.monotonic() of the last finished batch; 0 = none yet
-    admitted_tokens    int64   [F, N, C]  estimated tokens a frontend admitted and has not yet handed over
+    computing_tokens   int64   [M, N, C]  those of queued_tokens that are in an engine
+    free_at            float64 [M, N, C]  time.monotonic() at which its engines will be done with what goes before new
+                               work of a class
+    batch_seconds      float64 [M, N]     how long its largest batch computes; 0 = not known yet
+    admitted_tokens    int64   [F, N, C]  tokens that a frontend let in and has no answer for; estimated until they are
+                               tokenized
+    admitted_by_key    int64   [F, N, C, K]  the same by API key, where there are several
+    spent_minute       int64   [F, K]     the minute (of time.monotonic()) in which a key last spent tokens
+    spent_tokens       int64   [F, K]     what it spent in that minute
+    spent_before       int64   [F, K]     what it spent in the minute before that one
 
-    The first five are written by their batch manager, the last by its frontend; the supervisor
-    clears the row of a process that died.
+    The first eight are written by their batch manager, the others by their frontend. The supervisor clears the row of a
+    process that died, but not what keys have spent: the next process goes on with that.
     """
 
-    def __init__(self, fd: int, num_frontends: int, num_managers: int, num_models: int) -> None:
+    def __init__(self, fd: int, num_frontends: int, num_managers: int, num_models: int, num_keys: int) -> None:
         self.fd = fd
         self.num_frontends, self.num_managers, self.num_models = num_frontends, num_managers, num_models
+        self.num_keys = num_keys
         self._memory = mmap.mmap(fd, 0)  # all of it
         self._next_cell = _CELLS_AT
         by_class = (num_managers, num_models, NUM_CLASSES)
@@ -48,16 +58,26 @@ class Page:
         self.engines_ready: NDArray[np.int64] = self._take(np.int64, by_class[:2])
         self.oldest_since: NDArray[np.float64] = self._take(np.float64, by_class)
         self.last_batch_at: NDArray[np.float64] = self._take(np.float64, by_class[:2])
-        self.admitted_tokens: NDArray[np.int64] = self._take(np.int64, (num_frontends, num_models, NUM_CLASSES))
+        self.computing_tokens: NDArray[np.int64] = self._take(np.int64, by_class)
+        self.free_at: NDArray[np.float64] = self._take(np.float64, by_class)
+        self.batch_seconds: NDArray[np.float64] = self._take(np.float64, by_class[:2])
+        by_key = (num_frontends, num_models, NUM_CLASSES, num_keys)
+        self.admitted_tokens: NDArray[np.int64] = self._take(np.int64, by_key[:3])
+        self.admitted_by_key: NDArray[np.int64] = self._take(np.int64, by_key)
+        spent = (num_frontends, num_keys)
+        self.spent_minute: NDArray[np.int64] = self._take(np.int64, spent)
+        self.spent_tokens: NDArray[np.int64] = self._take(np.int64, spent)
+        self.spent_before: NDArray[np.int64] = self._take(np.int64, spent)
 
     @classmethod
-    def create(cls, *, num_frontends: int, num_managers: int, num_models: int) -> Self:
+    def create(cls, *, num_frontends: int, num_managers: int, num_models: int, num_keys: int = 1) -> Self:
         """Make a page of zeros; its descriptor is `fd`."""
         fd = os.memfd_create("embedline-page", os.MFD_CLOEXEC)
-        by_manager, by_frontend = 3 + 2 * NUM_CLASSES, NUM_CLASSES  # cells for each model
-        os.ftruncate(fd, _CELLS_AT + 8 * num_models * (num_managers * by_manager + num_frontends * by_frontend))
-        os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, num_frontends, num_managers, num_models), 0)
-        return cls(fd, num_frontends, num_managers, num_models)
+        of_managers = num_managers * num_models * (4 + 4 * NUM_CLASSES)
+        of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + num_keys) + 3 * num_keys)
+        os.ftruncate(fd, _CELLS_AT + 8 * (of_managers + of_frontends))
+        os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, num_frontends, num_managers, num_models, num_keys), 0)
+        return cls(fd, num_frontends, num_managers, num_models, num_keys)
 
     @classmethod
     def attach(cls, fd: int) -> Self:
@@ -69,12 +89,13 @@ class Page:
 
     def clear_manager(self, index: int) -> None:
         """Forget what a dead batch manager published."""
-        for cells in (self.queued_tokens, self.engines_ready, self.oldest_since):
+        for cells in (self.queued_tokens, self.computing_tokens, self.engines_ready, self.oldest_since, self.free_at):
             cells[index] = 0
 
     def clear_frontend(self, index: int) -> None:
         """Forget what a dead frontend had admitted."""
         self.admitted_tokens[index] = 0
+        self.admitted_by_key[index] = 0
 
     def _take(self, dtype: type[_Cell], shape: tuple[int, ...]) -> NDArray[_Cell]:
         count = int(np.prod(shape))

@@ -43,7 +43,7 @@ class Encoding(enum.Enum):
 class RequestOptions:
     """What the headers ask for."""
 
-    request_class: RequestClass | None = None  # None = by the request's size
+    request_class: RequestClass | None = None  # None = it says nothing
     deadline: float = math.inf  # time.monotonic() seconds
     raw_bytes: bool = False  # rows as application/octet-stream
 

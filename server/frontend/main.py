@@ -16,7 +16,7 @@ from server.http.get_routes import make_app
 from server.http.hosts import Hosts
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate
-from server.requests.admission import Admission
+from server.requests.admission.admission import Admission
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
@@ -35,7 +35,11 @@ async def serve(child: Child, start: FrontendStart) -> None:
     tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
     managers = BatchManagers(start.managers, page)
     admission = Admission(
-        page, frontend=child.index, budgets=start.wait_budgets, max_requests=start.max_concurrent_requests
+        page,
+        frontend=child.index,
+        budgets=start.wait_budgets,
+        max_requests=start.max_concurrent_requests,
+        keys=start.keys,
     )
 
     async def metrics() -> str:
@@ -56,7 +60,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
         answers=Answers(),
         max_items=start.max_client_batch_size,
         hosts=Hosts(start.hosts, origins=start.cors_allow_origin),
-        keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file),
+        keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file, renewed=admission.renew_keys),
         finished=finished,
         fallback=make_app(state, metrics),
     )

@@ -24,7 +24,7 @@ from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send
 from server.http.headers import read_options, request_id
 from server.http.hosts import Hosts
-from server.requests.admission import Admission
+from server.requests.admission.admission import Admission
 from server.requests.errors import EngineFailed, Forbidden, NotReady, RequestError, Unauthorized
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline

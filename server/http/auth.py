@@ -2,7 +2,7 @@
 
 import hmac
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from server.requests.errors import Unauthorized
 from server.settings.api_keys import ApiKey, KeyFile, digest, with_file
@@ -23,11 +23,19 @@ def is_health(method: str, path: str) -> bool:
 class Keys:
     """The accepted keys. Every path needs one unless it is listed as open."""
 
-    def __init__(self, keys: Sequence[ApiKey], *, metrics_need_a_key: bool, file: KeyFile | None = None) -> None:
-        """`file` is where some of the keys come from; it is read again when it has changed."""
+    def __init__(
+        self,
+        keys: Sequence[ApiKey],
+        *,
+        metrics_need_a_key: bool,
+        file: KeyFile | None = None,
+        renewed: Callable[[Sequence[ApiKey]], None] = lambda keys: None,
+    ) -> None:
+        """`file` is where some of the keys come from; it is read again when it has changed, and `renewed` called."""
         self._keys = keys
         self._are_metrics_open = not metrics_need_a_key
         self._file = file
+        self._renewed = renewed
         self._watched = WatchedFiles({file.path: file.version} if file else {})
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> str:
@@ -52,6 +60,7 @@ class Keys:
         except SettingsError as error:
             logger.error("%s; the keys that were read before stay", error)
         else:
+            self._renewed(self._keys)
             logger.info("requests need one of %d API key(s) from now on", len(self._keys))
 
 

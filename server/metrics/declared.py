@@ -54,8 +54,12 @@ REQUESTS = (
         "tokenizer; `queue`, the longest wait of a sequence for its batch; `compute`, of the batches it was in; "
         "`respond`, from the rows to the answer's last byte.", SECONDS),
     _counter("embedline_rejected_total", ("reason",),
-        "Requests that were answered with an error, by reason.",
-        "`wait` or `concurrency` over 5 % of the requests for 10 minutes: the server is too small for the load"),
+        "Requests that were answered with an error, by reason. Of load: `wait` over the class's budget, `key_share` "
+        "the same for a key that has more than its share waiting, `deadline_wait` over the request's own deadline, "
+        "`key_limit` over its key's tokens a minute, `concurrency` too many open; `deadline_dispatch` it waited and "
+        "the next batch would have been too late, `deadline` it passed.",
+        "`wait`, `deadline_wait` or `concurrency` over 5 % of the requests for 10 minutes: the server is too small "
+        "for the load"),
     _counter("embedline_cancelled_total", ("stage",),
         "Requests whose client left before the answer, by the stage they had reached; `queue` includes the engines.",
         "it rises in `queue`: clients time out sooner than the server refuses them"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
 from engine.types import QUERY_TOKEN, ROWS_OF_TOKENS, OutputKind, Results
-from server.requests.admission import Admission
+from server.requests.admission.admission import Admission, Admitted, Asked
 from server.requests.errors import DeadlineExceeded, InvalidRequest, UnsupportedTask
 from server.requests.late_tokens import shaped
 from server.requests.models import ServedModel
@@ -30,7 +30,7 @@ from tokenizer_pool.messages import TextRefused
 from tokenizer_pool.token_ids import TokenizedTexts, check_token_ids, join
 from wire.vocabulary import RequestClass
 
-BULK_ITEMS = 8  # a request of more items, or of more tokens, is bulk unless it says otherwise
+BULK_ITEMS = 8  # a request of more items, or of more tokens, is bulk whatever it says
 BULK_TOKENS = 4096
 
 MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are five times that
@@ -77,12 +77,17 @@ class Pipeline:
         num_tokens = self._measure(request, trace)
         request_class = _choose_class(request, trace, num_tokens)
         trace.stage = "admit"
-        self._admission.check(model.index, request_class)
+        asked = Asked(model.index, request_class, num_tokens, request.deadline, trace.key)
+        with self._admission.admit(asked) as admitted:
+            return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
+
+    async def _answer(self, request: Work, trace: Trace, admitted: Admitted, tokenize: Tokenize) -> Computed:
+        model, request_class = request.model, admitted.asked.request_class
         try:
             trace.stage, began = "tokenize", time.perf_counter()
-            with self._admission.reserved(model.index, request_class, num_tokens):
-                tokens = await (tokenize or partial(self.token_ids, request))(request_class)
+            tokens = await tokenize(request_class)
             trace.stage, trace.tokenize_seconds = "queue", time.perf_counter() - began
+            admitted.correct(len(tokens.token_ids))
             trace.num_tokens = len(tokens.token_ids)
             _check_size(request, tokens)
             if request.num_queries and model.has_query_table:
@@ -97,6 +102,8 @@ class Pipeline:
                     seqlens=trace.seqlens,
                     token_ids=tokens.token_ids.data.cast("B"),
                     token_type_ids=b"" if tokens.token_type_ids is None else tokens.token_type_ids.data.cast("B"),
+                    key=admitted.key.index,
+                    weight=admitted.key.weight,
                 )
             )
         except TextRefused as refused:
@@ -201,11 +208,9 @@ def _begin(request: Request, trace: Trace) -> None:
 
 
 def _choose_class(request: Request, trace: Trace, num_tokens: int) -> RequestClass:
-    """The request's own class, or by its size."""
-    request_class = request.request_class
-    if request_class is None:
-        is_bulk = request.num_items > BULK_ITEMS or num_tokens > BULK_TOKENS
-        request_class = RequestClass.BULK if is_bulk else RequestClass.INTERACTIVE
+    """By its size, or bulk if the request says so. A large one would delay interactive ones, whatever it is called."""
+    is_bulk = request.num_items > BULK_ITEMS or num_tokens > BULK_TOKENS or request.request_class is RequestClass.BULK
+    request_class = RequestClass.BULK if is_bulk else RequestClass.INTERACTIVE
     trace.request_class = request_class.name.lower()
     return request_class
 

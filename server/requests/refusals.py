@@ -72,6 +72,9 @@ def batch_error(refused: RequestRefused, name_of: NameOf) -> RequestError:
     match refused.reason:
         case batching.Refusal.DEADLINE:
             return DeadlineExceeded("the request's deadline passed while it waited")
+        case batching.Refusal.TOO_LATE:
+            message = "the request can't be computed before its deadline any more"
+            return DeadlineExceeded(message, reason="deadline_dispatch")
         case batching.Refusal.NO_ENGINE:
             return NotReady("no engine is ready", retry_after=refused.retry_after or 1.0)
         case batching.Refusal.STOPPING:

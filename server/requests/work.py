@@ -19,7 +19,7 @@ class Request:
     """What all requests have in common."""
 
     model: ServedModel
-    request_class: RequestClass | None = None  # None = by size
+    request_class: RequestClass | None = None  # what the client calls it; None = nothing
     deadline: float = math.inf  # time.monotonic() seconds
     field: str  # the dialect's name of the items, for error messages
     first_field: str = ""  # its name of the first item, if that is not in `field`

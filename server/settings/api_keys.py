@@ -1,13 +1,14 @@
 """API keys from flags and files, kept as names and digests.
 
-Error messages name the line, never the key.
+A key of the file may have a weight and a ceiling. Error messages name the line, never the key.
 """
 
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from server.settings.flag import SettingsError
 from server.settings.watched_files import FileVersion, version_of
@@ -17,14 +18,21 @@ _KEY = re.compile(r"[!-~]+")  # what fits into a header
 _HASHED = "sha256="
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_BYTES = 10_000_000
+_MAX_KEYS = 65_000  # each has an index of 16 bits between processes
+_MIN_WEIGHT, _MAX_WEIGHT = 0.001, 1000.0
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_COUNT = re.compile(r"[1-9][0-9]{0,14}")  # fits into what processes share
+_WEIGHT, _CEILING = "weight", "tokens-per-minute"
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
     """A key as the server keeps it."""
 
-    name: str  # for logs
+    name: str  # for logs, and what tells keys apart
     digest: bytes  # SHA-256
+    weight: float = 1.0  # its part of the engines while others wait too, in proportion to theirs
+    tokens_per_minute: int | None = None  # the most that it may send; None = no ceiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +69,8 @@ def key_file(keys: Sequence[str], file: str | None) -> KeyFile | None:
 def with_file(flag_keys: Sequence[ApiKey], path: str) -> list[ApiKey]:
     """These keys, and those that the file has now. Raises SettingsError."""
     found = [*flag_keys, *_from_file(path)]
+    if len({key.name for key in found}) < len(found):
+        raise SettingsError("--api-key-file: a key has the name of one that --api-key gives; call it something else")
     if len({key.digest for key in found}) < len(found):
         raise SettingsError("--api-key-file: the same key is given twice")
     return found
@@ -84,6 +94,8 @@ def _from_file(path: str) -> list[ApiKey]:
     keys = list(_lines(text))
     if not keys:
         raise SettingsError("--api-key-file has no key in it")
+    if len(keys) > _MAX_KEYS:
+        raise SettingsError(f"--api-key-file has more than {_MAX_KEYS} keys")
     return keys
 
 
@@ -101,13 +113,30 @@ def _lines(text: str) -> Iterator[ApiKey]:
 
 
 def _line(line: str, number: int, *, where: str) -> ApiKey:
-    """`name:sha256=<hex>`, `name:key` or a key alone, which is called by its line."""
+    """`name:sha256=<hex>`, `name:key` or a key alone, which is called by its line; then, with spaces between, `weight=`
+    and `tokens-per-minute=`."""
     name, separator, rest = line.partition(":")
     if not separator:
         name, rest = f"line-{number}", line
     if not _NAME.fullmatch(name.strip()):
         raise SettingsError(f"{where}: the name before the colon may have letters, digits, dots, dashes, underscores")
-    return _plain(rest.strip(), name=name.strip(), where=where)
+    words = rest.split() or [""]
+    key = _plain(words[0], name=name.strip(), where=where)
+    return replace(key, **_extras(words[1:], where=where))
+
+
+def _extras(words: Sequence[str], *, where: str) -> dict[str, Any]:
+    extras: dict[str, Any] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == _WEIGHT and _NUMBER.fullmatch(value) and _MIN_WEIGHT <= float(value) <= _MAX_WEIGHT:
+            extras["weight"] = float(value)
+        elif name == _CEILING and _COUNT.fullmatch(value):
+            extras["tokens_per_minute"] = int(value)
+        else:
+            problem = f"{_WEIGHT}=NUMBER, from {_MIN_WEIGHT:g} to {_MAX_WEIGHT:g}, or {_CEILING}=NUMBER, at least 1"
+            raise SettingsError(f"{where}: after the key there may only be {problem}")
+    return extras
 
 
 def _plain(key: str, *, name: str, where: str) -> ApiKey:

@@ -117,8 +117,9 @@ class Settings:
         None,
         "Security",
         "A file with one key a line: name:sha256=HEX, name:KEY, or KEY alone. Names appear in the log, keys never do. "
-        "With HEX, made by `printf %s KEY | sha256sum`, the file need not be secret. For a Docker secret: "
-        "/run/secrets/NAME. It is read again within a second of a change.",
+        "With HEX, made by `printf %s KEY | sha256sum`, the file need not be secret. After a key there may be "
+        "weight=NUMBER, its part of the engines while others wait too, and tokens-per-minute=NUMBER, a ceiling. For a "
+        "Docker secret: /run/secrets/NAME. It is read again within a second of a change.",
     )
     metrics_auth: bool = flag(
         False, "Security", "Require a key for /metrics too, on both ports. Prometheus can send one as a bearer token."

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from server.metrics.gauges import ModelGauges, ServerGauges
 from server.metrics.processes import ProcessGauges, ProcessState
 from server.metrics.registry import Registry
-from server.requests.admission import expected_wait
+from server.requests.admission.expected_wait import expected_wait
 from server.supervisor.child import ChildProcess, SpawnError
 from server.supervisor.model_plan import ModelPlan
 from server.supervisor.readiness import ROLES, Readiness

@@ -15,7 +15,7 @@ from engine import registry
 from engine.machine import cores
 from engine.messages import EngineStart
 from server.frontend.start import FrontendStart
-from server.requests.admission import WaitBudgets
+from server.requests.admission.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, KeyFile
 from server.settings.settings import Settings
 from server.supervisor.child import Plan
@@ -29,6 +29,7 @@ from wire.page import Page
 _OPEN_PAYLOAD_FACTOR = 16  # --payload-limit times this, at least 1 GiB, over all open bodies
 _GIB = 1 << 30
 _ENGINES_PER_MANAGER = 2  # by default
+_SPARE_KEYS = 64  # that may be added to the key file while the server runs; more share their places on the page
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,12 @@ class Topology:
         self._memory_shares = memory_shares(models)
         pairs = [(index, device) for index, model in enumerate(models) for device in model.devices.names]
         num_managers = settings.batch_managers or max(1, len(pairs) // _ENGINES_PER_MANAGER)
-        self.page = Page.create(num_frontends=settings.frontends, num_managers=num_managers, num_models=len(models))
+        self.page = Page.create(
+            num_frontends=settings.frontends,
+            num_managers=num_managers,
+            num_models=len(models),
+            num_keys=len(keys) + _SPARE_KEYS if keys else 1,
+        )
         self._engines = [
             EngineProcess(listening, *pair)
             for listening, pair in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)

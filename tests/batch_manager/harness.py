@@ -73,7 +73,7 @@ class Harness:
         self.dispatched: list[Batch] = []
         self.restarted: list[Restart] = []
         self.num_failures = defaultdict[Sequence, int](int)  # of batches that each sequence was in
-        self._never_dispatched: dict[tuple[int, OutputKind, RequestClass], list[Sequence]] = defaultdict(list)
+        self._never_dispatched: dict[tuple[int, OutputKind, RequestClass, int], list[Sequence]] = defaultdict(list)
         self._newest_is_suspect: dict[tuple[int, RequestClass], bool] = {}  # of the batches with work of a class
         self._had_suspects = [False] * num_models  # that waited when batches were formed last
         self.passed_tokens = defaultdict[int, int](int)  # by batch of bulk: of urgent ones sent to pass it
@@ -88,9 +88,12 @@ class Harness:
         outputs: OutputKind = OutputKind.POOLED,
         model: int = 0,
         timeout: float = math.inf,
+        key: int = 0,
     ) -> int:
         """A request comes; returns its id."""
-        request_id = self.offer(*seqlens, request_class=request_class, outputs=outputs, model=model, timeout=timeout)
+        request_id = self.offer(
+            *seqlens, request_class=request_class, outputs=outputs, model=model, timeout=timeout, key=key
+        )
         self.tick()
         return request_id
 
@@ -101,6 +104,8 @@ class Harness:
         outputs: OutputKind = OutputKind.POOLED,
         model: int = 0,
         timeout: float = math.inf,
+        key: int = 0,
+        weight: float = 1.0,
     ) -> int:
         """A request comes together with others: batches are not formed yet."""
         request_id = len(self.requests) + 1
@@ -111,10 +116,12 @@ class Harness:
             outputs=outputs,
             request_class=request_class,
             deadline=self.now + timeout,
+            key=key,
+            weight=weight,
         )
         self.requests[request_id] = request
         self.open.add(request_id)
-        line = self._never_dispatched[model, outputs, request_class]
+        line = self._never_dispatched[model, outputs, request_class, key]
         line += [(request_id, at) for at in range(len(seqlens))]
         self._apply(self.scheduler.submit(request, self.now))
         return request_id
@@ -235,7 +242,7 @@ class Harness:
     def _close(self, request_id: int) -> None:
         self.open.remove(request_id)
         request = self.requests[request_id]
-        key = (request.model, request.outputs, request.request_class)
+        key = (request.model, request.outputs, request.request_class, request.key)
         self._never_dispatched[key] = [seq for seq in self._never_dispatched[key] if seq[0] != request_id]
 
     def _check_dispatch(self, dispatch: Dispatch) -> None:
@@ -278,9 +285,8 @@ class Harness:
         return trusted or {engine.engine_id for engine in engines}
 
     def _check_order(self, model: int, outputs: OutputKind, in_batch: list[Sequence]) -> None:
-        """Nothing is dispatched for the first time before what came earlier in its class."""
-        for request_class in RequestClass:
-            line = self._never_dispatched[model, outputs, request_class]
+        """Nothing is dispatched for the first time before what came earlier in its class from the same key."""
+        for line in [line for key, line in self._never_dispatched.items() if key[:2] == (model, outputs)]:
             first_time = [one for one in in_batch if one in line]
             assert line[: len(first_time)] == first_time, "out of order"
             del line[: len(first_time)]

@@ -17,6 +17,7 @@ from wire.vocabulary import RequestClass
 NUM_MODELS = 2
 POLICY = Policy(max_batch_tokens=60, min_batch_tokens=20)
 MEASURED = Policy(min_batch_tokens=20)  # as large as the engines say
+WEIGHTS = (1.0, 0.1, 7.5)
 SEQLENS = st.lists(st.integers(1, 110), min_size=1, max_size=6) | st.lists(st.integers(1, 10), min_size=1, max_size=30)
 LIMITS = st.builds(
     lambda streams, staged, overlaps, urgent_first, buckets, max_seqs, rate, target: limits(
@@ -61,6 +62,7 @@ class AnyOrder(RuleBasedStateMachine):
         outputs=st.sampled_from([OutputKind.POOLED, OutputKind.POOLED | OutputKind.SPARSE]),
         model=st.integers(0, NUM_MODELS - 1),
         timeout=st.sampled_from([math.inf, 0.5, 3.0]),
+        key=st.integers(0, 2),
         tick=st.booleans(),
     )
     def submit(
@@ -70,10 +72,19 @@ class AnyOrder(RuleBasedStateMachine):
         outputs: OutputKind,
         model: int,
         timeout: float,
+        key: int,
         tick: bool,
     ) -> None:
         """A request, alone or the first of several that come together."""
-        self.harness.offer(*seqlens, request_class=request_class, outputs=outputs, model=model, timeout=timeout)
+        self.harness.offer(
+            *seqlens,
+            request_class=request_class,
+            outputs=outputs,
+            model=model,
+            timeout=timeout,
+            key=key,
+            weight=WEIGHTS[key],
+        )
         if tick:
             self.harness.tick()
 
@@ -154,6 +165,8 @@ def one_step(harness: Harness, chance: random.Random) -> None:
             outputs=chance.choice([OutputKind.POOLED, OutputKind.POOLED, OutputKind.SPARSE]),
             model=chance.randrange(NUM_MODELS),
             timeout=chance.choice([math.inf, 2.0, 0.5]),
+            key=(key := chance.randrange(3)),
+            weight=WEIGHTS[key],
         )
         if chance.random() < 0.5:
             harness.tick()

@@ -24,12 +24,12 @@ LIMITS = EngineLimits(
 
 def queries(share: float) -> Load:
     """Single texts, this part of what one engine can do."""
-    return Load(INTERACTIVE, share * TOKENS_PER_SECOND, 1, (10, 60), timeout=1.0, max_queued_tokens=25_000)
+    return Load(INTERACTIVE, share * TOKENS_PER_SECOND, 1, (10, 60), timeout=1.0)
 
 
 def bulk(share: float) -> Load:
     """Requests of 32 texts, this part of what one engine can do."""
-    return Load(BULK, share * TOKENS_PER_SECOND, 32, (200, 400), timeout=30.0, max_queued_tokens=1_000_000)
+    return Load(BULK, share * TOKENS_PER_SECOND, 32, (200, 400), timeout=30.0)
 
 
 def rates(simulator: Simulator) -> tuple[float, float]:
@@ -84,8 +84,8 @@ def test_deaths_cost_retries_and_no_answers() -> None:
         simulator.kill(at % 2, after=float(at), back_after=0.7)
     simulator.run([queries(0.3), bulk(0.7)], 10.0)
     for outcome in simulator.outcomes.values():
-        assert set(outcome.refusals) <= {Refusal.DEADLINE}
-        assert len(outcome.latencies) + len(outcome.refusals) == outcome.num_admitted
+        assert set(outcome.refusals) <= {Refusal.DEADLINE, Refusal.TOO_LATE}
+        assert len(outcome.latencies) + outcome.num_late + len(outcome.refusals) == outcome.num_admitted
     assert len(simulator.outcomes[INTERACTIVE].refusals) <= 0.02 * simulator.outcomes[INTERACTIVE].num_admitted
     assert not simulator.outcomes[BULK].refusals
     assert simulator.num_unanswered == 0

@@ -21,7 +21,7 @@ from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, Message
 from server.http.get_routes import make_app
 from server.http.hosts import Hosts
-from server.requests.admission import Admission, WaitBudgets
+from server.requests.admission.admission import Admission, WaitBudgets
 from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
@@ -187,7 +187,7 @@ class Edge:
         keys: Sequence[ApiKey] = (),
         metrics_need_a_key: bool = False,
     ) -> None:
-        self.page = Page.create(num_frontends=1, num_managers=1, num_models=1)
+        self.page = Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=max(1, len(keys)))
         self.page.engines_ready[:] = 1
         self.metrics = Recorder()
         self.state = ServerState(self.page)
@@ -195,7 +195,9 @@ class Edge:
             self.state.update(loaded or ready_state())
         self.tokenizers = Tokenizers()
         self.managers = Managers()
-        self.admission = Admission(self.page, frontend=0, budgets=WaitBudgets(1, 10), max_requests=max_requests)
+        self.admission = Admission(
+            self.page, frontend=0, budgets=WaitBudgets(1, 10), max_requests=max_requests, keys=keys
+        )
         self.pipeline = Pipeline(
             self.admission, cast(TokenizerPool, self.tokenizers), cast(BatchManagers, self.managers)
         )

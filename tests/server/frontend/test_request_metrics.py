@@ -143,7 +143,7 @@ def test_overload_says_of_what() -> None:
 
     async def too_long_a_wait(edge: Edge) -> None:
         edge.page.tokens_per_second[:] = 1
-        edge.page.queued_tokens[:] = 100
+        edge.page.admitted_tokens[:] = 100
         await call(edge.app, "POST", PATH, b'{"input":"x"}')
 
     assert counts(with_edge(too_many, max_requests=1))["embedline_rejected_total", "concurrency"] == 1

@@ -17,7 +17,7 @@ from server.metrics.gauges import GAUGES, ModelGauges, ServerGauges
 from server.metrics.processes import PROCESS_GAUGES, ProcessGauges, ProcessState
 from server.metrics.registry import Registry
 from server.metrics.tei import TEI
-from server.requests.admission import expected_wait
+from server.requests.admission.expected_wait import expected_wait
 from tests.structure.sources import sources
 from wire.metrics import POWERS, SECONDS, Recorder
 from wire.page import Page
@@ -125,6 +125,7 @@ def test_levels_are_read_off_the_page(registry: Registry, page: Page) -> None:
     interactive, bulk = RequestClass
     page.queued_tokens[:, 0, interactive] = [5, 7]
     page.queued_tokens[0, 0, bulk] = 1000
+    page.admitted_tokens[0, 0] = [15, 1000]
     page.oldest_since[:, 0, bulk] = [time.monotonic() - 100, time.monotonic() - 50]
     page.engines_ready[:, 0] = [1, 2]
     page.tokens_per_second[:, 0] = [1000, 500]
@@ -138,8 +139,11 @@ def test_levels_are_read_off_the_page(registry: Registry, page: Page) -> None:
     assert oldest >= 100
     assert value(registry, "embedline_engines_ready", model=MODEL) == 3
     assert value(registry, "embedline_engine_tokens_per_second", model=MODEL) == 1500
-    assert value(registry, "embedline_admission_wait_seconds", model=MODEL, **{"class": "interactive"}) == 12 / 1500
-    assert value(registry, "embedline_admission_wait_seconds", model=MODEL, **{"class": "bulk"}) == 1012 / 1500
+    waits = {
+        its_class: value(registry, "embedline_admission_wait_seconds", model=MODEL, **{"class": its_class})
+        for its_class in ("interactive", "bulk")
+    }
+    assert waits == pytest.approx({"interactive": 15 / 0.7 / 1500, "bulk": 1015 / 1500})
     last = value(registry, "embedline_seconds_since_last_batch", model=MODEL)
     assert last is not None
     assert last >= 30

@@ -52,7 +52,7 @@ def test_too_long_a_wait_is_429_and_says_when_to_come_back(
 ) -> None:
     async def test(edge: Edge) -> tuple[Called, int]:
         for waiting, num_tokens in queued.items():
-            edge.page.queued_tokens[0, 0, waiting] = num_tokens
+            edge.page.admitted_tokens[0, 0, waiting] = num_tokens
         called = await post(edge, path, x_embedline_class=request_class)
         return called, len(edge.tokenizers.asked)
 
@@ -66,7 +66,7 @@ def test_too_long_a_wait_is_429_and_says_when_to_come_back(
 @pytest.mark.parametrize("path", WITHOUT_ENGINE)
 def test_what_needs_no_engine_does_not_wait_for_one(path: str) -> None:
     async def test(edge: Edge) -> int:
-        edge.page.queued_tokens[:] = 10**9
+        edge.page.admitted_tokens[:] = 10**9
         return (await post(edge, path)).status
 
     assert with_edge(test) == 200
@@ -86,7 +86,7 @@ def test_a_requests_own_tokens_are_not_counted() -> None:
 def test_before_a_rate_is_known_nobody_is_refused() -> None:
     async def test(edge: Edge) -> int:
         edge.page.tokens_per_second[:] = 0
-        edge.page.queued_tokens[:] = 10**9
+        edge.page.admitted_tokens[:] = 10**9
         return (await post(edge, "/v1/embeddings")).status
 
     assert with_edge(test) == 200
@@ -100,7 +100,7 @@ def test_what_was_let_in_is_not_refused_for_load_later() -> None:
         edge.tokenizers.at_work = lambda: at_work.put_nowait(None)
         waiting = asyncio.create_task(post(edge, "/v1/embeddings"))
         await at_work.get()
-        edge.page.queued_tokens[:] = 10**9
+        edge.page.admitted_tokens[:] = 10**9
         edge.tokenizers.gate.set()
         return (await waiting).status
 
@@ -115,6 +115,7 @@ def test_what_was_let_in_is_not_refused_for_load_later() -> None:
         "TOO_LONG",
         "ANSWER_TOO_LARGE",
         "STOPPING",
+        "TOO_LATE",  # by the request's own deadline
     }
 
 
@@ -132,7 +133,7 @@ def test_one_request_too_many_is_429_on_every_route(path: str) -> None:
 @pytest.mark.holds("Limits")
 def test_health_facts_and_metrics_are_never_refused_for_load() -> None:
     async def test(edge: Edge) -> list[int]:
-        edge.page.queued_tokens[:] = 10**9
+        edge.page.admitted_tokens[:] = 10**9
         with edge.admission.open_request():
             paths = ("/", "/livez", "/readyz", "/health", "/ping", "/info", "/v1/models", "/metrics")
             return [(await call(edge.app, "GET", path)).status for path in paths]

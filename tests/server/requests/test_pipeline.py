@@ -24,6 +24,7 @@ from server.requests.errors import (
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, MAX_TOKEN_ROW_BYTES
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest
+from server.settings.api_keys import ApiKey
 from tests.server.edge import DIMENSIONS, Edge, served_model
 from tokenizer_pool import messages as tokenizing
 from tokenizer_pool.messages import TextRefused, Truncation
@@ -95,7 +96,8 @@ def test_ids_go_as_they_stand_without_the_pool() -> None:
     [
         (a_request(texts=["a"] * BULK_ITEMS), RequestClass.INTERACTIVE),
         (a_request(texts=["a"] * (BULK_ITEMS + 1)), RequestClass.BULK),
-        (a_request(texts=["a"] * 9, request_class=RequestClass.INTERACTIVE), RequestClass.INTERACTIVE),
+        (a_request(texts=["a"] * 9, request_class=RequestClass.INTERACTIVE), RequestClass.BULK),
+        (a_request(request_class=RequestClass.INTERACTIVE), RequestClass.INTERACTIVE),
         (a_request(request_class=RequestClass.BULK), RequestClass.BULK),
         (a_request(texts=["a" * 10**6]), RequestClass.INTERACTIVE),  # most of it will be cut off
         (a_request(model=served_model(max_seqlen=10**6), texts=["a" * 4 * BULK_TOKENS]), RequestClass.BULK),
@@ -106,23 +108,41 @@ def test_ids_go_as_they_stand_without_the_pool() -> None:
         (a_request(model=served_model(max_seqlen=10**6), texts=None, token_ids=[[1] * 4097]), RequestClass.BULK),
     ],
 )
-def test_the_class_is_by_size_unless_the_request_says(request_: EmbedRequest, expected: RequestClass) -> None:
+def test_the_class_is_by_size_and_small_requests_may_ask_for_bulk(
+    request_: EmbedRequest, expected: RequestClass
+) -> None:
     _, edge = embed(request_)
 
     assert edge.managers.submitted[0].request_class is expected
     assert all(how["request_class"] is expected for _, how in edge.tokenizers.asked)
 
 
-def test_tokens_are_reserved_until_the_manager_has_them() -> None:
-    reserved: list[int] = []
+def test_tokens_count_as_admitted_until_the_answer_is_in() -> None:
+    """Estimated ones until they are tokenized."""
 
-    async def run() -> None:
-        edge = Edge()
-        edge.tokenizers.at_work = lambda: reserved.append(int(edge.page.admitted_tokens.sum()))
-        await edge.pipeline.embed(a_request(texts=["a" * 16]), Trace())
+    async def run() -> list[int]:
+        edge, admitted = Edge(), []
+        edge.tokenizers.at_work = lambda: admitted.append(int(edge.page.admitted_tokens.sum()))
+        edge.managers.gate = asyncio.Event()
+        asking = asyncio.create_task(edge.pipeline.embed(a_request(texts=["a" * 16]), Trace()))
+        await edge.managers.arrivals.get()
+        admitted.append(int(edge.page.admitted_tokens.sum()))
+        edge.managers.gate.set()
+        await asking
+        return [*admitted, int(edge.page.admitted_tokens.sum())]
 
-    asyncio.run(run())
-    assert reserved == [16 // 4 + 2]
+    assert asyncio.run(run()) == [16 // 4 + 2, 16, 0]
+
+
+@pytest.mark.holds("Fair shares")
+def test_batch_managers_learn_whose_a_request_is() -> None:
+    async def run() -> list[tuple[int, float]]:
+        edge = Edge(keys=[ApiKey("one", b"1"), ApiKey("two", b"2", weight=2.5)])
+        for name in ("two", "one"):
+            await edge.pipeline.embed(a_request(), Trace(key=name))
+        return [(submission.key, submission.weight) for submission in edge.managers.submitted]
+
+    assert asyncio.run(run()) == [(1, 2.5), (0, 1.0)]
 
 
 # the way back

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from batch_manager.client import BatchManagers
-from server.requests.admission import Admission
+from server.requests.admission.admission import Admission
 from server.requests.errors import DeadlineExceeded, InvalidRequest, NotTokenizable, RequestError
 from server.requests.pipeline import BULK_ITEMS, BULK_TOKENS, Pipeline
 from server.requests.trace import Trace
@@ -88,11 +88,13 @@ def test_texts_of_ids() -> None:
         ({"texts": ["a"] * BULK_ITEMS}, INTERACTIVE),
         ({"texts": ["a"] * (BULK_ITEMS + 1)}, BULK),
         ({"texts": ["a" * (BULK_TOKENS + 1) * 4]}, BULK),
-        ({"texts": ["a"] * 99, "request_class": INTERACTIVE}, INTERACTIVE),
+        ({"texts": ["a"] * 99, "request_class": INTERACTIVE}, BULK),
         ({"request_class": BULK}, BULK),
     ],
 )
-def test_the_class_is_by_size_unless_the_request_says(fields: dict[str, Any], expected: RequestClass) -> None:
+def test_the_class_is_by_size_and_small_requests_may_ask_for_bulk(
+    fields: dict[str, Any], expected: RequestClass
+) -> None:
     pool = Pool()
     _, trace = tokenize(pool, **fields)
     assert (pool.asked[0]["request_class"], trace.request_class) == (expected, expected.name.lower())

@@ -1,6 +1,7 @@
 """API keys from flags and files: names and digests, and refusals that never show a key."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,25 @@ def test_a_file_names_its_keys(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.holds("Fair shares")
+def test_a_key_of_the_file_may_have_a_weight_and_a_ceiling(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("a:open weight=2.5\nb:shut  tokens-per-minute=120000   weight=1\nplain tokens-per-minute=1\n")
+
+    assert api_keys((), str(file)) == [
+        replace(key("a", "open"), weight=2.5),
+        replace(key("b", "shut"), tokens_per_minute=120_000),
+        replace(key("line-3", "plain"), tokens_per_minute=1),
+    ]
+
+
+def test_keys_of_flags_and_file_have_different_names(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("key-1:sesame\n")
+    with pytest.raises(SettingsError, match="name of one that --api-key gives"):
+        api_keys(("other",), str(file))
+
+
 @pytest.mark.parametrize("given", ["", " ", "two words", "naïve", "tab\tbed", "line\nbreak"])
 def test_what_no_header_can_carry_is_no_key(given: str) -> None:
     with pytest.raises(SettingsError, match=r"^--api-key: ") as refused:
@@ -59,6 +79,16 @@ def test_the_same_key_twice() -> None:
         ("name:sha256=sesame", "line 1"),
         ("name:sesame1\nname:sesame2", "line 2: another line has the same name"),
         ("a:sesame\nb:sesame", "twice"),
+        ("a:sesame and more", "line 1: after the key"),
+        ("a:sesame weight=0", "line 1: after the key"),
+        ("a:sesame weight=1e3", "line 1: after the key"),
+        ("a:sesame weight=inf", "line 1: after the key"),
+        ("a:sesame weight=1001", "line 1: after the key"),
+        ("a:sesame tokens-per-minute=0", "line 1: after the key"),
+        ("a:sesame tokens-per-minute=1.5", "line 1: after the key"),
+        ("a:sesame tokens-per-minute=" + "9" * 5000, "line 1: after the key"),
+        ("a:sesame tokens-per-minute=٣", "line 1: after the key"),
+        ("\n".join(f"a{number}:sesame{number}" for number in range(65_001)), "more than 65000 keys"),
         (b"\xff\xfe", "UTF-8"),
     ],
 )

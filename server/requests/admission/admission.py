@@ -1,0 +1,206 @@
+"""Decides whether to accept a request, before it costs anything.
+
+Reads the shared page and writes this frontend's row of it. Knows no request's content.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple
+
+from server.requests.admission.expected_wait import Ahead, ModelPage
+from server.requests.admission.key_ceilings import KeyCeilings
+from server.requests.admission.key_shares import KeyShare, KeyShares, Turn
+from server.requests.admission.return_times import ReturnTimes
+from server.requests.errors import InvalidRequest, Overloaded
+from server.settings.api_keys import ApiKey
+from wire.page import Page
+from wire.vocabulary import RequestClass
+
+_SPECIAL_TOKENS = 2  # about what a model adds to a text
+_LEARNING_RATE = 0.05  # weight of the newest request in the characters-to-tokens ratio
+_SPARE = 1.1  # times the expected time must fit before a deadline: rates are estimates, and answers have a way to go
+_ALONE = Turn(ahead=1.0, of_engines=1.0, is_over=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitBudgets:
+    """The longest expected wait, in seconds, at which a request of each class is accepted."""
+
+    interactive: float
+    bulk: float
+
+    def of(self, request_class: RequestClass) -> float:
+        """The budget of one class."""
+        return self.interactive if request_class is RequestClass.INTERACTIVE else self.bulk
+
+
+class Asked(NamedTuple):
+    """What a request asks for."""
+
+    model: int  # index
+    request_class: RequestClass
+    num_tokens: int  # estimated
+    deadline: float = math.inf  # time.monotonic() seconds
+    key: str = ""  # name of the API key
+
+
+class Admission:
+    """Admission of one frontend. `clock` gives time.monotonic() seconds."""
+
+    def __init__(
+        self,
+        page: Page,
+        *,
+        frontend: int,
+        budgets: WaitBudgets,
+        max_requests: int,
+        keys: Sequence[ApiKey] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._page = page
+        self._frontend = frontend
+        self._models = [ModelPage(page, model) for model in range(page.num_models)]
+        self._budgets = budgets
+        self._max_requests = max_requests
+        self._keys = KeyShares(keys, num_places=page.num_keys)
+        self._clock = clock
+        self._ceilings = KeyCeilings(page, frontend=frontend)
+        self._return_times = ReturnTimes()
+        self._tokens_per_character = [0.25] * page.num_models
+        self._num_requests = 0  # open now
+
+    def renew_keys(self, keys: Sequence[ApiKey]) -> None:
+        """The key file has changed."""
+        self._keys.renew(keys)
+
+    def estimate(self, model: int, num_characters: int, num_texts: int) -> int:
+        """The number of tokens that texts will probably have."""
+        return int(num_characters * self._tokens_per_character[model]) + _SPECIAL_TOKENS * num_texts
+
+    def learn(self, model: int, num_characters: int, num_tokens: int) -> None:
+        """Learn from texts of which nothing was cut off."""
+        if num_characters:
+            old = self._tokens_per_character[model]
+            self._tokens_per_character[model] += (num_tokens / num_characters - old) * _LEARNING_RATE
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are open now."""
+        return self._num_requests
+
+    @contextlib.contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Count a request as open while the block runs: from its head to its answer's last byte."""
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+
+    def check_open(self) -> None:
+        """Raises Overloaded if too many requests are open, this one included."""
+        if self._num_requests > self._max_requests:
+            message = "too many requests are open; see --max-concurrent-requests"
+            raise Overloaded(message, retry_after=1.0, reason="concurrency")
+
+    def admit(self, asked: Asked) -> "Admitted":
+        """Raises Overloaded for a request that would wait too long behind the others or be late for its own deadline,
+        or whose key has used its tokens of this minute; InvalidRequest if the key may never send as much."""
+        now = self._clock()
+        key = self._keys.of(asked.key)
+        self._check_wait(asked, key, now)
+        if key.tokens_per_minute is not None:
+            self._check_ceiling(asked, key, key.tokens_per_minute, now)
+            self._ceilings.spend(key, asked.num_tokens, now)
+        return Admitted(self, asked, key)
+
+    def count(self, asked: Asked, key: KeyShare, num_tokens: int) -> None:
+        """Count tokens as let in, or as answered where less than none."""
+        self._page.admitted_tokens[self._frontend, asked.model, asked.request_class] += num_tokens
+        if self._keys.are_several:
+            self._page.admitted_by_key[self._frontend, asked.model, asked.request_class, key.index] += num_tokens
+
+    def correct_spent(self, key: KeyShare, num_tokens: int) -> None:
+        """What an estimate was short of; less than none where it was too high."""
+        if key.tokens_per_minute is not None:
+            self._ceilings.spend(key, num_tokens, self._clock())
+
+    def _check_wait(self, asked: Asked, key: KeyShare, now: float) -> None:
+        ahead = self._models[asked.model].ahead(asked.request_class, now)
+        if not ahead.tokens_per_second or (over := self._seconds_over(asked, ahead, now, part=1.0)) <= 0:
+            return
+        turn = _ALONE
+        if self._keys.are_several:
+            queued = self._models[asked.model].queued_by_key(asked.request_class)
+            turn = self._keys.turn(key, asked.num_tokens, queued)
+            if (over := self._seconds_over(asked, ahead, now, part=turn.ahead)) <= 0:
+                return
+        raise self._overloaded(asked, ahead, over, key, turn, now)
+
+    def _seconds_over(self, asked: Asked, ahead: Ahead, now: float, *, part: float) -> float:
+        """By how much the request would wait too long; 0 or less where it would not."""
+        rate = ahead.tokens_per_second
+        tokens = ahead.tokens(asked.request_class, part)
+        wait = ahead.busy_seconds + tokens / rate
+        over = wait - self._budgets.of(asked.request_class)
+        is_tried = ahead.is_idle and self._models[asked.model].is_forecast_old(now)
+        if now < asked.deadline < math.inf and not is_tried:
+            in_one_batch = (tokens + asked.num_tokens) / rate
+            computing = max(asked.num_tokens / rate, min(ahead.batch_seconds or in_one_batch, in_one_batch))
+            over = max(over, _SPARE * (wait + computing) - (asked.deadline - now))
+        return over
+
+    def _overloaded(self, asked: Asked, ahead: Ahead, over: float, key: KeyShare, turn: Turn, now: float) -> Overloaded:
+        """The refusal, with a time at which the request will probably be let in."""
+        rate = ahead.tokens_per_second * turn.of_engines / self._page.num_frontends
+        line = (asked.model, asked.request_class, key.index)
+        retry_after = over + self._return_times.take(line, asked.num_tokens / rate, now)
+        wait = ahead.busy_seconds + ahead.tokens(asked.request_class, turn.ahead) / ahead.tokens_per_second
+        if wait <= self._budgets.of(asked.request_class):
+            message, reason = "too much work is waiting to answer this request by its deadline", "deadline_wait"
+        elif turn.is_over:
+            message, reason = "too much work of this API key is waiting already", "key_share"
+        else:
+            message, reason = "too much work is waiting to answer this request in time", "wait"
+        return Overloaded(message, retry_after=retry_after, reason=reason)
+
+    def _check_ceiling(self, asked: Asked, key: KeyShare, ceiling: int, now: float) -> None:
+        if asked.num_tokens > ceiling:
+            message = f"the request has more tokens than its API key may send in a minute, which is {ceiling}"
+            raise InvalidRequest(message, reason="key_limit")
+        if seconds := self._ceilings.seconds_until_room(key, asked.num_tokens, now):
+            message = f"this API key may send {ceiling} tokens a minute, and has sent them"
+            raise Overloaded(message, retry_after=seconds, reason="key_limit")
+
+
+class Admitted:
+    """A request that was let in. Its tokens count as work ahead of others until the block ends."""
+
+    __slots__ = ("_admission", "_num_tokens", "asked", "key")
+
+    def __init__(self, admission: Admission, asked: Asked, key: KeyShare) -> None:
+        self.asked = asked
+        self.key = key
+        self._admission = admission
+        self._num_tokens = asked.num_tokens
+
+    def __enter__(self) -> "Admitted":
+        self._admission.count(self.asked, self.key, self._num_tokens)
+        return self
+
+    def correct(self, num_tokens: int) -> None:
+        """It is known by now how many tokens there are."""
+        missing = num_tokens - self._num_tokens
+        if missing:
+            self._num_tokens = num_tokens
+            self._admission.count(self.asked, self.key, missing)
+            self._admission.correct_spent(self.key, missing)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._admission.count(self.asked, self.key, -self._num_tokens)

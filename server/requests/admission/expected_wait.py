@@ -1,0 +1,90 @@
+"""How long a new request would wait, out of the shared page.
+
+What is ahead of it is what all frontends have let in and not answered. Engines are busy with some of that and say when
+they will be done; the rest waits and goes at their measured rate.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batch_manager.messages import Policy
+from wire.page import Page
+from wire.vocabulary import RequestClass
+
+_POLICY = Policy()
+_BULK_BESIDE = _POLICY.bulk_share / (1 - _POLICY.bulk_share)  # tokens, for each of interactive work while both wait
+
+
+@dataclass(slots=True)
+class Ahead:
+    """What is ahead of a request of one class. Tokens are of all frontends."""
+
+    tokens_per_second: float  # of all engines; 0 = not known
+    busy_seconds: float  # until the engines are done with what they hold and goes before it
+    batch_seconds: float  # how long the largest batch computes; 0 = not known
+    interactive: int  # waiting tokens
+    bulk: int  # waiting tokens
+    is_idle: bool  # nothing is ahead, whether waiting or computed
+
+    def tokens(self, request_class: RequestClass, part: float = 1.0) -> float:
+        """Waiting tokens that go first. `part` is what of the request's own class goes first, where keys share it.
+
+        Interactive work goes before bulk, which keeps its share of each batch.
+        """
+        if request_class is RequestClass.BULK:
+            return self.interactive + self.bulk * part
+        ahead = self.interactive * part
+        return ahead + min(self.bulk, ahead * _BULK_BESIDE)
+
+
+class ModelPage:
+    """The cells of one model."""
+
+    def __init__(self, page: Page, model: int) -> None:
+        self._rates = page.tokens_per_second[:, model]
+        self._admitted = page.admitted_tokens[:, model]
+        self._by_key = page.admitted_by_key[:, model]
+        self._computing = page.computing_tokens[:, model]
+        self._free_at = page.free_at[:, model]
+        self._batch_seconds = page.batch_seconds[:, model]
+        self._last_batch_at = page.last_batch_at[:, model]
+
+    def is_forecast_old(self, now: float) -> bool:
+        """Whether nothing has been computed for so long that an idle engine is better tried than judged."""
+        return now - float(self._last_batch_at.max()) >= _POLICY.forecast_memory
+
+    def ahead(self, request_class: RequestClass, now: float) -> Ahead:
+        """What is there now. Lists, as they are quicker than numpy's sums over one or two cells."""
+        rates: list[float] = self._rates.tolist()
+        rate = sum(rates)
+        interactive = bulk = 0
+        for of_frontend in self._admitted.tolist():
+            interactive += of_frontend[RequestClass.INTERACTIVE]
+            bulk += of_frontend[RequestClass.BULK]
+        is_idle = not (interactive or bulk)
+        for of_manager in self._computing.tolist():
+            interactive -= of_manager[RequestClass.INTERACTIVE]
+            bulk -= of_manager[RequestClass.BULK]
+        busy = 0.0
+        for free_at, its_rate in zip(self._free_at[:, request_class].tolist(), rates, strict=True):
+            if free_at > now:
+                busy += (free_at - now) * its_rate
+        # a frontend and its batch manager do not hear of the end of a request in the same moment
+        interactive, bulk = max(0, interactive), max(0, bulk)
+        return Ahead(rate, busy / rate if rate else 0.0, max(self._batch_seconds.tolist()), interactive, bulk, is_idle)
+
+    def queued_by_key(self, request_class: RequestClass) -> NDArray[np.int64]:
+        """int64 [K]: what of one class is let in and not answered, by API key."""
+        queued: NDArray[np.int64] = self._by_key[:, request_class].sum(axis=0)
+        return queued
+
+
+def expected_wait(page: Page, model: int, request_class: RequestClass) -> float:
+    """Seconds that a request would wait if it came now; 0 before a rate is known."""
+    ahead = ModelPage(page, model).ahead(request_class, time.monotonic())
+    if not ahead.tokens_per_second:
+        return 0.0
+    return ahead.busy_seconds + ahead.tokens(request_class) / ahead.tokens_per_second

@@ -1,0 +1,79 @@
+"""What API keys may have: their places on the shared page, their weights, and what of the waiting work goes first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.settings.api_keys import ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShare:
+    """One key."""
+
+    index: int  # its place on the shared page, and what batch managers know it by
+    weight: float = 1.0
+    tokens_per_minute: int | None = None  # None = no ceiling
+
+
+ANYBODY = KeyShare(0)  # where no request needs a key
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a key stands among those that have work here now."""
+
+    ahead: float  # what part of the waiting tokens goes before the end of its own, from 0 to 1
+    of_engines: float  # the part of the engines that is its own, from 0 to 1
+    is_over: bool  # whether it has more than that part of what is waiting
+
+
+class KeyShares:
+    """All keys. One that is not known counts as the first.
+
+    A key keeps its place while the key file changes. More keys than places share them, and so count as one.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey], *, num_places: int) -> None:
+        self._by_name: dict[str, KeyShare] = {}
+        self._num_given = 0  # places so far
+        self._weights: NDArray[np.float64] = np.ones(num_places)  # by place
+        self.renew(keys)
+
+    def renew(self, keys: Sequence[ApiKey]) -> None:
+        """These are the keys from now on."""
+        known, self._by_name = self._by_name, {}
+        for key in keys:
+            index = known[key.name].index if key.name in known else self._new_place()
+            self._by_name[key.name] = KeyShare(index, key.weight, key.tokens_per_minute)
+            self._weights[index] = key.weight
+
+    def _new_place(self) -> int:
+        self._num_given += 1
+        return (self._num_given - 1) % len(self._weights)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is anything to share."""
+        return len(self._by_name) > 1
+
+    def of(self, name: str) -> KeyShare:
+        """The share of the key with this name; "" where none is needed."""
+        return self._by_name.get(name, ANYBODY)
+
+    def turn(self, key: KeyShare, num_tokens: int, queued: NDArray[np.int64]) -> Turn:
+        """Where a key stands that asks for so many tokens more; `queued` are those of each key, int64 [K].
+
+        Batch managers let keys take turns by weight, so until a key's last token is computed, each other key gets as
+        much in proportion, or all it has if that is less.
+        """
+        weights = self._weights
+        own = int(queued[key.index]) + num_tokens
+        total = int(queued.sum())
+        ahead = float(np.minimum(queued, weights * (own / key.weight)).sum())
+        active = queued > 0
+        active[key.index] = True
+        of_engines = key.weight / float(weights[active].sum())
+        return Turn(ahead / total if total else 1.0, of_engines, int(queued[key.index]) > of_engines * total)

@@ -1,0 +1,228 @@
+"""The door: who comes in, by what waits and how fast it goes, and that nothing stays counted."""
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from server.requests.admission.admission import Admission, Asked, WaitBudgets
+from server.requests.errors import InvalidRequest, Overloaded
+from server.settings.api_keys import ApiKey
+from wire.page import Page
+from wire.vocabulary import RequestClass
+
+INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
+BUDGETS = WaitBudgets(interactive=2.0, bulk=20.0)
+NOW = 5000.0
+KEYS = [ApiKey("light", b"1"), ApiKey("greedy", b"2"), ApiKey("heavy", b"3", weight=3.0)]
+
+
+def a_page(*, num_keys: int = 1) -> Page:
+    page = Page.create(num_frontends=2, num_managers=2, num_models=2, num_keys=num_keys)
+    page.tokens_per_second[0, 0] = 600
+    page.tokens_per_second[1, 0] = 400  # a thousand together
+    page.last_batch_at[:] = NOW - 0.1
+    return page
+
+
+def a_door(page: Page, *, max_requests: int = 100, keys: list[ApiKey] | None = None) -> Admission:
+    return Admission(page, frontend=0, budgets=BUDGETS, max_requests=max_requests, keys=keys or [], clock=lambda: NOW)
+
+
+def asked(request_class: RequestClass = INTERACTIVE, num_tokens: int = 10, **more: Any) -> Asked:
+    return Asked(**{"model": 0, "request_class": request_class, "num_tokens": num_tokens, **more})
+
+
+def admit(door: Admission, *args: Any, **more: Any) -> None:
+    with door.admit(asked(*args, **more)):
+        pass
+
+
+def refusal(door: Admission, *args: Any, **more: Any) -> Overloaded:
+    with pytest.raises(Overloaded) as refused:
+        admit(door, *args, **more)
+    return refused.value
+
+
+@pytest.mark.holds("Back-pressure")
+@pytest.mark.parametrize(
+    ("admitted", "request_class", "wait"),
+    [
+        ({INTERACTIVE: 2000}, INTERACTIVE, None),  # exactly the budget
+        ({INTERACTIVE: 2500}, INTERACTIVE, 0.5),
+        ({BULK: 1_000_000}, INTERACTIVE, None),  # interactive goes before bulk
+        ({INTERACTIVE: 1750, BULK: 1_000_000}, INTERACTIVE, 0.5),  # but bulk keeps three tenths of each batch
+        ({INTERACTIVE: 1750, BULK: 500}, INTERACTIVE, 0.25),  # or all it has
+        ({INTERACTIVE: 2500}, BULK, None),
+        ({INTERACTIVE: 5000, BULK: 15000}, BULK, None),
+        ({INTERACTIVE: 5000, BULK: 16000}, BULK, 1.0),
+    ],
+)
+def test_the_wait_for_what_is_ahead_is_held_against_the_budget(
+    admitted: dict[RequestClass, int], request_class: RequestClass, wait: float | None
+) -> None:
+    page = a_page()
+    for waiting, num_tokens in admitted.items():
+        page.admitted_tokens[0, 0, waiting] = num_tokens // 2  # by both frontends
+        page.admitted_tokens[1, 0, waiting] = num_tokens - num_tokens // 2
+
+    if wait is None:
+        admit(a_door(page), request_class, 1_000_000)  # its own tokens don't count
+    else:
+        refused = refusal(a_door(page), request_class)
+        assert refused.retry_after == pytest.approx(wait)
+        assert refused.reason == "wait"
+
+
+def test_what_engines_compute_counts_only_until_they_are_done() -> None:
+    page = a_page()
+    page.admitted_tokens[1, 0, INTERACTIVE] = 3000
+    page.computing_tokens[:, 0, INTERACTIVE] = [1000, 500]
+    page.free_at[:, 0, INTERACTIVE] = [NOW + 0.5, NOW - 3]  # 0.3 s of all engines' time
+    page.free_at[:, 0, BULK] = NOW + 100
+
+    admit(a_door(page))  # 1.5 s for what waits, and those
+    page.free_at[0, 0, INTERACTIVE] = NOW + 1.0
+    assert refusal(a_door(page)).retry_after == pytest.approx(0.1)
+
+
+def test_each_model_has_its_own_queue() -> None:
+    page = a_page()
+    page.tokens_per_second[0, 1] = 1000
+    page.admitted_tokens[0, 1] = 1_000_000
+
+    admit(a_door(page), BULK)
+    refusal(a_door(page), BULK, model=1)
+
+
+def test_before_a_rate_is_known_nobody_is_refused() -> None:
+    page = a_page()
+    page.tokens_per_second[:] = 0
+    page.admitted_tokens[:] = 1_000_000
+
+    admit(a_door(page), deadline=NOW + 0.001)
+
+
+@pytest.mark.holds("Deadlines", "Back-pressure")
+@pytest.mark.parametrize(
+    ("admitted", "num_tokens", "batch_seconds", "left", "over"),
+    [
+        (500, 100, 0.25, 1.0, None),  # half a second of work, a batch of a quarter
+        (500, 100, 0.25, 0.7, 0.125),  # a tenth more than is expected has to fit
+        (500, 100, 0.0, 1.0, 0.21),  # how long batches take is not known: all that waits may be one
+        (100, 1000, 0.25, 1.0, 0.21),  # its own tokens alone take a second
+        (0, 400, 0.25, 0.4, 0.04),
+        (1500, 10, 0.25, 100.0, None),
+        (2500, 10, 0.25, 100.0, 0.5),  # the budget holds whatever the deadline
+    ],
+)
+def test_a_deadline_that_cannot_be_met_is_refused_at_once(
+    admitted: int, num_tokens: int, batch_seconds: float, left: float, over: float | None
+) -> None:
+    page = a_page()
+    page.batch_seconds[0, 0] = batch_seconds
+    page.admitted_tokens[1, 0, INTERACTIVE] = admitted
+
+    if over is None:
+        admit(a_door(page), num_tokens=num_tokens, deadline=NOW + left)
+    else:
+        refused = refusal(a_door(page), num_tokens=num_tokens, deadline=NOW + left)
+        assert refused.retry_after == pytest.approx(over)
+        assert refused.reason == ("wait" if admitted > 2000 else "deadline_wait")
+
+
+def test_an_idle_engine_is_tried_where_its_speed_is_old_news() -> None:
+    """Else a rate from a bad moment would keep everybody out for ever."""
+    page = a_page()
+    page.last_batch_at[:] = NOW - 1
+    admit(a_door(page), num_tokens=10_000, deadline=NOW + 0.1)
+
+    page.admitted_tokens[1, 0, INTERACTIVE] = 1  # somebody is trying already
+    refusal(a_door(page), num_tokens=10_000, deadline=NOW + 0.1)
+
+
+def test_a_deadline_that_has_passed_is_not_overload() -> None:
+    page = a_page()
+    page.admitted_tokens[1, 0, INTERACTIVE] = 500
+    admit(a_door(page), deadline=NOW - 1)  # the pipeline answers with 504
+
+
+@pytest.mark.holds("Back-pressure")
+def test_what_is_admitted_counts_for_all_until_it_is_answered() -> None:
+    page = a_page(num_keys=3)
+    door = a_door(page, keys=KEYS)
+
+    with door.admit(Asked(0, BULK, 30, key="greedy")) as admitted:
+        with contextlib.suppress(KeyError), door.admit(Asked(0, BULK, 12, key="light")):
+            assert page.admitted_tokens[0, 0].tolist() == [0, 42]
+            assert page.admitted_by_key[0, 0, BULK].tolist() == [12, 30, 0]
+            raise KeyError
+        admitted.correct(35)
+        assert page.admitted_tokens[0, 0].tolist() == [0, 35]
+        assert page.admitted_by_key[0, 0, BULK].tolist() == [0, 35, 0]
+
+    assert not page.admitted_tokens.any()
+    assert not page.admitted_by_key.any()
+
+
+@pytest.mark.holds("Fair shares")
+def test_who_has_little_waiting_is_let_in_when_another_key_is_not() -> None:
+    page = a_page(num_keys=3)
+    page.admitted_tokens[1, 0, INTERACTIVE] = 3000
+    page.admitted_by_key[1, 0, INTERACTIVE] = [100, 2900, 0]
+    door = a_door(page, keys=KEYS)
+
+    for key in ("light", "heavy"):
+        admit(door, key=key)
+    refused = refusal(door, key="greedy")
+    assert refused.reason == "key_share"
+
+
+def test_keys_that_wait_alike_are_refused_alike() -> None:
+    page = a_page(num_keys=3)
+    page.admitted_tokens[1, 0, INTERACTIVE] = 3000
+    page.admitted_by_key[1, 0, INTERACTIVE] = [1500, 1500, 0]
+    door = a_door(page, keys=KEYS)
+
+    assert [refusal(door, key=key).reason for key in ("light", "greedy")] == ["wait", "wait"]
+
+
+@pytest.mark.holds("Fair shares")
+def test_a_key_has_a_ceiling() -> None:
+    page = a_page()
+    door = a_door(page, keys=[ApiKey("limited", b"1", tokens_per_minute=100)])
+
+    with door.admit(Asked(0, INTERACTIVE, 40, key="limited")) as admitted:
+        admitted.correct(60)
+    refused = refusal(door, num_tokens=41, key="limited")
+    assert (refused.reason, "100 tokens a minute" in refused.message) == ("key_limit", True)
+    assert 0 < (refused.retry_after or 0) <= 120
+    admit(door, num_tokens=40, key="limited")
+    with pytest.raises(InvalidRequest, match="which is 100"):
+        admit(door, num_tokens=101, key="limited")
+
+
+def test_only_so_many_requests_are_open() -> None:
+    door = a_door(a_page(), max_requests=2)
+
+    with door.open_request():
+        with contextlib.suppress(KeyError), door.open_request():
+            door.check_open()
+            with door.open_request(), pytest.raises(Overloaded, match="--max-concurrent-requests") as refused:
+                door.check_open()
+            assert refused.value.retry_after
+            raise KeyError
+        with door.open_request():
+            door.check_open()
+
+
+def test_the_estimate_follows_what_tokenizing_gives() -> None:
+    door = a_door(a_page())
+    assert door.estimate(0, num_characters=400, num_texts=1) == 102
+
+    for _ in range(200):
+        door.learn(0, num_characters=100, num_tokens=100)  # a language of one token a character
+        door.learn(0, num_characters=0, num_tokens=2)  # says nothing
+
+    assert 395 <= door.estimate(0, num_characters=400, num_texts=1) <= 402
+    assert door.estimate(1, num_characters=400, num_texts=1) == 102  # another model's

@@ -1,0 +1,130 @@
+"""What API keys may have: turns by weight, and so many tokens a minute over all frontends."""
+
+import numpy as np
+import pytest
+
+from server.requests.admission.key_ceilings import KeyCeilings
+from server.requests.admission.key_shares import ANYBODY, KeyShare, KeyShares
+from server.settings.api_keys import ApiKey
+from wire.page import Page
+
+THREE = [ApiKey("one", b"1"), ApiKey("two", b"2"), ApiKey("three", b"3", weight=2.0)]
+KEYS = KeyShares(THREE, num_places=3)
+LIMITED = KeyShare(1, tokens_per_minute=100)
+MINUTE = 60.0
+
+
+def ceilings(page: Page, frontend: int = 0) -> KeyCeilings:
+    return KeyCeilings(page, frontend=frontend)
+
+
+def a_page() -> Page:
+    return Page.create(num_frontends=3, num_managers=1, num_models=1, num_keys=2)
+
+
+def test_keys_are_known_by_their_names() -> None:
+    assert [KEYS.of(name).index for name in ("one", "two", "three")] == [0, 1, 2]
+    assert KEYS.of("three").weight == 2.0
+    assert KEYS.of("of another file") is ANYBODY
+    assert KEYS.are_several
+    assert not KeyShares([], num_places=1).are_several
+    assert not KeyShares(THREE[:1], num_places=4).are_several
+
+
+@pytest.mark.holds("API keys")
+def test_keys_keep_their_places_while_the_file_changes() -> None:
+    keys = KeyShares(THREE, num_places=5)
+    three, two = ApiKey("three", b"3", weight=4.0, tokens_per_minute=7), THREE[1]
+    keys.renew([ApiKey("four", b"4"), three, two])
+    assert [keys.of(name).index for name in ("three", "two", "four")] == [2, 1, 3]
+    assert (keys.of("three").weight, keys.of("three").tokens_per_minute) == (4.0, 7)
+    assert keys.of("one") is ANYBODY
+    keys.renew([two, ApiKey("five", b"5"), ApiKey("six", b"6")])
+    assert [keys.of(name).index for name in ("two", "five", "six")] == [1, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens", "queued", "ahead"),
+    [
+        ("one", 10, [0, 0, 0], 1.0),  # nothing waits: there is nothing to share
+        ("one", 10, [0, 1000, 0], 0.01),  # as much of the other as its own
+        ("one", 10, [90, 1000, 0], 0.19 / 1.09 * 1.0),
+        ("two", 10, [0, 1000, 0], 1.0),
+        ("one", 5000, [0, 1000, 0], 1.0),  # all there is
+        ("one", 10, [0, 0, 1000], 0.02),  # twice its own, by weight
+        ("three", 10, [1000, 0, 0], 0.005),
+    ],
+)
+def test_each_key_goes_before_as_much_as_it_has_itself(
+    name: str, num_tokens: int, queued: list[int], ahead: float
+) -> None:
+    turn = KEYS.turn(KEYS.of(name), num_tokens, np.array(queued))
+    assert turn.ahead == pytest.approx(ahead)
+
+
+def test_the_engines_are_shared_by_those_that_have_work() -> None:
+    assert KEYS.turn(KEYS.of("one"), 1, np.array([0, 0, 0])).of_engines == 1.0
+    assert KEYS.turn(KEYS.of("one"), 1, np.array([0, 5, 0])).of_engines == 0.5
+    assert KEYS.turn(KEYS.of("three"), 1, np.array([5, 5, 0])).of_engines == 0.5
+    assert KEYS.turn(KEYS.of("two"), 1, np.array([10, 90, 0])).is_over
+    assert not KEYS.turn(KEYS.of("one"), 1, np.array([10, 90, 0])).is_over
+
+
+@pytest.mark.holds("Fair shares")
+def test_several_frontends_hold_one_ceiling() -> None:
+    page = a_page()
+    for frontend in range(3):
+        ceilings(page, frontend).spend(LIMITED, 30, MINUTE)
+    for frontend in range(3):
+        assert not ceilings(page, frontend).seconds_until_room(LIMITED, 10, MINUTE)
+        assert ceilings(page, frontend).seconds_until_room(LIMITED, 11, MINUTE)
+    assert not page.spent_tokens[:, 0].any()  # another key's
+
+
+@pytest.mark.parametrize(
+    ("spent", "num_tokens", "seconds"),
+    [
+        ([], 100, 0.0),
+        ([(0.0, 100)], 100, 120.0 - 30.0),  # all of it has to be over a minute old
+        ([(0.0, 100)], 50, 90.0 - 30.0),
+        ([(0.0, 100)], 1, 60.6 - 30.0),
+        ([(-30.0, 100)], 50, 0.0),  # a minute old in half
+        ([(-30.0, 100)], 75, 15.0),
+        ([(-30.0, 100), (10.0, 20)], 50, 12.0),
+        ([(-70.0, 1000)], 100, 0.0),  # the minute before the last is forgotten
+    ],
+)
+def test_the_minute_before_counts_as_far_as_it_is_not_over(
+    spent: list[tuple[float, int]], num_tokens: int, seconds: float
+) -> None:
+    page = a_page()
+    mine, other = ceilings(page), ceilings(page, 1)
+    for at, tokens in spent:
+        mine.spend(LIMITED, tokens - 1, 600.0 + at)
+        other.spend(LIMITED, 1, 600.0 + at)
+
+    found = mine.seconds_until_room(LIMITED, num_tokens, 630.0)
+
+    assert found == pytest.approx(seconds)
+    assert not mine.seconds_until_room(LIMITED, num_tokens, 630.0 + found + 1e-6)
+    if found:
+        assert mine.seconds_until_room(LIMITED, num_tokens, 630.0 + found - 0.1)
+
+
+def test_what_was_estimated_too_high_is_given_back() -> None:
+    mine = ceilings(a_page())
+    mine.spend(LIMITED, 100, MINUTE)
+    assert mine.seconds_until_room(LIMITED, 10, MINUTE)
+    mine.spend(LIMITED, -50, MINUTE)
+    assert not mine.seconds_until_room(LIMITED, 10, MINUTE)
+
+
+def test_over_an_hour_a_key_gets_what_its_ceiling_says() -> None:
+    """It asks all the time, for more than it may have."""
+    mine, got, now = ceilings(a_page()), 0, 0.0
+    while now < 3600:
+        if not mine.seconds_until_room(LIMITED, 7, now):
+            mine.spend(LIMITED, 7, now)
+            got += 7
+        now += 0.5
+    assert 0.9 * 6000 <= got <= 6000
