@@ -33,31 +33,30 @@ class Turn:
 class KeyShares:
     """All keys. One that is not known counts as the first.
 
-    A key keeps its place while the key file changes. More keys than places share them, and so count as one.
+    Where a key's place is depends only on the keys at the start and on those of now, so that all frontends agree on it,
+    whichever changes of the key file each of them has seen. Those of the start keep theirs, and the others follow by
+    name. Where there are too many, the last place is for several, and they count as one key.
     """
 
     def __init__(self, keys: Sequence[ApiKey], *, num_places: int) -> None:
+        self._first_places = {key.name: index for index, key in enumerate(keys)}
         self._by_name: dict[str, KeyShare] = {}
-        self._num_given = 0  # places so far
         self._weights: NDArray[np.float64] = np.ones(num_places)  # by place
         self.renew(keys)
 
     def renew(self, keys: Sequence[ApiKey]) -> None:
         """These are the keys from now on."""
-        known, self._by_name = self._by_name, {}
-        for key in keys:
-            index = known[key.name].index if key.name in known else self._new_place()
-            self._by_name[key.name] = KeyShare(index, key.weight, key.tokens_per_minute)
-            self._weights[index] = key.weight
-
-    def _new_place(self) -> int:
-        self._num_given += 1
-        return (self._num_given - 1) % len(self._weights)
+        places, last = dict(self._first_places), len(self._weights) - 1
+        for name in sorted({key.name for key in keys} - places.keys()):
+            places[name] = min(len(places), last)
+        self._by_name = {key.name: KeyShare(places[key.name], key.weight, key.tokens_per_minute) for key in keys}
+        for share in self._by_name.values():
+            self._weights[share.index] = share.weight
 
     @property
     def are_several(self) -> bool:
-        """Whether there is anything to share."""
-        return len(self._by_name) > 1
+        """Whether there may be anything to share. Never changes, so that what was counted is uncounted too."""
+        return len(self._weights) > 1
 
     def of(self, name: str) -> KeyShare:
         """The share of the key with this name; "" where none is needed."""

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from server.requests.admission.admission import Admission, Asked, WaitBudgets
 from server.requests.admission.key_ceilings import KeyCeilings
 from server.requests.admission.key_shares import ANYBODY, KeyShare, KeyShares
 from server.settings.api_keys import ApiKey
 from wire.page import Page
+from wire.vocabulary import RequestClass
 
 THREE = [ApiKey("one", b"1"), ApiKey("two", b"2"), ApiKey("three", b"3", weight=2.0)]
 KEYS = KeyShares(THREE, num_places=3)
@@ -28,11 +30,11 @@ def test_keys_are_known_by_their_names() -> None:
     assert KEYS.of("of another file") is ANYBODY
     assert KEYS.are_several
     assert not KeyShares([], num_places=1).are_several
-    assert not KeyShares(THREE[:1], num_places=4).are_several
+    assert KeyShares(THREE[:1], num_places=4).are_several
 
 
 @pytest.mark.holds("API keys")
-def test_keys_keep_their_places_while_the_file_changes() -> None:
+def test_keys_of_the_start_keep_their_places_while_the_file_changes() -> None:
     keys = KeyShares(THREE, num_places=5)
     three, two = ApiKey("three", b"3", weight=4.0, tokens_per_minute=7), THREE[1]
     keys.renew([ApiKey("four", b"4"), three, two])
@@ -40,7 +42,32 @@ def test_keys_keep_their_places_while_the_file_changes() -> None:
     assert (keys.of("three").weight, keys.of("three").tokens_per_minute) == (4.0, 7)
     assert keys.of("one") is ANYBODY
     keys.renew([two, ApiKey("five", b"5"), ApiKey("six", b"6")])
-    assert [keys.of(name).index for name in ("two", "five", "six")] == [1, 4, 0]
+    assert [keys.of(name).index for name in ("two", "five", "six")] == [1, 3, 4]
+    keys.renew([*THREE, *(ApiKey(name, name.encode()) for name in "dcba")])
+    assert [keys.of(name).index for name in ("one", "a", "b", "c", "d")] == [0, 3, 4, 4, 4]
+
+
+@pytest.mark.holds("API keys")
+def test_frontends_agree_on_places_whatever_changes_they_have_seen() -> None:
+    """One was asked all the time, one has missed a change, and one has just been restarted."""
+    versions = [[ApiKey(name, name.encode()) for name in names] for names in ("xy", "bx", "ab", "cab")]
+    found = set()
+    for seen in (versions, versions[1::2], versions[-1:]):
+        keys = KeyShares(THREE, num_places=20)
+        for version in seen:
+            keys.renew(version)
+        found.add(tuple(keys.of(name).index for name in "abc"))
+    assert found == {(3, 4, 5)}
+
+
+@pytest.mark.holds("API keys")
+def test_what_was_let_in_before_a_second_key_came_is_counted_out_after_it() -> None:
+    page = Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=3)
+    admission = Admission(page, frontend=0, budgets=WaitBudgets(1, 1), max_requests=1, keys=THREE[:1])
+    with admission.admit(Asked(0, RequestClass.INTERACTIVE, 10, key="one")):
+        admission.renew_keys(THREE[:2])
+
+    assert not page.admitted_by_key.any()
 
 
 @pytest.mark.parametrize(
