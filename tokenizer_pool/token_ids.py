@@ -97,7 +97,7 @@ async def flatten(
             await asyncio.sleep(0)
         part = list(islice(ids, SLICE_IDS))
         try:
-            numbers = np.array(part, np.int64)
+            numbers = np.fromiter(part, np.int64, len(part))
         except OverflowError:  # an id of more than 64 bits
             numbers = np.array([min(max(token_id, -1), vocab_size) for token_id in part], np.int64)
         is_foreign = numbers.view(np.uint64) >= vocab_size  # negative ids too, since they are huge as unsigned ones
