@@ -1,26 +1,16 @@
 """`embedline doctor`: what it says of this machine and others, of models that engines know and do not; exit codes."""
 
 import dataclasses
-import json
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from engine import registry
-from engine.machine import cuda_driver
-from engine.machine.cuda_driver import Cuda, Gpu
+from engine.machine.cuda_driver import Gpu
 from engine.store import hub
 from engine.tensorrt_llm.planning.quantization import BLOCKS
-from server import cli
-from server.commands.doctor import machine as doctor_machine
-from server.commands.doctor import probe as doctor_probe
 from server.commands.doctor.command import doctor
-from server.commands.doctor.probe import Environment
-from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor import model_plan
@@ -29,37 +19,9 @@ from tests.engine.model.detection import shapes
 from tests.engine.tensorrt_llm import quantized_models
 from tests.engine.tensorrt_llm.header_models import write_model
 from tests.engine.tensorrt_llm.library_source import write_library
+from tests.server.commands.doctor_runs import GIB, H100, Computer, able, reasons, run_doctor
 
-GIB = 1 << 30
-H100 = Gpu(0, "NVIDIA H100", (9, 0), 80 * GIB)
 T4 = Gpu(0, "Tesla T4", (7, 5), 15 * GIB)
-NUMPY_ALONE = '#!/bin/sh\nPYTHONPATH={} exec {} -S "$@"\n'
-
-
-class Computer:
-    """What this machine is taken for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-        self.installed: dict[str, str] = {}  # beside what really is
-        self.folders: dict[str, str] = {}
-        self._cuda = Cuda(why_none="there is no CUDA driver here")
-        monkeypatch.setattr(cuda_driver, "find", lambda: self._cuda)
-        monkeypatch.setattr(model_plan, "_torch_version", lambda: "2.13.0")
-        self._probe = doctor_probe.probe
-        monkeypatch.setattr(doctor_probe, "probe", self._probed)
-
-    def has(self, *gpus: Gpu) -> None:
-        self._cuda = Cuda(gpus, "", (13, 0))
-
-    def has_library(self, folder: Path, version: str = "1.4.0rc1") -> None:
-        self.installed["tensorrt_llm"] = version
-        self.folders["tensorrt_llm"] = str(folder / "tensorrt_llm")
-
-    def _probed(self, modules: Any) -> Environment:
-        found = self._probe(modules)
-        kept = {name: version for name, version in found.versions.items() if name != "tensorrt_llm"}
-        return dataclasses.replace(found, versions=kept | self.installed, folders=found.folders | self.folders)
 
 
 @pytest.fixture(autouse=True)
@@ -79,56 +41,6 @@ def qwen3(tmp_path: Path) -> Path:
     write_model(folder)
     shapes.tokenizer(folder)
     return folder
-
-
-def run_doctor(capsys: pytest.CaptureFixture[str], *, python: str = sys.executable, **model: Any) -> Any:
-    """Exit code and JSON."""
-    words: dict[str, Any] = {name: str(value) for name, value in model.items()}
-    code = doctor(Settings(models=(ModelSettings(**words),), engine_python=python), as_json=True)
-    return code, json.loads(capsys.readouterr().out)
-
-
-def reasons(found: Any, engine: str) -> str:
-    return " | ".join(found["engines"][engine]["why_not"])
-
-
-def able(found: Any) -> set[str]:
-    return {name for name, engine in found["engines"].items() if engine["can_serve"]}
-
-
-@pytest.mark.holds("TensorRT-LLM")
-def test_the_default_model_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = run_doctor(capsys)
-
-    assert (code, found["engine"], found["can_serve"]) == (0, "openvino", True)
-    assert found["reason"] == "--engine auto takes openvino, on cpu"
-    assert able(found) == {"openvino", "onnxruntime", "transformers"}
-    assert reasons(found, "fused") == "it needs a GPU: there is no CUDA driver here"
-    assert "static embeddings only" in reasons(found, "static")
-    for why in ("it needs a GPU", "tensorrt_llm is not installed", "no class for the architecture 'bert'"):
-        assert why in reasons(found, "tensorrt-llm")
-    assert found["model"]["architecture"] == "bert"
-    assert found["machine"]["cuda_driver"] == "none: there is no CUDA driver here"
-    assert any(package.startswith("torch ") for package in found["machine"]["python_packages"])
-
-
-def test_text_has_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert doctor(Settings(), as_json=False) == 0
-
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in lines if line in ("this machine", "the model", "engines", "result")] == [
-        "this machine",
-        "the model",
-        "engines",
-        "result",
-    ]
-    assert f"compiled cache {tmp_path / 'cache' / 'embedline'} (can be written to)" in lines
-    assert "cuda driver none: there is no CUDA driver here" in lines
-    assert "gpus none" in lines
-    assert "openvino can serve it, on cpu" in lines
-    assert "fused no: it needs a GPU: there is no CUDA driver here" in lines
-    assert lines[-1] == "--engine auto takes openvino, on cpu"
-    assert any(re.fullmatch(r"memory [\d,]+ MiB \(what this process may use\)", line) for line in lines)
 
 
 def test_on_an_h100(capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path) -> None:
@@ -343,106 +255,3 @@ def test_the_fake_engine_serves_anything(capsys: pytest.CaptureFixture[str]) -> 
     code, found = run_doctor(capsys, engine="fake")
 
     assert (code, found["engine"]) == (0, "fake")
-
-
-def test_another_python_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    python, packages = tmp_path / "python", tmp_path / "packages"
-    packages.mkdir()
-    for folder in Path(np.__file__).parents[1].glob("numpy*"):
-        (packages / folder.name).symlink_to(folder)
-    python.write_text(NUMPY_ALONE.format(packages, sys.executable))
-    python.chmod(0o755)
-
-    code, found = run_doctor(capsys, python=str(python))
-
-    assert code == 1
-    assert found["machine"]["engine_python_packages"] == [f"numpy {np.__version__}"]
-    assert reasons(found, "transformers") == "transformers and torch not installed: pip install 'embedline[server]'"
-    assert "tensorrt_llm is not installed for" in reasons(found, "tensorrt-llm")
-    assert any(package.startswith("torch ") for package in found["machine"]["python_packages"])
-
-
-def test_the_librarys_own_python(
-    capsys: pytest.CaptureFixture[str],
-    computer: Computer,
-    monkeypatch: pytest.MonkeyPatch,
-    qwen3: Path,
-    tmp_path: Path,
-) -> None:
-    """As in the tensorrt-llm image: auto means that engine there, and the others lack what they need."""
-    computer.has(H100)
-    folder = str(write_library(tmp_path) / "tensorrt_llm")
-    there = Environment("/bin/true", "3.12.3", {"tensorrt_llm": "1.4.0rc1"}, {"tensorrt_llm": folder})
-    monkeypatch.setattr(doctor_machine, "_asked", lambda python: there)
-    monkeypatch.setattr(model_plan, "has_tensorrt_llm_alone", lambda python: True)
-
-    code, found = run_doctor(capsys, python="/bin/true", model_id=qwen3, pooling="last-token")
-
-    assert (code, found["engine"], able(found)) == (0, "tensorrt-llm", {"tensorrt-llm"})
-    assert "--engine-python has TensorRT-LLM" in found["reason"]
-    assert found["machine"]["engine_python"] == "3.12.3"
-
-
-def test_a_python_that_is_none() -> None:
-    with pytest.raises(SettingsError, match="--engine-python must be Python"):
-        doctor(Settings(engine_python="/bin/true"), as_json=False)
-
-
-def test_a_cache_that_can_not_be_written_to(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    settings = Settings(compiled_cache=str(tmp_path / "file" / "cache"))
-
-    assert doctor(settings, as_json=True) == 0
-
-    machine = json.loads(capsys.readouterr().out)["machine"]
-    assert machine["compiled_cache"] is None
-    assert "--compiled-cache can't be written to" in machine["sources"]["compiled_cache"]
-
-
-def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """The exit code of the command."""
-    monkeypatch.setattr(sys, "argv", ["embedline", "doctor", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code
-
-
-def test_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path
-) -> None:
-    assert called(monkeypatch, "--model-id", str(qwen3), "--pooling", "last-token", "--engine", "fused", "--json") == 1
-    assert json.loads(capsys.readouterr().out)["engine"] is None
-    assert called(monkeypatch, "--port", "1") == 2
-    assert "--port" in capsys.readouterr().err
-
-
-@pytest.mark.holds("TensorRT-LLM")
-def test_of_several_models_it_says_which_it_looked_at(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path, tmp_path: Path
-) -> None:
-    config = tmp_path / "models.toml"
-    config.write_text(f'[[model]]\nmodel-id = "{qwen3}"\npooling = "last-token"\n[[model]]\nmodel-id = "org/b"\n')
-
-    assert called(monkeypatch, "--config", str(config), "--json") == 0
-    found = json.loads(capsys.readouterr().out)["model"]
-    assert (found["name"], found["others"]) == (str(qwen3), ["org/b"])
-    assert "not looked at" in found["sources"]["others"]
-
-
-def test_a_librarys_source_is_held_against_the_contract(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    source = write_library(tmp_path)
-
-    assert called(monkeypatch, "--tensorrt-llm-source", str(source)) == 0
-    assert "38 of 38 clauses kept" in capsys.readouterr().out
-    (source / "tensorrt_llm" / "llmapi" / "llm.py").write_text("class LLM: ...\n")
-    assert called(monkeypatch, "--tensorrt-llm-source", str(source), "--json") == 1
-    assert json.loads(capsys.readouterr().out)["is_kept"] is False
-
-
-def test_a_source_that_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert called(monkeypatch, "--tensorrt-llm-source", str(tmp_path)) == 2
-    assert re.fullmatch(r"embedline: \S+ has no tensorrt_llm package: [^\n]+\n", capsys.readouterr().err)

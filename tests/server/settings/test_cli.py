@@ -1,31 +1,14 @@
 """The command line: the list of flags, where each is read from, and one line for what is wrong."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from embedline import __version__
-from server import cli
-from server.settings.flag import GROUPS, SettingsError, flags_of
+from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from tests.server_e2e.running import ROOT
-
-FLAGS = [*flags_of(Settings), *flags_of(ModelSettings)]
-VARIABLES = [variable for flag in FLAGS for variable in flag.variables]
-COMMANDS = {"serve", "inspect", "verify", "doctor", "convert", "quantize", "health", "bench", "version"}
-
-
-class Ran(Exception):
-    """In place of a running server."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+from tests.server.settings.cli_runs import VARIABLES, Ran, Run
 
 
 @pytest.fixture(autouse=True)
@@ -41,38 +24,6 @@ def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> "Run":
     return Run(monkeypatch)
-
-
-class Run:
-    """`embedline …` in this process, up to where the server would start."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-
-    def settings(self, *arguments: str) -> Settings:
-        with pytest.raises(Ran) as ran:
-            self("serve", *arguments)
-        return ran.value.settings
-
-    def exit_code(self, *arguments: str) -> object:
-        with pytest.raises(SystemExit) as ended:
-            self(*arguments)
-        return ended.value.code
-
-    def __call__(self, *arguments: str) -> None:
-        self._monkeypatch.setattr(sys, "argv", ["embedline", *arguments])
-        cli.main()
-
-
-@pytest.mark.holds("There is one list of flags")
-def test_the_command_takes_every_flag_of_the_settings() -> None:
-    """docs/flags.md is the list that a reviewer sees change: test_flags_page.py compares it with the settings."""
-    serve = get_command(cli.make_app()).commands["serve"]  # type: ignore[attr-defined]
-    options = [parameter for parameter in serve.params if parameter.name != "help"]
-
-    assert [[*it.opts, *it.secondary_opts] for it in options if it.name == "config"] == [["--config"]]
-    found = {it.name: (*it.opts, *it.secondary_opts) for it in options if it.name != "config"}
-    assert found == {flag.name: flag.spellings for flag in FLAGS}
 
 
 def test_without_arguments_everything_has_its_default(run: Run) -> None:
@@ -274,60 +225,6 @@ def test_what_the_server_finds_wrong_is_one_line_too(
     assert capsys.readouterr().err == "embedline: --port 80: can't listen there\n"
 
 
-def test_a_command_that_needs_what_engines_compute_with_says_so(
-    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lack(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr("server.commands.quantize.quantize", lambda settings, out: lack("torch"))
-    assert run.exit_code("quantize", "a-model", "out") == 2
-    assert "needs torch, which is not installed here" in capsys.readouterr().err
-
-    monkeypatch.setattr("server.commands.quantize.quantize", lambda settings, out: lack("server.of_ours"))
-    with pytest.raises(ModuleNotFoundError):
-        run("quantize", "a-model", "out")
-
-
 def test_the_servers_exit_code_is_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.commands.serve.serve", lambda settings: 7)
     assert run.exit_code("serve") == 7
-
-
-@pytest.mark.holds("Containers")
-@pytest.mark.parametrize("word", ["--version", "-V"])
-def test_an_images_version(run: Run, capsys: pytest.CaptureFixture[str], word: str) -> None:
-    """Its entry point has said `serve` already."""
-    run("serve", "--hostname", "0.0.0.0", word)
-    assert capsys.readouterr().out == f"{__version__}\n"
-
-
-@pytest.mark.parametrize("arguments", [["--version"], ["-V"], ["version"]])
-def test_version(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    if arguments == ["version"]:
-        assert not run.exit_code(*arguments)
-    else:
-        run(*arguments)
-    assert capsys.readouterr().out == f"{__version__}\n"
-
-
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_help_lists_the_commands(run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    assert not run.exit_code(*arguments)
-
-    shown = capsys.readouterr().out
-    assert {name for name in COMMANDS if not re.search(rf"^ +{name} ", shown, re.MULTILINE)} == set()
-
-
-def test_help_of_the_real_command_names_every_flag_in_full() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-P", "-m", "embedline", "serve", "--help"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-    assert re.findall(r"^(\S[\w ]+):$", shown, re.MULTILINE) == ["Options", *GROUPS]
-    names = {name for flag in FLAGS for name in flag.spellings}
-    assert {name for name in names if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", shown)} == set()

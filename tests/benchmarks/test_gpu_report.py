@@ -1,0 +1,162 @@
+"""Rows, tables and targets of the GPU benchmark."""
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import cold_start, plot, written
+from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
+from benchmarks.gpu.clock import CpuClock
+from benchmarks.gpu.rows import FAILED, Figure, Key, Rows
+from benchmarks.gpu.shapes import BGE_M3, MINILM, QWEN3_06B, QWEN3_8B, TINY_BERT
+from benchmarks.gpu.tables import short, tables, target_table
+from benchmarks.gpu.targets import BF16 as TARGET_BF16
+from benchmarks.gpu.targets import CACHED, FP8, NOTHING_CACHED, TARGETS, Target
+from benchmarks.gpu.throughput import SEQLENS
+
+KEY = Key("gemm", "toy", "bf16", "M=1")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Rows:
+    return Rows(tmp_path / "rows.csv", machine="this one")
+
+
+def bench_of(rows: Rows, *, seconds: float = 1000.0) -> Bench:
+    return Bench(CpuClock(), rows, True, time.monotonic() + seconds)
+
+
+def test_rows_come_back_as_they_were_written(rows: Rows) -> None:
+    figures = [Figure("rate", 1 / 3, "TFLOP/s", 'a "note", with a comma'), Figure("time", 2.0, "us")]
+    rows.add(KEY, figures)
+    again = Rows(rows.path, machine="this one")
+    assert [row.figure for row in again] == figures
+    assert KEY in again
+    assert again.value(KEY, "rate") == 1 / 3
+    assert (rows.run, again.run) == (1, 2)
+    assert again.value(KEY, "rate", run=2) is None
+    assert KEY not in Rows(rows.path, machine="this one", fresh=True)
+
+
+def test_a_failure_is_a_row_and_the_others_go_on(rows: Rows) -> None:
+    bench = bench_of(rows)
+
+    def fails() -> Iterator[Figure]:
+        yield Figure("rate", 1.0, "")
+        raise RuntimeError("no\nsuch kernel")
+
+    bench.measure(KEY, fails)
+    (row,) = rows
+    assert (row.figure.metric, row.figure.note) == (FAILED, "RuntimeError: no such kernel")
+    bench.measure(KEY, lambda: pytest.fail("it was measured again"))
+    assert "FAILED: RuntimeError: no such kernel" in "\n".join(tables(rows)[0].markdown())
+
+
+def test_a_lost_device_ends_the_process_after_its_row(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = bench_of(rows)
+
+    def lost() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(bench.clock, "synchronize", lost)
+    with pytest.raises(BrokenDevice, match="illegal memory access"):
+        bench.measure(KEY, lambda: [Figure("rate", 1.0, "")])
+    assert KEY in rows
+
+
+def test_when_time_is_up_nothing_is_begun(rows: Rows) -> None:
+    with pytest.raises(TimeUp):
+        bench_of(rows, seconds=-1.0).measure(KEY, lambda: pytest.fail("it was begun"))
+    assert list(rows) == []
+
+
+def test_a_target_is_reached_missed_or_not_measured(rows: Rows) -> None:
+    targets = [
+        Target("gemm", "a", "bf16", "", "share", 0.5),
+        Target("gemm", "b", "bf16", "", "p50", 2.0, False, "ms"),
+        Target("gemm", "c", "bf16", "", "share", 0.5),
+        Target("other", "a", "bf16", "", "share", 0.5),
+    ]
+    rows.add(Key("gemm", "a", "bf16"), [Figure("share", 0.51, "")])
+    rows.add(Key("gemm", "b", "bf16"), [Figure("p50", 2.5, "ms")])
+    lines = target_table(rows, is_tiny=False, targets=targets).rows
+    assert [(line["measured"], line[""]) for line in lines] == [
+        ("0.51", "reached"),
+        ("2.5 ms", "NOT REACHED"),
+        ("not measured", ""),
+    ]
+    toy = target_table(rows, is_tiny=True, targets=targets).rows
+    assert {line["measured"] for line in toy} == {"not measured"}
+
+
+def test_a_start_that_was_begun_is_measured_from_its_first_run_on(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later one finds nothing of what an earlier process cached."""
+    bf16 = [Key("cold start", TINY_BERT.name, TARGET_BF16, name) for name in (NOTHING_CACHED, CACHED)]
+    fp8 = [Key("cold start", TINY_BERT.name, FP8, name) for name in (NOTHING_CACHED, CACHED)]
+    for key in (*bf16, fp8[0]):
+        rows.add(key, [Figure("to the first embedding", 1.0, "s")])
+    started: list[str] = []
+
+    def start(device: str, model: Path, way: str, caches: Path) -> list[Figure]:
+        started.append(way)
+        return [Figure("to the first embedding", 2.0, "s")]
+
+    monkeypatch.setattr(cold_start, "_start", start)
+    cold_start.run(bench_of(rows))
+    assert started == [FP8, FP8]
+    assert [rows.value(key, "to the first embedding") for key in (*bf16, *fp8)] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_a_start_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cold_start, "_PATIENCE", 0.0)
+    with pytest.raises(RuntimeError, match="the process ended with -9"):
+        list(cold_start._start("cpu", tmp_path, FP8, tmp_path))
+
+
+def test_a_failure_meets_no_target() -> None:
+    assert not any(target.is_met_by(float("nan")) for target in TARGETS)
+
+
+def test_targets_name_what_is_measured() -> None:
+    shapes = {shape.name for shape in (QWEN3_06B, QWEN3_8B, BGE_M3, MINILM)}
+    assert {target.subject for target in TARGETS} == shapes
+    assert {target.kind for target in TARGETS} == {"model", "latency", "mixed", "padding", "cold start", "server"}
+    starts = {(target.subject, target.shape): target.bound for target in TARGETS if target.kind == "cold start"}
+    assert starts == {("Qwen3-0.6B", NOTHING_CACHED): 10.0, ("Qwen3-8B", CACHED): 20.0}  # seconds
+    of_models = [target for target in TARGETS if target.kind == "model"]
+    assert {int(target.shape.removeprefix("S=")) for target in of_models} <= set(SEQLENS)
+    shares = {(one.subject, one.precision, one.shape): one.bound for one in of_models if one.metric == "share"}
+    assert len(shares) == 12
+    assert shares[("Qwen3-8B", "fused fp8", "S=512")] == 0.63
+
+
+def test_the_report_says_what_it_was_run_with_and_no_folder(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows.add(KEY, [Figure("rate", 1.0, "TFLOP/s")])
+    monkeypatch.setattr(sys, "argv", ["x", "ceilings", "--out", "/home/somebody/there"])
+    written.finish(bench_of(rows), "ceilings", stopped="")
+    report = rows.path.with_suffix(".md").read_text()
+    assert "`python -m benchmarks.gpu ceilings --out there`" in report
+    assert "somebody" not in report
+    assert re.search(r"torch \d", report)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (0.9987654, "0.99877"), (0.528, "0.528"), (1234.5, "1,234"), (float("nan"), "")]
+)
+def test_numbers_are_short(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+@pytest.mark.full
+def test_shares_are_drawn(rows: Rows) -> None:
+    pytest.importorskip("matplotlib")
+    assert plot.draw(rows, "models", is_tiny=False) is None
+    rows.add(Key("model", "Qwen3-8B", "fused fp8", "S=512"), [Figure("share", 0.6, "")])
+    image = plot.draw(rows, "models", is_tiny=False)
+    assert image is not None
+    assert image.read_bytes().startswith(b"\x89PNG")
+    assert plot.draw(rows, "models", is_tiny=True) is None

@@ -1,0 +1,131 @@
+"""What reading a model folder refuses: wrong files, missing weights, code."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model import model_folder
+from engine.types import ModelError
+from tests.engine.folder_files import change, write
+
+BERT = {
+    "model_type": "bert",
+    "architectures": ["BertModel"],
+    "hidden_size": 32,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+
+
+TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+
+
+POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good sentence-transformers folder: BERT, mean pooling, no Normalize."""
+    (tmp_path / "model.safetensors").touch()
+    write(tmp_path / "config.json", BERT)
+    write(tmp_path / "modules.json", [TRANSFORMER, POOLING])
+    write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
+    return tmp_path
+
+
+def refusal(folder: Path, pooling: str | None = None) -> str:
+    """The message of the refusal, which must be one line."""
+    with pytest.raises(ModelError) as caught:
+        model_folder.read(folder, pooling=pooling)
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "part"),
+    [
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "'query'"),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "Transformer, Pooling"),
+        ("config_sentence_transformers.json", {"model_type": "Oracle"}, "Oracle"),
+        ("config_sentence_transformers.json", {"prompts": ["a"]}, "'prompts'"),
+        ("sentence_bert_config.json", {"max_seq_length": "long"}, "'max_seq_length'"),
+        ("sentence_bert_config.json", {"max_seq_length": -5}, "'max_seq_length'"),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "Transformer module"),
+        ("sentence_bert_config.json", {"modality_config": {"message": {"method": "forward"}}}, "Transformer module"),
+        ("config.json", {"model_type": None}, "model_type"),
+        ("config.json", {"model_type": "no-such-thing"}, "'no-such-thing'"),
+        ("config.json", {"vocab_size": None}, "vocab_size"),
+        ("config.json", {"hidden_size": "384"}, "'hidden_size'"),
+        ("config.json", {"hidden_size": True}, "'hidden_size'"),
+        ("config.json", {"is_encoder_decoder": True}, "encoder-decoder"),
+        ("config.json", {"model_type": "roberta", "max_position_embeddings": 2}, "max_position_embeddings"),
+        ("config.json", {"model_type": "nomic_bert", "num_experts": 8}, "num_experts"),
+        ("config.json", {"model_type": "new"}, "'gte'"),
+        ("config.json", {"auto_map": {"AutoModel": "jinaai/xlm-roberta-flash-implementation--x.X"}}, "v3-hf"),
+        ("adapter_config.json", {"peft_type": "LORA"}, "adapter"),
+    ],
+)
+def test_a_wrong_field_is_named(folder: Path, name: str, fields: dict[str, Any], part: str) -> None:
+    change(folder / name, **fields)
+    assert part in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "modules.json", "1_Pooling/config.json", "tokenizer_config.json"])
+def test_a_file_that_is_not_json_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_text("{'no': json}")
+    assert name in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "1_Pooling/config.json", "sentence_bert_config.json"])
+def test_a_file_that_holds_no_object_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_text("[1]")
+    assert name in refusal(folder)
+
+
+def test_a_folder_without_config_or_no_folder_at_all(tmp_path: Path) -> None:
+    assert "config.json" in refusal(tmp_path)
+    assert "is not a folder" in refusal(tmp_path / "nowhere")
+
+
+@pytest.mark.holds("No data is run as code")
+def test_weights_that_can_run_code_are_named_and_not_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = refusal(folder)
+    assert "no model.safetensors" in message
+    assert "pytorch_model.bin" in message
+    assert message.endswith(f": embedline convert {folder} OUT")
+    (folder / "pytorch_model.bin").unlink()
+    assert "no model.safetensors" in refusal(folder)
+    assert not model_folder.read(folder, needs_weights=False).normalize
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    write(folder / "model.safetensors.index.json", {"weight_map": shards})
+    assert "model-00002-of-00002.safetensors" in refusal(folder)
+    (folder / "model-00002-of-00002.safetensors").touch()
+    assert model_folder.read(folder).pooling == "mean"
+
+
+def test_code_in_the_folder_is_noted_where_transformers_has_its_own(folder: Path) -> None:
+    change(folder / "config.json", auto_map={"AutoModel": "modeling.Model"})
+    write(folder / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tokenizing.Tokenizer", None]}})
+    notes = model_folder.read(folder).notes
+    assert notes == ("auto_map in config.json and tokenizer_config.json is not followed",)
+
+
+def test_code_in_the_folder_is_refused_where_transformers_has_none(folder: Path) -> None:
+    change(folder / "config.json", model_type="new", auto_map={"AutoModel": "modeling.NewModel"})
+    message = refusal(folder)
+    assert "'new'" in message
+    assert "auto_map" in message
+
+
+def test_without_transformers_no_architecture_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(folder / "config.json", model_type="no-such-thing")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert model_folder.read(folder).architecture == "no-such-thing"

@@ -1,0 +1,64 @@
+"""A made-up machine for `embedline doctor`, and what the command prints on it."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.machine import cuda_driver
+from engine.machine.cuda_driver import Cuda, Gpu
+from server.commands.doctor import probe as doctor_probe
+from server.commands.doctor.command import doctor
+from server.commands.doctor.probe import Environment
+from server.settings.model import ModelSettings
+from server.settings.settings import Settings
+from server.supervisor import model_plan
+
+GIB = 1 << 30
+
+
+H100 = Gpu(0, "NVIDIA H100", (9, 0), 80 * GIB)
+
+
+class Computer:
+    """What this machine is taken for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.installed: dict[str, str] = {}  # beside what really is
+        self.folders: dict[str, str] = {}
+        self._cuda = Cuda(why_none="there is no CUDA driver here")
+        monkeypatch.setattr(cuda_driver, "find", lambda: self._cuda)
+        monkeypatch.setattr(model_plan, "_torch_version", lambda: "2.13.0")
+        self._probe = doctor_probe.probe
+        monkeypatch.setattr(doctor_probe, "probe", self._probed)
+
+    def has(self, *gpus: Gpu) -> None:
+        self._cuda = Cuda(gpus, "", (13, 0))
+
+    def has_library(self, folder: Path, version: str = "1.4.0rc1") -> None:
+        self.installed["tensorrt_llm"] = version
+        self.folders["tensorrt_llm"] = str(folder / "tensorrt_llm")
+
+    def _probed(self, modules: Any) -> Environment:
+        found = self._probe(modules)
+        kept = {name: version for name, version in found.versions.items() if name != "tensorrt_llm"}
+        return dataclasses.replace(found, versions=kept | self.installed, folders=found.folders | self.folders)
+
+
+def run_doctor(capsys: pytest.CaptureFixture[str], *, python: str = sys.executable, **model: Any) -> Any:
+    """Exit code and JSON."""
+    words: dict[str, Any] = {name: str(value) for name, value in model.items()}
+    code = doctor(Settings(models=(ModelSettings(**words),), engine_python=python), as_json=True)
+    return code, json.loads(capsys.readouterr().out)
+
+
+def reasons(found: Any, engine: str) -> str:
+    return " | ".join(found["engines"][engine]["why_not"])
+
+
+def able(found: Any) -> set[str]:
+    return {name for name, engine in found["engines"].items() if engine["can_serve"]}

@@ -1,0 +1,167 @@
+"""What the rerank routes refuse, in the shape of each family's errors."""
+
+import json
+from typing import Any
+
+import pytest
+
+from batch_manager import messages as batching
+from batch_manager.messages import RequestRefused
+from engine.model.tasks import Task
+from engine.types import OutputKind
+from server.dialects.rerank.bodies import Family, decode, family_of
+from server.requests.errors import RequestError
+from tests.server.dialects.rerank_requests import MIXEDBREAD, PATHS, RESULTS, TEI, VOYAGE, post
+from tests.server.edge import Called, new_call, state_with
+from tokenizer_pool.messages import Refusal, TextRefused
+
+
+def problem(called: Called, family: dict[str, Any]) -> str:
+    """The message of an error in the family's own shape."""
+    error = json.loads(called.body)
+    if family is TEI:
+        assert set(error) == {"error", "error_type"}
+        return str(error["error"])
+    if family is VOYAGE:
+        assert set(error) == {"detail"}
+        return str(error["detail"])
+    return str(called.error()["message"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("family", [TEI, RESULTS, VOYAGE, MIXEDBREAD], ids=["tei", "results", "voyage", "mixedbread"])
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"query": ""}, "query"),
+        ({"query": 5}, "query"),
+        ({"query": ["a"]}, "query"),
+        ({"query": None}, "query"),
+        ({"top_n": -1}, "top_n"),
+        ({"top_n": "many"}, "top_n"),
+        ({"encoding_format": "base64"}, "encoding_format"),
+        ({"truncation_direction": "up"}, "truncation_direction"),
+        ({"max_tokens_per_doc": 15}, "max_tokens_per_doc"),
+        ({"rank_fields": ["title"]}, "rank_fields"),
+        ({"rank_fields": ["text", "text"]}, "rank_fields"),
+        ({"rank_fields": "text"}, "rank_fields"),
+        ({"instruction": "be kind"}, "instruction"),
+    ],
+    ids=str,
+)
+def test_fields_that_are_wrong(path: str, family: dict[str, Any], change: dict[str, Any], named: str) -> None:
+    called = post(path, {**family, **change})
+
+    is_empty = change == {"query": ""}
+    assert called.status == (422 if family is TEI and not is_empty else 400)
+    assert named in problem(called, family)
+
+
+@pytest.mark.parametrize("family", [TEI, RESULTS, VOYAGE, MIXEDBREAD], ids=["tei", "results", "voyage", "mixedbread"])
+@pytest.mark.parametrize(
+    ("documents", "named"),
+    [
+        ([], "{}"),
+        ("one text", "{} must be a list of texts"),
+        ({"text": "a"}, "{} must be a list of texts"),
+        (["a", ""], "{}[1]"),
+        (["a", 5], "{}[1]"),
+        ([["a"]], "{}[0]"),
+        ([None], "{}[0]"),
+        (["a"] * 5, "{} has more items than the maximum allowed batch size of 4"),
+        (["a"] * 130, "{} has more items than the maximum allowed batch size of 4"),
+    ],
+    ids=["none", "text", "object", "empty", "number", "list", "null", "many", "very many"],
+)
+def test_documents_that_are_wrong(family: dict[str, Any], documents: Any, named: str) -> None:
+    field = next(name for name in ("texts", "documents", "input") if name in family)
+    called = post("/rerank", {**family, field: documents})
+
+    assert called.status in (400, 422)
+    assert named.format(field) in problem(called, family)
+
+
+@pytest.mark.parametrize("documents", [[{"content": []}], [{"text": 5}], [{"text": ""}], [{"text": "a"}, {}]])
+def test_objects_that_are_no_texts(documents: Any) -> None:
+    error = post("/rerank", {**RESULTS, "documents": documents}).error()
+    assert error["param"].startswith(f"documents[{len(documents) - 1}]")
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        b'[{"text":"a","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}]",
+        b"[" * 100_000,
+        b"[" + b'"",' * 1_000_000 + b'""]',
+        b"[" + b"{}," * 1_000_000 + b"{}]",
+        b"[" + b"5," * 1_000_000 + b"5]",
+    ],
+    ids=["deep object", "deep list", "empty texts", "empty objects", "numbers"],
+)
+def test_what_would_take_long_to_decode_is_refused(documents: bytes) -> None:
+    with pytest.raises(RequestError):
+        decode(new_call(), b'{"query":"q","documents":' + documents + b"}")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("body", [b'{"query":"q"}', b'{"query":"q","documents":null}', b"{}", b"[]", b"{"])
+def test_a_body_that_shows_no_family_gets_the_paths_own_shape(path: str, body: bytes) -> None:
+    called = post(path, body)
+    assert problem(called, TEI if path == "/rerank" else RESULTS)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_texts_are_never_repeated(path: str) -> None:
+    for family in (TEI, RESULTS, VOYAGE, MIXEDBREAD):
+        field = next(name for name in ("texts", "documents", "input") if name in family)
+        for change in ({"query": {"QXZJ": 1}}, {field: ["QXZJ", 5]}, {field: [{"QXZJ": 1}]}, {"top_n": "QXZJ"}):
+            assert b"QXZJ" not in post(path, {**family, **change}).body
+
+
+@pytest.mark.holds("Reranking")
+@pytest.mark.parametrize("family", [TEI, RESULTS, VOYAGE, MIXEDBREAD], ids=["tei", "results", "voyage", "mixedbread"])
+@pytest.mark.parametrize(
+    ("where", "error", "status"),
+    [
+        ("tokenizers", TextRefused(Refusal.TOO_LONG, 1, num_tokens=20, max_tokens=16), (422, 400)),
+        ("tokenizers", TextRefused(Refusal.FAILED, 1), (422, 400)),
+        ("managers", RequestRefused(batching.Refusal.NO_ENGINE, -1), (503, 503)),
+        ("managers", RequestRefused(batching.Refusal.NON_FINITE, 1), (424, 500)),
+        ("managers", ZeroDivisionError("an inner detail"), (424, 500)),
+    ],
+)
+def test_failures(family: dict[str, Any], where: str, error: Exception, status: tuple[int, int]) -> None:
+    called = post("/rerank", family, prepare=lambda edge: setattr(getattr(edge, where), "error", error))
+
+    assert called.status == status[family is not TEI]
+    assert problem(called, family)
+    assert b"inner detail" not in called.body
+    assert ("retry-after" in called.headers) is (called.status == 503)
+
+
+@pytest.mark.parametrize(("family", "status"), [(TEI, 424), (RESULTS, 400), (VOYAGE, 400), (MIXEDBREAD, 400)])
+def test_a_model_that_can_not(family: dict[str, Any], status: int) -> None:
+    called = post("/rerank", family, loaded=state_with(OutputKind.LOGITS, task=Task.CLASSIFY, labels=["a", "b"]))
+    assert called.status == status
+    assert "it is for classify" in problem(called, family)
+
+
+@pytest.mark.holds("Reranking")
+@pytest.mark.parametrize(
+    ("body", "family"),
+    [
+        (TEI, Family.TEI),
+        (RESULTS, Family.RESULTS),
+        ({**RESULTS, "top_k": None, "truncation": None}, Family.RESULTS),
+        (VOYAGE, Family.VOYAGE),
+        ({**RESULTS, "top_k": "five"}, Family.VOYAGE),
+        (MIXEDBREAD, Family.MIXEDBREAD),
+        ({**MIXEDBREAD, "top_k": 5}, Family.MIXEDBREAD),
+        ({**TEI, **RESULTS, **MIXEDBREAD}, Family.TEI),
+        ({"query": 5}, None),
+        ([], None),
+    ],
+    ids=str,
+)
+def test_the_family_shows_also_in_a_body_that_is_wrong(body: Any, family: Family | None) -> None:
+    assert family_of(json.dumps(body).encode()) is family
