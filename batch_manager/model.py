@@ -189,9 +189,9 @@ class Model:
         the engine could still have joined it. But beside a long sequence that leaves cores idle it does not wait.
         """
         engines = self._with_room(lane)
-        for engine in engines:
-            if (retry := self._take_retry(engine, lane)) is not None:
-                return engine, retry
+        for other in engines:
+            if (retry := self._take_retry(other, lane)) is not None:
+                return other, retry
         num_tokens, engine = self.waiting_tokens(lane), self.next_engine(lane)
         if not num_tokens or engine is None:
             return None

@@ -71,6 +71,7 @@ class Outcome:
     latencies: list[float] = field(default_factory=list)  # seconds, of those that were answered in time
     tokens: int = 0  # of those that were answered in time while requests still came
     num_offered: int = 0  # retries not counted
+    offered_tokens: int = 0  # the same in tokens
     num_admitted: int = 0  # retries counted
     num_late: int = 0  # answered after their deadline
     num_left: int = 0  # clients that left before their answer
@@ -190,6 +191,7 @@ class Simulator:
         seqlens = [self._random.randint(*load.seqlens) for _ in range(load.num_seqs)]
         for outcome in self._outcomes(load):
             outcome.num_offered += 1
+            outcome.offered_tokens += sum(seqlens)
         self._offer(load, seqlens, 0)
         mean_gap = load.num_seqs * sum(load.seqlens) / 2 / load.tokens_per_second
         gap = self._random.expovariate(1 / mean_gap)
