@@ -1,16 +1,24 @@
-"""What the scheduler keeps for one ready engine, and how fast the engines of a model compute."""
+"""What the scheduler keeps for one ready engine, how fast a model's engines compute, and what batches suit them."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from batch_manager.backlog import Budget
 from batch_manager.batches import Batch
 from batch_manager.health import Health
+from batch_manager.messages import Policy
 from engine.types import EngineLimits
 from wire.vocabulary import RequestClass
 
 Lane = RequestClass | None  # of an engine: its urgent batches (INTERACTIVE), its others (BULK), or all of them (None)
 
 _WEIGHT = 0.2  # of the newest batch: a step in speed is known to 90 % after ten batches
+# An engine is within 5 % of its best speed at its target; by the cost that every batch has, at an eighth of it about
+# within 30 %.
+_MIN_PART_OF_TARGET = 8
+# Where batches overlap, queries beside bulk are sent in so many times shorter batches: each query is then answered soon
+# after it is computed, and not with the last of a batch.
+_NUM_URGENT_PARTS = 3
 
 
 class Engine:
@@ -138,3 +146,48 @@ class Rate:
             return
         known = self.tokens_per_second or newest
         self.tokens_per_second = known + _WEIGHT * (newest - known)
+
+
+class Sizes:
+    """Sizes of the batches of one model, by its policy and the rate that its engines have now."""
+
+    def __init__(self, policy: Policy, rate: Rate) -> None:
+        self._policy = policy
+        self._rate = rate
+
+    def budget(self, limits: EngineLimits, max_tokens: int, *, lane: Lane) -> Budget:
+        """For one lane. Where batches don't overlap, some bulk joins an urgent batch: a small one has the same cost."""
+        if lane is None:
+            max_joined = max_tokens
+        elif lane == RequestClass.INTERACTIVE and not limits.overlaps:
+            max_joined = min(max_tokens, self.min_tokens(limits))
+        else:
+            max_joined = 0
+        return Budget(max_tokens, max_joined, limits.max_num_tokens, limits.max_num_seqs, limits.token_buckets)
+
+    def max_tokens_of(self, lane: Lane, limits: EngineLimits, *, is_mixed: bool) -> int:
+        """Of a batch for this lane, by choice. `is_mixed`: bulk waits while interactive work is about."""
+        if is_mixed and limits.overlaps and lane == RequestClass.INTERACTIVE:
+            return self.max_tokens(limits, is_mixed=True, num_parts=_NUM_URGENT_PARTS)
+        if is_mixed and limits.overlaps and lane == RequestClass.BULK:
+            return self.max_tokens(limits, is_mixed=False)  # urgent batches wait for a part of it, however large it is
+        return self.max_tokens(limits, is_mixed=is_mixed)
+
+    def max_tokens(self, limits: EngineLimits, *, is_mixed: bool, num_parts: int = 1) -> int:
+        """Of a batch for this engine, by choice: as many as it gains by, and as few as are computed in time."""
+        max_tokens = self._policy.max_batch_tokens or limits.target_num_tokens or limits.max_num_tokens
+        if self._rate.tokens_per_second:
+            seconds = limits.max_batch_seconds_mixed if is_mixed else limits.max_batch_seconds
+            in_time = int(self._rate.tokens_per_second * seconds / num_parts)
+            max_tokens = min(max_tokens, max(self.min_tokens(limits), in_time))
+        return min(max_tokens, limits.max_num_tokens)
+
+    def min_tokens(self, limits: EngineLimits) -> int:
+        """How small batches are made at most, be it to keep to a time or to share work out."""
+        known = limits.target_num_tokens // _MIN_PART_OF_TARGET
+        return min(known, self._policy.min_batch_tokens) if known else self._policy.min_batch_tokens
+
+
+def share(num_tokens: int, num_idle: int, *, least: int, most: int) -> int:
+    """What one stream takes of so many waiting tokens so that, where several idle, all of them are done soonest."""
+    return min(most, max(least, -(-num_tokens // num_idle))) if num_idle > 1 else most

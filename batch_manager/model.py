@@ -4,18 +4,14 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from batch_manager.backlog import Backlog, Budget
+from batch_manager.backlog import Backlog
 from batch_manager.batches import Batch, Release, Request, Slice
 from batch_manager.deadlines import Deadlines
-from batch_manager.engines import Engine, Lane, Rate, claims, in_lane, with_room
+from batch_manager.engines import Engine, Lane, Rate, Sizes, claims, in_lane, share, with_room
 from batch_manager.messages import Policy
 from batch_manager.queue import Queue
 from engine.types import EngineLimits
 from wire.vocabulary import NUM_CLASSES, RequestClass
-
-# An engine is within 5 % of its best speed at its target; by the cost that every batch has, at an eighth of it about
-# within 30 %.
-_MIN_PART_OF_TARGET = 8
 
 
 class Model:
@@ -31,6 +27,7 @@ class Model:
         self._policy = policy
         self.backlog = Backlog(policy.bulk_share)
         self.rate = Rate()
+        self._sizes = Sizes(policy, self.rate)
         self.engines: list[Engine] = []
         self.max_seqlen: float = math.inf  # tokens of one sequence; not known before the first engine is
         self.queued_tokens = [0] * NUM_CLASSES
@@ -212,8 +209,8 @@ class Model:
         limits = engine.limits
         is_mixed = self._is_mixed(now)
         max_tokens = self.max_tokens(limits, lane, now)
-        part = share(self.waiting_tokens(lane), num_idle, least=self._min_tokens(limits), most=max_tokens)
-        budget = self._budget(limits, part, lane=lane)
+        part = share(self.waiting_tokens(lane), num_idle, least=self._sizes.min_tokens(limits), most=max_tokens)
+        budget = self._sizes.budget(limits, part, lane=lane)
         if lane is None:
             batch = self.backlog.next_batch(budget, may_be_suspect=not engine.batches)
         else:
@@ -226,7 +223,7 @@ class Model:
         if batch.release is Release.FULL:
             if part < max_tokens:
                 batch.release = Release.SHARE
-            elif max_tokens < self._max_tokens(limits, is_mixed=False):
+            elif max_tokens < self._sizes.max_tokens(limits, is_mixed=False):
                 batch.release = Release.CLASS
         return batch
 
@@ -253,7 +250,7 @@ class Model:
         """
         if not limits.overlaps or not batches:
             return False
-        return batches[-1].max_seqlen > self._max_tokens(limits, is_mixed=True)
+        return batches[-1].max_seqlen > self._sizes.max_tokens(limits, is_mixed=True)
 
     def _is_mixed(self, now: float) -> bool:
         """Whether bulk waits while interactive work is about."""
@@ -262,37 +259,6 @@ class Model:
         waits = self.backlog.num_tokens(RequestClass.INTERACTIVE) > 0
         return waits or now - self.last_interactive_at < self._policy.interactive_memory
 
-    def _budget(self, limits: EngineLimits, max_tokens: int, *, lane: Lane) -> Budget:
-        """For one lane. Where batches don't overlap, some bulk joins an urgent batch: a small one has the same cost."""
-        if lane is None:
-            max_joined = max_tokens
-        elif lane == RequestClass.INTERACTIVE and not limits.overlaps:
-            max_joined = min(max_tokens, self._min_tokens(limits))
-        else:
-            max_joined = 0
-        return Budget(max_tokens, max_joined, limits.max_num_tokens, limits.max_num_seqs, limits.token_buckets)
-
     def max_tokens(self, limits: EngineLimits, lane: Lane, now: float) -> int:
         """Of a batch for a lane of this engine, by choice."""
-        # where batches overlap, bulk delays urgent batches by a part of its batch, however large that is
-        is_short = self._is_mixed(now) and not (lane == RequestClass.BULK and limits.overlaps)
-        return self._max_tokens(limits, is_mixed=is_short)
-
-    def _max_tokens(self, limits: EngineLimits, *, is_mixed: bool) -> int:
-        """Of a batch for this engine, by choice: as many as it gains by, and as few as are computed in time."""
-        max_tokens = self._policy.max_batch_tokens or limits.target_num_tokens or limits.max_num_tokens
-        if self.rate.tokens_per_second:
-            seconds = limits.max_batch_seconds_mixed if is_mixed else limits.max_batch_seconds
-            in_time = int(self.rate.tokens_per_second * seconds)
-            max_tokens = min(max_tokens, max(self._min_tokens(limits), in_time))
-        return min(max_tokens, limits.max_num_tokens)
-
-    def _min_tokens(self, limits: EngineLimits) -> int:
-        """How small batches are made at most, be it to keep to a time or to share work out."""
-        known = limits.target_num_tokens // _MIN_PART_OF_TARGET
-        return min(known, self._policy.min_batch_tokens) if known else self._policy.min_batch_tokens
-
-
-def share(num_tokens: int, num_idle: int, *, least: int, most: int) -> int:
-    """What one stream takes of so many waiting tokens so that, where several idle, all of them are done soonest."""
-    return min(most, max(least, -(-num_tokens // num_idle))) if num_idle > 1 else most
+        return self._sizes.max_tokens_of(lane, limits, is_mixed=self._is_mixed(now))

@@ -3,7 +3,8 @@
 Shapes: T tokens of all sequences, B sequences in a mini-batch, S tokens of its longest.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,11 @@ class MiniBatch:
 
 
 def cut(batch: Batch, *, num_streams: int) -> list[MiniBatch]:
-    """All sequences of a batch, the longest first. The last mini-batches are short, so streams end together."""
+    """All sequences of a batch, the longest first. The last mini-batches are short, so streams end together.
+
+    If the batch gives way, they are small, and short ones are between long ones: the streams do not all compute long
+    ones at the same time, so an urgent mini-batch soon finds a free stream.
+    """
     cu_seqlens = batch.cu_seqlens
     share = MAX_PADDED_TOKENS if num_streams == 1 else int(cu_seqlens[-1]) // num_streams
     if batch.gives_way:
@@ -46,7 +51,8 @@ def cut(batch: Batch, *, num_streams: int) -> list[MiniBatch]:
     seqlens = np.diff(cu_seqlens)
     # Rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none.
     most = 0 if _has_hidden(batch) else COST_IN_TOKENS
-    return [_mini_batch(cu_seqlens, numbers) for numbers in _groups(seqlens, max_padded_tokens, max_padding=most)]
+    groups = _groups(seqlens, max_padded_tokens, max_padding=most)
+    return [_mini_batch(cu_seqlens, numbers) for numbers in (_spread(groups) if batch.gives_way else groups)]
 
 
 def _has_hidden(batch: Batch) -> bool:
@@ -68,6 +74,14 @@ def _groups(seqlens: NDArray[np.int32], max_padded_tokens: int, *, max_padding: 
             yield order[start:end]
             start, padding = end, 0
     yield order[start:]
+
+
+def _spread(groups: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
+    """From the longest down, with the next two from the other end behind each."""
+    left = deque(groups)
+    while left:
+        yield left.popleft()
+        yield from [left.pop() for _ in range(min(2, len(left)))]
 
 
 def _mini_batch(cu_seqlens: NDArray[np.int32], numbers: NDArray[np.int64]) -> MiniBatch:

@@ -83,6 +83,15 @@ def test_bulk_gives_way_while_queries_are_about(overlaps: bool, expected: int) -
     assert (newest.is_urgent, newest.gives_way, newest.num_tokens) == (False, True, expected)
 
 
+@pytest.mark.parametrize(("overlaps", "expected"), [(True, [300, 300]), (False, [500, 500])])
+def test_queries_beside_bulk_are_sent_in_short_batches_where_these_overlap(overlaps: bool, expected: list[int]) -> None:
+    """Each is then answered soon after it is computed; alone they go together, as they are computed faster so."""
+    harness = started(overlaps=overlaps, tokens_per_second=18_000.0 if overlaps else 10_000.0)
+    harness.submit(*[50] * 2000, request_class=BULK)
+    harness.submit(*[50] * 100)
+    assert [batch.num_tokens for batch in harness.dispatched if batch.is_urgent] == expected
+
+
 def test_queries_that_come_while_one_is_computed_go_together() -> None:
     harness = started()
     harness.submit(*[50] * 1000, request_class=BULK)

@@ -67,3 +67,14 @@ def test_a_batch_that_gives_way_is_cut_small(seqlens: list[int], num_streams: in
     assert sum(len(mini_batch.numbers) for mini_batch in mini_batches) == len(seqlens)
     for mini_batch in mini_batches:
         assert mini_batch.index.size <= MIN_PADDED_TOKENS < MAX_PADDED_TOKENS or len(mini_batch.numbers) == 1
+
+
+def test_in_a_batch_that_gives_way_short_mini_batches_are_between_long_ones() -> None:
+    one = dataclasses.replace(batch(of_lengths(100, 200, 300, 150, 250)), gives_way=True)
+    assert [mini_batch.seqlens.tolist() for mini_batch in cut(one, num_streams=2)] == [
+        [300],
+        [100],
+        [150],
+        [250],
+        [200],
+    ]
