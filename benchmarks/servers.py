@@ -41,7 +41,8 @@ class Recipe:
 def embedline(*flags: str, name: str = "Embedline", root: Path = ROOT) -> Recipe:
     """Ours, with its default engine and a cache of its own. `root`: the folder of the source, perhaps an older one."""
     command = (sys.executable, "-P", "-m", "embedline", "serve", "--port", "{port}", "--prometheus-port", "0", *flags)
-    return Recipe(name, command, {"PYTHONPATH": str(root), "XDG_CACHE_HOME": "{cache}"})
+    # as a variable, since older commits that are compared know no such flag
+    return Recipe(name, command, {"PYTHONPATH": str(root), "XDG_CACHE_HOME": "{cache}", "DRAIN_DELAY": "0"})
 
 
 def infinity(environment: Path, model: Path) -> Recipe:

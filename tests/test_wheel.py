@@ -181,7 +181,7 @@ def serving(place: Place, command: list[str]) -> Iterator[tuple[subprocess.Popen
     with subprocess.Popen(
         [*command, *arguments],
         cwd=place.folder,
-        env=place.environment(),
+        env={**place.environment(), "DRAIN_DELAY": "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

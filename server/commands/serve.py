@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,17 +15,17 @@ from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
 from server.http.tls import load
 from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
-from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
 from server.supervisor.compiled_cache import cache_folder
 from server.supervisor.engine_python import check_engine_python
+from server.supervisor.listening.opening import Ports, open_ports
 from server.supervisor.memory_shares import memory_shares
 from server.supervisor.model_plan import ModelPlan, plan_models
-from server.supervisor.monitor import bind_monitor, make_monitor
-from server.supervisor.ports import bind
+from server.supervisor.monitor import make_monitor
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Supervisor
+from server.supervisor.takeover.succession import Succession
 from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json
@@ -46,8 +45,12 @@ class Prepared:
     key_file: KeyFile | None  # where some of them come from
     hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any
     cache_dir: str | None  # for what engines compile
-    http: socket.socket  # listening
-    monitor: socket.socket | None  # the same, the supervisor's own
+    ports: Ports
+
+    @property
+    def devices(self) -> list[str]:
+        """Of all engines."""
+        return [name for model in self.models for name in model.devices.names]
 
 
 def prepare(settings: Settings) -> Prepared:
@@ -61,16 +64,11 @@ def prepare(settings: Settings) -> Prepared:
     memory_shares(models)  # raises what is wrong with them before a port is bound
     compiles = any(model.engine != "fake" for model in models)
     cache_dir = cache_folder(settings.compiled_cache, os.environ) if compiles else None
-    http = bind(settings.hostname, settings.port, "--port")
-    try:
-        monitor = bind_monitor(settings.hostname, settings.prometheus_port)
-    except SettingsError:
-        http.close()
-        raise
+    ports = open_ports(settings, [name for model in models for name in model.devices.names])
     hosts = answered_hosts(
-        settings.allowed_hosts, hostname=settings.hostname, address=http.getsockname()[0], has_keys=bool(keys)
+        settings.allowed_hosts, hostname=settings.hostname, address=ports.http.address[0], has_keys=bool(keys)
     )
-    return Prepared(models, keys, file, hosts, cache_dir, http, monitor)
+    return Prepared(models, keys, file, hosts, cache_dir, ports)
 
 
 def serve(settings: Settings) -> int:
@@ -106,7 +104,7 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
     """Log what is about to be served."""
     found = cores.find()
     logger.info("sized for %d core(s): %s", found.usable, found)
-    host, port = prepared.http.getsockname()[:2]
+    host, port = prepared.ports.http.address
     for model in prepared.models:
         logger.info("serving %s on %s://%s:%d", model.name, scheme, host, port)
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
@@ -122,11 +120,12 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
 
 
 async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolder) -> int:
+    ports = prepared.ports
     topology = Topology(
         settings,
         prepared.models,
         folder=folder,
-        http=prepared.http,
+        http=ports.http.sockets,
         keys=prepared.keys,
         key_file=prepared.key_file,
         hosts=prepared.hosts,
@@ -135,19 +134,25 @@ async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolde
     watchdog = Watchdog(
         topology.page, heartbeat_timeout=settings.heartbeat_timeout, batch_timeout=settings.batch_timeout
     )
-    supervisor = Supervisor(topology, prepared.models, limits=_limits(settings), watchdog=watchdog)
-    monitoring = None
-    if prepared.monitor is not None:
-        keys = Keys(prepared.keys, metrics_need_a_key=settings.metrics_auth, file=prepared.key_file)
-        hosts = Hosts(prepared.hosts, origins=settings.cors_allow_origin)
-        page = make_monitor(supervisor.metrics.text, supervisor.why_not_ready, keys, hosts)
-        monitoring = HttpServer(page, prepared.monitor)
-        await monitoring.start()
+    supervisor = Supervisor(
+        topology,
+        prepared.models,
+        http=ports.http,
+        limits=_limits(settings),
+        watchdog=watchdog,
+        accepts_at_once=ports.predecessor is None,
+    )
+    keys = Keys(prepared.keys, metrics_need_a_key=settings.metrics_auth, file=prepared.key_file)
+    hosts = Hosts(prepared.hosts, origins=settings.cors_allow_origin)
+    page = make_monitor(supervisor.metrics.text, supervisor.why_not_ready, keys, hosts)
+    monitoring = HttpServer(page, ports.monitor.sockets if ports.monitor is not None else [])
+    succession = Succession(supervisor, ports, monitoring, devices=prepared.devices)
+    await succession.start()
     try:
-        return await supervisor.run(settings.shutdown_timeout)
+        return await supervisor.run(drain_delay=settings.drain_delay, shutdown_seconds=settings.shutdown_timeout)
     finally:
-        if monitoring is not None:
-            await monitoring.stop(0)
+        await monitoring.stop(0)
+        succession.close()
 
 
 def _limits(settings: Settings) -> Json:

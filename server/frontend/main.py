@@ -1,6 +1,7 @@
 """A frontend process: builds the pipeline and the ASGI app, and serves until the supervisor stops it."""
 
 import asyncio
+import contextlib
 import gc
 import socket
 
@@ -23,7 +24,7 @@ from server.requests.trace import Trace
 from server.settings.flag import SettingsError
 from tokenizer_pool.client import TokenizerPool
 from wire.child import Child, StartError, run
-from wire.control import Request
+from wire.control import Json, Request
 from wire.page import Page
 
 
@@ -31,7 +32,6 @@ async def serve(child: Child, start: FrontendStart) -> None:
     """The role of a frontend."""
     page = Page.attach(start.page_fd)
     state = ServerState(page, strict_model_name=start.strict_model_name)
-    child.on_state = state.update
     tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
     managers = BatchManagers(start.managers, page)
     admission = Admission(
@@ -66,20 +66,33 @@ async def serve(child: Child, start: FrontendStart) -> None:
     )
     server = HttpServer(
         with_cors(app, start.cors_allow_origin),
-        socket.socket(fileno=start.listener_fd),
+        [socket.socket(fileno=fd) for fd in start.listener_fds],
         on_refused=app.refused,
         certificate=_certificate(start),
     )
+    may_accept = asyncio.Event()
+
+    def changed(newest: Json) -> None:
+        state.update(newest)
+        if newest["accepting"]:
+            may_accept.set()
+        if newest["draining"]:
+            server.drain()
+
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     tokenizers.open()
     managers.open()
-    state.update(await child.request(Request.STATE))  # later changes come by `on_state`
-    await server.start()
+    child.on_state = changed
+    changed(await child.request(Request.STATE))
     gc.freeze()  # what is loaded now stays loaded; the garbage collector can skip it
+    accepting = asyncio.create_task(_accept(server, may_accept))
     child.ready()
     await child.stopping.wait()
     state.draining = True
+    accepting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await accepting
     await server.stop(start.shutdown_timeout)
     tokenizers.close()
     managers.close()
@@ -93,6 +106,12 @@ def _certificate(start: FrontendStart) -> Certificate | None:
         return Certificate(start.ssl_certfile, start.ssl_keyfile) if start.ssl_certfile else None
     except SettingsError as error:  # the supervisor has read it; so it has changed since
         raise StartError(str(error)) from None
+
+
+async def _accept(server: HttpServer, may_accept: asyncio.Event) -> None:
+    """Accept connections once it is allowed: while another server is taken over, not before the models are loaded."""
+    await may_accept.wait()
+    await server.start()
 
 
 if __name__ == "__main__":

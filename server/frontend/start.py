@@ -11,7 +11,7 @@ from server.settings.api_keys import ApiKey, KeyFile
 class FrontendStart:
     """Limits are this frontend's share of the server's."""
 
-    listener_fd: int  # of the HTTP port
+    listener_fds: list[int]  # of the HTTP port
     page_fd: int  # the shared page
     tokenizer_paths: list[str]  # of Unix sockets
     max_seqlens: list[int]  # tokens of a text, for each model

@@ -4,10 +4,14 @@ Of uvicorn it uses the configuration and the protocol. Uvicorn's own Server poll
 process's signals, and never tells a handler that its client has left.
 """
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import socket
+import termios
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 from uvicorn import Config
@@ -25,6 +29,7 @@ _HANDSHAKE_SECONDS = 10.0  # as long as a request's head may take
 # that it should, and must not hold up the end of the server.
 _GOODBYE_SECONDS = 3.0
 _LAST_ANSWER_SECONDS = 1.0  # for cancelled handlers to answer
+_LAST_REQUEST_SECONDS = 0.5  # for a request that is on its way when the server stops
 
 
 class _State(ServerState):
@@ -34,10 +39,29 @@ class _State(ServerState):
         super().__init__()
         self.empty = asyncio.Event()
         self.default_headers = DateHeader()
+        self.is_draining = False
 
 
 class _Protocol(Protocol):
-    """Sets the event when the last connection has closed."""
+    """Sets the event when the last connection has closed. While the server drains, every answer closes it."""
+
+    server_state: _State
+
+    def _read_on(self) -> None:
+        super()._read_on()
+        if self.server_state.is_draining:
+            self.close_after_answer()
+
+    def close_after_answer(self) -> None:
+        """The request that is being answered is the last, unless others were sent ahead: they are answered too."""
+        if self.cycle is not None and not self.cycle.response_started and not self._received:
+            self.cycle.keep_alive = False
+
+    def close_if_idle(self) -> None:
+        """Close it unless something was received that is still to be answered, here or in the kernel."""
+        is_idle = self._is_answered() and not self._received
+        if is_idle and not self.transport.is_closing() and not _num_unread(self.transport):
+            self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)  # as without TLS, where it would be eight times as much
@@ -46,7 +70,7 @@ class _Protocol(Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if not self.connections:
-            cast(_State, self.server_state).empty.set()
+            self.server_state.empty.set()
 
 
 class HttpServer:
@@ -55,14 +79,14 @@ class HttpServer:
     def __init__(
         self,
         app: ASGIApp,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         *,
         on_refused: OnRefused | None = None,
         certificate: Certificate | None = None,
     ) -> None:
         """`on_refused` gets the error of what never became a request: its head was too long, too slow or not HTTP.
         With a certificate the server speaks TLS."""
-        self._listener = listener
+        self._listeners = listeners
         self._certificate = certificate
         self._on_refused = on_refused or (lambda error: None)
         self._state = _State()
@@ -79,7 +103,7 @@ class HttpServer:
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
 
     async def start(self) -> None:
         """Begin to accept connections."""
@@ -92,7 +116,8 @@ class HttpServer:
                 "ssl_shutdown_timeout": _GOODBYE_SECONDS,
             }
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._make_protocol, sock=self._listener, backlog=2048, **tls)
+        for listener in self._listeners:
+            self._servers.append(await loop.create_server(self._make_protocol, sock=listener, backlog=2048, **tls))
 
     def _make_protocol(self) -> _Protocol:
         loop = asyncio.get_running_loop()
@@ -105,32 +130,52 @@ class HttpServer:
         """Connections that are open now."""
         return len(self._state.connections)
 
+    def drain(self) -> None:
+        """Go on accepting; every connection is closed after its next answer, which says so (`connection: close`)."""
+        self._state.is_draining = True
+        for connection in self._connections():
+            connection.close_after_answer()
+
     def stop_accepting(self) -> None:
-        """Close the listener and every idle connection; those with an open request close after their answer."""
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self._state.connections):
-            connection.shutdown()
+        """Close the listeners, and each connection after its next answer."""
+        for server in self._servers:
+            server.close()
+        self.drain()
 
     async def stop(self, seconds: float) -> None:
-        """Wait at most `seconds` for open requests and for clients to read the answers, then close all connections."""
+        """Wait at most `seconds` for open requests and for clients to read the answers, then close all connections.
+
+        A connection without a request is closed too, half a second later: a request may be on its way.
+        """
         self.stop_accepting()
         deadline = time.monotonic() + seconds
+        await self._wait_empty(min(_LAST_REQUEST_SECONDS, seconds))
+        for connection in self._connections():
+            connection.close_if_idle()
+        await self._wait_empty(deadline - time.monotonic())
+        for task in list(self._state.tasks):
+            task.cancel()
         if self._state.tasks:
-            _, unfinished = await asyncio.wait(self._state.tasks, timeout=seconds)
-            for task in unfinished:
-                task.cancel()
-            if unfinished:
-                await asyncio.wait(unfinished, timeout=_LAST_ANSWER_SECONDS)
-        await self._close_connections(max(_LAST_ANSWER_SECONDS, deadline - time.monotonic()))
-
-    async def _close_connections(self, seconds: float) -> None:
-        """Give clients `seconds` to read what was written."""
-        self._state.empty.clear()
-        for connection in list(self._state.connections):
+            await asyncio.wait(self._state.tasks, timeout=_LAST_ANSWER_SECONDS)
+        for connection in self._connections():
             connection.transport.close()
+        await self._wait_empty(_LAST_ANSWER_SECONDS)
+        for connection in self._connections():
+            connection.transport.abort()
+
+    async def _wait_empty(self, seconds: float) -> None:
+        """Until all connections are closed, at most so long."""
+        self._state.empty.clear()
         if self._state.connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._state.empty.wait(), seconds)
-        for connection in list(self._state.connections):
-            connection.transport.abort()
+
+    def _connections(self) -> list[_Protocol]:
+        return [cast(_Protocol, connection) for connection in self._state.connections]
+
+
+def _num_unread(transport: asyncio.Transport) -> int:
+    """Bytes that the kernel has received for a connection and nobody has read."""
+    counted = array.array("i", [0])
+    fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, counted)
+    return counted[0]

@@ -68,6 +68,14 @@ class Settings:
     port: int = flag(
         8080, "HTTP", "The port to listen on; 0 takes a free one.", aliases=("-p",), least=0, most=_MAX_PORT
     )
+    takeover: bool = flag(
+        False,
+        "HTTP",
+        "Take over from the server of this user that runs on the same --hostname and --port: load the models, then "
+        "accept in its place while it finishes its requests and ends. A restart or an upgrade then loses no request "
+        "and delays none. Refused where memory does not hold both. On a shared GPU the running server ends first, and "
+        "clients wait. Where none runs, this is an ordinary start.",
+    )
     strict_model_name: bool = flag(
         False,
         "HTTP",
@@ -215,11 +223,20 @@ class Settings:
         "times the predicted time of the batch.",
         least=0.1,
     )
+    drain_delay: float = flag(
+        5.0,
+        "Processes",
+        "Seconds after SIGTERM in which the server goes on accepting connections: /readyz is 503 already, and every "
+        "answer closes its connection. Choose more than a balancer needs to notice that. 0 where nothing balances. "
+        "Ctrl-C never waits. The images set it to 1, because Docker kills after 10; in Kubernetes set it to 5.",
+        least=0,
+    )
     shutdown_timeout: float = flag(
         30.0,
         "Processes",
-        "Seconds that open requests get to finish at shutdown. The processes then get a few more seconds; whoever "
-        "stops the server must wait longer than both. The images set it to 3, because Docker kills after 10.",
+        "Seconds that open requests get to finish at shutdown, after --drain-delay. The processes then get a few more "
+        "seconds; whoever stops the server must wait longer than all three. The images set it to 2, because Docker "
+        "kills after 10.",
         least=0,
     )
     uds_path: str | None = flag(
@@ -246,6 +263,8 @@ class Settings:
         self._check_models()
         if shutil.which(self.engine_python) is None:
             raise SettingsError("--engine-python is not a program on this machine")
+        if self.takeover and self.port == 0:
+            raise SettingsError("--takeover needs the --port of the running server")
         if not all(map(_is_origin, self.cors_allow_origin)):
             raise SettingsError("--cors-allow-origin takes origins such as https://example.org, without a path, or *")
         if not all(map(_is_host, self.allowed_hosts)):

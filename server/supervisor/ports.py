@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from typing import Any
 
 from server.settings.flag import SettingsError
 
@@ -9,12 +10,15 @@ _BACKLOG = 2048
 _HIGH_PORT = 8080  # any from 1024 on would do
 
 
+def address_of(hostname: str, port: int) -> tuple[str, int]:
+    """What `bind` binds, as numbers. Raises SettingsError."""
+    _, (host, *_) = _resolved(hostname, port)
+    return str(host), port
+
+
 def bind(hostname: str, port: int, flag: str) -> socket.socket:
     """A bound and listening TCP socket. Raises SettingsError that names the flag."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise SettingsError(f"--hostname is not an address of this machine: {error.strerror}") from None
+    family, address = _resolved(hostname, port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -27,6 +31,15 @@ def bind(hostname: str, port: int, flag: str) -> socket.socket:
         raise SettingsError(f"{flag} {port}: can't listen there: {error.strerror}{_remedy(error, flag)}") from None
     listener.setblocking(False)
     return listener
+
+
+def _resolved(hostname: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    """Raises SettingsError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise SettingsError(f"--hostname is not an address of this machine: {error.strerror}") from None
+    return family, address
 
 
 def _remedy(error: OSError, flag: str) -> str:

@@ -27,8 +27,15 @@ class Readiness:
     """Numbers each STATE and tracks which frontends have applied which."""
 
     def __init__(
-        self, children: Sequence[ChildProcess], models: Sequence[ModelPlan], *, page: Page, limits: Json
+        self,
+        children: Sequence[ChildProcess],
+        models: Sequence[ModelPlan],
+        *,
+        page: Page,
+        limits: Json,
+        accepts_at_once: bool = True,
     ) -> None:
+        """`accepts_at_once`: whether frontends accept connections before the server is ready, too."""
         self._children = children
         self._page = page
         self._models = models
@@ -36,7 +43,9 @@ class Readiness:
         self._infos: dict[ChildProcess, Json] = {}  # what each engine said when it became ready, and when
         self._number = 1  # of the newest STATE; a child that has seen none is at 0
         self._ready_since = 0  # number of the STATE that first said ready; 0 while not ready
+        self._is_accepting = accepts_at_once
         self._is_stopping = False
+        self.was_ready = False  # at any time
         self._logged: str | None = "starting"  # the reason that was logged last
 
     def engine_loaded(self, engine: ChildProcess, info: Json) -> None:
@@ -60,6 +69,8 @@ class Readiness:
         return {
             "ready": reason is None,
             "reason": reason,
+            "accepting": self._is_accepting,
+            "draining": self._is_stopping,
             "names": [model.name for model in self._models],
             "models": self._loaded(),
             "limits": self._limits,
@@ -77,6 +88,7 @@ class Readiness:
             self._ready_since = 0
         elif not self._ready_since:
             self._ready_since = self._number
+            self._is_accepting = self.was_ready = True
         state = self.state()
         for child in self._of("frontend"):
             child.send_state(self._number, state)

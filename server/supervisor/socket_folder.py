@@ -52,10 +52,16 @@ class SocketFolder:
         os.close(self._lock)
 
 
+def runtime_folder() -> Path:
+    """Where a user's running programs keep their sockets."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    if len(os.fsencode(folder)) > _MAX_PATH_BYTES - 40 or not os.access(folder, os.W_OK):
+        return Path("/tmp")
+    return folder
+
+
 def _made() -> Path:
-    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    if len(os.fsencode(parent)) > _MAX_PATH_BYTES - 40 or not os.access(parent, os.W_OK):
-        parent = Path("/tmp")
+    parent = runtime_folder()
     _sweep(parent)
     return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
 

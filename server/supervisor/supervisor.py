@@ -5,10 +5,12 @@ no request, so that it answers when anything else is stuck.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from server.metrics.gauges import ModelGauges, ServerGauges
@@ -16,6 +18,8 @@ from server.metrics.processes import ProcessGauges, ProcessState
 from server.metrics.registry import Registry
 from server.requests.admission.expected_wait import expected_wait
 from server.supervisor.child import ChildProcess, SpawnError
+from server.supervisor.listening.drain import empty_queue
+from server.supervisor.listening.listeners import Listeners
 from server.supervisor.model_plan import ModelPlan
 from server.supervisor.readiness import ROLES, Readiness
 from server.supervisor.restarts import Restarts
@@ -35,19 +39,43 @@ class _Ending:
     """How the server ends."""
 
     code: int  # of the process
-    message: str  # the last line of the log; "" = none
+    message: str = ""  # the last line of the log; "" = none
+    delay: float = 0.0  # seconds in which it goes on accepting connections
 
 
 class Supervisor:
-    """The running server. `run` returns the exit code of the whole server."""
+    """The running server. `run` returns the exit code of the whole server.
 
-    def __init__(self, topology: Topology, models: Sequence[ModelPlan], *, limits: Json, watchdog: Watchdog) -> None:
+    on_ready     called once, when a request would be computed for the first time
+    on_stopping  called once, when the server begins to drain
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        models: Sequence[ModelPlan],
+        *,
+        http: Listeners,
+        limits: Json,
+        watchdog: Watchdog,
+        accepts_at_once: bool = True,
+    ) -> None:
+        """`http` are the topology's sockets. `accepts_at_once`: whether connections are accepted before models are
+        loaded."""
+        self.on_ready: Callable[[], None] = lambda: None
+        self.on_stopping: Callable[[], None] = lambda: None
         self._topology = topology
+        self._http = http
         self._watchdog = watchdog
         self._children = [ChildProcess(plan, self) for plan in topology.plans()]
-        self._readiness = Readiness(self._children, models, page=topology.page, limits=limits)
+        self._readiness = Readiness(
+            self._children, models, page=topology.page, limits=limits, accepts_at_once=accepts_at_once
+        )
         self._restarts = Restarts()
+        self._restarted_roles = set(ROLES)  # while the server drains fewer and fewer of them
         self._exit: asyncio.Future[_Ending] = asyncio.get_running_loop().create_future()
+        self._hurry = asyncio.Event()  # ends the time in which a server that stops goes on accepting
+        self._is_noted = False  # whether `on_ready` was called
         self._tasks: set[asyncio.Task[None]] = set()
         self.metrics = Registry(
             [
@@ -62,11 +90,15 @@ class Supervisor:
             ]
         )
 
-    async def run(self, shutdown_seconds: float) -> int:
-        """Serve until a signal, or until a process that is needed can't be started."""
+    async def run(self, *, drain_delay: float, shutdown_seconds: float) -> int:
+        """Serve until a signal, until another server takes over, or until a needed process can't be started.
+
+        After SIGTERM connections are accepted for `drain_delay` more seconds; then open requests have
+        `shutdown_seconds` to finish.
+        """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGTERM, self._signalled, drain_delay)
+        loop.add_signal_handler(signal.SIGINT, self._signalled)  # somebody at a terminal, whom no balancer knows
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         try:
@@ -76,8 +108,10 @@ class Supervisor:
             self._end(_EXIT_SETTINGS, str(error))
         watching = loop.create_task(self._watchdog.run(self._children))
         ending = await self._exit
+        await self._drain(ending.delay)
+        await self._stop_frontends(shutdown_seconds)
         watching.cancel()
-        await self._stop(shutdown_seconds)
+        await self._stop_others()
         if ending.message:
             logger.critical("%s", ending.message)
         return ending.code
@@ -85,6 +119,21 @@ class Supervisor:
     def why_not_ready(self) -> str | None:
         """None when a request sent now would be computed."""
         return self._readiness.why_not_ready()
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it was ready at any time."""
+        return self._readiness.was_ready
+
+    def pids(self) -> list[int]:
+        """Of all processes, this one included."""
+        return [os.getpid(), *(child.pid for child in self._children if child.pid is not None)]
+
+    def taken_over(self, pid: int) -> None:
+        """Another server accepts on the same sockets from now on: end in order, without delay."""
+        logger.info("process %d has taken over", pid)
+        self._begin_to_stop(_Ending(0))
+        self._hurry.set()
 
     # ChildEvents
 
@@ -99,6 +148,7 @@ class Supervisor:
     def state_seen(self, child: ChildProcess) -> None:
         """It has applied the newest state."""
         self._readiness.log()
+        self._note_ready()
 
     def child_exited(self, child: ChildProcess, returncode: int) -> None:
         """It is gone; start it again unless the server is stopping or it never starts."""
@@ -110,6 +160,7 @@ class Supervisor:
     def metrics_arrived(self, deltas: Json) -> None:
         """It sent counts."""
         self.metrics.absorb(deltas)
+        self._note_ready()  # what a batch manager writes on the page comes without a message
 
     def answer(self, child: ChildProcess, what: str) -> Json:
         """Answer a request of the child."""
@@ -117,6 +168,11 @@ class Supervisor:
             return self._readiness.state_for(child)
         assert what == Request.METRICS
         return {"text": self.metrics.text()}
+
+    def _note_ready(self) -> None:
+        if not self._is_noted and self.why_not_ready() is None:
+            self._is_noted = True
+            self.on_ready()
 
     def _forget(self, child: ChildProcess) -> None:
         """Clear a dead process's cells on the shared page and its gauges."""
@@ -128,9 +184,9 @@ class Supervisor:
 
     def _lost(self, child: ChildProcess, reason: str) -> None:
         """A process has died or could not be started."""
-        if self._exit.done():
-            return
         title, role = child.plan.title, child.plan.role
+        if role not in self._restarted_roles:
+            return
         logger.error("%s has ended: %s", title, reason)
         delay = self._restarts.failed(child, time.monotonic())
         if self._restarts.has_given_up(child) and not self._has_stand_in(child):
@@ -152,41 +208,65 @@ class Supervisor:
     async def _start_again(self, child: ChildProcess, delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
-        if self._exit.done():
+        if child.plan.role not in self._restarted_roles:
             return
         try:
             await child.start()
         except SpawnError as error:
             self._lost(child, str(error))
 
-    def _end(self, code: int, message: str = "") -> None:
+    def _end(self, code: int, message: str) -> None:
         if not self._exit.done():
             self._exit.set_result(_Ending(code, message))
 
-    def _signalled(self) -> None:
+    def _signalled(self, delay: float = 0.0) -> None:
         """The first signal stops in order, the second at once."""
         if self._exit.done():
+            self._restarted_roles.clear()
+            self._hurry.set()
             for child in self._children:
                 child.kill()
             return
-        logger.info("stopping")
-        self._end(0)
+        self._begin_to_stop(_Ending(0, delay=delay if self._readiness.was_ready else 0.0))
+
+    def _begin_to_stop(self, ending: _Ending) -> None:
+        if self._exit.done():
+            return
+        more = f"; connections are accepted for {ending.delay:g} s more" if ending.delay else ""
+        logger.info("stopping%s", more)
+        self._exit.set_result(ending)
         self._readiness.stopping()
+        self.on_stopping()
 
     def _hung_up(self) -> None:
         """The terminal closed. This may come twice, and must not stop the server at once."""
         if not self._exit.done():
             self._signalled()
 
-    async def _stop(self, seconds: float) -> None:
-        """Frontends first, with time to finish their requests; the others have no work then. Engines last."""
-        self._topology.stop_listening()
-        for role in reversed(ROLES):
-            patience = seconds + _EXIT_SECONDS if role == "frontend" else _EXIT_SECONDS
-            children = [child for child in self._children if child.plan.role == role]
-            ended = await asyncio.gather(*(child.stop(patience) for child in children))
-            if not all(ended):
-                logger.error("%d %s process(es) had to be killed after %g s", ended.count(False), role, patience)
+    async def _drain(self, delay: float) -> None:
+        """Serve on for so long, as balancers go on sending for a while. Then let nobody in any more."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), delay)
+        if self._readiness.was_ready:
+            await empty_queue(self._http, is_worth_waiting=lambda: "frontend" in self._restarted_roles)
+
+    async def _stop_frontends(self, seconds: float) -> None:
+        """They have so long to finish their requests. Until then the processes that compute them are restarted."""
+        self._http.close()  # the port closes with the last frontend that serves it
+        self._restarted_roles.discard("frontend")
+        await self._stop_role("frontend", seconds + _EXIT_SECONDS)
+
+    async def _stop_others(self) -> None:
+        """They have no work any more. Engines last."""
+        self._restarted_roles.clear()
+        for role in reversed(ROLES[:-1]):
+            await self._stop_role(role, _EXIT_SECONDS)
+
+    async def _stop_role(self, role: str, patience: float) -> None:
+        children = [child for child in self._children if child.plan.role == role]
+        ended = await asyncio.gather(*(child.stop(patience) for child in children))
+        if not all(ended):
+            logger.error("%d %s process(es) had to be killed after %g s", ended.count(False), role, patience)
 
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -63,15 +63,15 @@ class Topology:
         models: Sequence[ModelPlan],
         *,
         folder: SocketFolder,
-        http: socket.socket,
+        http: Sequence[socket.socket],
         keys: Sequence[ApiKey] = (),
         key_file: KeyFile | None = None,
         hosts: tuple[str, ...] | None = None,
         cache_dir: str | None = None,
     ) -> None:
-        """`http` listens already. Without `keys` no request needs one; some may be of `key_file`. `hosts` are what
-        requests may name, as server.http.hosts has them. `cache_dir` is where engines keep what they
-        have compiled; None keeps nothing. Raises SettingsError where the memory shares of a GPU exceed it."""
+        """The sockets of `http` listen already, at one address. Without `keys` no request needs one; some may be of
+        `key_file`. `hosts` are what requests may name, as server.http.hosts has them. `cache_dir` is where engines keep
+        what they have compiled; None keeps nothing. Raises SettingsError where the memory shares of a GPU exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
@@ -105,10 +105,6 @@ class Topology:
         ]
         log_level, json_output = self._settings.log_level, self._settings.json_output
         return [dataclasses.replace(plan, log_level=log_level, json_output=json_output) for plan in plans]
-
-    def stop_listening(self) -> None:
-        """Close our copy of the HTTP port; it closes with the last frontend that serves it."""
-        self._http.close()
 
     def _engine(self, index: int, engine: EngineProcess) -> Plan:
         model = self._models[engine.model]
@@ -192,18 +188,23 @@ class Topology:
             index=index,
             module="server.frontend.main",
             python=sys.executable,
-            fds=(self._http.fileno(), self.page.fd),
-            start=self._frontend_start(),
+            fds=(*self._listener_fds(index), self.page.fd),
+            start=self._frontend_start(index),
         )
 
-    def _frontend_start(self) -> FrontendStart:
+    def _listener_fds(self, index: int) -> list[int]:
+        """The sockets of the HTTP port that a frontend serves: each has one at least, and each is served."""
+        own = self._http[index :: self._settings.frontends] or [self._http[index % len(self._http)]]
+        return [listener.fileno() for listener in own]
+
+    def _frontend_start(self, index: int) -> FrontendStart:
         settings = self._settings
         managers = [
             ManagerAddress(listening.path, tuple(sorted({engine.model for engine in self._engines_of(manager)})))
             for manager, listening in enumerate(self._managers)
         ]
         return FrontendStart(
-            listener_fd=self._http.fileno(),
+            listener_fds=self._listener_fds(index),
             page_fd=self.page.fd,
             tokenizer_paths=[listening.path for listening in self._tokenizers],
             max_seqlens=[model.folder.max_seqlen for model in self._models],

@@ -91,6 +91,7 @@ class Server:
                 "PYTHONPATH": str(ROOT),
                 "XDG_RUNTIME_DIR": str(runtime),
                 "XDG_CACHE_HOME": os.environ.get(CACHE_HOME, str(folder)),  # benchmarks start servers without pytest
+                "DRAIN_DELAY": "0",  # nothing balances
                 "DEVICES": "cpu",  # where nobody says otherwise, so that a test is the same on a machine with a GPU
                 **(environment or {}),
             },

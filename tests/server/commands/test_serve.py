@@ -7,6 +7,8 @@ import pytest
 
 from server.commands.serve import Prepared, _log_models_and_keys
 from server.settings.api_keys import ApiKey, digest
+from server.supervisor.listening.listeners import Listeners
+from server.supervisor.listening.opening import Ports
 
 ANYONE, EMPTY = "anyone who can reach", "API_KEY is empty"
 
@@ -37,8 +39,8 @@ def test_a_server_that_is_open_to_others_says_so(
     keys = [ApiKey("team", digest(b"sesame"))] if has_keys else []
 
     with caplog.at_level(logging.WARNING), socket.create_server((host, 0)) as http:
-        prepared = Prepared([], keys, key_file=None, hosts=None, cache_dir=None, http=http, monitor=None)
-        _log_models_and_keys(prepared, scheme="http")
+        ports = Ports(Listeners([http]), monitor=None)
+        _log_models_and_keys(Prepared([], keys, key_file=None, hosts=None, cache_dir=None, ports=ports), scheme="http")
 
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(warned)

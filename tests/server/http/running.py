@@ -97,7 +97,7 @@ class Running:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._address = self._listener.getsockname()
         self.refused: list[RequestError] = []
-        self.server = HttpServer(self.app, self._listener, on_refused=self.refused.append)
+        self.server = HttpServer(self.app, [self._listener], on_refused=self.refused.append)
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:

@@ -37,7 +37,7 @@ class Running:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.certificate = Certificate(str(pair.certfile), str(pair.keyfile))
-        self.server = HttpServer(application, listener, certificate=self.certificate)
+        self.server = HttpServer(application, [listener], certificate=self.certificate)
 
     async def connect(self, trusted: Pair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=trusted.trusting())

@@ -18,7 +18,7 @@ from wire.dataclass_json import from_json, to_json
 from wire.frames import ProtocolError
 
 FRONTEND = FrontendStart(
-    listener_fd=3,
+    listener_fds=[3, 5],
     page_fd=4,
     tokenizer_paths=["/t"],
     max_seqlens=[256],

@@ -8,8 +8,10 @@ import pytest
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Plan
+from server.supervisor.listening.listeners import Listeners
 from server.supervisor.model_plan import plan_models
 from server.supervisor.ports import bind
+from server.supervisor.restarts import Restarts
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.topology import Topology
@@ -34,9 +36,10 @@ class Fallen:
         settings = Settings(models=(ModelSettings(engine="fake", devices=",".join(devices)),))
         models = plan_models(settings)
         with bind("127.0.0.1", 0, "--port") as http:
-            topology = Topology(settings, models, folder=folder, http=http)
+            topology = Topology(settings, models, folder=folder, http=[http])
         watchdog = Watchdog(topology.page, heartbeat_timeout=10, batch_timeout=60)
-        self.supervisor = Supervisor(topology, models, limits={}, watchdog=watchdog)
+        listeners = Listeners([http], kept_elsewhere=True)
+        self.supervisor = Supervisor(topology, models, http=listeners, limits={}, watchdog=watchdog)
         self.children = {child.plan.title: child for child in self.supervisor._children}
 
     async def _start(self, child: ChildProcess) -> None:
@@ -112,7 +115,8 @@ def test_processes_end_in_the_reverse_order_of_their_start(
         server = Fallen(folder, monkeypatch, "a")
         children = server.supervisor._children
         children[:] = [Dying(child.plan, stopped) for child in children]  # type: ignore[misc]
-        await server.supervisor._stop(30)
+        await server.supervisor._stop_frontends(30)
+        await server.supervisor._stop_others()
 
     asyncio.run(run())
     assert list(dict.fromkeys(stopped)) == [
@@ -121,3 +125,81 @@ def test_processes_end_in_the_reverse_order_of_their_start(
         ("tokenizer", 5.0),
         ("engine", 5.0),
     ]
+
+
+@pytest.mark.holds("Shutdown")
+def test_while_requests_are_finished_whatever_computes_them_is_started_again(
+    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as connections are accepted, frontends too."""
+
+    async def run() -> None:
+        server = Fallen(folder, monkeypatch, "a")
+        supervisor = server.supervisor
+        everything = list(server.children)
+
+        async def restarted() -> list[str]:
+            server.started.clear()
+            for title in everything:
+                server.fall(title, 1)
+            await asyncio.sleep(0)
+            return server.started
+
+        monkeypatch.setattr(ChildProcess, "stop", stop)
+        monkeypatch.setattr(Restarts, "failed", lambda *_: 0.0)
+        supervisor._signalled(60.0)
+        assert await restarted() == everything
+        ending = asyncio.create_task(supervisor._stop_frontends(30))
+        await asking.wait()
+        assert await restarted() == [title for title in everything if not title.startswith("frontend")]
+        let_go.set()
+        await ending
+        await supervisor._stop_others()
+        assert await restarted() == []
+
+    asking, let_go = asyncio.Event(), asyncio.Event()
+
+    async def stop(child: ChildProcess, seconds: float) -> bool:
+        asking.set()
+        await let_go.wait()
+        return True
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("Shutdown")
+@pytest.mark.parametrize(
+    ("was_ready", "signals", "delay"),
+    [(True, ["TERM"], 60.0), (True, ["INT"], 0.0), (False, ["TERM"], 0.0), (True, ["INT", "TERM"], 0.0)],
+)
+def test_only_sigterm_of_a_server_that_served_waits_for_balancers(
+    folder: SocketFolder, monkeypatch: pytest.MonkeyPatch, was_ready: bool, signals: list[str], delay: float
+) -> None:
+    async def run() -> None:
+        server = Fallen(folder, monkeypatch, "a")
+        told: list[None] = []
+        server.supervisor.on_stopping = lambda: told.append(None)
+        server.supervisor._readiness.was_ready = was_ready
+        for name in signals:
+            server.supervisor._signalled(*([60.0] if name == "TERM" else []))
+        assert server.supervisor._exit.result().delay == delay
+        assert server.supervisor._readiness.state()["draining"]
+        assert len(told) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("who", ["a second signal", "a successor"])
+def test_the_delay_ends_early(who: str, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        server = Fallen(folder, monkeypatch, "a")
+        server.supervisor._signalled(3600.0)
+        draining = asyncio.create_task(server.supervisor._drain(3600.0))
+        await asyncio.sleep(0)
+        if who == "a successor":
+            server.supervisor.taken_over(1)
+        else:
+            server.supervisor._signalled(3600.0)
+        await asyncio.wait_for(draining, 20)
+
+    asyncio.run(run())

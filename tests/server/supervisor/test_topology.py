@@ -33,7 +33,7 @@ def model(name: str, **others: Any) -> ModelSettings:
 def topology_of(
     chosen: Settings, folder: SocketFolder, http: socket.socket, *, cache_dir: str | None = None
 ) -> Topology:
-    return Topology(chosen, plan_models(chosen), folder=folder, http=http, cache_dir=cache_dir)
+    return Topology(chosen, plan_models(chosen), folder=folder, http=[http], cache_dir=cache_dir)
 
 
 @pytest.fixture

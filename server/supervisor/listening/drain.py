@@ -1,0 +1,31 @@
+"""The end of a port: who has connected is let in, nobody else."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from server.supervisor.listening.listeners import Listeners
+
+_HANDSHAKE_SECONDS = 0.2  # for handshakes that have begun
+_QUEUE_SECONDS = 5.0  # for frontends to accept what waits; under load it takes milliseconds
+_LOOK_SECONDS = 0.01  # the kernel tells nobody that a queue has become empty
+
+logger = logging.getLogger("embedline.supervisor")
+
+
+async def empty_queue(listeners: Listeners, *, is_worth_waiting: Callable[[], bool]) -> None:
+    """Begin no more handshakes, and wait until the frontends have accepted every connection.
+
+    Where another process goes on serving the sockets there is nothing to do.
+    """
+    if listeners.kept_elsewhere:
+        return
+    listeners.refuse_new()
+    await asyncio.sleep(_HANDSHAKE_SECONDS)
+    deadline = time.monotonic() + _QUEUE_SECONDS
+    while num_waiting := listeners.num_waiting():
+        if time.monotonic() > deadline or not is_worth_waiting():
+            logger.error("%d connection(s) are reset: no frontend accepted them", num_waiting)
+            return
+        await asyncio.sleep(_LOOK_SECONDS)

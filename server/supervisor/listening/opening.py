@@ -1,0 +1,89 @@
+"""Opens the ports: taken over from the running server, passed in by whoever started this one, or bound here."""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine import registry
+from engine.machine.devices import kind_of
+from server.settings.flag import SettingsError
+from server.settings.settings import Settings
+from server.supervisor.listening.inherited import MONITOR_NAME, inherited
+from server.supervisor.listening.listeners import Listeners
+from server.supervisor.monitor import bind_monitor
+from server.supervisor.ports import address_of, bind
+from server.supervisor.takeover import predecessor
+from server.supervisor.takeover.memory import check_room
+from server.supervisor.takeover.place import NoPlace, place
+from server.supervisor.takeover.predecessor import Predecessor
+
+logger = logging.getLogger("embedline.supervisor")
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All sockets listen already."""
+
+    http: Listeners
+    monitor: Listeners | None  # the supervisor's own port
+    predecessor: Predecessor | None = None  # whose sockets they are
+
+    def close(self) -> None:
+        """Close our copies."""
+        for listeners in filter(None, (self.http, self.monitor)):
+            listeners.close()
+        if self.predecessor is not None:
+            self.predecessor.connection.close()
+
+
+def open_ports(settings: Settings, devices: Sequence[str]) -> Ports:
+    """`devices` are those of all engines that this server will have. Raises SettingsError."""
+    running = _running_server(settings, devices) if settings.takeover else None
+    passed = inherited(os.environ)
+    if running is not None:
+        return Ports(running.http, _monitor(settings, running.monitor), running)
+    if passed:
+        return Ports(passed[""], _monitor(settings, passed.get(MONITOR_NAME)))
+    http = Listeners([bind(settings.hostname, settings.port, "--port")])
+    try:
+        return Ports(http, _monitor(settings, None))
+    except SettingsError:
+        http.close()
+        raise
+
+
+def _monitor(settings: Settings, given: Listeners | None) -> Listeners | None:
+    """The given one, unless the settings name another port or none."""
+    if given is not None:
+        if settings.prometheus_port in (None, given.address[1]):
+            return given
+        given.close()
+    bound = bind_monitor(settings.hostname, settings.prometheus_port)
+    return None if bound is None else Listeners([bound])
+
+
+def _running_server(settings: Settings, devices: Sequence[str]) -> Predecessor | None:
+    """The one to take over from, once this server may load its models."""
+    try:
+        running = predecessor.find(place(*address_of(settings.hostname, settings.port)))
+    except NoPlace as error:
+        raise SettingsError(f"--takeover: {error}") from None
+    if running is None:
+        logger.info("no server of this user is at port %d to take over from", settings.port)
+        return None
+    shared = sorted({name for name in devices if kind_of(name) == registry.CUDA} & set(running.offer.devices))
+    if shared:
+        logger.info(
+            "process %d ends first, as both servers need %s; clients wait meanwhile", running.pid, ", ".join(shared)
+        )
+        running.drain()
+        running.wait()
+        return running
+    try:
+        check_room(running.offer.num_bytes)
+    except SettingsError:
+        running.close()
+        raise
+    logger.info("process %d serves until this server is ready", running.pid)
+    return running
