@@ -29,6 +29,7 @@ from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor import restarts, supervisor, topology, watchdog
+from server.supervisor.takeover import messages as takeover_messages
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.generated_pages import COMMAND, PACKAGES, held_by, invariants, promises
 from tests.generated_pages import PAGES as PAGES_MADE
@@ -172,7 +173,7 @@ def kinds_in(module: ModuleType) -> dict[int, str]:
 
 def test_every_kind_of_frame_is_in_the_table() -> None:
     declared = {frames.HELLO: "HELLO"}
-    for module in (control, tokenizer_pool.messages, batch_manager.messages, engine.messages):
+    for module in (control, tokenizer_pool.messages, batch_manager.messages, engine.messages, takeover_messages):
         kinds = kinds_in(module)
         assert not declared.keys() & kinds.keys(), "a kind belongs to one package"
         declared |= kinds

@@ -15,7 +15,7 @@ class NoPlace(Exception):
 
 def place(host: str, port: int) -> Path:
     """The path of the socket. Makes its folder (0700) where there is none. Raises NoPlace."""
-    folder = runtime_folder() / f"embedline-takeover-{os.getuid()}"
+    folder = runtime_folder() / f"embedline_takeover-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()

@@ -32,7 +32,7 @@ def connect(listener: socket.socket) -> socket.socket:
     return socket.create_connection(listener.getsockname()[:2], timeout=NO_ANSWER_SECONDS)
 
 
-@pytest.mark.holds("Shutdown")
+@pytest.mark.holds("A connection that was established is answered", "Shutdown")
 def test_who_is_in_is_served_and_nobody_else_comes_in(listener: socket.socket) -> None:
     listeners = Listeners([listener])
     with contextlib.ExitStack() as stack:

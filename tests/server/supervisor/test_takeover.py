@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -67,9 +67,9 @@ class Running:
     def port(self) -> int:
         return int(self.listener.getsockname()[1])
 
-    def settings(self, **others: int) -> Settings:
+    def settings(self, **others: Any) -> Settings:
         models = (ModelSettings(engine="fake"),)
-        return Settings(port=self.port, takeover=True, models=models, **others)  # type: ignore[arg-type]
+        return Settings(port=self.port, takeover=True, models=models, **others)
 
     def close(self) -> None:
         self.handover.close()
