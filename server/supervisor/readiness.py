@@ -63,6 +63,12 @@ class Readiness:
         self._is_stopping = True
         self.send()
 
+    def accept(self) -> None:
+        """From now on frontends accept connections, if they did not before."""
+        if not self._is_accepting:
+            self._is_accepting = True
+            self.send()
+
     def state(self) -> Json:
         """What frontends need to know, as it is now."""
         reason = self._why_processes_not_ready()
@@ -88,7 +94,7 @@ class Readiness:
             self._ready_since = 0
         elif not self._ready_since:
             self._ready_since = self._number
-            self._is_accepting = self.was_ready = True
+            self.was_ready = True
         state = self.state()
         for child in self._of("frontend"):
             child.send_state(self._number, state)

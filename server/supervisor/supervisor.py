@@ -172,6 +172,7 @@ class Supervisor:
     def _note_ready(self) -> None:
         if not self._is_noted and self.why_not_ready() is None:
             self._is_noted = True
+            self._readiness.accept()
             self.on_ready()
 
     def _forget(self, child: ChildProcess) -> None:

@@ -75,6 +75,8 @@ class Handover:
             self._listener = None
             if not self._is_taken:  # else it is the successor's by now
                 self._path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another server of this user waits there too
+                    self._path.parent.rmdir()
         for connection in list(self._connections):
             self._forget(connection)
 

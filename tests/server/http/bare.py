@@ -82,7 +82,7 @@ class Bare:
     def __init__(self, app: ASGIApp) -> None:
         self.refused: list[RequestError] = []
         self._listener = socket.socket()
-        self.server = HttpServer(app, self._listener, on_refused=self.refused.append)
+        self.server = HttpServer(app, [self._listener], on_refused=self.refused.append)
         self.server._config.load()
 
     def connect(self) -> "Connected":

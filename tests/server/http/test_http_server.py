@@ -122,6 +122,53 @@ def test_stop_cancels_what_takes_too_long_and_lets_it_say_so(
 
 
 @pytest.mark.holds("Shutdown")
+def test_while_it_drains_every_answer_closes_its_connection(run: Callable[[Test], None]) -> None:
+    """Of what was asked before, too, and of requests that were sent ahead the last one."""
+
+    async def test(running: Running) -> None:
+        async with running.client() as asked, running.client() as idle, running.client() as ahead:
+            idle.send(GET % b"now")
+            await idle.answer()
+            asked.send(GET % b"slow")
+            await running.app.waiting.get()
+            running.server.drain()
+            ahead.send(GET % b"now" * 3)
+            answers = await ahead.rest()
+            assert (answers.count(b"HTTP/1.1 200"), answers.count(b"connection: close")) == (3, 1)
+            running.app.gate.set()
+            for client in (asked, idle):
+                if client is idle:
+                    client.send(GET % b"now")
+                assert b"connection: close" in await client.rest()
+            async with running.client() as new:
+                new.send(GET % b"now")
+                assert b"connection: close" in await new.rest()
+
+    run(test)
+
+
+@pytest.mark.holds("A connection that was established is answered", "Shutdown")
+def test_a_request_that_is_on_its_way_when_the_server_stops_is_answered(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        async with running.client() as kept, running.client() as new:
+            kept.send(GET % b"now")
+            await kept.answer()
+            new.send(GET % b"now")
+            await new.answer()
+            stopping = asyncio.create_task(running.server.stop(10))
+            await asyncio.sleep(0)
+            kept.send(GET % b"now")
+            new.send((GET % b"now")[:10])
+            await asyncio.sleep(0.01)
+            new.send((GET % b"now")[10:])
+            for client in (kept, new):
+                assert b"connection: close" in await client.rest()
+            await stopping
+
+    run(test)
+
+
+@pytest.mark.holds("Shutdown")
 def test_after_stop_nobody_is_let_in(run: Callable[[Test], None]) -> None:
     async def test(running: Running) -> None:
         await running.server.stop(10)

@@ -84,7 +84,7 @@ def test_while_it_drains_it_answers_and_says_that_it_closes(tmp_path: Path) -> N
 def test_an_engine_that_dies_or_hangs_while_requests_are_finished_is_replaced(
     how: signal.Signals, tmp_path: Path
 ) -> None:
-    flags = (*FAKE, "--fake-cost-ms", "1500", "--heartbeat-timeout", "2")
+    flags = (*FAKE, "--fake-cost-ms", "1500", "--heartbeat-timeout", "2", "--engine-restart-grace", "60")
     with serving(*flags, folder=tmp_path) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
         client.settimeout(PATIENCE)
         client.sendall(CLOSED)
