@@ -1,4 +1,4 @@
-"""The block-FP8 copy of a model that the tensorrt-llm engine loads where --quantization fp8 asks for FP8.
+"""The block-FP8 copy of a model that the tensorrt-llm engine loads with --quantization fp8.
 
 Engines import no tools, and engine/tools knows no engine. So engine.worker and `embedline verify` call this before they
 load an engine. A module of its own, because nothing else in engine/ may import tools.

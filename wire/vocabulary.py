@@ -1,4 +1,4 @@
-"""The two words every package needs, lying at the bottom of the import order."""
+"""The two types that every package needs."""
 
 import enum
 

@@ -1,4 +1,4 @@
-"""Texts into whole HTTP requests, made before the clock runs; and how many tokens an answer says it read."""
+"""Makes whole HTTP requests from texts before the clock starts, and reads from an answer how many tokens it counted."""
 
 import json
 import re

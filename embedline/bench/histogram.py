@@ -19,7 +19,7 @@ class Bucket:
 
 
 def buckets(ordered_ms: Sequence[float]) -> list[Bucket]:
-    """Of ascending latencies; round bounds in about equal ratios, as fine as fits 16 rows. None is left out."""
+    """Buckets for ascending latencies: round bounds in about equal ratios, at most 16. None is left out."""
     if not ordered_ms:
         return []
     lowest, highest = max(ordered_ms[0], 1e-3), max(ordered_ms[-1], 1e-3)

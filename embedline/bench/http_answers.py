@@ -1,4 +1,4 @@
-"""HTTP/1.1 answers out of bytes as they come, one at a time: by length, in chunks, or until the connection ends."""
+"""Parses HTTP/1.1 answers as their bytes arrive, one at a time: by length, in chunks, or until the connection ends."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ def header(head: bytes, name: bytes) -> bytes | None:
 
 
 class AnswerParser:
-    """For one answer: feed it what was received since the request was sent."""
+    """Parses one answer: feed it the bytes that were received since the request was sent."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

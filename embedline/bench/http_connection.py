@@ -118,7 +118,7 @@ class ConnectionPool:
             self._free.append(connection)
 
     def close(self) -> None:
-        """Close what is free."""
+        """Close the connections that no request uses."""
         for connection in self._free:
             connection.close()
         self._free.clear()

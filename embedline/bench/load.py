@@ -1,4 +1,4 @@
-"""Sends requests and notes what became of each: closed loop (so many in flight) or open loop (so many a second)."""
+"""Sends requests and records each outcome: closed loop (a fixed number in flight) or open loop (a fixed rate)."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What a run is asked to do, checked before anything is sent. Knows no sockets."""
+"""The options of a run, checked before anything is sent. Knows no sockets."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ CLASSES = ("interactive", "bulk")
 
 
 class OptionsError(ValueError):
-    """An option can't be met; the message is one line that names its flag."""
+    """An option is impossible; the message is one line that names its flag."""
 
 
 @dataclass(frozen=True, slots=True)

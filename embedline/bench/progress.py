@@ -1,4 +1,4 @@
-"""How far a run is, on stderr: a bar where there is a terminal and rich is installed, else a line now and then."""
+"""Shows on stderr how far a run is: a bar on a terminal if rich is installed, else a line now and then."""
 
 import asyncio
 import contextlib

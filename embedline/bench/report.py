@@ -1,4 +1,4 @@
-"""What a run gave, in words for a terminal and as JSON. Never shows an API key."""
+"""The report of a run, as text for a terminal and as JSON. Never shows an API key."""
 
 import json
 import math

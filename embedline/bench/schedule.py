@@ -1,4 +1,4 @@
-"""When the requests of an open loop are to be sent: fixed before the first one, whatever the server does."""
+"""The times at which an open loop sends its requests, fixed before the first one."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""What the samples of a run come to. Pure: percentiles are exact, by nearest rank over every latency."""
+"""Summarises the samples of a run. Pure: percentiles are exact, by nearest rank over every latency."""
 
 import math
 from collections import Counter
@@ -36,7 +36,7 @@ class Summary:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The smallest value that at least so many percent are not above; NaN of nothing."""
+    """The smallest value that at least this percentage of the values does not exceed; NaN if there are none."""
     if not ordered:
         return math.nan
     # 99.9 / 100 * 1000 is a little more than 999 in binary, and rank 1000 would be one too many
@@ -45,7 +45,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def summarize(phase: Phase) -> Summary:
-    """Of a phase that has ended."""
+    """The summary of a phase that has ended."""
     load = phase.load
     good = [sample for sample in phase.samples if not sample.failure]
     # what is in flight when the time is up counts, and so does the time it takes: large answers come in bursts

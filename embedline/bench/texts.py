@@ -1,4 +1,4 @@
-"""What is sent: texts from a file, or English ones of mixed lengths, the same for the same seed."""
+"""The texts to send: from a file, or English ones of mixed lengths that depend on the seed alone."""
 
 import math
 import random

@@ -49,12 +49,12 @@ class Model:
 
 
 def max_graph_tokens(spec: Spec) -> int:
-    """Up to so many tokens batches run as recorded graphs."""
+    """The most tokens of a batch that runs as a recorded graph."""
     return max(_MIN_MAX_GRAPH_TOKENS, _MAX_GRAPH_WORK // max(1, spec.num_linear_parameters))
 
 
 def assemble(model: Model, *, max_num_tokens: int, records: bool = True) -> FusedEngine:
-    """An engine for batches of so many tokens. records: graphs are, so the linear layers must not change any more.
+    """An engine for batches of this many tokens. records: graphs are, so the linear layers must not change any more.
 
     Raises torch.OutOfMemoryError where there is no room for its buffers.
     """

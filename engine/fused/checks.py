@@ -50,7 +50,7 @@ _NUM_WORKING_SETS = 2  # one of what is computed call by call, one that the grap
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one GPU."""
+    """The memory of one GPU."""
 
     free: int  # bytes
     total: int
@@ -91,7 +91,7 @@ def check_memory(spec: Spec, weights: Weights, *, itemsize: int, max_seqlen: int
 
 
 def numbers_per_token(spec: Spec) -> int:
-    """Of the compute dtype, that are held at a time where a layer holds most."""
+    """Numbers of the compute dtype that a token takes at the point where a layer holds most."""
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     attention = (queries + 2 * keys) + queries + spec.hidden_size
     mlp = (3 if spec.is_gated else 2) * spec.intermediate_size + spec.hidden_size

@@ -42,7 +42,7 @@ logger = logging.getLogger("embedline.engine")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What loading comes to."""
+    """The result of loading."""
 
     engine: FusedEngine
     model: Model  # that it computes
@@ -68,7 +68,7 @@ def load(phases: Phases, *, name: str, reason: str, options: LoadOptions) -> Loa
 
 
 class _Loading:
-    """One model's way to an engine."""
+    """Loads one model."""
 
     def __init__(self, chosen: Choices, phases: Phases, *, name: str, reason: str, options: LoadOptions) -> None:
         self._chosen = chosen

@@ -14,7 +14,7 @@ class Phases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """What is in the `with` belongs to this part; may come more than once."""
+        """The time in the `with` block counts for this part; a part may come more than once."""
         began = time.perf_counter()
         try:
             yield

@@ -17,7 +17,7 @@ _MAX_QUERY = 512  # tokens of the longest lone query whose graph is recorded bef
 
 
 def engine_that_fits(tried: Model, asked: int) -> FusedEngine:
-    """An engine for batches of so many tokens, or of as many as there turns out to be memory for."""
+    """An engine for batches of this many tokens, or of as many as fit into memory."""
     model, max_num_tokens, least = tried, asked, tried.chosen.folder.max_seqlen
     while True:
         found = _probed(model, max_num_tokens)
@@ -46,7 +46,7 @@ def _probed(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
     if model.chosen.capability is None:  # what a CPU lacks in memory it lends from the disk, and takes a while
         return engine
     largest = sample_ids.largest_batch(model.chosen.folder, engine.limits)
-    # Met twice, its graph is recorded and keeps its memory; what is never recorded needs as much beside it.
+    # Run twice, so that its graph is recorded and keeps its memory. Shapes without a graph need as much in addition.
     for outputs in (OutputKind.POOLED, OutputKind.POOLED, ALL_OUTPUTS):
         results = selfcheck.answered(engine, largest, outputs)
         if isinstance(results, EngineError):

@@ -1,4 +1,4 @@
-"""What is served of each architecture, by which engine and how: the table in docs/models.md, as data.
+"""Which uses of each architecture are served, by which engine and how: the table in docs/models.md, as data.
 
 `make docs` writes it there. tests/parity holds each cell of it against the model's own reference.
 """

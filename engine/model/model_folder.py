@@ -110,7 +110,7 @@ class ModelFolder:
 
     @property
     def default_prompt(self) -> str:
-        """What goes before each text where nobody names a prompt; mostly empty."""
+        """The text that is put before each input if no prompt is named; mostly empty."""
         return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
 
     def info(

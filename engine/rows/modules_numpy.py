@@ -16,7 +16,7 @@ _Rows = NDArray[np.float32]
 
 
 class RowModules:
-    """All steps of a model, none as often as not. May be called by several threads at the same time."""
+    """All steps of a model; most models have none. May be called by several threads at the same time."""
 
     def __init__(self, steps: Sequence[Step] = (), arrays: Sequence[Arrays] = ()) -> None:
         self._parts = list(zip(steps, arrays, strict=True))
@@ -57,7 +57,7 @@ def _dense(rows: _Rows, step: Dense, arrays: Arrays) -> _Rows:
 
 
 def _activated(rows: _Rows, activation: str) -> _Rows:
-    """Of engine.model.steps.ACTIVATIONS."""
+    """activation: one of engine.model.steps.ACTIVATIONS."""
     match activation:
         case "Identity":
             return rows

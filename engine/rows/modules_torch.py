@@ -15,13 +15,13 @@ from engine.model.steps import LAYER_NORM_EPSILON, NORMALIZE_FLOOR, Dense, Layer
 
 
 class RowModules:
-    """All steps of a model, none as often as not. Never synchronises with the host."""
+    """All steps of a model; most models have none. Never synchronises with the host."""
 
     def __init__(self, steps: Sequence[Step] = (), tensors: Sequence[dict[str, Tensor]] = ()) -> None:
         self._parts = list(zip(steps, tensors, strict=True))
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows of the size that the last step gives, float32; as they are where there is no step."""
+        """Rows of the size that the last step gives, float32; unchanged if there is no step."""
         for step, tensors in self._parts:
             rows = _applied(rows.float(), step, tensors)
         return rows
@@ -55,7 +55,7 @@ def _dense(rows: Tensor, step: Dense, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def _activated(rows: Tensor, activation: str) -> Tensor:
-    """Of engine.model.steps.ACTIVATIONS."""
+    """activation: one of engine.model.steps.ACTIVATIONS."""
     match activation:
         case "Identity":
             return rows

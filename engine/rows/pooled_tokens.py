@@ -29,7 +29,7 @@ def pooled_in_padded(batch: Batch, index: NDArray[np.int64], is_token: NDArray[n
 
 @dataclass(frozen=True, slots=True)
 class PooledTokens:
-    """Of a packed batch in which some tokens are not pooled."""
+    """The pooled tokens of a packed batch in which some are not."""
 
     index: NDArray[np.int64]  # [K], where they are in the batch
     cu_seqlens: NDArray[np.int64]  # [B + 1], their bounds

@@ -67,7 +67,7 @@ def _at(token_rows: _Rows, places: NDArray[Any]) -> _Rows:
 
 
 def _pool_one(rows: _Rows, pooling: str, places: NDArray[np.int64]) -> _Rows:
-    """Of rows [K, D] of one sequence and where each is in it.
+    """Pools rows [K, D] of one sequence; `places` says where each is in it.
 
     A sum in float64 is exact in float32 for any length, so nothing of the batch is in it.
     """

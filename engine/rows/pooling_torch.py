@@ -88,7 +88,7 @@ def _every(token_rows: Tensor) -> Tensor:
 def on_device(values: NDArray[Any], device: torch.device, *, dtype: torch.dtype = torch.int64) -> Tensor:
     """Copied: a batch's arrays are views of what was received, and may be read-only.
 
-    To a GPU the copy is only begun, behind what was begun before; nothing waits for it here.
+    A copy to a GPU is only started, in stream order; nothing waits for it here.
     """
     tensor = torch.tensor(values, dtype=dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

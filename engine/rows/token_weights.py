@@ -16,7 +16,7 @@ def largest_of_each_id(
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """Entries [N, 2], each token id of a sequence and its largest weight, and the bounds [B + 1] of sequences in them.
 
-    Of weights [T] and token_ids [T], sequence after sequence. Ids rise in a sequence; those without a weight and
+    From weights [T] and token_ids [T], sequence after sequence. Ids rise in a sequence; those without a weight and
     unused ones are left out. An id below 2**24 is exact in float32.
     """
     sequence = np.repeat(np.arange(len(seqlens)), seqlens)

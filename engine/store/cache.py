@@ -161,7 +161,7 @@ def _digest_of(content: Json) -> str:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Of every file but the manifest."""
+    """Digests of every file but the manifest."""
     files = [file for file in folder.iterdir() if file.name != _MANIFEST]
     return {file.name: fingerprint.sampled(file) if _is_large(file) else fingerprint.whole(file) for file in files}
 

@@ -47,7 +47,7 @@ class Described(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NewHeader:
-    """The beginning of a file, and what it says."""
+    """The header of a new file, and where its tensors are."""
 
     content: bytes  # all before the tensors
     begins: dict[str, int]  # of each tensor, in the file's order: bytes from the beginning of the file
@@ -57,7 +57,7 @@ class NewHeader:
 def places(file: Path) -> dict[str, Place]:
     """By name. Each one is within the file and of the right size. Tensors of a dtype that torch lacks are left out.
 
-    Raises OSError, and ValueError or TypeError for what is no safetensors file.
+    Raises OSError, and ValueError or TypeError if it is not a safetensors file.
     """
     header, size = header_of(file), file.stat().st_size
     try:
@@ -71,7 +71,7 @@ def places(file: Path) -> dict[str, Place]:
 
 
 def new_header(tensors: Mapping[str, Described]) -> NewHeader:
-    """Of a new file with these tensors by name."""
+    """The header of a new file with these tensors by name."""
     # Large numbers first: so each one is at a multiple of its size, which programs that map the file need.
     ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}

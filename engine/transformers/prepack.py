@@ -1,4 +1,4 @@
-"""Linear layers whose weights lie in the order in which oneDNN reads them, where that is measured to be faster.
+"""Lays out the weights of linear layers as oneDNN reads them, where a measurement shows that this is faster.
 
 What torch takes for a product of float32 matrices (MKL) uses no AVX-512 on some CPUs that have it; oneDNN with weights
 laid out beforehand is then more than twice as fast, while on others it is slower. MKL can lay weights out too, but
@@ -83,7 +83,7 @@ def is_prepacked(model: nn.Module) -> bool:
 
 
 def rows_with_code(num_rows: int) -> int:
-    """The next number, from this one up, of the few for which code is to be generated."""
+    """The next larger number of rows among the few for which code is generated."""
     octave = 1 << (num_rows - 1).bit_length()  # ends here and begins at its half
     step = max(1, octave // 2 // _CODES_PER_OCTAVE)
     return -(-num_rows // step) * step
@@ -112,7 +112,7 @@ def _try(linear: nn.Linear) -> _Trial:
 
 
 def _seconds(compute: Callable[[], Tensor]) -> float:
-    """Of this thread in the quickest of a few trials, so that what else the machine does matters less."""
+    """This thread's time in the quickest of a few trials, so that other work on the machine matters less."""
     seconds = []
     for _ in range(_NUM_TRIALS):
         began = time.thread_time()

@@ -87,7 +87,7 @@ def _run(model: PreTrainedModel, head: TransformersHead | None, sequences: Seque
 
 
 def _scores(head: TransformersHead, logits: Tensor) -> Scores:
-    """Of one sequence. Logits are float32 [1, L], or [1, S, L] of heads that score each token."""
+    """The scores of one sequence. Logits are float32 [1, L], or [1, S, L] of heads that score each token."""
     match head:
         case AnswerScore():
             wanted = logits[:, -1, entries_of(head)]

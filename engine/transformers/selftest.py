@@ -63,7 +63,7 @@ def choose_forward(whole: PreTrainedModel, folder: ModelFolder, *, prepacks: boo
 def _try_packed(
     model: PreTrainedModel, folder: ModelFolder, reference: Reference, makers: Makers
 ) -> tuple[PackedForward | None, str]:
-    """The forward; or None and the reason, and the model has its own attention again."""
+    """The forward; or None and the reason, after the model's own attention was restored."""
     own = model.config._attn_implementation
     if not model._can_set_attn_implementation():
         return None, f"{type(model).__name__} takes no attention function from outside"

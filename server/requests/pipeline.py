@@ -1,4 +1,4 @@
-"""The way of a request: admit, tokenize, batch, finish. One method to read for all of it.
+"""The path of a request: admit, tokenize, batch, finish. One method to read for all of it.
 
 Knows texts, ids and rows; nothing of HTTP, JSON or any dialect. Only this file and the ASGI app write to a Trace.
 """

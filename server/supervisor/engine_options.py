@@ -1,4 +1,4 @@
-"""What an engine is told when it is to load a model."""
+"""The options that an engine gets to load a model."""
 
 from engine.machine.cuda_driver import Gpu
 from engine.messages import FakeOptions, LoadOptions

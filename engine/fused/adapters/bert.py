@@ -1,4 +1,4 @@
-"""BERT, and the models that differ from it in names alone: RoBERTa and its kin, ERNIE, ELECTRA.
+"""BERT, and models that differ from it only in names: RoBERTa and similar models, ERNIE, ELECTRA.
 
 And ALBERT, a BERT whose layers all have the same weights, and whose embedding tables are narrower than its layers.
 """
@@ -33,7 +33,7 @@ _ALBERT_LAYER = affine(
 
 
 def common_spec(config: PretrainedConfig) -> Spec:
-    """Of BERT and its kin, as far as they name alike what they have. Raises ModelError."""
+    """The fields that BERT and similar models have under the same names. Raises ModelError."""
     require(config, is_decoder=(False,), add_cross_attention=(False,))
     width = getattr(config, "embedding_size", config.hidden_size)
     return Spec(

@@ -1,4 +1,4 @@
-"""A checkpoint of FP8 weights, seen as one of plain float32 weights. Knows no model.
+"""Reads a checkpoint of FP8 weights as plain float32 weights. Knows no model.
 
 Shapes: N rows and K columns of a weight, blocks of n rows and k columns; the last ones may be smaller.
 """
@@ -33,7 +33,7 @@ class DequantizedCheckpoint:
         return self._names
 
     def read(self, name: str) -> Tensor:
-        """See Checkpoint; float32 of what was FP8.
+        """See Checkpoint. FP8 weights come as float32.
 
         Raises ModelError where FP8 has no scale, something else has one, or one does not fit its weight.
         """
@@ -57,7 +57,7 @@ class DequantizedCheckpoint:
         return tensor.float() * spread.to(tensor.device)
 
     def _scale_name(self, name: str) -> str | None:
-        """Of the scale that is stored for this tensor, if it is a weight with one."""
+        """The name of the scale that is stored for this tensor; None if it has no scale."""
         module, _, kind = name.rpartition(".")
         if kind != "weight":
             return None
@@ -70,7 +70,7 @@ def _unreadable(why: str) -> ModelError:
 
 
 def _spread(scale: Tensor, shape: torch.Size, stored: StoredFp8) -> Tensor | None:
-    """What a weight of this shape is to be multiplied by; None where the scale does not fit it."""
+    """The factors for a weight of this shape; None if the scale does not fit it."""
     if TENSOR in stored.granularities and scale.numel() == 1:
         return scale.reshape(())
     if len(shape) != 2:

@@ -1,4 +1,4 @@
-"""Tensors out of safetensors files onto a device: mapped for the CPU, staged for a GPU. Knows no model."""
+"""Reads tensors from safetensors files onto a device: mapped for the CPU, staged for a GPU. Knows no model."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ class Reader(Protocol):
     """Opens each file at its first use."""
 
     def names(self, file: Path) -> Iterable[str]:
-        """Of its tensors. Raises ModelError where there is no such file."""
+        """The names of its tensors. Raises ModelError if there is no such file."""
         ...
 
     def read(self, file: Path, name: str) -> Tensor:

@@ -20,7 +20,7 @@ class Checkpoint(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tensors."""
+        """The names of all tensors."""
         ...
 
     def read(self, name: str) -> Tensor:

@@ -6,7 +6,7 @@ memory a multiprocessor), with registers and spills as ptxas reports them for sm
 - Tiles of 128 and 64 queries take a group of four warps for each 64, the least that wgmma does at once. One group for
   128 would hold twice the sums a thread: at D = 128 it spills.
 - Up to D = 64, powers cost as much time as products. Two programs a multiprocessor let one compute powers while the
-  other multiplies, which takes at most 128 registers a thread; the limit is told to the compiler, which can keep it.
+  other multiplies, which takes at most 128 registers a thread; the compiler gets this limit, and can keep it.
 - At D = 128 one program of 128 queries fits, at 190 to 230 registers. 64 keys a step leave room for three stages;
   PyTorch's FlexAttention has found the same sizes best on H100. 128 keys take all registers there are.
 - At D = 256, 32 keys: the sums alone are 128 registers a thread.

@@ -1,4 +1,4 @@
-"""Means of sequences of any lengths, which the host need not know.
+"""Means of sequences of any lengths; the host does not need to know the lengths.
 
 Each sequence is cut into chunks of up to 64 tokens from its own start, so its mean does not depend on where it lies in
 the batch. A first kernel sums chunks, a second one adds up each sequence's sums. Both add as a tree in one fixed order,

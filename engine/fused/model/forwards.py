@@ -1,4 +1,4 @@
-"""The two forwards: norms after what they normalise (BERT and its kin), or before it (Llama and its kin).
+"""The two forwards: norms after what they normalise (BERT and similar models), or before it (Llama and similar models).
 
 Both return the last hidden states of all tokens, or of the pooled tokens alone. In the second case the last layer
 computes keys and values for all tokens and everything else for the pooled ones: the same rows for less work.

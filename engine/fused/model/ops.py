@@ -1,4 +1,4 @@
-"""The operations that the forwards are made of, and what they take: a batch's inputs, tiles, norms, tables.
+"""The operations that the forwards use, and their arguments: a batch's inputs, tiles, norms, tables.
 
 Two implementations: `reference` in plain torch, which says what each op means; `kernels` in Triton, which are fast.
 
@@ -80,7 +80,7 @@ class NormOutputs(enum.Flag):
 
 @dataclass(frozen=True, slots=True)
 class NormedRows:
-    """What was asked for; None for the rest."""
+    """The outputs that were asked for; None for the others."""
 
     residual: Tensor | None  # [T, h]
     rows: Tensor | None  # [T, h]
@@ -153,7 +153,7 @@ class Ops(Protocol):
         ...
 
     def quantize(self, rows: Tensor) -> QuantizedRows:
-        """Each row by a scale of its own."""
+        """Quantizes each row with its own scale."""
         ...
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule) -> Tensor:

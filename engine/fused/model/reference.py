@@ -1,4 +1,4 @@
-"""What each op means, in plain torch on any device; slow, and the oracle that the kernels are held against."""
+"""Each op in plain torch, on any device: slow, but the reference that kernels are compared with."""
 
 import torch
 from torch import Tensor

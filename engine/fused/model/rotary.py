@@ -1,4 +1,4 @@
-"""Tables of the angles by which queries and keys are turned. Knows no architecture; frequencies are transformers'."""
+"""Tables of the angles by which queries and keys are rotated. Knows no architecture; frequencies are transformers'."""
 
 import torch
 from torch import Tensor

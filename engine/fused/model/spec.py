@@ -1,7 +1,7 @@
-"""What a model of the two families is, apart from its weights: plain numbers that fit into JSON. Knows no tensors.
+"""A model of the two families without its weights: plain numbers that fit into JSON. Knows no tensors.
 
 Weights go by these names, whatever the checkpoint calls them. h hidden size, N query heads, H key heads, D numbers a
-head, I intermediate size, V words, P positions, K token types, R distances told apart.
+head, I intermediate size, V words, P positions, K token types, R buckets of distances.
 
     words [V, h]   positions [P, h]   types [K, h]   embedding_norm.weight/bias [h]    (what a model lacks is not there)
     projection.weight [h, E]: where words, positions and types have E numbers (ELECTRA); projection.bias [h]
@@ -61,7 +61,7 @@ class Spec:
 
     @property
     def num_linear_parameters(self) -> int:
-        """Of the layers' products; embeddings left out."""
+        """Parameters in the layers' matrix products, without embeddings."""
         heads = self.num_heads + 2 * self.num_kv_heads
         mlp = (3 if self.is_gated else 2) * self.intermediate_size
         return len(self.layers) * self.hidden_size * ((heads + self.num_heads) * self.head_dim + mlp)
@@ -77,7 +77,7 @@ class Spec:
 
 
 def shape_of(spec: Spec, name: str) -> tuple[int, ...] | None:
-    """Of a tensor by our name; None where the Spec says nothing of it."""
+    """The shape of a tensor by our name; None if the Spec does not say."""
     *_, stem, kind = ("", *name.split("."))
     if stem.endswith("norm") and kind in ("weight", "bias"):
         return (_width(spec, stem),)

@@ -166,7 +166,7 @@ _SOURCES = (
 
 
 class QuantizedCache:
-    """Of one start. Only models whose gate was asked for are kept: others are read as fast as they are."""
+    """The cache for one start. Only models that went through the gate are kept: others load as fast without it."""
 
     def __init__(self, chosen: Choices, options: LoadOptions) -> None:
         self._key = None

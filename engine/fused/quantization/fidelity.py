@@ -52,7 +52,7 @@ def _unit(rows: Rows) -> NDArray[np.float64]:
 
 
 def _similarities(unit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each pair of rows."""
+    """The cosine of each pair of rows."""
     pairs: NDArray[np.float64] = (unit @ unit.T)[np.triu_indices(len(unit), k=1)]
     return pairs
 

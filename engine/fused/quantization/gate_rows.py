@@ -1,4 +1,6 @@
-"""Computes a model's rows for the gate's texts. Knows neither what they are compared with nor what is quantized.
+"""Computes a model's rows for the gate's texts.
+
+Does not know what they are compared with, nor which layers are quantized.
 
 On a CPU each core computes batches of its own: attention there is some small operations for each sequence, and threads
 that share them meet so often that, beside other work, they mostly wait for each other (measured with all-MiniLM-L6-v2:
@@ -22,7 +24,7 @@ _NUM_TOKENS_ON_CPU = 1024  # few, so that what a batch goes through stays in a c
 
 
 class GateRows:
-    """Of one model, whose linear layers may be exchanged between two calls of `rows`."""
+    """The rows of one model; its linear layers may be exchanged between two calls of `rows`."""
 
     def __init__(self, model: Model) -> None:
         """Raises torch.OutOfMemoryError where there is no room for a batch."""

@@ -25,7 +25,7 @@ _BEHIND_NORM = ("qkv", "up")
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What was decided for one model."""
+    """The decision for one model."""
 
     scheme: str | None  # None = nothing is quantized
     reason: str  # a line for the log
@@ -34,7 +34,7 @@ class Precision:
 def decide(requested: str, *, capability: tuple[int, int] | None, num_linear_parameters: int) -> Precision:
     """`requested` is --quantization, `capability` that of the GPU, None on a CPU.
 
-    Raises ModelError where what is asked for can't be had.
+    Raises ModelError if the GPU can't do what is asked for.
     """
     is_too_old = capability is not None and not has_fp8(capability)
     match requested:

@@ -20,8 +20,8 @@ def quantized(
 ) -> tuple[Model, gate.Outcome | None]:
     """The same model, its linear layers exchanged where that was decided, with notes of why; and what the gate found.
 
-    wish: "none", "auto" or "fp8"; plain: reads a linear layer anew; is_gated: layers that cost too much go back.
-    Raises ModelError where what is asked for can't be had.
+    requested: "none", "auto" or "fp8"; plain: reads a linear layer anew; is_gated: layers that cost too much go back.
+    Raises ModelError if the GPU can't do what is asked for.
     """
     decided = precision.decide(
         requested, capability=model.chosen.capability, num_linear_parameters=model.spec.num_linear_parameters

@@ -1,4 +1,4 @@
-"""What a way of quantizing linear layers has to offer, and the schemes by name. Knows no model.
+"""The interface of a scheme that quantizes linear layers, and the schemes by name. Knows no model.
 
 One file for each scheme. MXFP8, the native format of Blackwell, would be one more: its `quantize` gives each 32 numbers
 of a weight's row a scale that is a power of two (float8_e8m0fnu), laid out in the tiles of 128 x 4 that cuBLASLt reads;
@@ -23,7 +23,7 @@ class Scheme(Protocol):
 
     @property
     def name(self) -> str:
-        """Part of the key of what is cached."""
+        """A part of the cache's key."""
         ...
 
     @property

@@ -22,7 +22,7 @@ _REASON = "for verification"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """Of one model on one device."""
+    """The result for one model on one device."""
 
     outcome: Outcome
     num_tokens: int  # of the gate's texts

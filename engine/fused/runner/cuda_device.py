@@ -153,7 +153,7 @@ def recorded(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> 
             before = _memory_outside_torch()
             work()
     except RuntimeError:
-        # Before torch 2.12 the allocator is not told that a recording is over which CUDA has called invalid
+        # Before torch 2.12 the allocator does not learn that a recording is over if CUDA has called it invalid
         # (https://github.com/pytorch/pytorch/pull/180395); from then on there is nothing to end.
         with contextlib.suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)

@@ -43,7 +43,7 @@ def pooled_tile_table(cu_seqlens: NDArray[np.int32], pooled: NDArray[np.int32]) 
 
 
 def max_num_tiles(num_tokens: int, num_seqs: int, *, block: int) -> int:
-    """The most tiles that so many tokens in so many sequences need."""
+    """The most tiles that this many tokens in this many sequences can need."""
     num_used = min(num_seqs, num_tokens)
     return num_used + (num_tokens - num_used) // block
 

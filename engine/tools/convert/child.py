@@ -74,7 +74,7 @@ def _convert(target: Target, job: Job) -> Converted:
 
 
 def _tensors(target: Target) -> "dict[str, torch.Tensor]":
-    """Of all its files. Where there is an index, only the tensors that it names."""
+    """The tensors of all its files. If there is an index, only those that it names."""
     from engine.tools.convert import pickle_to_safetensors  # imports torch
 
     loaded = {name: pickle_to_safetensors.load(path, name) for name, path in target.sources.items()}
@@ -90,7 +90,7 @@ def _tensors(target: Target) -> "dict[str, torch.Tensor]":
 def isolate(limits: Limits) -> bool:
     """Limit this process and its children, and leave the network. Returns whether the kernel permitted the latter.
 
-    To be called while the process has one thread, as the kernel asks for a new namespace.
+    Call it while the process has one thread: the kernel requires that for a new namespace.
     """
     _limit(resource.RLIMIT_CORE, 0)  # no dump of what is in memory
     _limit(resource.RLIMIT_FSIZE, limits.max_file_bytes)

@@ -37,7 +37,7 @@ _READ_WRITE = 0o666
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """What was made."""
+    """The new folder."""
 
     folder: Path  # the new one
     template: str  # the name of the model whose template pairs are put into
@@ -114,7 +114,7 @@ def _config(found: ModelFolder) -> Json:
 
 
 def _copy(folder: Path, target: Path, weights: _Weights) -> None:
-    """All but what is written anew, and what tells sentence-transformers that the model generates."""
+    """Copy all files except those that are written anew, and those that describe a generative model."""
     written = {"config.json", _INDEX, weights.file.name}
     heads: set[str] = set()
     sentence = read_modules(folder, {}, pooling=None)

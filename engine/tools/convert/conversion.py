@@ -80,7 +80,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was done."""
+    """The result of a conversion."""
 
     folder: Path  # the new one
     converted: tuple[Converted, ...]

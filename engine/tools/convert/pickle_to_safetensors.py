@@ -138,7 +138,7 @@ def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _split(tensors: dict[str, torch.Tensor], max_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
-    """In their order. A tensor that is too large gets a shard of its own."""
+    """Shards of the tensors, in their order. A tensor that is too large gets its own shard."""
     shard: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in tensors.items():

@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def num_source_bytes(self) -> int:
-        """Of all that is converted."""
+        """Bytes of all files that are converted."""
         return sum(path.stat().st_size for target in self.targets for path in target.sources.values())
 
 

@@ -167,7 +167,7 @@ def _is_there(copy: Path, planned: Plan) -> bool:
 
 
 def _first_that_differs(copy: Path, planned: Plan) -> str | None:
-    """Which file is not what it has to be; None where there is none."""
+    """The first file that differs from the plan, in words; None if all agree."""
     for name, layout in planned.layouts.items():
         header = layout.header
         with (copy / name).open("rb") as opened:

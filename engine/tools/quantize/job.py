@@ -26,7 +26,7 @@ PARTIAL = ".partial"  # ends the name of a folder of unfinished work
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was made."""
+    """The new folder, and what quantizing lost."""
 
     folder: Path  # the new one
     errors: dict[str, float]  # relative RMS of each quantized tensor

@@ -30,7 +30,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of one new file."""
+    """The layout of one new file."""
 
     header: NewHeader
     pieces: tuple[Piece, ...]
@@ -45,7 +45,7 @@ class _New:
 
 
 def scale_name(weight: str) -> str:
-    """Of the scales that this weight is to be multiplied by; "inv" is the format's word."""
+    """The name of the scales that multiply this weight; "inv" is the format's word."""
     return f"{weight}_scale_inv"
 
 

@@ -1,6 +1,6 @@
 """Chooses the tensors that become FP8, by their names and sizes, and how config.json names the others.
 
-FP8 are the weights of the linear layers in a transformer's numbered layers. Embeddings, norms, heads, poolers and
+The weights of the linear layers in a transformer's numbered layers become FP8. Embeddings, norms, heads, poolers and
 routers stay plain, as in other checkpoints of this format. Weights that do not divide into whole blocks stay plain too,
 because transformers neither quantizes them nor reads them as FP8. Opens no file.
 """
@@ -31,7 +31,7 @@ _JOINED = {
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Of all tensors of a model."""
+    """The selection among all tensors of a model."""
 
     quantized: frozenset[str]  # tensors
     not_converted: tuple[str, ...]  # modules, as "modules_to_not_convert" names them

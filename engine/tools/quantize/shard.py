@@ -58,7 +58,7 @@ class _Shard:
             advance(len(content))
 
     def _quantize(self, piece: Piece, scales_begin: int, advance: Callable[[int], None]) -> float:
-        """The relative RMS of what was lost."""
+        """The relative RMS error."""
         num_rows, num_columns = piece.source.shape
         rows_a_strip = max(_STRIP_NUMBERS // num_columns // BLOCK, 1) * BLOCK
         row_bytes = num_columns * piece.source.dtype.itemsize

@@ -76,7 +76,7 @@ class _VocabularyWeights:
                 yield found if self._sums else self._activated(found)
 
     def _scores(self, token_rows: Tensor) -> Tensor:
-        """Of a slice, in float32. A maximum is activated afterwards, which gives the same with less work."""
+        """The scores of a slice, in float32. For maxima the activation comes later: the same, for less work."""
         scores = self._library_head(token_rows[None])[0].float()
         return self._activated(scores) if self._sums else scores
 

@@ -1,4 +1,4 @@
-"""Which engines can serve a model here, and why the others can't, as far as it shows without loading anything."""
+"""Which engines can serve a model here, and why the others can't, as far as can be known without loading anything."""
 
 import dataclasses
 import sys

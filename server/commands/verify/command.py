@@ -1,4 +1,4 @@
-"""`embedline verify`: is what is served here what the model is? Starts no server.
+"""`embedline verify`: compares the rows that are served here with the model's own. Starts no server.
 
 A quantized model is held against the same model with plain weights, as a start would measure it; today that is FP8.
 Any other is held against the library that it was made with (verify_reference).

@@ -1,4 +1,4 @@
-"""`embedline verify` without a quantization: are a model's rows here those of the library that it was made with?
+"""`embedline verify` without a quantization: compares a model's rows here with those of its own library.
 
 The fixed texts go through our tokenizer and the engine that a start would take, and through the library.
 """

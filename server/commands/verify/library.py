@@ -1,4 +1,4 @@
-"""What the library that a model was made with gives for texts, one at a time: sentence-transformers or transformers.
+"""The rows of a model's own library, sentence-transformers or transformers, for one text at a time.
 
 They are loaded here alone, and only by `embedline verify`. Shapes: N texts or pairs, D numbers a row, float32.
 """
