@@ -78,8 +78,8 @@ MISTAKES = (
     Mistake(
         "Sequences of a lost engine come back in reverse",
         "batch_manager",
-        "self._slices.extendleft(reversed(slices))",
-        "self._slices.extendleft(slices)",
+        "self._returned.extendleft(reversed(slices))",
+        "self._returned.extendleft(slices)",
         "tests/batch_manager",
     ),
     Mistake(
@@ -92,8 +92,8 @@ MISTAKES = (
     Mistake(
         "A sequence that does not fit goes into the batch",
         "batch_manager",
-        "if stop <= piece.start and batch.slices:",
-        "if stop < piece.start and batch.slices:",
+        "if taken or (batch.slices and not fits):",
+        "if taken:",
         "tests/batch_manager",
     ),
     Mistake(
@@ -302,8 +302,8 @@ MISTAKES = (
     Mistake(
         "What a sick engine held is blamed for its restart",
         "batch_manager",
-        "num_computing = 0 if was_restarted else",
-        "num_computing = engine.max_computing if was_restarted else",
+        "computing = [] if was_restarted else engine.computing",
+        "computing = engine.computing",
         "tests/batch_manager/test_sick_engines.py",
     ),
     Mistake(
