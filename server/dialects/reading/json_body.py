@@ -15,7 +15,7 @@ _MAX_DEPTH = 64
 _QUOTE = 2
 _MARKS = bytes.maketrans(b'[{]}"', bytes((1, 1, 255, 255, _QUOTE)))  # 255 is -1: a level less
 _OTHERS = bytes(set(range(256)) - set(b'[{]}"'))
-_MARKS_A_STEP = 1 << 16  # so that numpy's temporary arrays stay small
+_MARKS_A_STEP = 1 << 14  # so that int16 has room for the levels, and numpy's arrays stay in the cache
 
 
 def parse_body(decoder: "msgspec.json.Decoder[_Parsed]", body: bytes) -> _Parsed:
@@ -33,17 +33,18 @@ def _is_deep(json: bytes) -> bool:
     """Whether there are more than _MAX_DEPTH levels of lists and objects. Numpy adds them up: JSON may be all brackets,
     and Python would take seconds for them. The JSON must be valid.
     """
-    marks = json.replace(rb"\\", b"").replace(rb"\"", b"").translate(_MARKS, _OTHERS)
-    level, num_quotes = 0, 0
+    if b"\\" in json:
+        json = json.replace(rb"\\", b"").replace(rb"\"", b"")
+    marks = np.frombuffer(json.translate(_MARKS, _OTHERS), np.int8)
+    level, is_in_text = 0, np.uint8(0)
     for start in range(0, len(marks), _MARKS_A_STEP):
-        part = np.frombuffer(marks[start : start + _MARKS_A_STEP], np.int8)
+        part = marks[start : start + _MARKS_A_STEP]
         is_quote = part == _QUOTE
-        quotes = np.cumsum(is_quote, dtype=np.int32) + num_quotes
-        is_text = is_quote | (quotes % 2 == 1)
-        levels = np.cumsum(np.where(is_text, 0, part), dtype=np.int32) + level
-        if levels.max() > _MAX_DEPTH:
+        is_text = (np.cumsum(is_quote, dtype=np.uint8) & 1) ^ is_in_text  # wrapping keeps odd numbers odd
+        levels = np.cumsum(part * (1 - (is_text | is_quote)), dtype=np.int16)
+        if level + int(levels.max()) > _MAX_DEPTH:
             return True
-        level, num_quotes = int(levels[-1]), int(quotes[-1])
+        level, is_in_text = level + int(levels[-1]), is_text[-1]
     return False
 
 

@@ -1,6 +1,7 @@
 """Bodies that are valid JSON and yet too deep."""
 
 import json
+import random
 from typing import Any
 
 import msgspec
@@ -73,3 +74,33 @@ def test_so_it_is_in_an_object_that_is_known() -> None:
 )
 def test_brackets_in_texts_and_beside_each_other_are_no_levels(other: Any) -> None:
     assert parse_body(DECODER, body(other)).text == "a"
+
+
+@pytest.mark.holds("Limits")
+def test_the_levels_of_any_body_are_counted_right() -> None:
+    """Also in bodies of many steps, and where a step ends within a text or within a list."""
+    random_ = random.Random(7)
+    texts = ["", "[" * 99, ']"[', "\\", '\\"{', "}]" * 50, "a" * 20]
+    for _ in range(60):
+        values = [nested(random_.randint(0, 62), kind="both"), random_.choice(texts), [random_.choice(texts)] * 9]
+        other = [random_.choice(values) for _ in range(random_.choice([1, 50, 2000]))]
+        for extra in (62, 63):
+            deepest = nested(extra, kind="lists")
+            given = body([*other, deepest]) if random_.random() < 0.5 else body([deepest, *other])
+            if extra == 62:
+                assert parse_body(DECODER, given).text == "a"
+            else:
+                with pytest.raises(MalformedBody, match="nested deeper than 64"):
+                    parse_body(DECODER, given)
+
+
+@pytest.mark.holds("Limits")
+@pytest.mark.parametrize(
+    "value", ["[" * 60 + "]" * 60, "{}", '""', '"\\\\\\""'], ids=["lists", "objects", "texts", "backslashes"]
+)
+def test_megabytes_of_brackets_and_quotes_are_looked_through(value: str) -> None:
+    given = '{"text":"a","other":[' + ",".join([value] * (1_000_000 // len(value))) + ",[[]]]}"
+    assert parse_body(DECODER, given.encode()).text == "a"
+    deep = given.replace("[[]]", "[" * 64 + "]" * 64)
+    with pytest.raises(MalformedBody, match="nested deeper than 64"):
+        parse_body(DECODER, deep.encode())
