@@ -5,6 +5,7 @@ from server.http.body import Send
 from server.requests.errors import NotReady
 
 WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than this has not left yet
+_PIECE_BYTES = 256 * 1024
 MAX_UNREAD_BYTES = 128 * 1024 * 1024
 
 
@@ -34,7 +35,11 @@ class Answers:
             return
         self._num_unread_bytes += len(answer.body)
         try:
-            await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+            # In pieces, since TLS encrypts at once what it gets, and then nobody sees how much of it has not left.
+            body = memoryview(answer.body)
+            for start in range(0, len(body), _PIECE_BYTES):
+                piece = body[start : start + _PIECE_BYTES]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})  # waits until the client has read most of it
         finally:
             self._num_unread_bytes -= len(answer.body)

@@ -21,13 +21,21 @@ from server.settings import watched_files
 from server.settings.flag import SettingsError
 from tests.server.certificates import Pair, make_pair, openssl
 
-LARGE = b"x" * 3_000_000
+LARGE = b"x" * 24_000_000  # more than the kernel keeps for a client that does not read
 
 
-async def application(scope: Scope, receive: Receive, send: Send) -> None:
+class App:
     """Answers with the scheme, or with much at /large."""
-    body = LARGE if scope["path"] == "/large" else scope["scheme"].encode()
-    await Answers().send(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
+
+    def __init__(self) -> None:
+        self.num_unread_answers = 0  # large ones
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_large = scope["path"] == "/large"
+        body = LARGE if is_large else scope["scheme"].encode()
+        self.num_unread_answers += is_large
+        await Answers().send(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
+        self.num_unread_answers -= is_large
 
 
 class Running:
@@ -37,7 +45,8 @@ class Running:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.certificate = Certificate(str(pair.certfile), str(pair.keyfile))
-        self.server = HttpServer(application, [listener], certificate=self.certificate)
+        self.app = App()
+        self.server = HttpServer(self.app, [listener], certificate=self.certificate)
 
     async def connect(self, trusted: Pair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=trusted.trusting())
@@ -116,6 +125,29 @@ def test_requests_over_tls(run: Run, used: Pair) -> None:
         assert [await get(reader, writer) for _ in range(2)] == [b"https"] * 2
         assert await get(reader, writer, "/large") == LARGE
         await close(writer)
+
+    run(test)
+
+
+@pytest.mark.holds("TLS", "Limits")
+def test_an_answer_that_is_not_read_counts_until_it_is(run: Run, used: Pair) -> None:
+    """TLS encrypts what it is given, and what is encrypted waits where nobody counts it."""
+
+    async def test(running: Running) -> None:
+        reader, writer = await running.connect(used)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport reads, too
+        asking = asyncio.create_task(get(reader, writer, "/large"))
+        other = await running.connect(used)
+        for _ in range(50):
+            assert await get(*other) == b"https"
+        assert running.app.num_unread_answers == 1
+
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert await asking == LARGE
+        assert await get(*other) == b"https"
+        assert running.app.num_unread_answers == 0
+        await close(writer)
+        await close(other[1])
 
     run(test)
 
