@@ -45,6 +45,7 @@ class _Held:
     submitted: float  # time.monotonic() seconds
     began: float = 0.0  # likewise; 0 = no stream is free for it yet
     is_canary: bool = False
+    passed_tokens: int = 0  # of urgent batches that were finished since it began
 
 
 class Worker:
@@ -66,14 +67,14 @@ class Worker:
         return collector
 
     def busy(self) -> Json | None:
-        """The batch that has computed for longest, and since when (time.monotonic seconds)."""
+        """The batch that has computed for longest, since when (time.monotonic seconds), and what was computed since."""
         with self._noted:
             running = [held for held in self._held.values() if held.began]
         if not running:
             return None
         oldest = min(running, key=lambda held: held.began)
-        streams = self._limits.streams
-        return {"batch": oldest.frame_id, "tokens": oldest.num_tokens, "since": oldest.began, "streams": streams}
+        num_tokens, streams = oldest.num_tokens + oldest.passed_tokens, self._limits.streams
+        return {"batch": oldest.frame_id, "tokens": num_tokens, "since": oldest.began, "streams": streams}
 
     def _submit_forever(self) -> None:
         while True:
@@ -118,6 +119,12 @@ class Worker:
         for held in waiting[: max(0, num_free)]:
             held.began = now
 
+    def _count_passed(self, finished: _Held) -> None:
+        """What urgent batches take from the others does not make these stuck."""
+        for held in self._held.values():
+            if finished.is_urgent and held.began and not held.is_urgent:
+                held.passed_tokens += finished.num_tokens
+
     def _collect_forever(self) -> None:
         while True:
             try:
@@ -128,6 +135,7 @@ class Worker:
             with self._noted:  # a batch can be finished before `_submit` has noted it
                 self._noted.wait_for(lambda: ticket in self._held)  # noqa: B023 - runs only here
                 held = self._held.pop(ticket)
+                self._count_passed(held)
                 self._begin_next(now)
             began = held.began or held.submitted  # the latter if it has overtaken the batch ahead
             self._answer(held, results, compute_seconds=max(now - began, 0.0))

@@ -93,3 +93,21 @@ def test_the_time_of_an_urgent_batch_begins_before_that_of_a_batch_that_it_passe
         busy = worker.busy()
         assert busy is not None
         assert busy["batch"] == 13
+
+
+def test_urgent_batches_that_pass_a_batch_do_not_make_it_look_stuck() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        connection = BlockingConnection(theirs)
+        engine = InThisOrder(fake.load(name="m", reason="asked", options=fake_options()), [1, 3])
+        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(engine))  # ticket 1
+        for frame_id, length, is_urgent in ((11, 20, False), (12, 5, True)):
+            ids = np.arange(length, dtype=np.int32).tobytes()
+            parts = messages.encode_batch(OutputKind.POOLED, [length], [ids], is_urgent=is_urgent)
+            worker._submit(connection, frame_id, messages.decode_batch("m", memoryview(b"".join(parts))))
+
+        worker._collect_forever()
+
+        busy = worker.busy()
+        assert busy is not None
+        assert (busy["batch"], busy["tokens"]) == (11, 25)
