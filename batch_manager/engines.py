@@ -62,7 +62,9 @@ class Engine:
 
     def lane(self, lane: Lane) -> list[Batch]:
         """What it holds in this lane, in the order in which it was sent; all where it has no lanes."""
-        return in_lane(self.batches.values(), lane if self.limits.puts_urgent_first else None)
+        if lane is None or not self.limits.puts_urgent_first:
+            return list(self.batches.values())
+        return in_lane(self.batches.values(), lane)
 
     def has_room(self, lane: Lane) -> bool:
         """Whether it may hold another batch in this lane.

@@ -16,15 +16,16 @@ from wire.vocabulary import RequestClass
 def note_begun(model: Model, now: float) -> None:
     """By now each stream computes the oldest batch that it could. To be called after every event."""
     for engine in model.engines:
-        for lane in model.lanes:
+        for lane in model.lanes if engine.batches else ():
             for batch in islice(engine.lane(lane), engine.limits.streams):
-                batch.began = min(batch.began, now)
+                if batch.began == math.inf:
+                    batch.began = now
 
 
 def free_at(model: Model, request_class: RequestClass, now: float) -> float:
     """When the engines will be done with what goes before new work of a class, in time.monotonic() seconds."""
     rate = model.rate.tokens_per_second
-    if not rate:
+    if not rate or not any(map(model.computing_tokens, RequestClass)):
         return now
     lane = model.lane_ahead(request_class)
     seconds = sum(sum(_seconds_left(engine.lane(lane), rate, now)) for engine in model.engines)
@@ -36,7 +37,7 @@ def batch_seconds(model: Model, now: float) -> float:
     if not model.engines or not model.rate.tokens_per_second:
         return 0.0
     limits = model.engines[0].limits
-    return max(model.max_tokens(limits, lane, now) for lane in model.lanes) / model.rate.tokens_per_second
+    return model.max_tokens(limits, model.lanes[-1], now) / model.rate.tokens_per_second
 
 
 def take_hopeless(model: Model, now: float, *, memory: float) -> list[Request]:

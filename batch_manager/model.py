@@ -13,6 +13,9 @@ from batch_manager.queue import Queue
 from engine.types import EngineLimits
 from wire.vocabulary import NUM_CLASSES, RequestClass
 
+_LANES: Sequence[Lane] = tuple(RequestClass)
+_ONE_LANE: Sequence[Lane] = (None,)
+
 
 class Model:
     """Everything the scheduler keeps for one model.
@@ -36,6 +39,7 @@ class Model:
         self.last_batch_at = 0.0
         self.last_interactive_at = -math.inf
         self._num_streams = 0  # of all ready engines, or of those that were there last
+        self._have_lanes = False  # whether all ready engines put urgent batches first
 
     @property
     def tokens_per_second(self) -> float:
@@ -82,6 +86,7 @@ class Model:
         """While no engine is there, what the last one could take is the best guess."""
         if self.engines:
             self._num_streams = sum(engine.limits.streams for engine in self.engines)
+        self._have_lanes = all(engine.limits.puts_urgent_first for engine in self.engines)
         self.max_seqlen = min((engine.limits.max_seqlen for engine in self.engines), default=self.max_seqlen)
 
     def first_too_long(self, request: Request) -> int:
@@ -169,13 +174,12 @@ class Model:
     @property
     def lanes(self) -> Sequence[Lane]:
         """Those of its engines, the urgent one first; None alone where all work goes the same way."""
-        has_lanes = all(engine.limits.puts_urgent_first for engine in self.engines) and not self.backlog.has_suspects
-        return tuple(RequestClass) if has_lanes else (None,)
+        return _LANES if self._have_lanes and not self.backlog.has_suspects else _ONE_LANE
 
     def lane_ahead(self, request_class: RequestClass) -> Lane:
         """What of an engine is computed before new work of a class."""
         is_urgent = request_class == RequestClass.INTERACTIVE
-        return RequestClass.INTERACTIVE if is_urgent and len(self.lanes) > 1 else None
+        return RequestClass.INTERACTIVE if is_urgent and self.lanes is _LANES else None
 
     def _next_batch(self, lane: Lane, now: float) -> tuple[Engine, Batch] | None:
         """The next batch for a lane.
@@ -187,11 +191,12 @@ class Model:
         """
         engines = self._with_room(lane)
         for other in engines:
-            if (retry := self._take_retry(other, lane)) is not None:
+            if other.retries and (retry := self._take_retry(other, lane)) is not None:
                 return other, retry
-        num_tokens, engine = self.waiting_tokens(lane), self.next_engine(lane)
-        if not num_tokens or engine is None:
+        num_tokens = self.waiting_tokens(lane)
+        if not num_tokens or not engines:
             return None
+        engine = _first(engines, lane)
         ahead = engine.lane(lane)
         is_beside = self._leaves_cores_idle(engine.limits, ahead)
         if not engine.num_idle_streams and ahead and not is_beside and num_tokens < ahead[-1].num_tokens:
@@ -233,11 +238,13 @@ class Model:
 
     def next_engine(self, lane: Lane) -> Engine | None:
         """The one that should have the next batch for a lane; None where none has room."""
-        return min(self._with_room(lane), key=lambda engine: claims(engine, lane), default=None)
+        engines = self._with_room(lane)
+        return _first(engines, lane) if engines else None
 
     def waiting_tokens(self, lane: Lane) -> int:
         """Tokens that wait for this lane of an engine."""
-        return sum(self.backlog.num_tokens(each) for each in RequestClass if lane in (None, each))
+        num_tokens = self.backlog.num_tokens
+        return num_tokens(lane) if lane is not None else num_tokens(_LANES[0]) + num_tokens(_LANES[1])
 
     def _is_bulks_turn(self, engine: Engine, lane: Lane) -> bool:
         return lane == RequestClass.INTERACTIVE and engine.owes_bulk(self._policy.bulk_share)
@@ -262,3 +269,8 @@ class Model:
     def max_tokens(self, limits: EngineLimits, lane: Lane, now: float) -> int:
         """Of a batch for a lane of this engine, by choice."""
         return self._sizes.max_tokens_of(lane, limits, is_mixed=self._is_mixed(now))
+
+
+def _first(engines: Sequence[Engine], lane: Lane) -> Engine:
+    """Which of these engines should have the next batch for a lane."""
+    return engines[0] if len(engines) == 1 else min(engines, key=lambda engine: claims(engine, lane))
