@@ -76,6 +76,12 @@ class Worker:
         num_tokens, streams = oldest.num_tokens + oldest.passed_tokens, self._limits.streams
         return {"batch": oldest.frame_id, "tokens": num_tokens, "since": oldest.began, "streams": streams}
 
+    def holds(self) -> Json:
+        """What is in the engine, for an operator who asks."""
+        with self._noted:
+            num_batches = len(self._held)
+        return {"batches": num_batches, "busy": self.busy()}
+
     def _submit_forever(self) -> None:
         while True:
             channel, _ = self._listener.accept()
@@ -247,6 +253,8 @@ def _beat_until_stopped(supervisor: BlockingConnection, worker: Worker) -> None:
             for kind, _, _ in supervisor.receive():
                 if kind == control.STOP:
                     return
+                if kind == control.DUMP:
+                    supervisor.send(control.DUMPED, 0, control.encode(worker.holds()))
     except (EOFError, OSError):
         os._exit(1)
 

@@ -48,6 +48,13 @@ class TokenizerPool:
         }
         self._lanes = [Lane(path, on_ready=self._pump, on_answer=self._answered, on_lost=self._lost) for path in paths]
 
+    def holds(self) -> dict[str, int]:
+        """What waits for a worker, and for the answer of one, for an operator who asks."""
+        return {
+            "unsent_requests": sum(map(len, self._waiting.values())),
+            "sent_pieces": sum(lane.num_outstanding for lane in self._lanes),
+        }
+
     def open(self) -> None:
         """Begin to connect to the workers; they may be started later."""
         for lane in self._lanes:

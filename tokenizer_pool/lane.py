@@ -52,6 +52,11 @@ class Lane:
         """Work that is outstanding, estimated."""
         return sum(self._seconds)
 
+    @property
+    def num_outstanding(self) -> int:
+        """Parts that were sent and are not answered yet."""
+        return len(self._outstanding)
+
     def takes(self, request_class: RequestClass) -> bool:
         """Whether more of a class may be sent now."""
         if request_class is RequestClass.BULK:

@@ -82,6 +82,10 @@ class Worker:
         if not self._connections:
             self._alone.set()
 
+    def holds(self) -> dict[str, int]:
+        """What waits here, for an operator who asks."""
+        return {"pieces": len(self._queue), "frontends": len(self._connections)}
+
     async def finish(self) -> None:
         """Answer what waits, then hang up."""
         await self._idle.wait()
@@ -146,6 +150,7 @@ async def serve_frontends(child: Child, start: TokenizerStart) -> None:
     worker = Worker([_load(spec) for spec in start.tokenizers], models=start.models, metrics=child.metrics)
     listener = socket.socket(fileno=start.listener_fd)
     server = await serve(listener, worker.received, worker.accepted, worker.lost)
+    child.holds = worker.holds
     child.ready()
     await child.stopping.wait()
     server.close()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from wire import control
 from wire.connection import Connection
 from wire.control import Json, ProcessStart, Request
+from wire.dump import waiting_tasks
 from wire.metrics import Recorder
 from wire.process import begin, settle
 
@@ -27,6 +28,7 @@ class Child:
     process   what START said to every process; set once it has come
     on_state  called with each STATE; earlier ones are lost, so ask for the newest after setting it
     metrics   deltas that the next heartbeat carries
+    holds     called when an operator asks: numbers of what waits in this process, by name
     stopping  set once the supervisor says STOP, after which the role should return
     """
 
@@ -35,6 +37,7 @@ class Child:
         self.metrics = Recorder()
         self.stopping = asyncio.Event()
         self.on_state: Callable[[Json], None] = lambda state: None
+        self.holds: Callable[[], Json] = dict
         self._loop = asyncio.get_running_loop()
         self._start: asyncio.Future[memoryview] = self._loop.create_future()
         self._replies: dict[int, asyncio.Future[Json]] = {}
@@ -80,8 +83,12 @@ class Child:
         self._num_requests += 1
         reply: asyncio.Future[Json] = self._loop.create_future()
         self._replies[self._num_requests] = reply
-        self._connection.send(control.REQUEST, self._num_requests, control.encode({"what": what}))
-        return await reply
+        number = self._num_requests
+        self._connection.send(control.REQUEST, number, control.encode({"what": what}))
+        try:
+            return await reply
+        finally:
+            del self._replies[number]
 
     def _beat(self, due: float) -> None:
         now = self._loop.time()
@@ -101,9 +108,11 @@ class Child:
             self._connection.send(control.SEEN, frame_id, control.encode({}))
         elif kind == control.STOP:
             self.stopping.set()
+        elif kind == control.DUMP:
+            self._connection.send(control.DUMPED, 0, control.encode({**self.holds(), "tasks": waiting_tasks()}))
         elif kind == control.REPLY:
-            reply = self._replies.pop(frame_id)
-            if not reply.done():  # the caller may have been cancelled
+            reply = self._replies.get(frame_id)  # None if the caller waits no more
+            if reply is not None and not reply.done():
                 reply.set_result(control.decode(payload))
 
 

@@ -1,7 +1,8 @@
 """The control channel between the supervisor and each process it starts: frames of one JSON object each.
 
-supervisor -> child   START (once, what to do), STATE (the state of the server now), STOP, REPLY
-child -> supervisor   READY (once it can serve), FAILED (then it exits with 2), HEARTBEAT, REQUEST
+supervisor -> child   START (once, what to do), STATE (the state of the server now), STOP, REPLY, DUMP
+child -> supervisor   READY (once it can serve), FAILED (then it exits with 2), HEARTBEAT, REQUEST,
+                      DUMPED (what it holds)
 """
 
 import enum
@@ -16,11 +17,13 @@ START = 0x0100
 STATE = 0x0101
 STOP = 0x0102
 REPLY = 0x0103
+DUMP = 0x0104
 READY = 0x0110
 FAILED = 0x0111
 HEARTBEAT = 0x0112
 REQUEST = 0x0113
 SEEN = 0x0114
+DUMPED = 0x0115
 
 HEARTBEAT_SECONDS = 0.5
 

@@ -1,4 +1,4 @@
-"""What every process does first: take its name, ignore the terminal's signals, die with the supervisor."""
+"""What every process does first: take its name, ignore the terminal's signals, die with the supervisor, log."""
 
 import contextlib
 import ctypes
@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import time
+
+from wire.dump import dump_stacks_on_signal
 
 # How control characters, and what a terminal or a reader of logs may take for the end of a line, are written.
 _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -22,6 +24,7 @@ def settle(parent_pid: int) -> None:
     group; only the supervisor acts on them, and tells its children through their control channel."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
+    dump_stacks_on_signal()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         print("embedline: the supervisor is gone, or started this process through another one", file=sys.stderr)
@@ -32,8 +35,13 @@ def begin(title: str, log_level: str, *, json_output: bool = False) -> None:
     """Take the name from START and log under it to standard error, as text or JSON lines."""
     set_title(title)
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines(title) if json_output else TextLines(title))
+    handler.setFormatter(formatter(title, json_output=json_output))
     logging.basicConfig(level=_LEVELS.get(log_level, log_level.upper()), handlers=[handler])
+
+
+def formatter(process: str, *, json_output: bool) -> logging.Formatter:
+    """How a process writes its records."""
+    return JsonLines(process) if json_output else TextLines(process)
 
 
 class TextLines(logging.Formatter):

@@ -1,12 +1,14 @@
 """From settings to a running server: find the models, choose engines, bind the ports, hand over to the supervisor."""
 
 import asyncio
+import atexit
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from engine.machine import cores
@@ -17,6 +19,7 @@ from server.http.tls import load
 from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
+from server.supervisor import open_files
 from server.supervisor.compiled_cache import cache_folder
 from server.supervisor.engine_python import check_engine_python
 from server.supervisor.listening.opening import Ports, open_ports
@@ -24,14 +27,17 @@ from server.supervisor.memory_shares import memory_shares
 from server.supervisor.model_plan import ModelPlan, plan_models
 from server.supervisor.monitor import make_monitor
 from server.supervisor.socket_folder import SocketFolder
+from server.supervisor.stderr_relay import StderrRelay
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.takeover.succession import Succession
 from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json
-from wire.process import begin
+from wire.dump import dump_stacks_on_signal
+from wire.process import begin, formatter
 
 _AUTO_BATCH_TOKENS = 16_384  # what /info shows where engines choose: TEI's default, as its field must be a number
+_MONITOR_IDLE_SECONDS = 30  # connections to the supervisor's own port; Prometheus asks more often
 
 logger = logging.getLogger("embedline.server")
 
@@ -61,6 +67,7 @@ def prepare(settings: Settings) -> Prepared:
     if settings.ssl_certfile is not None:
         load(settings.ssl_certfile, settings.ssl_keyfile)  # each frontend does it again
     models = plan_models(settings)
+    open_files.check(num_processes=_most_processes(settings, models))
     memory_shares(models)  # raises what is wrong with them before a port is bound
     compiles = any(model.engine != "fake" for model in models)
     cache_dir = cache_folder(settings.compiled_cache, os.environ) if compiles else None
@@ -71,17 +78,28 @@ def prepare(settings: Settings) -> Prepared:
     return Prepared(models, keys, file, hosts, cache_dir, ports)
 
 
+def _most_processes(settings: Settings, models: Sequence[ModelPlan]) -> int:
+    """Where nobody says how many batch managers there are, each engine has one at most."""
+    num_engines = sum(len(model.devices.names) for model in models)
+    num_managers = settings.batch_managers or num_engines
+    return settings.frontends + settings.tokenization_workers + num_managers + num_engines
+
+
 def serve(settings: Settings) -> int:
     """Run until stopped; the exit code. Raises SettingsError and ModelError before anything is started."""
+    relay = StderrRelay(formatter("supervisor", json_output=settings.json_output))
+    atexit.register(relay.close)  # after the last line, and after the traceback of a fault of ours
     begin("supervisor", settings.log_level, json_output=settings.json_output)
-    _on_stop_signal(_exit_at_once)
+    dump_stacks_on_signal()
+    _on_stop_signal(partial(_exit_at_once, relay))
     warn_of_flags_without_effect(settings)
+    open_files.raise_limit()
     prepared = prepare(settings)
     _on_stop_signal(_exit)  # until the supervisor takes them
     _log_models_and_keys(prepared, scheme="https" if settings.ssl_certfile else "http")
     folder = SocketFolder()
     try:
-        return asyncio.run(_supervise(settings, prepared, folder))
+        return asyncio.run(_supervise(settings, prepared, folder, relay))
     finally:
         folder.remove()
 
@@ -91,8 +109,9 @@ def _on_stop_signal(handler: Callable[[int, object], None]) -> None:
         signal.signal(number, handler)
 
 
-def _exit_at_once(number: int, frame: object) -> NoReturn:
+def _exit_at_once(relay: StderrRelay, number: int, frame: object) -> NoReturn:
     """An ordinary exit would wait for the threads that download from the hub. A later start resumes them."""
+    relay.close()
     os._exit(0)
 
 
@@ -119,7 +138,7 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
         )
 
 
-async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolder) -> int:
+async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolder, relay: StderrRelay) -> int:
     ports = prepared.ports
     topology = Topology(
         settings,
@@ -142,15 +161,23 @@ async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolde
         watchdog=watchdog,
         accepts_at_once=ports.predecessor is None,
     )
+    loop = asyncio.get_running_loop()
+    relay.on_dropped = lambda number: loop.call_soon_threadsafe(supervisor.count_dropped_lines, number)
     keys = Keys(prepared.keys, metrics_need_a_key=settings.metrics_auth, file=prepared.key_file)
     hosts = Hosts(prepared.hosts, origins=settings.cors_allow_origin)
     page = make_monitor(supervisor.metrics.text, supervisor.why_not_ready, keys, hosts)
-    monitoring = HttpServer(page, ports.monitor.sockets if ports.monitor is not None else [])
+    monitoring = HttpServer(
+        page,
+        ports.monitor.sockets if ports.monitor is not None else [],
+        max_connections=open_files.MONITOR_CONNECTIONS,
+        idle_seconds=_MONITOR_IDLE_SECONDS,
+    )
     succession = Succession(supervisor, ports, monitoring, devices=prepared.devices)
     await succession.start()
     try:
         return await supervisor.run(drain_delay=settings.drain_delay, shutdown_seconds=settings.shutdown_timeout)
     finally:
+        relay.on_dropped = lambda number: None
         await monitoring.stop(0)
         succession.close()
 

@@ -17,8 +17,10 @@ logger = logging.getLogger("embedline.server")
 class LogWriter:
     """A thread that may block on a descriptor. `put` and `take_lost` are for one other thread, and never block."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, name: str) -> None:
+        """`name` says whose lines these are."""
         self._fd = fd
+        self._name = name
         self._queue: SimpleQueue[list[bytes] | None] = SimpleQueue()
         # each number has one writer, so no lock is needed
         self._bytes_put = 0
@@ -26,7 +28,7 @@ class LogWriter:
         self._num_lost = 0
         self._num_lost_taken = 0
         self._is_broken = False
-        self._thread = threading.Thread(target=self._run, name="request log", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, lines: list[bytes]) -> bool:
@@ -65,7 +67,7 @@ class LogWriter:
                 rest = rest[_write_some(self._fd, rest) :]
         except BrokenPipeError:
             self._is_broken = True
-            logger.warning("the reader of the request log has closed it; no more lines are written")
+            logger.warning("the reader of the %s has closed it; no more lines are written", self._name)
         except OSError:  # a full disk may have room again
             self._num_lost += len(lines)
 

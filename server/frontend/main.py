@@ -27,6 +27,8 @@ from wire.child import Child, StartError, run
 from wire.control import Json, Request
 from wire.page import Page
 
+_SUPERVISOR_SECONDS = 5.0  # for its answer; Prometheus waits for ten
+
 
 async def serve(child: Child, start: FrontendStart) -> None:
     """The role of a frontend."""
@@ -43,7 +45,8 @@ async def serve(child: Child, start: FrontendStart) -> None:
     )
 
     async def metrics() -> str:
-        return str((await child.request(Request.METRICS))["text"])
+        async with asyncio.timeout(_SUPERVISOR_SECONDS):
+            return str((await child.request(Request.METRICS))["text"])
 
     log = RequestLog(Logged(start.request_log), child.metrics, sample_rate=start.request_log_sample_rate)
     request_metrics = RequestMetrics(child.metrics)
@@ -69,6 +72,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
         [socket.socket(fileno=fd) for fd in start.listener_fds],
         on_refused=app.refused,
         certificate=_certificate(start),
+        max_connections=start.max_connections,
     )
     may_accept = asyncio.Event()
 
@@ -81,6 +85,11 @@ async def serve(child: Child, start: FrontendStart) -> None:
 
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
+    child.holds = lambda: {
+        "requests": admission.num_open,
+        "connections": server.num_connections,
+        **tokenizers.holds(),
+    }
     tokenizers.open()
     managers.open()
     child.on_state = changed

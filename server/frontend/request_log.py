@@ -108,7 +108,7 @@ class RequestLog:
         self._num_bytes = 0  # of `_lines`
         self._flush_is_due = False
         self._num_dropped = 0
-        self._writer = LogWriter(fd)
+        self._writer = LogWriter(fd, name="request log")
 
     def write(self, trace: Trace) -> None:
         """Add a line for a finished request."""

@@ -17,6 +17,7 @@ class FrontendStart:
     max_seqlens: list[int]  # tokens of a text, for each model
     managers: list[ManagerAddress]
     wait_budgets: WaitBudgets
+    max_connections: int
     max_concurrent_requests: int
     max_client_batch_size: int  # items of a request
     payload_limit: int  # bytes of a body

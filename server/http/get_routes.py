@@ -59,7 +59,11 @@ def make_app(state: ServerState, metrics: MetricsSource) -> FastAPI:
 
     @app.get("/metrics", summary="Prometheus metrics of the whole server")
     async def metrics_page() -> Response:
-        return PlainTextResponse(await metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        try:
+            page = await metrics()
+        except TimeoutError:
+            return PlainTextResponse("the supervisor does not answer", status_code=503, headers={"retry-after": "5"})
+        return PlainTextResponse(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
 

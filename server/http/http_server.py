@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import socket
+import sys
 import termios
 import time
 from collections.abc import Sequence
@@ -28,22 +29,38 @@ _HANDSHAKE_SECONDS = 10.0  # as long as a request's head may take
 # For a client to read the rest of an answer and to say goodbye. One that keeps an idle connection does not even notice
 # that it should, and must not hold up the end of the server.
 _GOODBYE_SECONDS = 3.0
+_MAX_BACKLOG = 2048  # connections that wait to be accepted
 _LAST_ANSWER_SECONDS = 1.0  # for cancelled handlers to answer
 _LAST_REQUEST_SECONDS = 0.5  # for a request that is on its way when the server stops
 
 
 class _State(ServerState):
-    """Uvicorn's state, with the date of answers, and an event for the end of the last connection."""
+    """Uvicorn's state, with the date of answers, an event for the end of the last connection, and a limit on them."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_connections: int) -> None:
         super().__init__()
         self.empty = asyncio.Event()
         self.default_headers = DateHeader()
         self.is_draining = False
+        self._max_connections = max_connections
+        self._by_age: dict[_Protocol, None] = {}  # the oldest first
+
+    def opened(self, connection: "_Protocol") -> None:
+        """Where there is one too many, the oldest without a request gives way."""
+        self._by_age[connection] = None
+        if len(self._by_age) > self._max_connections:
+            oldest = next(one for one in self._by_age if one.is_idle)  # the newest has no request yet
+            self.closed(oldest)
+            oldest.transport.abort()
+
+    def closed(self, connection: "_Protocol") -> None:
+        """It counts no more."""
+        self._by_age.pop(connection, None)
 
 
 class _Protocol(Protocol):
-    """Sets the event when the last connection has closed. While the server drains, every answer closes it."""
+    """Tells the state of its beginning and its end, and sets the event when the last connection has closed. While the
+    server drains, every answer closes it."""
 
     server_state: _State
 
@@ -63,12 +80,19 @@ class _Protocol(Protocol):
         if is_idle and not self.transport.is_closing() and not _num_unread(self.transport):
             self.transport.close()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no request, and no answer that has not left yet."""
+        return self._is_idle() and not self.transport.get_write_buffer_size()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)  # as without TLS, where it would be eight times as much
         super().connection_made(transport)
+        self.server_state.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.server_state.closed(self)
         if not self.connections:
             self.server_state.empty.set()
 
@@ -83,13 +107,19 @@ class HttpServer:
         *,
         on_refused: OnRefused | None = None,
         certificate: Certificate | None = None,
+        max_connections: int = sys.maxsize,
+        idle_seconds: int | None = None,
     ) -> None:
         """`on_refused` gets the error of what never became a request: its head was too long, too slow or not HTTP.
-        With a certificate the server speaks TLS."""
+        With a certificate the server speaks TLS.
+
+        Of more than `max_connections` the oldest without a request is closed, as is one without a request for
+        `idle_seconds` (90 by default).
+        """
         self._listeners = listeners
         self._certificate = certificate
         self._on_refused = on_refused or (lambda error: None)
-        self._state = _State()
+        self._state = _State(max_connections)
         self._config = Config(
             app,
             http=_Protocol,
@@ -101,8 +131,10 @@ class HttpServer:
             server_header=False,
             date_header=False,  # its Server would make it
             proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=idle_seconds or _KEEP_ALIVE_SECONDS,
         )
+        # as many may be accepted at once, before the limit is looked at
+        self._backlog = max(1, min(_MAX_BACKLOG, max_connections // 4))
         self._servers: list[asyncio.Server] = []
 
     async def start(self) -> None:
@@ -117,7 +149,8 @@ class HttpServer:
             }
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            self._servers.append(await loop.create_server(self._make_protocol, sock=listener, backlog=2048, **tls))
+            server = await loop.create_server(self._make_protocol, sock=listener, backlog=self._backlog, **tls)
+            self._servers.append(server)
 
     def _make_protocol(self) -> _Protocol:
         loop = asyncio.get_running_loop()

@@ -74,7 +74,8 @@ REQUESTS = (
     _counter("embedline_response_bytes_total", ("format",),
         "Bytes of answers' bodies, by the encoding of the rows: `float`, `base64`, `bytes`; `other` has no rows."),
     _counter("embedline_log_lines_dropped_total", (),
-        "Lines of the request log that were lost because their reader was too slow.", "it is not 0"),
+        "Lines of the request log or the log that were lost: their reader was too slow, or the disk full.",
+        "it is not 0"),
 )
 TOKENIZING = (
     _counter("embedline_tokenized_texts_total", ("model",), "Texts tokenized."),

@@ -14,7 +14,7 @@ from server.metrics.declared import ALL, FOR_TEI, cumulative
 from server.metrics.tei import Counted, tei_text
 from wire.control import Json
 
-MetricsSource = Callable[[], Awaitable[str]]  # Prometheus's text format
+MetricsSource = Callable[[], Awaitable[str]]  # Prometheus's text format; raises TimeoutError
 
 Labels = tuple[str, ...]  # values, in the order of the declaration
 _DECLARED = {declared.name: declared for declared in (*ALL, *FOR_TEI)}

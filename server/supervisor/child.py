@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,15 @@ from wire.control import Json, ProcessStart
 # Defaults that the environment may overrule. numpy computes on the calling thread alone: with a team of threads for
 # each product, two engine threads that compute at the same time take three and a half times as long.
 _DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
+# What is added to this process's own score: when memory runs out the kernel kills the highest. An engine holds the most
+# and costs no answer; a frontend's connections are lost with it; this process takes all others along.
+_OOM_SCORES = {"engine": 500, "tokenizer": 300, "batch manager": 200, "frontend": 100}
+_MAX_OOM_SCORE = 1000
+_KILL_SECONDS = 5.0  # for the kernel to end a process; one that waits for a broken disk or driver may never end
+_DUMP_SECONDS = 1.0  # for a process to say what it holds
+
+logger = logging.getLogger("embedline.supervisor")
+
 APP_ROOT = Path(__file__).resolve().parents[2]  # the folder that has server/, engine/, …
 
 
@@ -73,6 +83,9 @@ class _Run:
     pidfd: int
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     connection: Connection | None = None
+    is_killed: bool = False
+    has_spoken: bool = False  # so it has its signal handlers
+    dumped: asyncio.Future[Json] | None = None  # what it says it holds, once it was asked
 
 
 class ChildProcess:
@@ -101,19 +114,20 @@ class ChildProcess:
         """None while no process runs."""
         return self._run.process.pid if self._run else None
 
+    @property
+    def is_dying(self) -> bool:
+        """Whether it was killed and the kernel has not ended it yet."""
+        return self._run is not None and self._run.is_killed
+
     async def start(self) -> None:
-        """Start the process and send it START. Raises SpawnError."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = self._spawn(theirs.fileno())
-            except OSError as error:
-                ours.close()
-                raise SpawnError(f"{self.plan.title} can't be started: {self.plan.python}: {error.strerror}") from None
-        run = self._run = _Run(process, os.pidfd_open(process.pid))
+        """Start the process and send it START. Raises SpawnError, and then nothing is left of the attempt."""
+        try:
+            run, ours = self._launch()
+        except OSError as error:
+            raise SpawnError(f"{self.plan.title} can't be started: {self.plan.python}: {error.strerror}") from None
+        self._run = run
         self.is_ready, self.failure, self.busy, self.seen = False, None, None, 0
         self.last_beat = time.monotonic()
-        self._loop.add_reader(run.pidfd, self._reap, run)
         _, run.connection = await self._loop.create_unix_connection(
             lambda: Connection(self._received, lambda _: None), sock=ours
         )
@@ -131,8 +145,22 @@ class ChildProcess:
     def kill(self) -> None:
         """SIGKILL; `child_exited` follows."""
         if self._run:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and is about to be noted
-                signal.pidfd_send_signal(self._run.pidfd, signal.SIGKILL)
+            self._run.is_killed = True
+            self._send_signal(self._run, signal.SIGKILL)
+
+    async def dump(self) -> Json | None:
+        """Let it write the stacks of its threads to standard error. What it holds, None if it does not say."""
+        run = self._run
+        if run is None or run.connection is None or not run.has_spoken:
+            return None
+        run.dumped = self._loop.create_future()
+        self._send_signal(run, signal.SIGUSR1)
+        run.connection.send(control.DUMP, 0, control.encode({}))
+        try:
+            async with asyncio.timeout(_DUMP_SECONDS):
+                return await run.dumped
+        except TimeoutError:
+            return None
 
     async def stop(self, seconds: float) -> bool:
         """Ask it to end and wait; kill it after so long, or at once while it is still loading.
@@ -143,18 +171,43 @@ class ChildProcess:
         if run is None:
             return True
         if not self.is_ready or run.connection is None:
-            self.kill()
-            await run.ended.wait()
+            await self._kill_and_wait(run)
             return True
         run.connection.send(control.STOP, 0, control.encode({}))
         try:
             async with asyncio.timeout(seconds):
                 await run.ended.wait()
         except TimeoutError:
-            self.kill()
-            await run.ended.wait()
+            await self._kill_and_wait(run)
             return False
         return True
+
+    async def _kill_and_wait(self, run: _Run) -> None:
+        self.kill()
+        try:
+            async with asyncio.timeout(_KILL_SECONDS):
+                await run.ended.wait()
+        except TimeoutError:
+            logger.error("%s (process %d) can't be killed and is left behind", self.plan.title, run.process.pid)
+
+    def _send_signal(self, run: _Run, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and is about to be noted
+            signal.pidfd_send_signal(run.pidfd, number)
+
+    def _launch(self) -> tuple[_Run, socket.socket]:
+        """The process, and our end of its control channel. Raises OSError, and then nothing is left of it."""
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            process = self._spawn(theirs.fileno())
+            undo.callback(_end, process)
+            pidfd = os.pidfd_open(process.pid)
+            undo.callback(os.close, pidfd)
+            run = _Run(process, pidfd)
+            self._loop.add_reader(pidfd, self._reap, run)
+            undo.pop_all()
+        _offer_to_oom_killer(process.pid, _OOM_SCORES.get(self.plan.role, 0))
+        return run, ours
 
     def _spawn(self, control_fd: int) -> subprocess.Popen[bytes]:
         path = [str(APP_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -186,6 +239,8 @@ class ChildProcess:
     def _received(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
         fields = control.decode(payload)
         self.last_beat = time.monotonic()
+        if self._run:
+            self._run.has_spoken = True
         if kind == control.HEARTBEAT:
             self.busy = fields.get("busy")
             if "metrics" in fields:
@@ -198,5 +253,23 @@ class ChildProcess:
             self._events.state_seen(self)
         elif kind == control.FAILED:
             self.failure = fields["message"]
+        elif kind == control.DUMPED:
+            if self._run and self._run.dumped and not self._run.dumped.done():
+                self._run.dumped.set_result(fields)
         elif kind == control.REQUEST:
             connection.send(control.REPLY, frame_id, control.encode(self._events.answer(self, fields["what"])))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what was started and can't be watched."""
+    process.kill()
+    process.wait()
+
+
+def _offer_to_oom_killer(pid: int, score: int) -> None:
+    """Let the kernel kill it before this process. Whoever may start a process may raise its score."""
+    try:
+        own = int(Path("/proc/self/oom_score_adj").read_text())
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(_MAX_OOM_SCORE, own + score)))
+    except OSError as error:
+        logger.debug("process %d keeps its oom_score_adj: %s", pid, error.strerror)

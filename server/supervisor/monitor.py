@@ -41,9 +41,10 @@ def make_monitor(
 
     async def metrics_page(request: Request) -> Response:
         try:
-            headers_sent = dict(request.headers.raw)
-            hosts.check(request.method, request.scope["path"], headers_sent)
-            keys.check(request.method, request.scope["path"], headers_sent)
+            # the request's own target: `request.url` is made of the Host header too, whatever that says
+            path, headers_sent = request.scope["path"], dict(request.headers.raw)
+            hosts.check(request.method, path, headers_sent)
+            keys.check(request.method, path, headers_sent)
         except (Forbidden, Unauthorized) as error:
             answer = openai_error(error)
             headers = {name.decode(): value.decode() for name, value in answer.headers}

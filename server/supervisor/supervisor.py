@@ -18,6 +18,7 @@ from server.metrics.processes import ProcessGauges, ProcessState
 from server.metrics.registry import Registry
 from server.requests.admission.expected_wait import expected_wait
 from server.supervisor.child import ChildProcess, SpawnError
+from server.supervisor.dump import dump
 from server.supervisor.listening.drain import empty_queue
 from server.supervisor.listening.listeners import Listeners
 from server.supervisor.model_plan import ModelPlan
@@ -101,6 +102,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGINT, self._signalled)  # somebody at a terminal, whom no balancer knows
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
             loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+        loop.add_signal_handler(signal.SIGUSR1, lambda: self._spawn(dump(self._children, self._topology.page)))
         try:
             for child in self._children:
                 await child.start()
@@ -134,6 +136,10 @@ class Supervisor:
         logger.info("process %d has taken over", pid)
         self._begin_to_stop(_Ending(0))
         self._hurry.set()
+
+    def count_dropped_lines(self, number: int) -> None:
+        """Lines of the log found no room."""
+        self.metrics.count("embedline_log_lines_dropped_total", by=number)
 
     # ChildEvents
 

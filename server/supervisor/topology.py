@@ -18,6 +18,7 @@ from server.frontend.start import FrontendStart
 from server.requests.admission.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, KeyFile
 from server.settings.settings import Settings
+from server.supervisor import open_files
 from server.supervisor.child import Plan
 from server.supervisor.engine_options import engine_options
 from server.supervisor.memory_shares import memory_shares
@@ -210,6 +211,7 @@ class Topology:
             max_seqlens=[model.folder.max_seqlen for model in self._models],
             managers=managers,
             wait_budgets=WaitBudgets(settings.interactive_max_wait, settings.bulk_max_wait),
+            max_connections=open_files.max_connections(num_peers=len(self._tokenizers) + len(self._managers)),
             # the limits of the whole server, shared out among its frontends
             max_concurrent_requests=-(-settings.max_concurrent_requests // settings.frontends),
             max_client_batch_size=settings.max_client_batch_size,

@@ -38,7 +38,7 @@ class Watchdog:
             for child in children:
                 if was_asleep:
                     child.last_beat = max(child.last_beat, now)
-                elif child.pid is not None and (why := self.why_stuck(child, now)):
+                elif child.pid is not None and not child.is_dying and (why := self.why_stuck(child, now)):
                     logger.error("%s is stuck and will be killed: %s", child.plan.title, why)
                     child.kill()
 

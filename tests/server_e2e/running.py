@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,7 @@ class Log:
         self._reader.join(PATIENCE)
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
+        for line in process.stderr or ():
             with self._news:
                 self.lines.append(line.rstrip("\n"))
                 self._news.notify_all()
@@ -79,13 +78,23 @@ class Server:
     """A running server."""
 
     def __init__(
-        self, *flags: str, folder: Path, environment: Mapping[str, str] | None = None, stdout: int = subprocess.DEVNULL
+        self,
+        *flags: str,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        stdout: int = subprocess.DEVNULL,
+        stderr: int = subprocess.PIPE,
+        wrapper: Sequence[str] = (),
     ) -> None:
+        """The log is read from a pipe, unless `stderr` is another descriptor. `wrapper` is a command that starts it."""
         # sockets' paths are short, so not below pytest's own folder; a test that starts two servers shares it
         self.runtime = runtime = Path(tempfile.gettempdir()) / f"run-{hash(folder) & 0xFFFFFFFF:x}"
         runtime.mkdir(exist_ok=True, mode=0o700)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "embedline", "serve", "--port", "0", "--prometheus-port", "0", *flags],
+            [
+                *wrapper,
+                *(sys.executable, "-P", "-m", "embedline", "serve", "--port", "0", "--prometheus-port", "0", *flags),
+            ],
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
@@ -97,7 +106,7 @@ class Server:
             },
             cwd=folder,
             stdout=stdout,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             stdin=subprocess.DEVNULL,
             text=True,
         )
@@ -178,10 +187,14 @@ def is_running(pid: int) -> bool:
 
 @contextlib.contextmanager
 def serving(
-    *flags: str, folder: Path, environment: Mapping[str, str] | None = None, stdout: int = subprocess.DEVNULL
+    *flags: str,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    stdout: int = subprocess.DEVNULL,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[Server]:
     """A server that is ready, gone after the block. `stdout` is a descriptor for the request log."""
-    server = Server(*flags, folder=folder, environment=environment, stdout=stdout)
+    server = Server(*flags, folder=folder, environment=environment, stdout=stdout, wrapper=wrapper)
     try:
         server.wait_ready()
         yield server

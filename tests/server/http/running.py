@@ -94,10 +94,14 @@ class Running:
 
     def __init__(self) -> None:
         self.app = App()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._address = self._listener.getsockname()
         self.refused: list[RequestError] = []
-        self.server = HttpServer(self.app, [self._listener], on_refused=self.refused.append)
+        self.listen()
+
+    def listen(self, **limits: int) -> None:
+        """Make the server, not yet started."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        self._address = listener.getsockname()
+        self.server = HttpServer(self.app, [listener], on_refused=self.refused.append, **limits)
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:

@@ -428,3 +428,29 @@ def test_a_connection_that_says_nothing_is_closed(run: Callable[[Test], None], m
         assert running.refused == []
 
     run(test)
+
+
+@pytest.mark.holds("Limits")
+def test_where_there_are_too_many_connections_the_oldest_idle_one_gives_way(run: Callable[[Test], None]) -> None:
+    async def test(running: Running) -> None:
+        await running.server.stop(0)
+        running.listen(max_connections=3)
+        await running.server.start()
+        async with contextlib.AsyncExitStack() as stack:
+            waiting, idle, *others = [await stack.enter_async_context(running.client()) for _ in range(3)]
+            for client in (idle, *others):
+                client.send(GET % b"now")
+                await client.answer()
+            waiting.send(GET % b"later")
+            await running.app.waiting.get()
+            newest = await stack.enter_async_context(running.client())
+
+            assert await idle.rest() == b""
+            for client in (newest, *others):
+                client.send(GET % b"now")
+                assert await client.answer() == (200, b"/now")
+            assert running.server.num_connections == 3
+            running.app.gate.set()
+            assert await waiting.answer() == (200, b"/later")
+
+    run(test)

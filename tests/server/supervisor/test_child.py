@@ -1,13 +1,18 @@
-"""What a process is started with."""
+"""What a process is started with, a start that fails half way, and an end that does not come."""
 
 import asyncio
+import dataclasses
 import errno
+import os
+import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn, cast
 
 import pytest
 
 from server.supervisor.child import ChildEvents, ChildProcess, Plan, SpawnError
+from tests.server_e2e.running import children
 
 PLAN = Plan(role="engine", index=0, module="engine", python="python3", start=None, fds=())
 
@@ -32,3 +37,74 @@ def test_numpy_has_one_thread_for_a_product_unless_it_is_told(
     monkeypatch.setattr("server.supervisor.child.subprocess.Popen", refuse)
     asyncio.run(start())
     assert started_with["OPENBLAS_NUM_THREADS"] == expected
+
+
+class Events:
+    """What a child reports, noted."""
+
+    def __init__(self) -> None:
+        self.exits: list[int] = []
+
+    def child_exited(self, child: ChildProcess, returncode: int) -> None:
+        self.exits.append(returncode)
+
+
+def num_open() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def a_sleeper(tmp_path: Path, events: Events) -> ChildProcess:
+    """A process that ends when it is told to, and not otherwise."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 1000\n")
+    python.chmod(0o700)
+    return ChildProcess(dataclasses.replace(PLAN, python=str(python)), cast(ChildEvents, events))
+
+
+@pytest.mark.faults
+@pytest.mark.holds("When a process dies")
+@pytest.mark.parametrize("what", ["socket.socketpair", "subprocess.Popen", "os.pidfd_open"])
+def test_a_start_for_which_there_are_no_descriptors_leaves_nothing(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def start() -> None:
+        child = a_sleeper(tmp_path, Events())
+        before, others = num_open(), children(os.getpid())
+        with monkeypatch.context() as patch:
+            patch.setattr(f"server.supervisor.child.{what}", refuse)
+            with pytest.raises(SpawnError, match=r"engine 0 can't be started: .*: Too many open files"):
+                await child.start()
+        assert (num_open(), children(os.getpid()), child.pid) == (before, others, None)
+        await child.start()  # the next try is as the first
+        assert child.pid is not None
+        assert await child.stop(0)
+
+    asyncio.run(start())
+
+
+@pytest.mark.faults
+@pytest.mark.holds("Shutdown")
+def test_a_process_that_the_kernel_holds_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As if it waited for a disk: SIGKILL is sent and nothing happens."""
+    monkeypatch.setattr("server.supervisor.child._KILL_SECONDS", 0.01)
+    signals: list[int] = []
+
+    async def run() -> None:
+        events = Events()
+        child = a_sleeper(tmp_path, events)
+        await child.start()
+        with monkeypatch.context() as patch:
+            patch.setattr(signal, "pidfd_send_signal", lambda _, number: signals.append(number))
+            await child.stop(0)
+        assert signals == [signal.SIGKILL]
+        assert (child.is_dying, events.exits) == (True, [])
+        assert caplog.messages == [f"engine 0 (process {child.pid}) can't be killed and is left behind"]
+        await child.stop(0)
+        assert (child.pid, child.is_dying, events.exits) == (None, False, [-signal.SIGKILL])
+
+    asyncio.run(run())

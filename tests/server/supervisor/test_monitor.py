@@ -1,6 +1,8 @@
 """The supervisor's own page: health for everybody, metrics for whoever may see them."""
 
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from server.http.auth import Keys
 from server.http.hosts import Hosts
@@ -27,6 +29,15 @@ async def test_metrics(needs_key: bool, given: str | None, status: int) -> None:
     if status == 401:
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.error()["code"] == "invalid_api_key"
+
+
+@pytest.mark.holds("API keys")
+async def test_no_host_header_gets_around_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions of starlette make `request.url` of this header, so that its path is another than the route's."""
+    monkeypatch.setattr(Request, "url", URL("http://x/livez?/metrics"))
+    page = make_monitor(lambda: "up 1\n", lambda: None, Keys(KEYS, metrics_need_a_key=True), Hosts(None))
+
+    assert (await call(page, "GET", "/metrics", headers={"host": "x/livez?"})).status == 401
 
 
 @pytest.mark.holds("Readiness")

@@ -24,6 +24,7 @@ FRONTEND = FrontendStart(
     max_seqlens=[256],
     managers=[ManagerAddress("/m", (0, 1))],
     wait_budgets=WaitBudgets(1.0, 2.5),
+    max_connections=9,
     max_concurrent_requests=1,
     max_client_batch_size=2,
     payload_limit=3,

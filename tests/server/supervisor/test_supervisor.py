@@ -7,7 +7,7 @@ import pytest
 
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.child import ChildProcess, Plan
+from server.supervisor.child import ChildProcess, Plan, SpawnError
 from server.supervisor.listening.listeners import Listeners
 from server.supervisor.model_plan import plan_models
 from server.supervisor.ports import bind
@@ -85,6 +85,34 @@ def test_the_only_one_of_its_kind_ends_it(title: str, folder: SocketFolder, monk
         assert server.end[0] == 1
 
     asyncio.run(run())
+
+
+@pytest.mark.faults
+@pytest.mark.holds("When a process dies")
+def test_a_restart_that_fails_is_tried_again(folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as another process does the same work it is never given up."""
+    tries: list[str] = []
+    is_started = asyncio.Event()
+
+    async def run() -> None:
+        server = Fallen(folder, monkeypatch, "a", "b")
+
+        async def start(child: ChildProcess) -> None:
+            tries.append(child.plan.title)
+            if len(tries) < 7:
+                raise SpawnError("engine 0 can't be started: python: Too many open files")
+            is_started.set()
+
+        monkeypatch.setattr(ChildProcess, "start", start)
+        monkeypatch.setattr("server.supervisor.supervisor.asyncio.sleep", lambda _: asyncio.Event.wait(set_already))
+        set_already = asyncio.Event()
+        set_already.set()
+        server.fall("engine 0", 1)
+        await is_started.wait()
+        assert server.end is None
+
+    asyncio.run(run())
+    assert tries == ["engine 0"] * 7
 
 
 class Dying:
