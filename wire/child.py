@@ -28,7 +28,7 @@ class Child:
     process   what START said to every process; set once it has come
     on_state  called with each STATE; earlier ones are lost, so ask for the newest after setting it
     metrics   deltas that the next heartbeat carries
-    holds     called when an operator asks: numbers of what waits in this process, by name
+    holds     called when an operator asks: numbers of what waits in this process besides the metrics' levels, by name
     stopping  set once the supervisor says STOP, after which the role should return
     """
 
@@ -109,7 +109,9 @@ class Child:
         elif kind == control.STOP:
             self.stopping.set()
         elif kind == control.DUMP:
-            self._connection.send(control.DUMPED, 0, control.encode({**self.holds(), "tasks": waiting_tasks()}))
+            levels = {name: value for name, *_, value in self.metrics.levels()}
+            held = {**levels, **self.holds(), "tasks": waiting_tasks()}
+            self._connection.send(control.DUMPED, 0, control.encode(held))
         elif kind == control.REPLY:
             reply = self._replies.get(frame_id)  # None if the caller waits no more
             if reply is not None and not reply.done():

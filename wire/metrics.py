@@ -55,8 +55,12 @@ class Recorder:
         return {
             "counts": [[*key, value] for key, value in counts.items()],
             "histograms": [[*key, values] for key, values in cells.items()],
-            "levels": [[*key, level()] for key, level in self._levels.items()],
+            "levels": self.levels(),
         }
+
+    def levels(self) -> list[list[Any]]:
+        """The watched levels as they are now: name, label values, value."""
+        return [[*key, level()] for key, level in self._levels.items()]
 
     def _cells_of(self, key: Key, edges: Edges) -> list[float]:
         cells = self._cells.get(key)

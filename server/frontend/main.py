@@ -85,11 +85,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
 
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
-    child.holds = lambda: {
-        "requests": admission.num_open,
-        "connections": server.num_connections,
-        **tokenizers.holds(),
-    }
+    child.holds = tokenizers.holds
     tokenizers.open()
     managers.open()
     child.on_state = changed

@@ -130,7 +130,7 @@ def test_a_signal_shows_where_every_process_is(tmp_path: Path) -> None:
         }
         assert held.keys() == {"supervisor", *server.processes()}
         assert held.pop("tokenizer 1") == "no answer"
-        assert json.loads(held["frontend 0"])["requests"] == 0
+        assert json.loads(held["frontend 0"])["embedline_open_requests"] == 0
         assert json.loads(held["engine 0"]) == {"batches": 0, "busy": None}
         for title in ("frontend 0", "engine 0", "batch manager 0", "tokenizer 0"):
             start = next(number for number, line in enumerate(lines) if line.endswith("its stacks:") and title in line)
