@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.planted_mistakes import place_of
+from tests.structure.mistakes import MISTAKES
 from tests.structure.sources import ROOT, dotted
 from tests.tiers import tier_asked
 
@@ -73,3 +75,7 @@ def test_what_only_looks_alike_is_left_alone(text: str) -> None:
 )
 def test_the_tier_is_asked_for_by_flag_or_marker(tier: str | None, marks: str, expected: str) -> None:
     assert tier_asked(tier, marks) == expected
+
+
+def test_every_mistake_can_still_be_planted() -> None:
+    assert [mistake.name for mistake in MISTAKES if place_of(mistake, ROOT) is None] == []
