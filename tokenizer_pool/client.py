@@ -181,11 +181,14 @@ class TokenizerPool:
                 self._send(lane, job, part)
 
     def _choose_lane(self, request_class: RequestClass) -> Lane | None:
-        """The worker with the least to do, None where there is none to send to."""
+        """The worker with the least to do, of several the one that was chosen longest ago; None if all are full."""
         best = None
         for lane in self._lanes:
             if lane.takes(request_class) and (best is None or lane.seconds < best.seconds):
                 best = lane
+        if best is not None and best is not self._lanes[-1]:
+            self._lanes.remove(best)
+            self._lanes.append(best)
         return best
 
     def _send(self, lane: Lane, job: AnyJob, part: Part) -> None:

@@ -198,6 +198,12 @@ class Topology:
         own = self._http[index :: self._settings.frontends] or [self._http[index % len(self._http)]]
         return [listener.fileno() for listener in own]
 
+    def _tokenizer_paths(self, frontend: int) -> list[str]:
+        """Each frontend begins with another one: where all are idle, frontends don't choose the same."""
+        paths = [listening.path for listening in self._tokenizers]
+        first = frontend % len(paths)
+        return [*paths[first:], *paths[:first]]
+
     def _frontend_start(self, index: int) -> FrontendStart:
         settings = self._settings
         managers = [
@@ -207,7 +213,7 @@ class Topology:
         return FrontendStart(
             listener_fds=self._listener_fds(index),
             page_fd=self.page.fd,
-            tokenizer_paths=[listening.path for listening in self._tokenizers],
+            tokenizer_paths=self._tokenizer_paths(index),
             max_seqlens=[model.folder.max_seqlen for model in self._models],
             managers=managers,
             wait_budgets=WaitBudgets(settings.interactive_max_wait, settings.bulk_max_wait),

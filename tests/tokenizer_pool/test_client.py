@@ -93,6 +93,15 @@ async def test_interactive_goes_to_the_worker_with_the_least_to_do() -> None:
         assert (await workers[1].asked.get()).piece.texts == ["3"]
 
 
+async def test_idle_workers_take_turns() -> None:
+    async with scripted_pool(3) as (pool, workers):
+        for number in range(6):
+            request = ask(pool, [str(number)])
+            asked = await workers[number % 3].asked.get()
+            asked.answer()
+            await request
+
+
 @pytest.mark.parametrize("request_class", RequestClass)
 async def test_requests_of_a_class_take_turns(request_class: RequestClass) -> None:
     """So a small request is not behind all of a large one, whatever class the large one gave itself."""

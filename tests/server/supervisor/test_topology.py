@@ -139,6 +139,17 @@ def test_batch_managers_share_the_engines_out(
     assert sum(len(manager.start.engines) for manager in managers) == len(devices.split(","))
 
 
+def test_frontends_begin_with_different_tokenizers(folder: SocketFolder) -> None:
+    """So requests that come one at a time to each frontend don't all go to the same tokenizer."""
+    with bind("127.0.0.1", 0, "--port") as http:
+        chosen = settings(frontends=4, tokenization_workers=3)
+        topology = topology_of(chosen, folder, http)
+        paths = [plan.start.tokenizer_paths for plan in by_role(topology.plans(), "frontend")]
+
+    assert [path[0] for path in paths] == [*paths[0], paths[0][0]]
+    assert all(sorted(path) == sorted(paths[0]) for path in paths)
+
+
 def test_engines_on_the_cpu_share_its_cores(
     folder: SocketFolder, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
