@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from server.dialects.route import Answer
@@ -97,11 +98,11 @@ class Running:
         self.refused: list[RequestError] = []
         self.listen()
 
-    def listen(self, **limits: int) -> None:
+    def listen(self, *, max_connections: int = sys.maxsize) -> None:
         """Make the server, not yet started."""
         listener = socket.create_server(("127.0.0.1", 0))
         self._address = listener.getsockname()
-        self.server = HttpServer(self.app, [listener], on_refused=self.refused.append, **limits)
+        self.server = HttpServer(self.app, [listener], on_refused=self.refused.append, max_connections=max_connections)
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
