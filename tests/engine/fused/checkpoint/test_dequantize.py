@@ -135,4 +135,4 @@ def test_what_does_not_fit_is_named(tensors: dict[str, Tensor], granularity: str
         DequantizedCheckpoint(InMemory(named), stored(granularity)).read(NAME)
     assert "layers.0.q_proj.weight" in str(error.value)
     assert "\n" not in str(error.value)
-    assert str(error.value).endswith(", so no engine can read them; take the model's plain weights")
+    assert str(error.value).endswith(": no engine reads it; take the model's plain weights")
