@@ -187,7 +187,8 @@ class Model:
         The engine with the least to do comes first, and those with an idle stream before all others: they take what
         there is, or their share of it where several streams idle. Behind other batches one is staged only if it is at
         least as large as the one sent last: a smaller one would be sealed too soon, as all that comes while it waits in
-        the engine could still have joined it. But beside a long sequence that leaves cores idle it does not wait.
+        the engine could still have joined it. But it does not wait beside a long sequence that leaves cores idle, nor
+        if it passes bulk whose parts leave one core free after the other.
         """
         engines = self._with_room(lane)
         for other in engines:
@@ -198,15 +199,15 @@ class Model:
             return None
         engine = _first(engines, lane)
         ahead = engine.lane(lane)
-        is_beside = self._leaves_cores_idle(engine.limits, ahead)
+        passes_bulk = lane == RequestClass.INTERACTIVE and len(ahead) < len(engine.batches)
+        is_beside = self._leaves_cores_idle(engine.limits, ahead) or (engine.limits.overlaps and passes_bulk)
         if not engine.num_idle_streams and ahead and not is_beside and num_tokens < ahead[-1].num_tokens:
             return None
         num_idle = sum(engine.num_idle_streams for engine in engines)
         batch = self._batch_for(engine, lane, num_idle=num_idle, now=now)
         if batch is None:
             return None
-        passes_bulk = lane == RequestClass.INTERACTIVE and len(ahead) < len(engine.batches)
-        batch.is_beside = is_beside or (engine.limits.overlaps and passes_bulk)
+        batch.is_beside = is_beside
         return engine, batch
 
     def _batch_for(self, engine: Engine, lane: Lane, *, num_idle: int, now: float) -> Batch | None:

@@ -93,10 +93,21 @@ def test_queries_beside_bulk_are_sent_in_short_batches_where_these_overlap(overl
 
 
 def test_queries_that_come_while_one_is_computed_go_together() -> None:
+    harness = started(overlaps=False)
+    harness.submit(*[50] * 1000, request_class=BULK, outputs=OutputKind.TOKENS)
+    harness.submit(40)
+    waiting = [harness.submit(10) for _ in range(4)]
+    assert harness.batch() == [(request, 0) for request in waiting]
+
+
+def test_a_small_query_does_not_wait_for_a_larger_one_where_bulk_leaves_core_after_core_free() -> None:
     harness = started()
     harness.submit(*[50] * 1000, request_class=BULK)
     harness.submit(40)
-    waiting = [harness.submit(10) for _ in range(4)]
+    second = harness.submit(10)
+    assert harness.batch() == [(second, 0)]
+    waiting = [harness.submit(10) for _ in range(3)]
+    harness.done(which=2)
     assert harness.batch() == [(request, 0) for request in waiting]
 
 
@@ -135,12 +146,14 @@ def test_a_batch_of_queries_that_fails_is_tried_again_before_new_ones_and_beside
     harness = started()
     harness.submit(*[50] * 1000, request_class=BULK)
     failing = harness.submit(10, 20)
-    later = harness.submit(10)
+    beside, later = harness.submit(10), harness.submit(10)
     harness.fail(which=2, kind=EngineErrorKind.FAILED)
-    assert [batch.slices[0][1:3] for batch in harness.dispatched[-2:]] == [(0, 1), (1, 2)]
+    assert harness.batch() == [(failing, 0)]
+    harness.done(which=2)
+    assert harness.batch() == [(failing, 1)]
     for _ in range(3):
         harness.done(which=2)
-    assert harness.finished == [failing, later]
+    assert harness.finished == [beside, failing, later]
 
 
 def test_what_the_engine_computed_of_queries_meanwhile_counts_as_speed() -> None:
