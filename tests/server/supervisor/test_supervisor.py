@@ -104,9 +104,9 @@ def test_a_restart_that_fails_is_tried_again(folder: SocketFolder, monkeypatch: 
             is_started.set()
 
         monkeypatch.setattr(ChildProcess, "start", start)
-        monkeypatch.setattr("server.supervisor.supervisor.asyncio.sleep", lambda _: asyncio.Event.wait(set_already))
         set_already = asyncio.Event()
         set_already.set()
+        monkeypatch.setattr("server.supervisor.supervisor.asyncio.sleep", lambda _: set_already.wait())
         server.fall("engine 0", 1)
         await is_started.wait()
         assert server.end is None
