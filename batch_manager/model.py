@@ -245,11 +245,9 @@ class Model:
     def waiting_tokens(self, lane: Lane) -> int:
         """Tokens that wait for this lane of an engine."""
         num_tokens = self.backlog.num_tokens
-        return (
-            num_tokens(lane)
-            if lane is not None
-            else num_tokens(RequestClass.INTERACTIVE) + num_tokens(RequestClass.BULK)
-        )
+        if lane is not None:
+            return num_tokens(lane)
+        return num_tokens(RequestClass.INTERACTIVE) + num_tokens(RequestClass.BULK)
 
     def _is_bulks_turn(self, engine: Engine, lane: Lane) -> bool:
         return lane == RequestClass.INTERACTIVE and engine.owes_bulk(self._policy.bulk_share)

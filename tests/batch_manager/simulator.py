@@ -257,7 +257,8 @@ class Simulator:
             match effect:
                 case Dispatch() | Probe():
                     held = self._held[effect.engine_id]
-                    assert all(piece.request.is_open for piece in effect.batch.slices), "computed for nobody"
+                    slices = effect.batch.slices
+                    assert all(piece.request.request_id in self._open for piece in slices), "computed for nobody"
                     held.append(effect.batch)
                     if len(held) == 1:
                         self._begin(effect.engine_id)
