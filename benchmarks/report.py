@@ -51,7 +51,9 @@ def commit() -> str:
 def command() -> str:
     """What was typed, with the last part alone of paths that are another machine's business."""
     arguments = [f"…/{Path(word).name}" if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return " ".join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *arguments])
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name.removesuffix(".__main__") if spec else f"benchmarks.{Path(sys.argv[0]).stem}"
+    return " ".join(["python", "-m", module, *arguments])
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
