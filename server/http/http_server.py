@@ -82,8 +82,10 @@ class _Protocol(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no request, and no answer that has not left yet."""
-        return self._is_idle() and not self.transport.get_write_buffer_size()
+        """Whether no request waits for its answer, and no answer has to leave yet. What still comes of an answered or
+        refused request does not count, or a few such clients could take all connections."""
+        is_open = self.cycle is not None and not self.cycle.response_complete and not self.cycle.disconnected
+        return not is_open and not self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)  # as without TLS, where it would be eight times as much

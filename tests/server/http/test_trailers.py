@@ -185,3 +185,20 @@ def test_a_connection_whose_rest_has_come_is_closed_when_it_stays_idle(
             assert connection._timer is None
 
     run(test)
+
+
+def test_who_still_sends_after_an_answer_counts_as_idle() -> None:
+    """So that such clients can't take all of a limited number of connections."""
+
+    async def test(server: Bare, app: App) -> None:
+        for sent, is_idle in (
+            (CHUNKED % b"now", True),
+            (b"what is this\r\n\r\n", True),
+            (CHUNKED % b"echo" + b"no length\r\n", True),
+            (CHUNKED % b"echo", False),
+        ):
+            client = server.connect()
+            await client.send(sent)
+            assert client.protocol.is_idle == is_idle, sent
+
+    run_bare(test)
