@@ -56,10 +56,12 @@ def take_hopeless(model: Model, now: float, *, memory: float) -> list[Request]:
 def _answered_at(model: Model, request_class: RequestClass, now: float, memory: float) -> float:
     """When a batch would be done that is sent for a class now; -inf where there is no saying, or no room for one."""
     rate, lane = model.rate.tokens_per_second, request_class if len(model.lanes) > 1 else None
-    engine = model.next_engine(lane)
-    if engine is None or not rate or (not engine.batches and now - model.last_batch_at >= memory):
+    following = model.next_engine(lane, now) if rate else None
+    if following is None:
         return -math.inf
-    num_tokens = min(model.waiting_tokens(lane), model.max_tokens(engine.limits, lane, now))
+    engine, num_tokens = following
+    if not engine.batches and now - model.last_batch_at >= memory:
+        return -math.inf
     ahead = engine.lane(model.lane_ahead(request_class))
     return now + _seconds_until_free(_seconds_left(ahead, rate, now), engine.limits.streams) + num_tokens / rate
 

@@ -203,19 +203,24 @@ class Model:
         is_beside = self._leaves_cores_idle(engine.limits, ahead) or (engine.limits.overlaps and passes_bulk)
         if not engine.num_idle_streams and ahead and not is_beside and num_tokens < ahead[-1].num_tokens:
             return None
-        num_idle = sum(engine.num_idle_streams for engine in engines)
-        batch = self._batch_for(engine, lane, num_idle=num_idle, now=now)
+        batch = self._batch_for(engine, lane, self._part(engine, engines, lane, now), now)
         if batch is None:
             return None
         batch.is_beside = is_beside
         return engine, batch
 
-    def _batch_for(self, engine: Engine, lane: Lane, *, num_idle: int, now: float) -> Batch | None:
-        """Take a batch for an engine out of the backlog. None where it is a suspect's turn and the engine is busy."""
+    def _part(self, engine: Engine, engines: Sequence[Engine], lane: Lane, now: float) -> int:
+        """How many tokens one of these engines may take of what waits for a lane."""
+        limits, num_idle = engine.limits, sum(engine.num_idle_streams for engine in engines)
+        max_tokens = self.max_tokens(limits, lane, now)
+        return share(self.waiting_tokens(lane), num_idle, least=self._sizes.min_tokens(limits), most=max_tokens)
+
+    def _batch_for(self, engine: Engine, lane: Lane, part: int, now: float) -> Batch | None:
+        """Take a batch of so many tokens for an engine out of the backlog. None where it is a suspect's turn and the
+        engine is busy."""
         limits = engine.limits
         is_mixed = self._is_mixed(now)
         max_tokens = self.max_tokens(limits, lane, now)
-        part = share(self.waiting_tokens(lane), num_idle, least=self._sizes.min_tokens(limits), most=max_tokens)
         budget = self._sizes.budget(limits, part, lane=lane)
         if lane is None:
             batch = self.backlog.next_batch(budget, may_be_suspect=not engine.batches)
@@ -237,10 +242,14 @@ class Model:
         """Engines that may get a batch for a lane now."""
         return [engine for engine in with_room(self.engines, lane) if not self._is_bulks_turn(engine, lane)]
 
-    def next_engine(self, lane: Lane) -> Engine | None:
-        """The one that should have the next batch for a lane; None where none has room."""
+    def next_engine(self, lane: Lane, now: float) -> tuple[Engine, int] | None:
+        """The one that should have the next batch for a lane, and how many tokens that would be; None where none has
+        room."""
         engines = self._with_room(lane)
-        return _first(engines, lane) if engines else None
+        if not engines:
+            return None
+        engine = _first(engines, lane)
+        return engine, min(self.waiting_tokens(lane), self._part(engine, engines, lane, now))
 
     def waiting_tokens(self, lane: Lane) -> int:
         """Tokens that wait for this lane of an engine."""

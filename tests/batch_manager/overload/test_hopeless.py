@@ -75,6 +75,19 @@ def test_bulk_beside_makes_the_batch_longer() -> None:
     assert harness.refusal(late)[0] == Refusal.TOO_LATE
 
 
+def test_engines_that_idle_share_what_waits() -> None:
+    harness = Harness(POLICY)
+    sizes = limits(depth=1, max_num_tokens=1000, max_seqlen=1000, max_num_seqs=1000)
+    sizes = replace(sizes, tokens_per_second=1000.0, max_batch_seconds=10.0, target_num_tokens=80)
+    for engine_id in range(2):
+        harness.ready(engine_id, engine_limits=sizes)
+    harness.submit(100)
+    done(harness)
+    harness.submit(*[100] * 6, timeout=0.45)
+    assert not harness.refused
+    assert [batch.num_tokens for batch in harness.dispatched[1:]] == [300, 300]
+
+
 def test_while_no_engine_has_room_everything_waits() -> None:
     harness = busy()
     request = harness.submit(100, timeout=0.15)
