@@ -48,7 +48,7 @@ class Supervisor:
     """The running server. `run` returns the exit code of the whole server.
 
     on_ready     called once, when a request would be computed for the first time
-    on_stopping  called once, when the server begins to drain
+    on_stopping  called once, when the server begins to drain or is about to end
     """
 
     def __init__(
@@ -225,6 +225,7 @@ class Supervisor:
     def _end(self, code: int, message: str) -> None:
         if not self._exit.done():
             self._exit.set_result(_Ending(code, message))
+            self.on_stopping()
 
     def _signalled(self, delay: float = 0.0) -> None:
         """The first signal stops in order, the second at once."""

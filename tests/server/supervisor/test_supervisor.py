@@ -217,6 +217,20 @@ def test_only_sigterm_of_a_server_that_served_waits_for_balancers(
     asyncio.run(run())
 
 
+def test_one_that_ends_by_itself_says_so_too(folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sockets soon refuse connections, so no server may take them over."""
+
+    async def run() -> None:
+        server = Fallen(folder, monkeypatch, "a")
+        told: list[None] = []
+        server.supervisor.on_stopping = lambda: told.append(None)
+        server.fall("batch manager 0", 5)
+        assert server.end is not None
+        assert len(told) == 1
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("who", ["a second signal", "a successor"])
 def test_the_delay_ends_early(who: str, folder: SocketFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
