@@ -91,6 +91,8 @@ class Protocol(Connection):
                 end = end_of_head(data, at)
                 if not end:
                     break
+                if self._chunked is not None and self._chunked.trailers:
+                    self.parser = HttpRequestParser(self)  # the other one reads `connection: close` among them too
                 self._chunked = None
                 self._feed(data[at:end])
                 at = end

@@ -4,6 +4,7 @@ Knows bytes and headers, no connection.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -51,19 +52,23 @@ def checked_headers(headers: Sequence[tuple[bytes, bytes]], version: Callable[[]
     if len(headers) > MAX_HEADERS:
         raise too_large()
     fields = dict(headers)
+    repeated = _repeated(headers) if len(fields) < len(headers) else frozenset()
     host = fields.get(b"host")
-    if (host is None and version() == "1.1") or (len(fields) < len(headers) and _num_hosts(headers) > 1):
+    if (host is None and version() == "1.1") or b"host" in repeated:
         raise MalformedBody("a request must have one host header")  # RFC 9112, section 3.2
     if host is not None and not _is_host(host):
         raise MalformedBody("the host header is not a host with or without a port")
     coding = fields.get(b"transfer-encoding")
-    if coding is not None and (coding.strip().lower() != b"chunked" or version() == "1.0"):
+    if coding is not None and (
+        coding.strip().lower() != b"chunked" or b"transfer-encoding" in repeated or version() == "1.0"
+    ):
         raise MalformedBody("transfer-encoding may only be chunked, and not in HTTP/1.0")
     return fields
 
 
-def _num_hosts(headers: Sequence[tuple[bytes, bytes]]) -> int:
-    return sum(name == b"host" for name, _ in headers)
+def _repeated(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """The names of headers that come more than once."""
+    return frozenset(name for name, number in Counter(name for name, _ in headers).items() if number > 1)
 
 
 @lru_cache(maxsize=16)  # clients say the same all the time

@@ -36,6 +36,7 @@ from tests.server.http.running import CHUNKED, GET, POST, App, Running, Test
         b"GET /now HTTP/1.1\r\nhost: \xff\r\n\r\n",
         b"GET /now HTTP/1.0\r\nhost: a#\r\n\r\n",
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n",
         b"POST /now HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS

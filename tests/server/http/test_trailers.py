@@ -28,6 +28,24 @@ def test_trailers_become_no_headers(run: Callable[[Test], None]) -> None:
     run(test)
 
 
+@pytest.mark.holds("Requests and answers")
+@pytest.mark.parametrize(
+    "trailer", [b"connection: close", b"connection: upgrade\r\nupgrade: h2c", b"expect: 100-continue"]
+)
+def test_trailers_change_nothing_for_the_requests_after_them(trailer: bytes) -> None:
+    async def test(server: Bare, app: App) -> None:
+        client = server.connect()
+        sent = CHUNKED % b"echo" + b"2\r\nhi\r\n0\r\n" + trailer + b"\r\n\r\n"
+        await client.send(sent + GET % b"now")
+        await client.send(GET % b"now")
+        await turns()
+        assert app.paths == ["/echo", "/now", "/now"]
+        assert client.statuses() == [200, 200, 200]
+        assert client.is_open
+
+    run_bare(test)
+
+
 @pytest.mark.holds("Limits")
 @pytest.mark.parametrize("path", [b"echo", b"now"], ids=["the body is waited for", "answered before the body came"])
 @pytest.mark.parametrize(
