@@ -15,7 +15,7 @@ from engine.machine import cores
 from server.http.auth import Keys
 from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
-from server.http.tls import load
+from server.http.tls import copied
 from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
@@ -49,6 +49,7 @@ class Prepared:
     models: list[ModelPlan]
     keys: list[ApiKey]
     key_file: KeyFile | None  # where some of them come from
+    ssl_copies: list[int]  # descriptors of the certificate and its key
     hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any
     cache_dir: str | None  # for what engines compile
     ports: Ports
@@ -64,8 +65,7 @@ def prepare(settings: Settings) -> Prepared:
     check_engine_python(settings.engine_python)
     file = key_file(settings.api_key, settings.api_key_file)
     keys = api_keys(settings.api_key, settings.api_key_file)
-    if settings.ssl_certfile is not None:
-        load(settings.ssl_certfile, settings.ssl_keyfile)  # each frontend does it again
+    ssl_copies = copied(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile is not None else []
     models = plan_models(settings)
     open_files.check(num_processes=_most_processes(settings, models))
     memory_shares(models)  # raises what is wrong with them before a port is bound
@@ -75,7 +75,7 @@ def prepare(settings: Settings) -> Prepared:
     hosts = answered_hosts(
         settings.allowed_hosts, hostname=settings.hostname, address=ports.http.address[0], has_keys=bool(keys)
     )
-    return Prepared(models, keys, file, hosts, cache_dir, ports)
+    return Prepared(models, keys, file, ssl_copies, hosts, cache_dir, ports)
 
 
 def _most_processes(settings: Settings, models: Sequence[ModelPlan]) -> int:
@@ -147,6 +147,7 @@ async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolde
         http=ports.http.sockets,
         keys=prepared.keys,
         key_file=prepared.key_file,
+        ssl_copies=prepared.ssl_copies,
         hosts=prepared.hosts,
         cache_dir=prepared.cache_dir,
     )

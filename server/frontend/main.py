@@ -107,8 +107,10 @@ async def serve(child: Child, start: FrontendStart) -> None:
 
 def _certificate(start: FrontendStart) -> Certificate | None:
     """Raises StartError."""
+    if start.ssl_certfile is None:
+        return None
     try:
-        return Certificate(start.ssl_certfile, start.ssl_keyfile) if start.ssl_certfile else None
+        return Certificate(start.ssl_certfile, start.ssl_keyfile, copies=start.ssl_copies)
     except SettingsError as error:  # the supervisor has read it; so it has changed since
         raise StartError(str(error)) from None
 

@@ -31,5 +31,6 @@ class FrontendStart:
     hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any
     ssl_certfile: str | None  # None = no TLS
     ssl_keyfile: str | None  # None = in the same file
+    ssl_copies: list[int]  # descriptors of what these files had at the server's start
     request_log: str  # all, errors, off
     request_log_sample_rate: float  # of the requests that were answered

@@ -1,12 +1,15 @@
 """The certificate that the HTTP port shows, taken anew when its files change. Knows nothing of requests."""
 
 import logging
+import os
 import ssl
+from collections.abc import Sequence
 
 from server.settings.flag import SettingsError
 from server.settings.watched_files import WatchedFiles, version_of
 
 _PROTOCOLS = ("http/1.1",)
+_MAX_BYTES = 1_000_000  # of a file; a chain has some thousand
 
 logger = logging.getLogger("embedline.server")
 
@@ -14,12 +17,22 @@ logger = logging.getLogger("embedline.server")
 class Certificate:
     """Handshakes get the newest certificate whose key fits. Files that can't be used leave the one before in place."""
 
-    def __init__(self, certfile: str, keyfile: str | None) -> None:
-        """Raises SettingsError."""
+    def __init__(self, certfile: str, keyfile: str | None, *, copies: Sequence[int] = ()) -> None:
+        """`copies`, as `copied` gives them, are shown until the files can be used. Raises SettingsError."""
         self._files = (certfile, keyfile)
         self._watched = WatchedFiles({path: version_of(path) for path in self._files if path is not None})
-        self.context = self._newest = load(certfile, keyfile)
+        self.context = self._newest = self._first(copies)
         self.context.sni_callback = self._choose
+
+    def _first(self, copies: Sequence[int]) -> ssl.SSLContext:
+        try:
+            return load(*self._files)
+        except SettingsError as error:
+            if not copies:
+                raise
+            logger.error("%s; the certificate that the server was started with is shown", error)
+            certfile, *keyfile = (f"/proc/self/fd/{fd}" for fd in copies)
+            return load(certfile, keyfile[0] if keyfile else None)
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """Called by each handshake, also of a client that names no server."""
@@ -39,9 +52,7 @@ class Certificate:
 
 def load(certfile: str, keyfile: str | None) -> ssl.SSLContext:
     """For a server that speaks TLS 1.2 or newer. Raises SettingsError, which names the flag."""
-    _check_readable(certfile, "--ssl-certfile")
-    if keyfile is not None:
-        _check_readable(keyfile, "--ssl-keyfile")
+    _contents(certfile, keyfile)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -54,12 +65,33 @@ def load(certfile: str, keyfile: str | None) -> ssl.SSLContext:
     return context
 
 
-def _check_readable(path: str, flag: str) -> None:
+def copied(certfile: str, keyfile: str | None) -> list[int]:
+    """Descriptors of copies in memory, for processes that start while the files are being replaced.
+
+    Raises SettingsError for files that can't be used.
+    """
+    load(certfile, keyfile)
+    return [_in_memory(content) for content in _contents(certfile, keyfile)]
+
+
+def _contents(certfile: str, keyfile: str | None) -> list[bytes]:
+    """Raises SettingsError for what can't be read."""
+    files = [(certfile, "--ssl-certfile"), (keyfile, "--ssl-keyfile")]
+    return [_content(path, flag) for path, flag in files if path is not None]
+
+
+def _content(path: str, flag: str) -> bytes:
     try:
-        with open(path, "rb"):
-            pass
+        with open(path, "rb") as file:
+            return file.read(_MAX_BYTES)
     except OSError as error:
         raise SettingsError(f"{flag} can't be read: {error.strerror}") from None
+
+
+def _in_memory(content: bytes) -> int:
+    fd = os.memfd_create("embedline-certificate", os.MFD_CLOEXEC)
+    os.write(fd, content)
+    return fd
 
 
 def _no_password() -> str:

@@ -67,17 +67,20 @@ class Topology:
         http: Sequence[socket.socket],
         keys: Sequence[ApiKey] = (),
         key_file: KeyFile | None = None,
+        ssl_copies: Sequence[int] = (),
         hosts: tuple[str, ...] | None = None,
         cache_dir: str | None = None,
     ) -> None:
         """The sockets of `http` listen already, at one address. Without `keys` no request needs one; some may be of
-        `key_file`. `hosts` are what requests may name, as server.http.hosts has them. `cache_dir` is where engines keep
-        what they have compiled; None keeps nothing. Raises SettingsError where the memory shares of a GPU exceed it."""
+        `key_file`. `ssl_copies` are descriptors, as server.http.tls has them. `hosts` are what requests may name, as
+        server.http.hosts has them. `cache_dir` is where engines keep what they have compiled; None keeps nothing.
+        Raises SettingsError where the memory shares of a GPU exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
         self._keys = keys
         self._key_file = key_file
+        self._ssl_copies = ssl_copies
         self._hosts = hosts
         self._cache_dir = cache_dir
         self._memory_shares = memory_shares(models)
@@ -189,7 +192,7 @@ class Topology:
             index=index,
             module="server.frontend.main",
             python=sys.executable,
-            fds=(*self._listener_fds(index), self.page.fd),
+            fds=(*self._listener_fds(index), *self._ssl_copies, self.page.fd),
             start=self._frontend_start(index),
         )
 
@@ -232,6 +235,7 @@ class Topology:
             hosts=self._hosts,
             ssl_certfile=settings.ssl_certfile,
             ssl_keyfile=settings.ssl_keyfile,
+            ssl_copies=list(self._ssl_copies),
             request_log=settings.request_log,
             request_log_sample_rate=settings.request_log_sample_rate,
         )

@@ -40,7 +40,9 @@ def test_a_server_that_is_open_to_others_says_so(
 
     with caplog.at_level(logging.WARNING), socket.create_server((host, 0)) as http:
         ports = Ports(Listeners([http]), monitor=None)
-        _log_models_and_keys(Prepared([], keys, key_file=None, hosts=None, cache_dir=None, ports=ports), scheme="http")
+        _log_models_and_keys(
+            Prepared([], keys, key_file=None, ssl_copies=[], hosts=None, cache_dir=None, ports=ports), scheme="http"
+        )
 
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(warned)

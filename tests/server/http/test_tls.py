@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from server.http import http_server
 from server.http.answers import Answers
 from server.http.body import Receive, Scope, Send
 from server.http.http_server import HttpServer
-from server.http.tls import Certificate, load
+from server.http.tls import Certificate, copied, load
 from server.settings import watched_files
 from server.settings.flag import SettingsError
 from tests.server.certificates import Pair, make_pair, openssl
@@ -41,10 +41,10 @@ class App:
 class Running:
     """A server with a certificate, on a free port."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Pair, *, copies: Sequence[int] = ()) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
-        self.certificate = Certificate(str(pair.certfile), str(pair.keyfile))
+        self.certificate = Certificate(str(pair.certfile), str(pair.keyfile), copies=copies)
         self.app = App()
         self.server = HttpServer(self.app, [listener], certificate=self.certificate)
 
@@ -186,6 +186,23 @@ def test_a_certificate_whose_key_does_not_fit_yet(
 
 
 @pytest.mark.holds("TLS")
+def test_a_process_that_starts_while_they_do_not_fit_shows_the_first_ones(
+    run: Run, used: Pair, pairs: tuple[Pair, Pair]
+) -> None:
+    async def test(_: Running) -> None:
+        copies = copied(str(used.certfile), str(used.keyfile))
+        used.certfile.write_bytes(pairs[1].certfile.read_bytes())
+        restarted = Running(used, copies=copies)
+        await restarted.server.start()
+        assert [await restarted.shown() for _ in range(2)] == [pairs[0].der] * 2
+        used.keyfile.write_bytes(pairs[1].keyfile.read_bytes())
+        assert await restarted.shown() == pairs[1].der
+        await restarted.server.stop(5)
+
+    run(test)
+
+
+@pytest.mark.holds("TLS")
 @pytest.mark.parametrize("content", [b"", b"no certificate", None])
 def test_files_that_are_broken_or_gone(run: Run, used: Pair, pairs: tuple[Pair, Pair], content: bytes | None) -> None:
     async def test(running: Running) -> None:
@@ -236,9 +253,12 @@ def test_the_key_may_be_in_the_same_file(used: Pair, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_bytes(used.keyfile.read_bytes() + used.certfile.read_bytes())
 
-    load(str(both), None)
+    copies = copied(str(both), None)
     with pytest.raises(SettingsError, match=r"^--ssl-certfile: "):
         load(str(used.certfile), None)
+    with pytest.raises(SettingsError):
+        Certificate(str(used.certfile), None)
+    Certificate(str(used.certfile), None, copies=copies)
 
 
 @pytest.mark.holds("TLS")

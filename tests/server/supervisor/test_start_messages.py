@@ -38,6 +38,7 @@ FRONTEND = FrontendStart(
     hosts=("embed.internal",),
     ssl_certfile="/certificate",
     ssl_keyfile=None,
+    ssl_copies=[8],
     request_log="off",
     request_log_sample_rate=0.5,
 )

@@ -82,6 +82,22 @@ def test_keys_and_certificate_are_taken_anew_by_every_frontend(tmp_path: Path) -
         assert not [line for line in server.log.lines if "sesame" in line]
 
 
+@pytest.mark.full
+@pytest.mark.holds("TLS", "When a process dies")
+def test_a_frontend_that_is_restarted_while_key_and_certificate_do_not_fit_serves(tmp_path: Path) -> None:
+    with serving_tls(tmp_path, "--frontends", "1") as server:
+        newer = make_pair(tmp_path / "second")
+        first = Pair(tmp_path / "trusted.pem", tmp_path / "trusted.key")
+        server.trusted.copy_to(first)
+        used, server.trusted = server.trusted, first
+        used.certfile.write_bytes(newer.certfile.read_bytes())
+        seen = len(server.log.lines)
+        server.kill("frontend 0")
+        server.log.wait_for("frontend 0 is ready", after=seen)
+
+        assert embed(server, "old-sesame").status == 200
+
+
 def wait_until_all(server: Server, holds: Callable[[], bool]) -> None:
     """Twenty times in a row, on a connection each, so that every frontend was asked."""
     in_a_row = 0
