@@ -21,7 +21,10 @@ async def empty_queue(listeners: Listeners, *, is_worth_waiting: Callable[[], bo
     """
     if listeners.kept_elsewhere:
         return
-    listeners.refuse_new()
+    try:
+        listeners.refuse_new()
+    except OSError as error:  # a sandbox that does not know socket filters, such as gVisor
+        logger.warning("who connects while the port closes may be reset: %s", error.strerror)
     await asyncio.sleep(_HANDSHAKE_SECONDS)
     deadline = time.monotonic() + _QUEUE_SECONDS
     while num_waiting := listeners.num_waiting():

@@ -1,6 +1,8 @@
 """A port that lets nobody in any more: whoever was in is served, and the queue's length is known. IPv4 and IPv6."""
 
+import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -8,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from server.settings.flag import SettingsError
+from server.supervisor.listening.drain import empty_queue
 from server.supervisor.listening.inherited import MONITOR_NAME, inherited
 from server.supervisor.listening.listeners import Listeners
 from tests.structure.sources import ROOT
@@ -75,6 +78,29 @@ def test_sockets_of_one_port_are_counted_together() -> None:
         for _ in range(8):  # whichever of the two the kernel chooses
             with pytest.raises(TimeoutError):
                 connect(sockets[0])
+
+
+@pytest.mark.holds("Shutdown")
+def test_without_a_filter_the_queue_is_still_read(listener: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
+    class Sandboxed(Listeners):
+        def refuse_new(self) -> None:
+            raise OSError(errno.ENOPROTOOPT, "Protocol not available")
+
+    listeners = Sandboxed([listener])
+    with connect(listener):
+        assert listeners.num_waiting() == 1
+        accepted: list[socket.socket] = []
+
+        def accept() -> bool:
+            accepted.append(listener.accept()[0])
+            return True
+
+        asyncio.run(empty_queue(listeners, is_worth_waiting=accept))
+        assert len(accepted) == 1
+        accepted[0].close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "who connects while the port closes may be reset: Protocol not available"
+    ]
 
 
 def test_what_somebody_else_goes_on_serving_is_not_touched(listener: socket.socket) -> None:
