@@ -39,10 +39,16 @@ class Ports:
 
 def open_ports(settings: Settings, devices: Sequence[str]) -> Ports:
     """`devices` are those of all engines that this server will have. Raises SettingsError."""
-    running = _running_server(settings, devices) if settings.takeover else None
+    running = _running_server(settings) if settings.takeover else None
     passed = inherited(os.environ)
     if running is not None:
-        return Ports(running.http, _monitor(settings, running.monitor), running)
+        try:
+            monitor = _monitor(settings, running.monitor)
+            _make_room(running, devices)  # the last thing that may fail: the running server may have ended then
+        except SettingsError:
+            running.close()
+            raise
+        return Ports(running.http, monitor, running)
     if passed:
         return Ports(passed[""], _monitor(settings, passed.get(MONITOR_NAME)))
     http = Listeners([bind(settings.hostname, settings.port, "--port")])
@@ -63,15 +69,19 @@ def _monitor(settings: Settings, given: Listeners | None) -> Listeners | None:
     return None if bound is None else Listeners([bound])
 
 
-def _running_server(settings: Settings, devices: Sequence[str]) -> Predecessor | None:
-    """The one to take over from, once this server may load its models."""
+def _running_server(settings: Settings) -> Predecessor | None:
+    """The one to take over from."""
     try:
         running = predecessor.find(place(*address_of(settings.hostname, settings.port)))
     except NoPlace as error:
         raise SettingsError(f"--takeover: {error}") from None
     if running is None:
         logger.info("no server of this user is at port %d to take over from", settings.port)
-        return None
+    return running
+
+
+def _make_room(running: Predecessor, devices: Sequence[str]) -> None:
+    """Return once this server may load its models beside the running one, or after it. Raises SettingsError."""
     shared = sorted({name for name in devices if kind_of(name) == registry.CUDA} & set(running.offer.devices))
     if shared:
         logger.info(
@@ -79,11 +89,6 @@ def _running_server(settings: Settings, devices: Sequence[str]) -> Predecessor |
         )
         running.drain()
         running.wait()
-        return running
-    try:
-        check_room(running.offer.num_bytes)
-    except SettingsError:
-        running.close()
-        raise
+        return
+    check_room(running.offer.num_bytes)
     logger.info("process %d serves until this server is ready", running.pid)
-    return running

@@ -287,6 +287,21 @@ def test_on_a_gpu_that_both_need_the_running_server_ends_first(monkeypatch: pyte
     run(test)
 
 
+@pytest.mark.holds("Taking over")
+def test_a_successor_that_can_not_start_ends_no_server() -> None:
+    """Also on a GPU, where the running server would end first."""
+
+    async def test() -> None:
+        with running(devices=("cuda:0",)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+            settings = server.settings(prometheus_port=other.getsockname()[1])
+            with pytest.raises(SettingsError, match="--prometheus-port"):
+                await elsewhere(lambda: open_ports(settings, ["cuda:0"]))
+            await until(lambda: not server.http.kept_elsewhere)
+            assert server.taken == []
+
+    run(test)
+
+
 @pytest.mark.parametrize("port", [None, "the same", 0])
 def test_the_monitor_port_goes_along_unless_another_is_asked_for(port: str | int | None) -> None:
     async def test() -> None:
