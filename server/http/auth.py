@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from server.requests.errors import Unauthorized
 from server.settings.api_keys import ApiKey, KeyFile, digest, with_file
 from server.settings.flag import SettingsError
-from server.settings.watched_files import WatchedFiles
+from server.settings.watched_files import WatchedFiles, version_of
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
 _SCHEMES = (b"bearer ", b"api-key ")
@@ -56,6 +56,8 @@ class Keys:
     def _renew(self, file: KeyFile) -> None:
         """A file that is wrong leaves the keys as they were."""
         try:
+            if version_of(file.path) is None:  # opening a pipe could take for ever
+                raise SettingsError("--api-key-file is no file any more")
             self._keys = with_file(file.flag_keys, file.path)
         except SettingsError as error:
             logger.error("%s; the keys that were read before stay", error)

@@ -3,6 +3,7 @@
 import logging
 import os
 import ssl
+import stat
 from collections.abc import Sequence
 
 from server.settings.flag import SettingsError
@@ -82,6 +83,8 @@ def _contents(certfile: str, keyfile: str | None) -> list[bytes]:
 
 def _content(path: str, flag: str) -> bytes:
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # opening it could take for ever
+            raise SettingsError(f"{flag} is a pipe; it must be a file")
         with open(path, "rb") as file:
             return file.read(_MAX_BYTES)
     except OSError as error:

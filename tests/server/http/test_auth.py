@@ -167,13 +167,15 @@ def test_a_changed_file_of_keys_is_read_again(watching: Watching) -> None:
 
 
 @pytest.mark.holds("API keys")
-@pytest.mark.parametrize("content", ["", "two words", "a:key-new\nb:key-flag", None])
+@pytest.mark.parametrize("content", ["", "two words", "a:key-new\nb:key-flag", "gone", "a pipe"])
 def test_a_file_that_has_become_wrong_changes_nothing(
-    watching: Watching, content: str | None, caplog: pytest.LogCaptureFixture
+    watching: Watching, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither opens the server nor closes it, and is said once."""
-    if content is None:
+    if content in ("gone", "a pipe"):
         watching.file.unlink()
+        if content == "a pipe":
+            os.mkfifo(watching.file)
     else:
         watching.file.write_text(content)
 
@@ -184,6 +186,7 @@ def test_a_file_that_has_become_wrong_changes_nothing(
     (record,) = caplog.records
     assert record.getMessage().endswith("; the keys that were read before stay")
     assert "key-" not in record.getMessage().replace("--api-key-file", "")
+    watching.file.unlink(missing_ok=True)
     watching.file.write_text("new:key-new\n")
     assert watching.accepts("key-new")
 

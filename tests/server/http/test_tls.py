@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -273,5 +274,7 @@ def test_what_can_not_be_used_names_the_flag(used: Pair, pairs: tuple[Pair, Pair
 
     assert refusal(tmp_path / "none", used.keyfile) == "--ssl-certfile can't be read: No such file or directory"
     assert refusal(used.certfile, tmp_path) == "--ssl-keyfile can't be read: Is a directory"
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal(tmp_path / "pipe", used.keyfile) == "--ssl-certfile is a pipe; it must be a file"
     assert refusal(used.certfile, encrypted).startswith("--ssl-keyfile is encrypted")
     assert refusal(used.certfile, pairs[1].keyfile).startswith("--ssl-certfile and --ssl-keyfile: ")
