@@ -86,9 +86,13 @@ def _of_flags(keys: Sequence[str]) -> list[ApiKey]:
 def _from_file(path: str) -> list[ApiKey]:
     try:
         with Path(path).open("rb") as file:
-            text = file.read(_MAX_BYTES).decode()
+            content = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise SettingsError(f"--api-key-file can't be read: {error.strerror}") from None
+    if len(content) > _MAX_BYTES:  # a part of it could end within a key
+        raise SettingsError(f"--api-key-file has more than {_MAX_BYTES} bytes")
+    try:
+        text = content.decode()
     except UnicodeDecodeError:
         raise SettingsError("--api-key-file is not UTF-8 text") from None
     keys = list(_lines(text))

@@ -103,6 +103,14 @@ def test_a_file_that_is_wrong(tmp_path: Path, content: str | bytes, words: str) 
     assert "sesame" not in str(refused.value)
 
 
+def test_a_file_that_is_too_long_is_not_read_in_part(tmp_path: Path) -> None:
+    """The part could end within a key, and then its beginning would be one."""
+    file = tmp_path / "keys"
+    file.write_bytes(b"#" * 9_999_990 + b"\nsesame-and-more\n")
+    with pytest.raises(SettingsError, match=r"^--api-key-file has more than 10000000 bytes$"):
+        api_keys((), str(file))
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     for path in tmp_path / "none", tmp_path:
         with pytest.raises(SettingsError, match="--api-key-file can't be read"):
