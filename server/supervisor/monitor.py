@@ -58,4 +58,6 @@ def make_monitor(
         reason = why_not_ready()
         return PlainTextResponse(reason or "ok", status_code=503 if reason else 200)
 
-    return Starlette(routes=[Route("/metrics", metrics_page), Route("/livez", livez), Route("/readyz", readyz)])
+    monitor = Starlette(routes=[Route("/metrics", metrics_page), Route("/livez", livez), Route("/readyz", readyz)])
+    monitor.router.redirect_slashes = False  # a redirect would lead to whatever the client's `Host` says
+    return monitor

@@ -57,3 +57,9 @@ async def test_metrics_of_a_server_on_localhost_are_not_for_web_pages() -> None:
     assert (await call(page, "GET", "/metrics", headers={"host": "localhost:9000"})).status == 200
     refused = await call(page, "GET", "/metrics", headers={"host": "rebound.example:9000"})
     assert (refused.status, refused.error()["code"]) == (403, "forbidden")
+
+
+async def test_no_answer_leads_elsewhere() -> None:
+    page = make_monitor(lambda: "", lambda: None, Keys((), metrics_need_a_key=False), Hosts(None))
+
+    assert (await call(page, "GET", "/livez/", headers={"host": "page.example"})).status == 404
