@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,16 @@ def successor(of: Server, *flags: str, folder: Path) -> Iterator[Server]:
         yield server
     finally:
         server.close()
+
+
+def held_back(folder: Path) -> tuple[tuple[str, str], Path]:
+    """Flags of a server whose engine starts only when the file is there, so that it is not ready before."""
+    python, start = folder / "python", folder / "start"
+    wait = f'while [ ! -e "{start}" ] && [ -d /proc/$PPID ]; do sleep 0.05; done'
+    # the interpreter is asked for its version, too
+    python.write_text(f'#!/bin/sh\ncase "$*" in *engine.worker*) {wait};; esac\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o700)
+    return ("--engine-python", str(python)), start
 
 
 async def waited(server: Server) -> int:
@@ -54,7 +65,7 @@ def test_a_takeover_of_a_takeover_loses_and_refuses_nothing(num_frontends: str, 
 @pytest.mark.full
 @pytest.mark.faults
 @pytest.mark.holds("Taking over")
-@pytest.mark.parametrize("line", ["serves until this server is ready", "tokenizer 0 is ready", "engine 0 is ready"])
+@pytest.mark.parametrize("line", ["serves until this server is ready", "tokenizer 0 is ready", "frontend 0 is ready"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_successor_that_ends_too_early_changes_nothing(line: str, number: signal.Signals, tmp_path: Path) -> None:
     async def test(server: Server, after: Server) -> None:
@@ -68,7 +79,7 @@ def test_a_successor_that_ends_too_early_changes_nothing(line: str, number: sign
         assert load.lost == {}
         assert load.outcomes["refused"] == 0
 
-    flags = ("--engine", "fake", "--fake-cost-ms", "100")  # loads slowly, for its warm-up computes
+    flags, _ = held_back(tmp_path)
     with serving(*FLAGS, folder=tmp_path) as server, successor(server, *flags, folder=tmp_path) as after:
         asyncio.run(test(server, after))
         assert server.process.poll() is None
@@ -102,11 +113,13 @@ def test_when_the_running_server_ends_too_early_clients_wait(number: signal.Sign
 @pytest.mark.faults
 @pytest.mark.holds("Taking over")
 def test_of_two_successors_at_once_one_takes_over(tmp_path: Path) -> None:
-    with serving(*FLAGS, folder=tmp_path) as server, successor(server, folder=tmp_path) as one:
+    flags, start = held_back(tmp_path)
+    with serving(*FLAGS, folder=tmp_path) as server, successor(server, *flags, folder=tmp_path) as one:
         one.log.wait_for("serves until this server is ready")
         with successor(server, folder=tmp_path) as other:
             assert other.process.wait(PATIENCE) == 2
             other.log.wait_for("another server is taking over already")
+        start.touch()
         assert server.process.wait(PATIENCE) == 0
         assert one.embed("hello").status == 200
 
