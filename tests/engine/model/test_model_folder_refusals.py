@@ -6,42 +6,8 @@ from typing import Any
 import pytest
 
 from engine.model import model_folder
-from engine.types import ModelError
 from tests.engine.folder_files import change, write
-
-BERT = {
-    "model_type": "bert",
-    "architectures": ["BertModel"],
-    "hidden_size": 32,
-    "vocab_size": 100,
-    "max_position_embeddings": 64,
-}
-
-
-TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
-
-
-POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A good sentence-transformers folder: BERT, mean pooling, no Normalize."""
-    (tmp_path / "model.safetensors").touch()
-    write(tmp_path / "config.json", BERT)
-    write(tmp_path / "modules.json", [TRANSFORMER, POOLING])
-    write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
-    return tmp_path
-
-
-def refusal(folder: Path, pooling: str | None = None) -> str:
-    """The message of the refusal, which must be one line."""
-    with pytest.raises(ModelError) as caught:
-        model_folder.read(folder, pooling=pooling)
-    message = str(caught.value)
-    assert message
-    assert "\n" not in message
-    return message
+from tests.engine.model.sentence_folder import refusal
 
 
 @pytest.mark.parametrize(
