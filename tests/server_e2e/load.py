@@ -18,6 +18,14 @@ REQUESTS = [
     ["word " * 200],
 ]
 EXPECTED = [rows_of(texts) for texts in REQUESTS]
+# how a client learns that the frontend of its connection was killed: before its answer began, or within it
+LOST_WITH_A_FRONTEND = {
+    "RemoteDisconnected",
+    "IncompleteRead",
+    "ConnectionResetError",
+    "BrokenPipeError",
+    "ConnectionRefusedError",
+}
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.server_e2e.expected import FAKE, ids_of, rows_of
-from tests.server_e2e.load import Load
+from tests.server_e2e.load import LOST_WITH_A_FRONTEND, Load
 from tests.server_e2e.running import PATIENCE, Server, serving
 from tests.tiers import full
 
@@ -37,7 +37,7 @@ def test_a_process_is_killed_under_load(title: str, tmp_path: Path) -> None:
             load.wait_for(400)
     assert not load.wrong
     if title == "frontend 0":  # its own connections are lost with it
-        assert set(load.outcomes) <= {200, "RemoteDisconnected", "ConnectionResetError", "BrokenPipeError"}
+        assert set(load.outcomes) <= {200, *LOST_WITH_A_FRONTEND}
     else:
         assert set(load.outcomes) == {200}
 
