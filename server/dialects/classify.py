@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.json_body import parse, parse_body
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.tei.predict import prompt_for
 from server.dialects.writing.openai_shapes import Usage, openai_error
@@ -23,7 +23,7 @@ from server.requests.work import Embedded
 
 
 class ClassifyBody(msgspec.Struct):
-    """The body of POST /classify; other fields are ignored."""
+    """The body of POST /classify."""
 
     input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
     model: str | None = None
@@ -32,12 +32,7 @@ class ClassifyBody(msgspec.Struct):
     user: str | None = None
 
 
-class _Chat(msgspec.Struct):
-    messages: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_BODY = msgspec.json.Decoder(ClassifyBody)
-_CHAT = msgspec.json.Decoder(_Chat)
+_BODY = BodyReader(ClassifyBody)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +51,7 @@ def decode_v1(call: Call, body: bytes) -> _Request:
 
 
 def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Request:
-    _refuse_chat(body)
-    fields = parse_body(_BODY, body)
+    fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     given = read_inputs(fields.input, "input", max_items=call.max_items)
     has_raw_scores = fields.raw_scores is not UNSET
@@ -78,11 +72,6 @@ def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Req
         is_single=given.is_single,
         has_infinitys_form=has_raw_scores if has_infinitys_form is None else has_infinitys_form,
     )
-
-
-def _refuse_chat(body: bytes) -> None:
-    if b'"messages"' in body and bytes(parse(_CHAT, body).messages) != b"null":
-        raise InvalidRequest("messages is not supported; send texts as input", param="messages")
 
 
 async def encode(call: Call, request: _Request, scored: Embedded) -> Answer:

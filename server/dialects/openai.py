@@ -13,7 +13,7 @@ import pybase64
 from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import SCHEMA, read_dimensions, read_inputs, read_prompt
-from server.dialects.reading.json_body import parse_body
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.writing.openai_shapes import Usage, openai_error
 from server.dialects.writing.rows import ROWS, as_bytes, headers
@@ -26,7 +26,7 @@ EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 
 
 class EmbeddingsBody(msgspec.Struct):
-    """The body of POST /v1/embeddings; other fields are ignored."""
+    """The body of POST /v1/embeddings."""
 
     input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
     model: str | None = None
@@ -37,12 +37,12 @@ class EmbeddingsBody(msgspec.Struct):
 
 
 _NUMBERS_AN_ITEM = 64  # what writing an item costs beside its row, counted in plain numbers
-_BODY = msgspec.json.Decoder(EmbeddingsBody)
+_BODY = BodyReader(EmbeddingsBody)
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises InvalidRequest and ModelNotFound, naming the field or index."""
-    fields = parse_body(_BODY, body)
+    fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     given = read_inputs(fields.input, "input", max_items=call.max_items)
     call.set_encoding(_read_encoding(fields.encoding_format))

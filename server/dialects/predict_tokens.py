@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from server.dialects.reading.json_body import parse_body
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_lists import read_single_texts
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error, timing_headers
@@ -32,7 +32,7 @@ _NO_TOKEN = 0  # the id of a span, as Baseten has it
 
 
 class PredictTokensBody(Truncating, kw_only=True):
-    """The body of POST /predict_tokens; other fields are ignored."""
+    """The body of POST /predict_tokens."""
 
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_INPUTS)]
     raw_scores: bool | None = None  # every label's raw score of each token; None = the best one's probability
@@ -40,7 +40,7 @@ class PredictTokensBody(Truncating, kw_only=True):
     model: str | None = None  # ours
 
 
-_BODY = msgspec.json.Decoder(PredictTokensBody)
+_BODY = BodyReader(PredictTokensBody)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class _Request(ClassifyTokensRequest):
 
 def decode(call: Call, body: bytes) -> _Request:
     """Raises RequestError, naming the field or index."""
-    fields = parse_body(_BODY, body)
+    fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     given = read_single_texts(fields.inputs, "inputs", max_items=call.max_items)
     call.set_encoding()

@@ -24,9 +24,14 @@ def parse_body(decoder: "msgspec.json.Decoder[_Parsed]", body: bytes) -> _Parsed
     Raises MalformedBody and InvalidRequest.
     """
     parsed = parse(decoder, body)
+    check_depth(body)
+    return parsed
+
+
+def check_depth(body: bytes) -> None:
+    """Raises MalformedBody for valid JSON that is nested too deeply."""
     if body.count(b"[") + body.count(b"{") > _MAX_DEPTH and _is_deep(body):
         raise MalformedBody(f"the body is nested deeper than {_MAX_DEPTH} levels")
-    return parsed
 
 
 def _is_deep(json: bytes) -> bool:

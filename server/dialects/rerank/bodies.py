@@ -1,7 +1,7 @@
 """The bodies of the rerank routes. Their fields show which of four families of clients sends them.
 
 `texts` is text-embeddings-inference's and Baseten's, `documents` Cohere's, Jina's, vLLM's and Infinity's, `documents`
-with `top_k` or `truncation` Voyage's, `input` Mixedbread's. Other fields are ignored.
+with `top_k` or `truncation` Voyage's, `input` Mixedbread's.
 """
 
 import enum
@@ -13,7 +13,8 @@ from typing import Annotated
 import msgspec
 
 from server.dialects.reading.inputs import check_num_items
-from server.dialects.reading.json_body import parse, parse_body
+from server.dialects.reading.json_body import parse
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Encoding, ErrorShape, error_answer
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error
 from server.dialects.writing.openai_shapes import openai_error
@@ -101,7 +102,7 @@ class _Marks(msgspec.Struct):
     truncation: msgspec.Raw = msgspec.field(default_factory=_raw)
 
 
-_BODY = msgspec.json.Decoder(RerankBody)
+_BODY = BodyReader(RerankBody)
 _MARKS = msgspec.json.Decoder(_Marks)
 _TEXTS = msgspec.json.Decoder(list[str])
 _DOCUMENTS = msgspec.json.Decoder(list[str | _Document])
@@ -135,7 +136,7 @@ def decode(call: Call, body: bytes) -> FamilyRequest:
 
 
 def _decode(call: Call, body: bytes) -> FamilyRequest:
-    fields = parse_body(_BODY, body)
+    fields = _BODY.read(body)
     family = _family(fields, is_voyage=fields.top_k is not None or fields.truncation is not None)
     if family is None:
         raise InvalidRequest("documents is missing (or texts, or input)", param="documents")

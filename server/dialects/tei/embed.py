@@ -13,7 +13,8 @@ import numpy as np
 
 from engine.types import OutputKind
 from server.dialects.reading.inputs import read_dimensions, read_prompt, read_texts
-from server.dialects.reading.json_body import parse, parse_body
+from server.dialects.reading.json_body import parse
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.tei.shared import (
     InputsBody,
@@ -70,15 +71,15 @@ class SimilarityBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-_EMBED = msgspec.json.Decoder(EmbedBody)
-_EMBED_ALL = msgspec.json.Decoder(EmbedAllBody)
-_SIMILARITY = msgspec.json.Decoder(SimilarityBody)
+_EMBED = BodyReader(EmbedBody)
+_EMBED_ALL = BodyReader(EmbedAllBody)
+_SIMILARITY = BodyReader(SimilarityBody)
 _SIMILARITY_INPUTS = msgspec.json.Decoder(SimilarityInputs)
 
 
 def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     """POST /embed. As all decoders here raises RequestError, naming the field or index."""
-    fields = parse_body(_EMBED, body)
+    fields = _EMBED.read(body)
     request = read_request(call, fields)
     dimensions = read_dimensions(fields.dimensions, request.model.dimensions)
     call.set_encoding()
@@ -87,7 +88,7 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
 
 def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
     """POST /embed_all."""
-    fields = parse_body(_EMBED_ALL, body)
+    fields = _EMBED_ALL.read(body)
     request = read_request(call, fields)
     is_query, outputs = read_is_query(fields.input_type), request.model.outputs
     call.set_encoding()
@@ -103,7 +104,7 @@ def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
 
 def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
     """POST /similarity: the source sentence is the first of the request's texts."""
-    fields = parse_body(_SIMILARITY, body)
+    fields = _SIMILARITY.read(body)
     model = call.models.choose(fields.model)
     inputs = parse(_SIMILARITY_INPUTS, fields.inputs, "inputs")
     given = read_texts(inputs.sentences, "inputs.sentences", max_items=call.max_items)

@@ -10,7 +10,8 @@ from typing import Annotated
 import msgspec
 
 from engine.types import OutputKind
-from server.dialects.reading.json_body import parse, parse_body
+from server.dialects.reading.json_body import parse
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.tei.embed import token_rows_by_item
 from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
@@ -56,13 +57,13 @@ class HybridItem(msgspec.Struct):
     multi_vector: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
 
 
-_BODY = msgspec.json.Decoder(EmbedHybridBody)
+_BODY = BodyReader(EmbedHybridBody)
 _NAMES = msgspec.json.Decoder(list[str])
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises RequestError, naming the field or index."""
-    fields = parse_body(_BODY, body)
+    fields = _BODY.read(body)
     request = read_request(call, fields)
     call.encoding = Encoding.FLOAT
     return replace(

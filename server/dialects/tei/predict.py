@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from server.dialects.reading.json_body import parse_body
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_lists import read_texts_or_pairs
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error, timing_headers
@@ -22,19 +22,19 @@ _INPUTS = {"anyOf": [{"type": "string"}, _TEXTS, {"type": "array", "items": _TEX
 
 
 class PredictBody(Truncating, kw_only=True):
-    """The body of POST /predict; other fields are ignored."""
+    """The body of POST /predict."""
 
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_INPUTS)]
     raw_scores: bool | None = None  # None = false
     model: str | None = None  # ours
 
 
-_BODY = msgspec.json.Decoder(PredictBody)
+_BODY = BodyReader(PredictBody)
 
 
 def decode(call: Call, body: bytes) -> ClassifyRequest:
     """Raises RequestError, naming the field or index."""
-    fields = parse_body(_BODY, body)
+    fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     given = read_texts_or_pairs(fields.inputs, "inputs", max_items=call.max_items)
     call.set_encoding()

@@ -1,7 +1,7 @@
 """What the routes of text-embeddings-inference share: fields of the bodies, timing headers, the shape of errors.
 
 https://github.com/huggingface/text-embeddings-inference, router/src/http/types.rs. `model` is ours, for a server with
-several models; fields that a body does not name are ignored.
+several models.
 """
 
 from typing import Annotated

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from engine.types import OutputKind
-from server.dialects.reading.json_body import parse_body
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Encoding, Route
 from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
 from server.dialects.writing.ragged import sparse_bytes, sparse_headers
@@ -33,12 +33,12 @@ class SparseEntry(msgspec.Struct):
     value: float
 
 
-_BODY = msgspec.json.Decoder(EmbedSparseBody)
+_BODY = BodyReader(EmbedSparseBody)
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises RequestError, naming the field or index."""
-    fields = parse_body(_BODY, body)
+    fields = _BODY.read(body)
     request = read_request(call, fields)
     call.set_encoding()
     return replace(

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from server.dialects.reading.inputs import read_ids, read_prompt, read_texts
-from server.dialects.reading.json_body import parse_body
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error
 from server.dialects.writing.rows import as_list
@@ -49,13 +49,13 @@ class TokenInText(msgspec.Struct):
     stop: int | None
 
 
-_TOKENIZE = msgspec.json.Decoder(TokenizeBody)
-_DECODE = msgspec.json.Decoder(DecodeBody)
+_TOKENIZE = BodyReader(TokenizeBody)
+_DECODE = BodyReader(DecodeBody)
 
 
 def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
     """POST /tokenize. Raises RequestError, naming the field or index."""
-    fields = parse_body(_TOKENIZE, body)
+    fields = _TOKENIZE.read(body)
     model = call.models.choose(fields.model)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
     return TokenizeRequest(
@@ -71,7 +71,7 @@ def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
 
 def decode_decode(call: Call, body: bytes) -> DecodeRequest:
     """POST /decode. Raises RequestError, naming the field or index."""
-    fields = parse_body(_DECODE, body)
+    fields = _DECODE.read(body)
     model = call.models.choose(fields.model)
     given = read_ids(fields.ids, "ids", max_items=call.max_items)
     return DecodeRequest(

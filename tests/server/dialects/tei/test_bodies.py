@@ -59,7 +59,7 @@ def test_inputs(decode: Decode, given: Any, texts: Any, token_ids: Any, is_singl
 @pytest.mark.holds("TEI's routes")
 def test_what_each_route_gives_by_itself() -> None:
     embed = asked(decode_embed, {"inputs": "a"})
-    tokens = asked(decode_embed_all, {"inputs": "a", "normalize": True, "dimensions": 2})
+    tokens = asked(decode_embed_all, {"inputs": "a"})
     similarity = asked(decode_similarity, {"inputs": SIMILAR})
 
     assert (embed.outputs, embed.normalize) == (OutputKind.POOLED, True)

@@ -1,0 +1,92 @@
+"""A field that changes a result in any dialect is honoured by a route or refused by it, never dropped in silence."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.dialects.reading.known_fields import KNOWN_FIELDS, BodyReader
+from server.dialects.table import ROUTES
+from server.requests.errors import InvalidRequest, MalformedBody
+from tests.server.edge import good_body, new_call
+
+ANY_MODEL = {"/", "/invocations"}  # the fields are those of the route that they pick
+
+
+class Body(msgspec.Struct):
+    text: str
+    dimensions: int | None = None
+
+
+BODIES = BodyReader(Body)
+
+
+def read(**fields: Any) -> Body:
+    return BODIES.read(json.dumps({"text": "a", **fields}).encode())
+
+
+@pytest.mark.holds("Fields of other dialects")
+@pytest.mark.parametrize("name", KNOWN_FIELDS)
+@pytest.mark.parametrize(
+    "route", [route for route in ROUTES if route.path not in ANY_MODEL], ids=lambda route: route.path
+)
+def test_every_route_honours_or_refuses_every_known_field(route: Any, name: str) -> None:
+    honoured = {field.encode_name for field in msgspec.structs.fields(route.body)}
+    if name in honoured:
+        return
+    body = json.loads(good_body(route.path))
+    for value in (None, *KNOWN_FIELDS[name]):
+        route.decode(new_call(), json.dumps({**body, name: value}).encode())
+    for value in ("another", 7, True, {"a": 1}):
+        if value in KNOWN_FIELDS[name]:
+            continue
+        with pytest.raises(InvalidRequest, match=rf"^{name} ") as refused:
+            route.decode(new_call(), json.dumps({**body, name: value}).encode())
+        assert refused.value.param == name
+
+
+@pytest.mark.holds("Fields of other dialects")
+def test_fields_in_no_table_are_passed_over() -> None:
+    assert read(user="somebody", metadata={"a": [1]}, x=None) == Body("a")
+
+
+def test_declared_fields_are_the_routes_own() -> None:
+    assert read(dimensions=3).dimensions == 3
+    assert read(dimensions=3, metadata=1).dimensions == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"normalized": True}, "normalized is not supported on this route"),
+        ({"output_dtype": "int8"}, 'output_dtype must be "float" on this route, or be left out'),
+        ({"messages": []}, "messages is not supported on this route; send texts instead"),
+        ({"endianness": "big"}, 'endianness must be "native" or "little" on this route, or be left out'),
+        ({"late_chunking": 0}, "late_chunking must be false on this route, or be left out"),
+        ({"prompt": "a" * 10_000}, "prompt is not supported on this route"),
+    ],
+)
+def test_the_refusal_says_what_is_allowed(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(**fields)
+    assert refused.value.message == message
+
+
+def test_a_field_of_an_inner_object_is_named_with_its_place() -> None:
+    with pytest.raises(InvalidRequest, match=r"^parameters\.task ") as refused:
+        BODIES.read(b'{"text":"a","task":"x"}', "parameters")
+    assert refused.value.param == "parameters.task"
+
+
+def test_a_foreign_field_is_named_before_what_is_missing() -> None:
+    with pytest.raises(InvalidRequest, match="messages"):
+        BODIES.read(b'{"messages":[{}]}')
+    with pytest.raises(InvalidRequest, match="text is missing"):
+        BODIES.read(b'{"messages":null}')
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"text":1}', b'{"text":"a","task":\xff}', b"[" * 1000])
+def test_what_is_no_body_is_refused(body: bytes) -> None:
+    with pytest.raises((InvalidRequest, MalformedBody)):
+        BODIES.read(body)
