@@ -92,13 +92,12 @@ def test_the_table_of_errors_is_the_sources() -> None:
 
 def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
     """The statuses and names of an error on OpenAI's and on TEI's routes, as the table has them."""
-    name, code = openai_shapes.ERROR_NAMES[kind]
-    tei_name, tei_status = tei.ERROR_NAMES[kind]
+    name, code, tei_name = openai_shapes.ERROR_NAMES[kind]
     status = errors.ERRORS[kind].status
     is_before_a_route = kind in (errors.NoSuchRoute, errors.WrongMethod, errors.HeadTooLarge)
     return (
         f"{status} `{name}`" + (f", `{code}`" if code else ""),
-        "as OpenAI's" if is_before_a_route else f"{tei_status or status} `{tei_name}`",
+        "as OpenAI's" if is_before_a_route else f"{tei.STATUSES.get(kind, status)} `{tei_name}`",
     )
 
 

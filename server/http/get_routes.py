@@ -1,5 +1,7 @@
 """The GET routes, on FastAPI: health, what is served, metrics, the OpenAPI page."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -19,6 +21,7 @@ from server.requests.errors import NoSuchRoute, WrongMethod
 from server.requests.models import ServedModel, ServerState
 
 _POST_PATHS = frozenset(route.path for route in ROUTES)
+_MAX_COMPARED = 100  # characters of an unknown path; comparing takes time that grows with their square
 
 
 def make_app(state: ServerState, metrics: MetricsSource) -> FastAPI:
@@ -110,5 +113,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if "allow" in headers:
         answer = openai_error(WrongMethod("this route does not have this method"))
     else:
-        answer = openai_error(NoSuchRoute("no such route"))
+        known = {*_POST_PATHS, *(getattr(route, "path", "/") for route in request.app.routes)}
+        answer = openai_error(NoSuchRoute("no such route" + _nearest(request.scope["path"], known)))
     return Response(bytes(answer.body), status_code=answer.status, headers=headers, media_type="application/json")
+
+
+def _nearest(path: str, known: Iterable[str]) -> str:
+    """The end of a message, with the route that looks most like the path; "" if none does."""
+    if len(path) > _MAX_COMPARED:
+        return ""
+    close = get_close_matches(path.rstrip("/").lower(), sorted(known), n=1)
+    return f"; the nearest one is {close[0]}" if close else ""

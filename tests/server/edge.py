@@ -35,6 +35,7 @@ from wire.metrics import Recorder
 from wire.page import Page
 
 DIMENSIONS = 8
+ERROR_KEYS = {"error", "message", "detail", "code", "type"}  # of an error in OpenAI's shape
 
 
 def served_model(**changes: Any) -> ServedModel:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from server.dialects.rerank.bodies import ERROR_SHAPES, FIELDS, Family, FamilyRequest, RerankBody, decode
 from server.dialects.route import Answer, Call, Encoding, Route
-from server.dialects.tei.shared import timing_headers
+from server.dialects.tei.shared import tei_error_for_all, timing_headers
 from server.dialects.writing.openai_shapes import Usage
 from server.dialects.writing.rows import ROWS, as_bytes, as_list, headers, numbers_as_json
 from server.requests.rerank import Ranked, rank
@@ -160,7 +160,7 @@ ROUTES = tuple(
         decode=decode,
         run=rank,
         encode=encode,
-        error_shape=ERROR_SHAPES[family],
+        error_shape=tei_error_for_all if family is Family.TEI else ERROR_SHAPES[family],
         summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage or Mixedbread",
         body=RerankBody,
         example={"query": "When does the boat go?", FIELDS[family]: ["The ferry leaves at seven."]},

@@ -15,10 +15,10 @@ import msgspec
 from server.dialects.reading.inputs import check_num_items
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.route import Answer, Call, Encoding, ErrorShape, error_answer
+from server.dialects.route import Call, Encoding, ErrorShape
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error
 from server.dialects.writing.openai_shapes import openai_error
-from server.requests.errors import ERRORS, EmptyInput, InvalidRequest, RequestError
+from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.models import ServedModel
 from server.requests.rerank import RerankRequest
 from tokenizer_pool.messages import Truncation
@@ -107,16 +107,10 @@ _MARKS = msgspec.json.Decoder(_Marks)
 _TEXTS = msgspec.json.Decoder(list[str])
 _DOCUMENTS = msgspec.json.Decoder(list[str | _Document])
 
-
-def _voyage_error(error: RequestError) -> Answer:
-    """An error as Voyage's client reads it."""
-    return error_answer(ERRORS[type(error)].status, {"detail": error.message}, error)
-
-
 ERROR_SHAPES: dict[Family, ErrorShape] = {
     Family.TEI: tei_error,
     Family.RESULTS: openai_error,
-    Family.VOYAGE: _voyage_error,
+    Family.VOYAGE: openai_error,
     Family.MIXEDBREAD: openai_error,
 }
 FIELDS = {Family.TEI: "texts", Family.RESULTS: "documents", Family.VOYAGE: "documents", Family.MIXEDBREAD: "input"}

@@ -10,6 +10,7 @@ import msgspec
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs, read_prompt
 from server.dialects.route import Answer, Call, Headers, error_answer
+from server.dialects.writing.openai_shapes import ERROR_NAMES
 from server.requests import errors
 from server.requests.errors import InvalidRequest, RequestError
 from server.requests.models import ServedModel
@@ -99,32 +100,26 @@ def _milliseconds(seconds: float) -> bytes:
     return b"%d" % int(1000 * seconds)
 
 
-# The `error_type` of each error, and the status where it is not the one that all dialects have.
-ERROR_NAMES: dict[type[RequestError], tuple[str, int | None]] = {
-    errors.InvalidRequest: ("Validation", 422),
-    errors.EmptyInput: ("Empty", None),
-    errors.MalformedBody: ("Validation", None),
-    errors.NotTokenizable: ("Tokenizer", 422),
-    errors.UnsupportedTask: ("Backend", 424),
-    errors.Unauthorized: ("Unauthorized", None),
-    errors.Forbidden: ("Unauthorized", None),
-    errors.ModelNotFound: ("Validation", None),
-    errors.NoSuchRoute: ("Validation", None),
-    errors.WrongMethod: ("Validation", None),
-    errors.BodyTooSlow: ("Validation", None),
-    errors.PayloadTooLarge: ("Validation", None),
-    errors.UnsupportedMedia: ("Validation", None),
-    errors.HeadTooLarge: ("Validation", None),
-    errors.Overloaded: ("Overloaded", None),
-    errors.EngineFailed: ("Backend", 424),
-    errors.NotReady: ("Unhealthy", None),
-    errors.DeadlineExceeded: ("Overloaded", None),
+# The statuses that are not those of all dialects.
+STATUSES: dict[type[RequestError], int] = {
+    errors.InvalidRequest: 422,
+    errors.NotTokenizable: 422,
+    errors.UnsupportedTask: 424,
+    errors.EngineFailed: 424,
 }
 
 
 def tei_error(error: RequestError) -> Answer:
     """An error in TEI's shape (router/src/http/types.rs, ErrorResponse)."""
-    kind, status = ERROR_NAMES[type(error)]
+    return _tei_error(error, {})
+
+
+def tei_error_for_all(error: RequestError) -> Answer:
+    """The same with Cohere's `message` and Voyage's `detail` beside it, for paths that serve their clients too."""
+    return _tei_error(error, {"message": error.message, "detail": error.message})
+
+
+def _tei_error(error: RequestError, beside: dict[str, str]) -> Answer:
     message = f"`{error.param}` cannot be empty" if isinstance(error, errors.EmptyInput) else error.message  # TEI's
-    content = {"error": message, "error_type": kind}
-    return error_answer(status or errors.ERRORS[type(error)].status, content, error)
+    content = {"error": message, "error_type": ERROR_NAMES[type(error)].tei_type, **beside}
+    return error_answer(STATUSES.get(type(error), errors.ERRORS[type(error)].status), content, error)

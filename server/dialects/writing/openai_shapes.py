@@ -1,40 +1,58 @@
 """The parts of OpenAI's API that other dialects use too: the shape of errors, and token usage."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from server.dialects.route import Answer, error_answer
 from server.requests import errors
 from server.requests.errors import RequestError
 
-# The `type` and the `code` of each error.
 _INVALID = "invalid_request_error"
-ERROR_NAMES: dict[type[RequestError], tuple[str, str | None]] = {
-    errors.InvalidRequest: (_INVALID, None),
-    errors.EmptyInput: (_INVALID, None),
-    errors.MalformedBody: (_INVALID, None),
-    errors.NotTokenizable: (_INVALID, None),
-    errors.UnsupportedTask: (_INVALID, "unsupported_task"),
-    errors.Unauthorized: (_INVALID, "invalid_api_key"),
-    errors.Forbidden: (_INVALID, "forbidden"),
-    errors.ModelNotFound: (_INVALID, "model_not_found"),
-    errors.NoSuchRoute: (_INVALID, "unknown_url"),
-    errors.WrongMethod: (_INVALID, "method_not_supported"),
-    errors.BodyTooSlow: (_INVALID, "body_too_slow"),
-    errors.PayloadTooLarge: (_INVALID, "payload_too_large"),
-    errors.UnsupportedMedia: (_INVALID, "unsupported_media_type"),
-    errors.HeadTooLarge: (_INVALID, "head_too_large"),
-    errors.Overloaded: ("rate_limit_error", "overloaded"),
-    errors.EngineFailed: ("server_error", "engine_failed"),
-    errors.NotReady: ("server_error", "not_ready"),
-    errors.DeadlineExceeded: ("server_error", "deadline_exceeded"),
+
+
+class ErrorNames(NamedTuple):
+    """What OpenAI's and TEI's clients call a class of errors."""
+
+    kind: str  # OpenAI's `type`
+    code: str | None  # OpenAI's
+    tei_type: str
+
+
+# fmt: off
+ERROR_NAMES: dict[type[RequestError], ErrorNames] = {
+    errors.InvalidRequest:   ErrorNames(_INVALID, None, "Validation"),
+    errors.EmptyInput:       ErrorNames(_INVALID, None, "Empty"),
+    errors.MalformedBody:    ErrorNames(_INVALID, None, "Validation"),
+    errors.NotTokenizable:   ErrorNames(_INVALID, None, "Tokenizer"),
+    errors.UnsupportedTask:  ErrorNames(_INVALID, "unsupported_task", "Backend"),
+    errors.Unauthorized:     ErrorNames(_INVALID, "invalid_api_key", "Unauthorized"),
+    errors.Forbidden:        ErrorNames(_INVALID, "forbidden", "Unauthorized"),
+    errors.ModelNotFound:    ErrorNames(_INVALID, "model_not_found", "Validation"),
+    errors.NoSuchRoute:      ErrorNames(_INVALID, "unknown_url", "Validation"),
+    errors.WrongMethod:      ErrorNames(_INVALID, "method_not_supported", "Validation"),
+    errors.BodyTooSlow:      ErrorNames(_INVALID, "body_too_slow", "Validation"),
+    errors.PayloadTooLarge:  ErrorNames(_INVALID, "payload_too_large", "Validation"),
+    errors.UnsupportedMedia: ErrorNames(_INVALID, "unsupported_media_type", "Validation"),
+    errors.HeadTooLarge:     ErrorNames(_INVALID, "head_too_large", "Validation"),
+    errors.Overloaded:       ErrorNames("rate_limit_error", "overloaded", "Overloaded"),
+    errors.EngineFailed:     ErrorNames("server_error", "engine_failed", "Backend"),
+    errors.NotReady:         ErrorNames("server_error", "not_ready", "Unhealthy"),
+    errors.DeadlineExceeded: ErrorNames("server_error", "deadline_exceeded", "Overloaded"),
 }
+# fmt: on
 
 
 def openai_error(error: RequestError) -> Answer:
-    """An error in OpenAI's shape: all four keys of `error` are always there."""
-    kind, code = ERROR_NAMES[type(error)]
-    content = {"message": error.message, "type": kind, "param": error.param, "code": code}
-    return error_answer(errors.ERRORS[type(error)].status, {"error": content}, error)
+    """An error in OpenAI's shape: all four keys of `error` are always there.
+
+    Beside it stands what other APIs' clients read at the top: Cohere's `message`, Voyage's `detail`, and the `message`,
+    `code` and `type` of TEI's own OpenAI route. A client may come with any of them where the body is not known yet.
+    """
+    names, status = ERROR_NAMES[type(error)], errors.ERRORS[type(error)].status
+    nested = {"message": error.message, "type": names.kind, "param": error.param, "code": names.code}
+    flat = {"message": error.message, "detail": error.message, "code": status, "type": names.tei_type}
+    return error_answer(status, {"error": nested, **flat}, error)
 
 
 class Usage(msgspec.Struct):

@@ -1,5 +1,6 @@
 """What the rerank routes refuse, in the shape of each family's errors."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,9 +11,10 @@ from batch_manager.messages import RequestRefused
 from engine.model.tasks import Task
 from engine.types import OutputKind
 from server.dialects.rerank.bodies import Family, decode, family_of
-from server.requests.errors import RequestError
+from server.requests.errors import Overloaded, RequestError
+from server.settings.api_keys import ApiKey, digest
 from tests.server.dialects.rerank_requests import MIXEDBREAD, PATHS, RESULTS, TEI, VOYAGE, post
-from tests.server.edge import Called, new_call, state_with
+from tests.server.edge import ERROR_KEYS, Called, Edge, call, new_call, state_with
 from tokenizer_pool.messages import Refusal, TextRefused
 
 
@@ -22,10 +24,8 @@ def problem(called: Called, family: dict[str, Any]) -> str:
     if family is TEI:
         assert set(error) == {"error", "error_type"}
         return str(error["error"])
-    if family is VOYAGE:
-        assert set(error) == {"detail"}
-        return str(error["detail"])
-    return str(called.error()["message"])
+    assert set(error) == ERROR_KEYS
+    return str(error["detail" if family is VOYAGE else "message"])
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -107,7 +107,35 @@ def test_what_would_take_long_to_decode_is_refused(documents: bytes) -> None:
 @pytest.mark.parametrize("body", [b'{"query":"q"}', b'{"query":"q","documents":null}', b"{}", b"[]", b"{"])
 def test_a_body_that_shows_no_family_gets_the_paths_own_shape(path: str, body: bytes) -> None:
     called = post(path, body)
-    assert problem(called, TEI if path == "/rerank" else RESULTS)
+    if path == "/rerank":
+        check_is_for_all(called)
+    else:
+        assert problem(called, RESULTS)
+
+
+def check_is_for_all(called: Called) -> None:
+    """TEI's error, which Cohere's and Voyage's clients can read too."""
+    error = json.loads(called.body)
+    assert error.keys() == {"error", "error_type", "message", "detail"}
+    assert error["message"] == error["detail"]
+
+
+@pytest.mark.holds("Errors")
+@pytest.mark.parametrize("status", [401, 429])
+def test_what_is_refused_before_its_body_is_read_can_be_read_by_every_familys_client(status: int) -> None:
+    async def run() -> Called:
+        edge = Edge(keys=[ApiKey("a", digest(b"k"))] if status == 401 else ())
+        if status == 429:
+            edge.admission.check_open = refuse  # type: ignore[method-assign]
+        return await call(edge.app, "POST", "/rerank", [])
+
+    called = asyncio.run(run())
+    assert called.status == status
+    check_is_for_all(called)
+
+
+def refuse() -> None:
+    raise Overloaded("too much waits", retry_after=1.0)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -68,6 +68,24 @@ def test_an_unknown_route(path: str) -> None:
     assert path not in called.error()["message"]
 
 
+@pytest.mark.holds("Errors")
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("/v1/embedding", "/v1/embeddings"),
+        ("/v1/v1/embeddings", "/v1/embeddings"),
+        ("/V1/Embeddings/", "/v1/embeddings"),
+        ("/api/re-rank", "/rerank"),
+        ("/redyz", "/readyz"),
+        ("/v1/chat/completions", None),
+        ("/" + "embed" * 100, None),
+    ],
+)
+def test_an_unknown_route_names_the_nearest_one(path: str, nearest: str | None) -> None:
+    message = answer("POST", path, BODY).error()["message"]
+    assert message == "no such route" + (f"; the nearest one is {nearest}" if nearest else "")
+
+
 def test_the_slow_routes() -> None:
     assert [answer("GET", path).status for path in ("/livez", "/readyz", "/health", "/docs")] == [200] * 4
     assert answer("GET", "/metrics").body == b"metrics of the whole server\n"

@@ -29,11 +29,13 @@ def test_each_error_has_a_status_and_openais_shape(kind: type[RequestError]) -> 
 
     assert 400 <= answer.status < 600
     shape = json.loads(bytes(answer.body))
-    assert set(shape) == {"error"}
+    assert set(shape) == {"error", "message", "detail", "code", "type"}
     assert set(shape["error"]) == {"message", "type", "param", "code"}
     assert shape["error"]["message"] == "what is wrong"
     assert shape["error"]["param"] == "input[3]"
     assert isinstance(shape["error"]["type"], str)
+    assert (shape["message"], shape["detail"]) == ("what is wrong",) * 2  # Cohere's and Voyage's clients read these,
+    assert (shape["code"], shape["type"][0].isupper()) == (answer.status, True)  # and TEI's OpenAI clients these
     assert dict(answer.headers)[b"content-type"] == b"application/json"
     assert b"retry-after" not in dict(answer.headers)
 
