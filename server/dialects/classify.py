@@ -12,11 +12,11 @@ from msgspec import UNSET, UnsetType
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.predict import prompt_for
 from server.dialects.writing.openai_shapes import Usage, openai_error
 from server.dialects.writing.predictions import Prediction, classes, predictions
-from server.dialects.writing.rows import ROWS, as_bytes, as_list, headers
+from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.errors import InvalidRequest
 from server.requests.work import Embedded
@@ -59,7 +59,7 @@ def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Req
         raise InvalidRequest(
             "use_activation and raw_scores can't both be given; they are names of one option", param="raw_scores"
         )
-    call.set_encoding()
+    call.set_form()
     return _Request(
         model=model,
         texts=given.texts,
@@ -77,8 +77,8 @@ def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Req
 async def encode(call: Call, request: _Request, scored: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     labels = labels_of(request.model, scored.rows.shape[1])
-    if call.encoding is Encoding.BYTES:
-        return Answer(200, headers(scored, Encoding.BYTES), as_bytes(scored.rows))
+    if call.form and call.form.has_rows_alone:
+        return await rows_alone(scored, call.form)
     if request.has_infinitys_form:
         kind, items = b"classify", await predictions(scored.rows, labels)
     else:
@@ -92,7 +92,7 @@ async def encode(call: Call, request: _Request, scored: Embedded) -> Answer:
         b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":0,"truncated_inputs":%d}'
         % (scored.num_tokens, scored.num_tokens, scored.num_truncated),
     )
-    return Answer(200, headers(scored, Encoding.FLOAT), content)
+    return Answer(200, headers(scored), content)
 
 
 class _Class(msgspec.Struct):

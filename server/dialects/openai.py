@@ -1,23 +1,20 @@
 """OpenAI's embeddings API.
 
-https://platform.openai.com/docs/api-reference/embeddings; `encoding_format: "bytes"` is ours.
+https://platform.openai.com/docs/api-reference/embeddings; types of numbers and raw bytes as vLLM and Voyage have them.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
-import numpy as np
 import orjson
-import pybase64
-from numpy.typing import NDArray
 
+from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_dimensions, read_inputs, read_prompt
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.route import Answer, Call, Route
+from server.dialects.writing.forms import FLOATS, row_values
 from server.dialects.writing.openai_shapes import Usage, openai_error
-from server.dialects.writing.rows import ROWS, as_bytes, headers
-from server.requests.errors import InvalidRequest
+from server.dialects.writing.rows import ROWS, headers, rows_alone
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import steps
 from server.requests.work import Embedded, EmbedRequest
@@ -34,6 +31,10 @@ class EmbeddingsBody(msgspec.Struct):
     dimensions: int | None = None
     user: str | None = None
     prompt_name: str | None = None  # ours, as TEI has it
+    embed_dtype: str | None = None  # vLLM's
+    output_dtype: str | None = None  # Voyage's
+    embedding_type: str | None = None  # Jina's
+    endianness: str | None = None  # vLLM's
 
 
 _NUMBERS_AN_ITEM = 64  # what writing an item costs beside its row, counted in plain numbers
@@ -45,7 +46,15 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     given = read_inputs(fields.input, "input", max_items=call.max_items)
-    call.set_encoding(_read_encoding(fields.encoding_format))
+    call.set_form(
+        read_form(
+            fields.encoding_format,
+            embedding_type=fields.embedding_type,
+            endianness=fields.endianness,
+            embed_dtype=fields.embed_dtype,
+            output_dtype=fields.output_dtype,
+        )
+    )
     return EmbedRequest(
         model=model,
         texts=given.texts,
@@ -59,39 +68,25 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     )
 
 
-def _read_encoding(wanted: str | None) -> Encoding:
-    if wanted is None:
-        return Encoding.FLOAT
-    try:
-        return Encoding(wanted)
-    except ValueError:
-        raise InvalidRequest("encoding_format must be float, base64 or bytes", param="encoding_format") from None
-
-
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
-    encoding = call.encoding or Encoding.FLOAT
-    if encoding is Encoding.BYTES:
-        return Answer(200, headers(embedded, encoding), as_bytes(embedded.rows))
-    parts = [b'{"object":"list","data":[']
+    form, ranges = call.form or FLOATS, request.model.ranges
+    if form.has_rows_alone:
+        return await rows_alone(embedded, form, ranges)
+    out = bytearray(b'{"object":"list","data":[')  # one buffer, because the answer can be a hundred megabytes
     num_rows, width = embedded.rows.shape
     async for part in steps(num_rows, max(width, _NUMBERS_AN_ITEM)):
-        parts += _items(np.ascontiguousarray(embedded.rows[part], "<f4"), encoding, part.start)
-    parts.append(
-        b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}}'
-        % (orjson.dumps(request.model.name), embedded.num_tokens, embedded.num_tokens, embedded.num_truncated)
+        for index, value in enumerate(row_values(embedded.rows[part], form, ranges), part.start):
+            out += b'%b{"object":"embedding","index":%d,"embedding":' % (b"," if index else b"", index)
+            out += value
+            out += b"}"
+    out += b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}}' % (
+        orjson.dumps(request.model.name),
+        embedded.num_tokens,
+        embedded.num_tokens,
+        embedded.num_truncated,
     )
-    return Answer(200, headers(embedded, encoding), b"".join(parts))
-
-
-def _items(rows: NDArray[np.float32], encoding: Encoding, first: int) -> Iterator[bytes]:
-    for index, row in enumerate(rows, first):
-        comma = b"," if index else b""
-        if encoding is Encoding.BASE64:
-            yield b'%b{"object":"embedding","index":%d,"embedding":"%b"}' % (comma, index, pybase64.b64encode(row.data))
-        else:
-            numbers = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
-            yield b'%b{"object":"embedding","index":%d,"embedding":%b}' % (comma, index, numbers)
+    return Answer(200, headers(embedded, form, ranges), out)
 
 
 class _Embedding(msgspec.Struct):

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_lists import read_single_texts
-from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error, timing_headers
+from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, numbers_as_json
 from server.dialects.writing.ragged import RAGGED, ragged_bytes, ragged_headers
-from server.dialects.writing.rows import as_list, headers, numbers_as_json
+from server.dialects.writing.rows import as_list, headers
 from server.requests.classify import labels_of
 from server.requests.classify_tokens import ClassifyTokensRequest, ScoredTokens, classify_tokens
 from server.requests.errors import InvalidRequest
@@ -53,7 +54,7 @@ def decode(call: Call, body: bytes) -> _Request:
     fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     given = read_single_texts(fields.inputs, "inputs", max_items=call.max_items)
-    call.set_encoding()
+    call.set_form(offers=RAGGED_ONLY)
     return _Request(
         model=model,
         texts=given.texts,
@@ -63,7 +64,7 @@ def decode(call: Call, body: bytes) -> _Request:
         deadline=call.options.deadline,
         field="inputs",
         is_single=given.is_single,
-        aggregation=_read_aggregation(fields, raw_bytes=call.encoding is Encoding.BYTES),
+        aggregation=_read_aggregation(fields, raw_bytes=call.form is not FLOATS),
     )
 
 
@@ -84,10 +85,10 @@ def _read_aggregation(fields: PredictTokensBody, *, raw_bytes: bool) -> Aggregat
 async def encode(call: Call, request: _Request, labelled: ScoredTokens) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     timing = timing_headers(call.trace)
-    if call.encoding is Encoding.BYTES:
+    if call.form and call.form.has_rows_alone:
         return Answer(200, [*ragged_headers(labelled.scored), *timing], ragged_bytes(labelled.scored))
     content = await _in_json(labelled, request)
-    return Answer(200, [*headers(labelled.scored, Encoding.FLOAT), *timing], content)
+    return Answer(200, [*headers(labelled.scored), *timing], content)
 
 
 async def _in_json(labelled: ScoredTokens, request: _Request) -> bytes:

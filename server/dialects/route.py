@@ -3,7 +3,6 @@
 Knows no dialect, and of HTTP only status codes and headers.
 """
 
-import enum
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, RowForm
 from server.requests.errors import BodyTooSlow, RequestError, Unauthorized
 from server.requests.models import ModelTable
 from server.requests.pipeline import Pipeline
@@ -25,18 +25,10 @@ class Answer(NamedTuple):
 
     status: int
     headers: Headers
-    body: bytes | memoryview
+    body: bytes | bytearray | memoryview
 
 
 ErrorShape = Callable[[RequestError], Answer]
-
-
-class Encoding(enum.Enum):
-    """How rows are written in the answer."""
-
-    FLOAT = "float"
-    BASE64 = "base64"  # of little-endian float32, in JSON
-    BYTES = "bytes"  # little-endian float32 and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +37,23 @@ class RequestOptions:
 
     request_class: RequestClass | None = None  # None = it says nothing
     deadline: float = math.inf  # time.monotonic() seconds
-    raw_bytes: bool = False  # rows as application/octet-stream
+    accepts: Container = Container.JSON  # what rows are wanted in
 
 
 @dataclass(slots=True)
 class Call:
-    """One request. Only `encoding` and `error_shape` change: the decoder may set them."""
+    """One request. Only `form` and `error_shape` change: the decoder may set them."""
 
     options: RequestOptions
     models: ModelTable
     max_items: int  # texts, pairs or lists of ids that one request may have
     trace: Trace
     error_shape: ErrorShape  # the route's own, unless the body shows another family of clients
-    encoding: Encoding | None = None  # of the rows in the answer; None = it has no rows
+    form: RowForm | None = None  # of the rows in the answer; None = it has no rows
 
-    def set_encoding(self, wanted: Encoding = Encoding.FLOAT) -> None:
-        """Uses the body's encoding, unless the headers ask for raw bytes."""
-        self.encoding = Encoding.BYTES if self.options.raw_bytes else wanted
+    def set_form(self, wanted: RowForm = FLOATS, *, offers: frozenset[Container] = WITH_ROWS_ONLY) -> None:
+        """Uses the body's form, in what the `accept` header prefers of the containers that the route offers."""
+        self.form = wanted.put_into(self.options.accepts, offers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

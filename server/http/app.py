@@ -136,8 +136,8 @@ class App:
             with self._bodies.held(len(body)):
                 work = route.decode(call, body)
                 del body  # the decoder has copied what it needs
-                if call.encoding is not None:
-                    trace.encoding = call.encoding.value
+                if call.form is not None:
+                    trace.encoding = call.form.label
                 result = await route.run(self._pipeline, work, trace)
                 answer = await route.encode(call, work, result)
             self._answers.check(len(answer.body))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from server.dialects.route import RequestOptions
+from server.dialects.writing.forms import Container
 from server.requests.errors import InvalidRequest, UnsupportedMedia
 from wire.vocabulary import RequestClass
 
@@ -28,7 +29,7 @@ def read_options(headers: Mapping[bytes, bytes]) -> RequestOptions:
     return RequestOptions(
         request_class=_read_class(headers),
         deadline=_read_deadline(headers),
-        raw_bytes=_RAW in accept and _prefers_raw(accept),
+        accepts=Container.RAW if _RAW in accept and _prefers_raw(accept) else Container.JSON,
     )
 
 

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import OutputKind
 from server.requests.errors import ModelNotFound, NotReady
@@ -34,6 +37,7 @@ class ServedModel:
     instruction: str | None = None  # of a generative reranker, where a request gives none; None = it takes none
     late: LateInteraction | None = None  # None = the model gives no rows for it
     has_query_table: bool = False  # whether queries are looked up, and have to be marked
+    ranges: NDArray[np.float32] | None = field(default=None, compare=False)  # for int8, see writing/dtypes.py
     facts: dict[str, Any] = field(default_factory=dict)  # the rest of what the engine says, for /info
 
 

@@ -9,10 +9,11 @@ import orjson
 from numpy.typing import NDArray
 
 from server.dialects.rerank.bodies import ERROR_SHAPES, FIELDS, Family, FamilyRequest, RerankBody, decode
-from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error_for_all, timing_headers
+from server.dialects.writing.forms import numbers_as_json
 from server.dialects.writing.openai_shapes import Usage
-from server.dialects.writing.rows import ROWS, as_bytes, as_list, headers, numbers_as_json
+from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone
 from server.requests.rerank import Ranked, rank
 from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded
@@ -45,13 +46,11 @@ _FORMS = {
 
 async def encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
     """Raw scores in the request's order, with the shape documents,1; or results with the best first."""
-    encoding = call.encoding or Encoding.FLOAT
     scores = Embedded(ranked.scores[:, None], ranked.num_tokens, ranked.truncated)
     timing = timing_headers(call.trace) if request.family is Family.TEI else []
-    own = [*headers(scores, encoding), *timing]
-    if encoding is Encoding.BYTES:
-        return Answer(200, own, as_bytes(ranked.scores))
-    return Answer(200, own, await _in_json(request, ranked, request_id=call.trace.request_id))
+    if call.form and call.form.has_rows_alone:
+        return await rows_alone(scores, call.form, beside=timing)
+    return Answer(200, [*headers(scores), *timing], await _in_json(request, ranked, request_id=call.trace.request_id))
 
 
 async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -> bytes:

@@ -15,8 +15,9 @@ import msgspec
 from server.dialects.reading.inputs import check_num_items
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.route import Call, Encoding, ErrorShape
+from server.dialects.route import Call, ErrorShape
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error
+from server.dialects.writing.forms import FLOATS, Encoding, RowForm
 from server.dialects.writing.openai_shapes import openai_error
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.models import ServedModel
@@ -24,7 +25,7 @@ from server.requests.rerank import RerankRequest
 from tokenizer_pool.messages import Truncation
 
 _STRINGS_AN_ITEM = 32  # that one document's object may have; for each 32 more it counts as another item
-_ENCODINGS = {None: Encoding.FLOAT, "float": Encoding.FLOAT, "bytes": Encoding.BYTES}
+_FORMS = {None: FLOATS, "float": FLOATS, "bytes": RowForm(Encoding.BYTES_ONLY)}
 _RANKED_BY_TEXT = re.compile(rb'(null|\[\s*("text"\s*)?\])?')
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
 _RANK_FIELDS = {"type": "array", "items": {"const": "text"}}
@@ -140,7 +141,7 @@ def _decode(call: Call, body: bytes) -> FamilyRequest:
     _check_documents_fit(fields, model)
     documents = _read_documents(fields, family, max_items=call.max_items)
     truncation = _read_truncation(fields, model)
-    call.set_encoding(_read_encoding(fields))
+    call.set_form(_read_form(fields))
     wants_texts = {Family.TEI: fields.return_text, Family.MIXEDBREAD: fields.return_input}
     return FamilyRequest(
         model=model,
@@ -218,11 +219,11 @@ def _read_truncation(fields: RerankBody, model: ServedModel) -> Truncation:
     return read_truncation(Truncating(truncate=truncate, truncation_direction=fields.truncation_direction), model)
 
 
-def _read_encoding(fields: RerankBody) -> Encoding:
+def _read_form(fields: RerankBody) -> RowForm:
     """Raises InvalidRequest."""
-    if fields.encoding_format not in _ENCODINGS:
+    if fields.encoding_format not in _FORMS:
         raise InvalidRequest("encoding_format must be float or bytes", param="encoding_format")
-    return _ENCODINGS[fields.encoding_format]
+    return _FORMS[fields.encoding_format]
 
 
 def _read_top_n(fields: RerankBody) -> int | None:

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from engine.types import OutputKind
+from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import read_dimensions, read_prompt, read_texts
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import (
     InputsBody,
     Parameters,
@@ -25,8 +26,9 @@ from server.dialects.tei.shared import (
     tei_error,
     timing_headers,
 )
+from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, numbers_as_json
 from server.dialects.writing.ragged import RAGGED, ragged_bytes, ragged_headers
-from server.dialects.writing.rows import ROWS, as_bytes, as_json, as_list, headers, numbers_as_json
+from server.dialects.writing.rows import ROWS, as_json, as_list, headers, rows_alone
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.late_interaction import embed_tokens
 from server.requests.pipeline import Pipeline
@@ -44,10 +46,13 @@ _SIMILARITY_SCHEMA = {
 
 
 class EmbedBody(InputsBody, kw_only=True):
-    """The body of POST /embed."""
+    """The body of POST /embed; how rows are written is ours."""
 
     normalize: bool | None = None  # None = true
     dimensions: int | None = None
+    encoding_format: str | None = None
+    embed_dtype: str | None = None
+    endianness: str | None = None
 
 
 class EmbedAllBody(InputsBody, kw_only=True):
@@ -82,7 +87,7 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBED.read(body)
     request = read_request(call, fields)
     dimensions = read_dimensions(fields.dimensions, request.model.dimensions)
-    call.set_encoding()
+    call.set_form(read_form(fields.encoding_format, embed_dtype=fields.embed_dtype, endianness=fields.endianness))
     return replace(request, dimensions=dimensions, normalize=fields.normalize is not False)
 
 
@@ -91,7 +96,7 @@ def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBED_ALL.read(body)
     request = read_request(call, fields)
     is_query, outputs = read_is_query(fields.input_type), request.model.outputs
-    call.set_encoding()
+    call.set_form(offers=RAGGED_ONLY)
     if OutputKind.MULTI_VECTOR in outputs and OutputKind.TOKENS not in outputs:
         num_queries = request.num_items if is_query else 0
         return replace(request, outputs=OutputKind.MULTI_VECTOR, num_queries=num_queries, query_prompt=request.prompt)
@@ -113,7 +118,7 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
     if not inputs.source_sentence:
         raise EmptyInput("inputs.source_sentence must not be empty", param="inputs.source_sentence")
     parameters = fields.parameters or Parameters()
-    call.encoding = Encoding.FLOAT
+    call.form = FLOATS
     return EmbedRequest(
         model=model,
         texts=[inputs.source_sentence, *(given.texts or ())],
@@ -129,22 +134,23 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
 
 async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Rows of texts. As in all encoders, long work is done in slices, so that other requests run in between."""
-    encoding = call.encoding or Encoding.FLOAT
-    own = [*headers(embedded, encoding), *timing_headers(call.trace)]
-    rows = embedded.rows
-    return Answer(200, own, as_bytes(rows) if encoding is Encoding.BYTES else await as_json(rows))
+    form, ranges, timing = call.form or FLOATS, request.model.ranges, timing_headers(call.trace)
+    if form.has_rows_alone:
+        return await rows_alone(embedded, form, ranges, beside=timing)
+    own = [*headers(embedded, form, ranges), *timing]
+    return Answer(200, own, await as_json(embedded.rows, form, ranges))
 
 
 async def encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Rows of tokens."""
     timing = timing_headers(call.trace)
-    if call.encoding is Encoding.BYTES:
+    if call.form and call.form.has_rows_alone:
         return Answer(200, [*ragged_headers(embedded), *timing], ragged_bytes(embedded))
     items = [item async for item in token_rows_by_item(embedded)]
-    return Answer(200, [*headers(embedded, Encoding.FLOAT), *timing], as_list(items))
+    return Answer(200, [*headers(embedded), *timing], as_list(items))
 
 
-async def token_rows_by_item(embedded: Embedded) -> AsyncIterator[bytes]:
+async def token_rows_by_item(embedded: Embedded) -> AsyncIterator[bytearray]:
     """The rows of one item after the other, each a list in JSON."""
     assert embedded.offsets is not None
     time_slice = TimeSlice()
@@ -155,7 +161,7 @@ async def token_rows_by_item(embedded: Embedded) -> AsyncIterator[bytes]:
 
 async def encode_similarity(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Cosines of the first row with each of the others; all have length 1."""
-    own = [*headers(embedded, Encoding.FLOAT), *timing_headers(call.trace)]
+    own = [*headers(embedded), *timing_headers(call.trace)]
     return Answer(200, own, numbers_as_json(np.einsum("nd,d->n", embedded.rows[1:], embedded.rows[0])))
 
 

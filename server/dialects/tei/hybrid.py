@@ -12,11 +12,12 @@ import msgspec
 from engine.types import OutputKind
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.embed import token_rows_by_item
 from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
 from server.dialects.tei.sparse import SparseEntry, sparse_by_item
-from server.dialects.writing.rows import as_list, headers, numbers_as_json
+from server.dialects.writing.forms import FLOATS, numbers_as_json
+from server.dialects.writing.rows import as_list, headers
 from server.requests.errors import InvalidRequest
 from server.requests.late_interaction import rows_that_count
 from server.requests.models import ServedModel
@@ -65,7 +66,7 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     request = read_request(call, fields)
-    call.encoding = Encoding.FLOAT
+    call.form = FLOATS
     return replace(
         request,
         outputs=_read_outputs(fields.outputs, request.model),
@@ -92,7 +93,7 @@ def _read_outputs(wanted: msgspec.Raw, model: ServedModel) -> OutputKind:
 async def encode(call: Call, request: EmbedRequest, computed: Computed) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     by_kind = {name: await _rows(kind, computed, request) for name, kind in KINDS.items() if kind & request.outputs}
-    own = [*headers(next(iter(by_kind.values())), Encoding.FLOAT), *timing_headers(call.trace)]
+    own = [*headers(next(iter(by_kind.values()))), *timing_headers(call.trace)]
     writers = [(name.encode(), _by_item(name, embedded)) for name, embedded in by_kind.items()]
     items = []
     for _ in range(request.num_items):

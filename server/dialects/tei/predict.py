@@ -9,10 +9,10 @@ import msgspec
 
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_lists import read_texts_or_pairs
-from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error, timing_headers
 from server.dialects.writing.predictions import Prediction, predictions
-from server.dialects.writing.rows import ROWS, as_bytes, as_list, headers
+from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.models import ServedModel
 from server.requests.work import Embedded
@@ -37,7 +37,7 @@ def decode(call: Call, body: bytes) -> ClassifyRequest:
     fields = _BODY.read(body)
     model = call.models.choose(fields.model)
     given = read_texts_or_pairs(fields.inputs, "inputs", max_items=call.max_items)
-    call.set_encoding()
+    call.set_form()
     return ClassifyRequest(
         model=model,
         texts=given.texts,
@@ -60,11 +60,11 @@ def prompt_for(model: ServedModel) -> str:
 async def encode(call: Call, request: ClassifyRequest, scored: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     timing = timing_headers(call.trace)
-    if call.encoding is Encoding.BYTES:
-        return Answer(200, [*headers(scored, Encoding.BYTES), *timing], as_bytes(scored.rows))
+    if call.form and call.form.has_rows_alone:
+        return await rows_alone(scored, call.form, beside=timing)
     items = await predictions(scored.rows, labels_of(request.model, scored.rows.shape[1]))
     content = items[0] if request.is_single else as_list(items)
-    return Answer(200, [*headers(scored, Encoding.FLOAT), *timing], content)
+    return Answer(200, [*headers(scored), *timing], content)
 
 
 ROUTES = (

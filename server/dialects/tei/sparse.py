@@ -9,10 +9,11 @@ import numpy as np
 
 from engine.types import OutputKind
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.route import Answer, Call, Encoding, Route
+from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
+from server.dialects.writing.forms import RAGGED_ONLY, numbers_as_json
 from server.dialects.writing.ragged import sparse_bytes, sparse_headers
-from server.dialects.writing.rows import as_list, headers, numbers_as_json
+from server.dialects.writing.rows import as_list, headers
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import Embedded, EmbedRequest
@@ -40,7 +41,7 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises RequestError, naming the field or index."""
     fields = _BODY.read(body)
     request = read_request(call, fields)
-    call.set_encoding()
+    call.set_form(offers=RAGGED_ONLY)
     return replace(
         request,
         outputs=OutputKind.SPARSE,
@@ -53,10 +54,10 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
     timing = timing_headers(call.trace)
-    if call.encoding is Encoding.BYTES:
+    if call.form and call.form.has_rows_alone:
         return Answer(200, [*sparse_headers(embedded), *timing], sparse_bytes(embedded))
     items = [item async for item in sparse_by_item(embedded)]
-    return Answer(200, [*headers(embedded, Encoding.FLOAT), *timing], as_list(items))
+    return Answer(200, [*headers(embedded), *timing], as_list(items))
 
 
 async def sparse_by_item(embedded: Embedded) -> AsyncIterator[bytes]:

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from server.dialects.writing.rows import as_list, numbers_as_json
+from server.dialects.writing.forms import numbers_as_json
+from server.dialects.writing.rows import as_list
 from server.requests.time_slices import TimeSlice
 
 

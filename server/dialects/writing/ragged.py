@@ -8,8 +8,9 @@ vocabulary entries come first, uint32 [rows], then their weights, float32 [rows]
 import numpy as np
 from numpy.typing import NDArray
 
-from server.dialects.route import Encoding, Headers
-from server.dialects.writing.rows import headers
+from server.dialects.route import Headers
+from server.dialects.writing.forms import RAW_FLOATS
+from server.dialects.writing.rows import raw_headers
 from server.requests.work import Embedded
 
 RAGGED = "uint32 offsets [items + 1], then the float32 rows"  # for the OpenAPI page
@@ -18,7 +19,8 @@ RAGGED = "uint32 offsets [items + 1], then the float32 rows"  # for the OpenAPI 
 def ragged_headers(embedded: Embedded) -> Headers:
     """The answer's headers without its length."""
     assert embedded.offsets is not None
-    return [*headers(embedded, Encoding.BYTES), (b"x-embedline-offsets", b"%d" % len(embedded.offsets))]
+    own = raw_headers(embedded, RAW_FLOATS, embedded.rows.shape)
+    return [*own, (b"x-embedline-offsets", b"%d" % len(embedded.offsets))]
 
 
 def sparse_headers(embedded: Embedded) -> Headers:

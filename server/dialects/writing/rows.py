@@ -1,48 +1,112 @@
-"""Rows of floats in an answer, as JSON or as raw bytes. Knows no dialect's fields."""
+"""Rows in an answer, as JSON or alone. Knows no dialect's fields."""
 
+import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from server.dialects.route import Encoding, Headers
+from server.dialects.route import Answer, Headers
+from server.dialects.writing.dtypes import DType, Ranges, is_by_row, rounded
+from server.dialects.writing.forms import (
+    FLOATS,
+    Container,
+    Encoding,
+    Endianness,
+    RowForm,
+    numbers_as_json,
+    row_bytes,
+    row_values,
+)
+from server.requests.errors import InvalidRequest
 from server.requests.time_slices import steps
 from server.requests.work import Embedded
 
-ROWS = "float32 rows"  # raw bytes, for the OpenAPI page
+ROWS = "rows of float32, or of the type that is asked for"  # raw bytes, for the OpenAPI page
+_NUMPY_HAS_NOT = frozenset((DType.BFLOAT16, DType.FP8_E4M3, DType.FP8_E5M2))
+_CONTENT_TYPES = {container: container.value.encode() for container in Container}
 
 
-def headers(embedded: Embedded, encoding: Encoding) -> Headers:
-    """The answer's headers without its length; raw bytes have the same headers for any number of rows."""
-    truncated = (b"x-embedline-truncated-inputs", b"%d" % embedded.num_truncated)
-    if encoding is not Encoding.BYTES:
-        return [(b"content-type", b"application/json"), truncated]
-    num_rows, width = embedded.rows.shape
+def headers(embedded: Embedded, form: RowForm = FLOATS, ranges: Ranges | None = None) -> Headers:
+    """The headers of an answer in JSON or msgpack, without its length."""
     return [
-        (b"content-type", b"application/octet-stream"),
-        (b"x-embedline-shape", b"%d,%d" % (num_rows, width)),
-        (b"x-embedline-dtype", b"float32"),
-        (b"x-embedline-prompt-tokens", b"%d" % embedded.num_tokens),
-        truncated,
+        (b"content-type", _CONTENT_TYPES[form.container]),
+        (b"x-embedline-truncated-inputs", b"%d" % embedded.num_truncated),
+        *_scale_header(embedded, form, ranges),
     ]
 
 
-def as_bytes(rows: NDArray[np.float32]) -> memoryview:
-    """Little-endian float32 and nothing else."""
-    return np.ascontiguousarray(rows, "<f4").reshape(-1).data.cast("B")
+def raw_headers(embedded: Embedded, form: RowForm, shape: tuple[int, ...], ranges: Ranges | None = None) -> Headers:
+    """The same of rows alone, as long for any number of rows. `shape` is that of the numbers as they are sent."""
+    own = [
+        *headers(embedded, form, ranges),
+        (b"x-embedline-shape", b"%d,%d" % shape),
+        (b"x-embedline-dtype", form.dtype.value.encode()),
+        (b"x-embedline-prompt-tokens", b"%d" % embedded.num_tokens),
+    ]
+    if form.endianness is Endianness.BIG:
+        own.append((b"x-embedline-endianness", b"big"))
+    return own
 
 
-async def as_json(rows: NDArray[np.float32]) -> bytes:
-    """A list of lists of numbers."""
-    return as_list([numbers_as_json(rows[part])[1:-1] async for part in steps(*rows.shape)])
+def _scale_header(embedded: Embedded, form: RowForm, ranges: Ranges | None) -> Headers:
+    """What int8 and uint8 were scaled by: each row by its own largest number, or all by the model's ranges."""
+    if form.dtype is not DType.INT8 and form.dtype is not DType.UINT8:
+        return []
+    return [(b"x-embedline-scale", b"row" if is_by_row(form.dtype, embedded.rows.shape[1], ranges) else b"ranges")]
 
 
-def numbers_as_json(numbers: NDArray[np.float32]) -> bytes:
-    """A list of numbers, or of lists of them."""
-    return orjson.dumps(np.ascontiguousarray(numbers, "<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
+async def rows_alone(
+    embedded: Embedded, form: RowForm, ranges: Ranges | None = None, *, beside: Headers | None = None
+) -> Answer:
+    """An answer of nothing but rows; `beside` are more headers. Raises InvalidRequest."""
+    values = await all_row_bytes(embedded.rows, form, ranges)
+    own = [*raw_headers(embedded, form, values.shape, ranges), *(beside or ())]
+    body = _as_npy(values, form) if form.container is Container.NPY else as_bytes(values)
+    return Answer(200, own, body)
 
 
-def as_list(items: Sequence[bytes]) -> bytes:
+async def all_row_bytes(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None = None) -> NDArray[Any]:
+    """As row_bytes, in slices, so that other requests run in between. float32 is not even copied."""
+    if form.dtype is DType.FLOAT32 and form.endianness is Endianness.LITTLE:
+        return row_bytes(rows, form)
+    whole: NDArray[Any] | None = None
+    async for part in steps(*rows.shape):
+        values = row_bytes(rows[part], form, ranges)
+        if whole is None:
+            whole = np.empty((len(rows), values.shape[1]), values.dtype)
+        whole[part] = values
+    return row_bytes(rows, form, ranges) if whole is None else whole
+
+
+def as_bytes(numbers: NDArray[Any]) -> memoryview:
+    """The bytes of an array without gaps."""
+    return numbers.reshape(-1).view(np.uint8).data
+
+
+def _as_npy(values: NDArray[Any], form: RowForm) -> bytes:
+    if form.dtype in _NUMPY_HAS_NOT:
+        raise InvalidRequest(f".npy files have no {form.dtype.value}; ask for application/octet-stream")
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(values))
+    return b"".join((head.getvalue(), as_bytes(values)))
+
+
+async def as_json(rows: NDArray[np.float32], form: RowForm = FLOATS, ranges: Ranges | None = None) -> bytearray:
+    """A list with one value for each row. Written into one buffer, because it can be a hundred megabytes."""
+    out = bytearray(b"[")
+    async for part in steps(*rows.shape):
+        if part.start:
+            out += b","
+        if form.encoding is Encoding.BASE64:
+            out += b",".join(row_values(rows[part], form, ranges))
+        else:
+            out += memoryview(numbers_as_json(rounded(rows[part], form.dtype, ranges)))[1:-1]
+    out += b"]"
+    return out
+
+
+def as_list(items: Sequence[bytes | bytearray]) -> bytes:
     """A JSON list of items that are JSON already; copied once, because it can be a hundred megabytes."""
     return b"".join((b"[", *items[:1], *(part for item in items[1:] for part in (b",", item)), b"]"))

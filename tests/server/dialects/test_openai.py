@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from server.dialects.openai import decode
-from server.dialects.route import Encoding, RequestOptions
+from server.dialects.route import RequestOptions
+from server.dialects.writing.dtypes import DType
+from server.dialects.writing.forms import FLOATS, Container, Encoding, Endianness, RowForm
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound
 from server.requests.models import ModelTable
 from server.requests.work import EmbedRequest
@@ -23,11 +25,11 @@ def request_of(body: bytes | dict[str, Any], options: RequestOptions = NO_OPTION
     return decode(new_call(options), payload)
 
 
-def encoding_of(body: dict[str, Any], options: RequestOptions = NO_OPTIONS) -> Encoding:
+def form_of(body: dict[str, Any], options: RequestOptions = NO_OPTIONS) -> RowForm:
     call = new_call(options)
     decode(call, json.dumps(body).encode())
-    assert call.encoding is not None
-    return call.encoding
+    assert call.form is not None
+    return call.form
 
 
 @pytest.mark.holds("OpenAI's route")
@@ -116,7 +118,7 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
         (b'{"input":"a","model":5}', "model"),
         (b'{"input":"a","model":["m"]}', "model"),
         (b'{"input":"a","user":5}', "user"),
-        (b'{"input":"a","encoding_format":"float16"}', "encoding_format"),
+        (b'{"input":"a","encoding_format":"float64"}', "encoding_format"),
         (b'{"input":"a","encoding_format":"FLOAT"}', "encoding_format"),
         (b'{"input":"a","encoding_format":""}', "encoding_format"),
         (b'{"input":"a","encoding_format":4}', "encoding_format"),
@@ -208,22 +210,60 @@ def test_dimensions_go_from_1_to_the_models_own() -> None:
     assert [request_of({"input": "a", "dimensions": wished}).dimensions for wished in (1, DIMENSIONS)] == [1, 8]
 
 
-@pytest.mark.holds("OpenAI's route")
+@pytest.mark.holds("Forms of rows")
 @pytest.mark.parametrize(
-    ("wished", "encoding"),
-    [(None, Encoding.FLOAT), ("float", Encoding.FLOAT), ("base64", Encoding.BASE64), ("bytes", Encoding.BYTES)],
+    ("fields", "form"),
+    [
+        ({}, FLOATS),
+        ({"encoding_format": None, "embed_dtype": None, "output_dtype": None, "endianness": None}, FLOATS),
+        ({"encoding_format": "float"}, FLOATS),
+        ({"encoding_format": "base64"}, RowForm(Encoding.BASE64)),
+        ({"encoding_format": "bytes"}, RowForm(Encoding.BYTES, container=Container.RAW)),
+        ({"encoding_format": "bytes_only"}, RowForm(Encoding.BYTES_ONLY, container=Container.RAW)),
+        ({"encoding_format": "int8"}, RowForm(dtype=DType.INT8)),  # Mixedbread's
+        ({"output_dtype": "float"}, FLOATS),  # Voyage's
+        ({"output_dtype": "binary", "encoding_format": "base64"}, RowForm(Encoding.BASE64, DType.BINARY)),
+        ({"embed_dtype": "fp8_e5m2", "endianness": "native"}, RowForm(dtype=DType.FP8_E5M2)),  # vLLM's
+        ({"embed_dtype": "float16", "endianness": "big"}, RowForm(dtype=DType.FLOAT16, endianness=Endianness.BIG)),
+        ({"embedding_type": "base64"}, RowForm(Encoding.BASE64)),  # Jina's
+        ({"embedding_type": "ubinary", "encoding_format": "base64"}, RowForm(Encoding.BASE64, DType.UBINARY)),
+        ({"embedding_type": "float", "encoding_format": "base64"}, RowForm(Encoding.BASE64)),  # through OpenAI's SDK
+        ({"embed_dtype": "int8", "output_dtype": "int8"}, RowForm(dtype=DType.INT8)),
+    ],
 )
-def test_encoding_formats(wished: str | None, encoding: Encoding) -> None:
-    assert encoding_of({"input": "a", "encoding_format": wished}) is encoding
+def test_the_form_of_rows(fields: dict[str, Any], form: RowForm) -> None:
+    assert form_of({"input": "a", **fields}) == form
 
 
-@pytest.mark.holds("OpenAI's route")
+@pytest.mark.holds("Forms of rows")
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"embed_dtype": "float64"}, "embed_dtype"),
+        ({"output_dtype": "int4"}, "output_dtype"),
+        ({"embedding_type": "bits"}, "embedding_type"),
+        ({"endianness": "middle"}, "endianness"),
+        ({"endianness": 1}, "endianness"),
+        ({"embed_dtype": "int8", "output_dtype": "uint8"}, "output_dtype"),
+        ({"encoding_format": "int8", "embed_dtype": "binary"}, "embed_dtype"),
+        ({"encoding_format": "int8", "embedding_type": "float"}, "embedding_type"),
+        ({"encoding_format": "float", "embedding_type": "base64"}, "embedding_type"),
+    ],
+)
+def test_a_form_that_there_is_not(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        form_of({"input": "a", **fields})
+    assert refused.value.param == param
+
+
+@pytest.mark.holds("Forms of rows")
 def test_the_accept_header_outranks_the_encoding_format_that_sdks_always_send() -> None:
-    raw = RequestOptions(raw_bytes=True)
+    raw = RequestOptions(accepts=Container.RAW)
 
-    assert encoding_of({"input": "a", "encoding_format": "base64"}, raw) is Encoding.BYTES
+    wanted = {"input": "a", "encoding_format": "base64", "embed_dtype": "float16"}
+    assert form_of(wanted, raw) == RowForm(Encoding.BYTES_ONLY, DType.FLOAT16, container=Container.RAW)
     with pytest.raises(InvalidRequest):
-        encoding_of({"input": "a", "encoding_format": "nonsense"}, raw)
+        form_of({"input": "a", "encoding_format": "nonsense"}, raw)
 
 
 def test_the_model_and_the_headers_say_the_rest() -> None:

@@ -11,12 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from server.dialects.openai import encode
-from server.dialects.route import Answer, Encoding
-from server.dialects.writing.rows import headers
+from server.dialects.route import Answer
+from server.dialects.writing.forms import FLOATS, RAW_FLOATS, Encoding, RowForm
+from server.dialects.writing.rows import headers, raw_headers
 from server.requests.work import Embedded, EmbedRequest
 from tests.server.edge import new_call, served_model
 from tests.server.loop_share import turns_during
 
+BASE64 = RowForm(Encoding.BASE64)
 EDGES = [0.0, -0.0, 1.0, -1.5, 0.1, 1e-45, 1.1754942e-38, 3.4028235e38, -3.4028235e38, 1 / 3, 16777217.0, 65535.0]
 
 
@@ -31,18 +33,18 @@ def some_rows(num_rows: int, width: int) -> NDArray[np.float32]:
     return np.where(np.isfinite(rows), rows, np.float32(1.25))
 
 
-def encoded(rows: NDArray[np.float32], encoding: Encoding, model: str = "the-model") -> Coroutine[Any, Any, Answer]:
+def encoded(rows: NDArray[np.float32], form: RowForm, model: str = "the-model") -> Coroutine[Any, Any, Answer]:
     asked = new_call()
-    asked.encoding = encoding
+    asked.form = form
     return encode(asked, EmbedRequest(model=served_model(name=model), texts=["a"]), embedded(rows))
 
 
-def body_of(rows: NDArray[np.float32], encoding: Encoding, model: str = "the-model") -> bytes:
-    return bytes(asyncio.run(encoded(rows, encoding, model)).body)
+def body_of(rows: NDArray[np.float32], form: RowForm, model: str = "the-model") -> bytes:
+    return bytes(asyncio.run(encoded(rows, form, model)).body)
 
 
-def answer_of(rows: NDArray[np.float32], encoding: Encoding, model: str = "the-model") -> Any:
-    return json.loads(body_of(rows, encoding, model))
+def answer_of(rows: NDArray[np.float32], form: RowForm, model: str = "the-model") -> Any:
+    return json.loads(body_of(rows, form, model))
 
 
 def decoded(item: Any) -> NDArray[np.float32]:
@@ -53,10 +55,10 @@ def decoded(item: Any) -> NDArray[np.float32]:
 
 
 @pytest.mark.holds("OpenAI's route")
-@pytest.mark.parametrize("encoding", [Encoding.FLOAT, Encoding.BASE64])
+@pytest.mark.parametrize("form", [FLOATS, BASE64])
 @pytest.mark.parametrize("rows", [np.array([EDGES], np.float32), some_rows(1, 1), some_rows(50, 33)])
-def test_each_number_is_the_very_same(encoding: Encoding, rows: NDArray[np.float32]) -> None:
-    answer = answer_of(rows, encoding)
+def test_each_number_is_the_very_same(form: RowForm, rows: NDArray[np.float32]) -> None:
+    answer = answer_of(rows, form)
 
     items = answer["data"]
     assert [item["index"] for item in items] == list(range(len(rows)))
@@ -68,15 +70,15 @@ def test_each_number_is_the_very_same(encoding: Encoding, rows: NDArray[np.float
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "truncated_inputs": 0}
 
 
-@pytest.mark.parametrize("encoding", list(Encoding))
-def test_rows_cut_to_fewer_dimensions(encoding: Encoding) -> None:
+@pytest.mark.parametrize("form", [FLOATS, BASE64, RAW_FLOATS])
+def test_rows_cut_to_fewer_dimensions(form: RowForm) -> None:
     rows = some_rows(20, 32)[:, :5]  # not contiguous
 
-    if encoding is Encoding.BYTES:
-        body = body_of(rows, encoding)
+    if form is RAW_FLOATS:
+        body = body_of(rows, form)
         answered = np.frombuffer(body, "<f4").reshape(20, 5)
     else:
-        answered = np.stack([decoded(item) for item in answer_of(rows, encoding)["data"]])
+        answered = np.stack([decoded(item) for item in answer_of(rows, form)["data"]])
 
     assert np.array_equal(answered, rows)
 
@@ -85,7 +87,7 @@ def test_rows_cut_to_fewer_dimensions(encoding: Encoding) -> None:
 def test_raw_bytes_are_the_rows_and_nothing_else() -> None:
     rows = some_rows(50, 33)
 
-    body = body_of(rows, Encoding.BYTES)
+    body = body_of(rows, RAW_FLOATS)
 
     assert bytes(body) == rows.astype("<f4").tobytes()
     assert len(body) == 4 * 50 * 33  # what content-length is made of
@@ -93,7 +95,7 @@ def test_raw_bytes_are_the_rows_and_nothing_else() -> None:
 
 def test_a_models_name_may_have_any_character() -> None:
     name = 'a "quoted"\\ naïve\n模型'
-    assert answer_of(some_rows(1, 4), Encoding.FLOAT, name)["model"] == name
+    assert answer_of(some_rows(1, 4), FLOATS, name)["model"] == name
 
 
 @pytest.mark.holds("OpenAI's route")
@@ -101,9 +103,9 @@ def test_headers() -> None:
     many = embedded(some_rows(50, 33), num_tokens=5120)
 
     truncated = (b"x-embedline-truncated-inputs", b"0")
-    assert headers(many, Encoding.FLOAT) == [(b"content-type", b"application/json"), truncated]
-    assert headers(many, Encoding.BASE64) == [(b"content-type", b"application/json"), truncated]
-    assert dict(headers(many, Encoding.BYTES)) == {
+    assert headers(many, FLOATS) == [(b"content-type", b"application/json"), truncated]
+    assert headers(many, BASE64) == [(b"content-type", b"application/json"), truncated]
+    assert dict(raw_headers(many, RAW_FLOATS, (50, 33))) == {
         b"content-type": b"application/octet-stream",
         b"x-embedline-shape": b"50,33",
         b"x-embedline-dtype": b"float32",
@@ -112,8 +114,8 @@ def test_headers() -> None:
     }
 
 
-@pytest.mark.parametrize("encoding", [Encoding.FLOAT, Encoding.BASE64])
-def test_others_get_their_turn_during_a_long_answer(encoding: Encoding) -> None:
-    assert turns_during(encoded(some_rows(1, 4), encoding)) == 0
-    assert turns_during(encoded(some_rows(2048, 4), encoding)) >= 5
-    assert turns_during(encoded(some_rows(128, 1024), encoding)) >= 5
+@pytest.mark.parametrize("form", [FLOATS, BASE64])
+def test_others_get_their_turn_during_a_long_answer(form: RowForm) -> None:
+    assert turns_during(encoded(some_rows(1, 4), form)) == 0
+    assert turns_during(encoded(some_rows(2048, 4), form)) >= 5
+    assert turns_during(encoded(some_rows(128, 1024), form)) >= 5

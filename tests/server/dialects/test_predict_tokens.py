@@ -9,6 +9,7 @@ import pytest
 from engine.types import OutputKind
 from server.dialects.predict_tokens import decode
 from server.dialects.route import RequestOptions
+from server.dialects.writing.forms import Container
 from server.requests.classify_tokens import fitting
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
 from server.requests.token_labels import Aggregation
@@ -145,7 +146,7 @@ def test_special_tokens_stay_where_a_text_is_cut() -> None:
 
 def decoded(body: bytes | dict[str, Any], *, raw_bytes: bool = False) -> Any:
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return decode(new_call(RequestOptions(raw_bytes=raw_bytes)), payload)
+    return decode(new_call(RequestOptions(accepts=Container.RAW if raw_bytes else Container.JSON)), payload)
 
 
 def test_what_is_asked_for() -> None:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from server.dialects.writing.forms import Container
 from server.http.headers import read_options
 from server.requests.errors import InvalidRequest, UnsupportedMedia
 from wire.vocabulary import RequestClass
@@ -14,7 +15,7 @@ from wire.vocabulary import RequestClass
 def test_without_headers_there_are_no_options() -> None:
     options = read_options({b"host": b"a", b"user-agent": b"b"})
 
-    assert (options.request_class, options.deadline, options.raw_bytes) == (None, math.inf, False)
+    assert (options.request_class, options.deadline, options.accepts) == (None, math.inf, Container.JSON)
 
 
 @pytest.mark.holds("OpenAI's route")
@@ -34,7 +35,7 @@ def test_without_headers_there_are_no_options() -> None:
     ],
 )
 def test_accept(accept: bytes, raw: bool) -> None:
-    assert read_options({b"accept": accept}).raw_bytes is raw
+    assert read_options({b"accept": accept}).accepts is (Container.RAW if raw else Container.JSON)
 
 
 @pytest.mark.holds("Two classes of work")
@@ -128,7 +129,7 @@ def test_nonsense_names_the_header(name: bytes, value: bytes) -> None:
 
 @pytest.mark.holds("Requests and answers")
 def test_a_compressed_body_is_not_read() -> None:
-    assert read_options({b"content-encoding": b"Identity"}).raw_bytes is False
+    assert read_options({b"content-encoding": b"Identity"}).accepts is Container.JSON
     for encoding in (b"gzip", b"zstd", b"identity, gzip", b""):
         with pytest.raises(UnsupportedMedia, match="content-encoding"):
             read_options({b"content-encoding": encoding})

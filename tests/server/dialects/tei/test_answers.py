@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.dialects.route import Answer, Call, Encoding
+from server.dialects.route import Answer, Call
 from server.dialects.tei.embed import encode_embed, encode_embed_all, encode_similarity
 from server.dialects.tei.tokens import encode_tokens
+from server.dialects.writing.forms import FLOATS, RAW_FLOATS, RowForm
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, TokenizeRequest
 from tests.server.edge import new_call, served_model
@@ -35,9 +36,9 @@ Encode = Callable[[Call, EmbedRequest, Embedded], Coroutine[Any, Any, Answer]]
 REQUEST = EmbedRequest(model=served_model(), texts=["a"])
 
 
-def encoded(encode: Encode, given: Embedded, encoding: Encoding = Encoding.FLOAT) -> Coroutine[Any, Any, Answer]:
+def encoded(encode: Encode, given: Embedded, form: RowForm = FLOATS) -> Coroutine[Any, Any, Answer]:
     asked = new_call()
-    asked.encoding = encoding
+    asked.form = form
     return encode(asked, REQUEST, given)
 
 
@@ -59,7 +60,7 @@ def test_rows_cut_to_fewer_dimensions() -> None:
     rows = some_rows(20, 32)[:, :5]  # not contiguous
 
     assert np.array_equal(np.array(answer_of(encode_embed, embedded(rows)), np.float32), rows)
-    raw = asyncio.run(encoded(encode_embed, embedded(rows), Encoding.BYTES)).body
+    raw = asyncio.run(encoded(encode_embed, embedded(rows), RAW_FLOATS)).body
     assert np.array_equal(np.frombuffer(raw, "<f4").reshape(20, 5), rows)
 
 
@@ -103,7 +104,7 @@ def test_headers_are_whole_milliseconds() -> None:
 
 
 def test_headers_of_raw_rows() -> None:
-    found = dict(asyncio.run(encoded(encode_embed, embedded(some_rows(2, 3)), Encoding.BYTES)).headers)
+    found = dict(asyncio.run(encoded(encode_embed, embedded(some_rows(2, 3)), RAW_FLOATS)).headers)
 
     assert found[b"content-type"] == b"application/octet-stream"
     assert found[b"x-embedline-shape"] == b"2,3"

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from engine.types import OutputKind
-from server.dialects.route import Call, Encoding, RequestOptions
+from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
 from server.dialects.tei.embed import decode_embed, decode_embed_all, decode_similarity
+from server.dialects.writing.forms import FLOATS, RAW_FLOATS, Container
 from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, ModelNotFound, RequestError
 from server.requests.models import ModelTable
 from server.requests.work import EmbedRequest
@@ -78,12 +79,12 @@ def test_normalize_and_dimensions() -> None:
 
 def test_raw_rows_on_each_route() -> None:
     routes = [(decode_embed, "a"), (decode_embed_all, "a"), (decode_any, "a"), (decode_similarity, SIMILAR)]
-    encodings = []
+    forms = []
     for decode, inputs in routes:
-        call = new_call(RequestOptions(raw_bytes=True), models=MODELS)
+        call = new_call(RequestOptions(accepts=Container.RAW), models=MODELS)
         decode(call, json.dumps({"inputs": inputs}).encode())
-        encodings.append(call.encoding)
-    assert encodings == [Encoding.BYTES] * 3 + [Encoding.FLOAT]
+        forms.append(call.form)
+    assert forms == [RAW_FLOATS] * 3 + [FLOATS]
 
 
 @pytest.mark.holds("TEI's routes", "Truncation")

@@ -1,0 +1,71 @@
+"""The fields that say how rows are written, by the names of OpenAI, vLLM, Voyage, Jina and Mixedbread."""
+
+from server.dialects.writing.dtypes import DType
+from server.dialects.writing.forms import FLOATS, Encoding, Endianness, RowForm
+from server.requests.errors import InvalidRequest
+
+_TYPES_AS_FORMATS = (DType.FLOAT16, DType.INT8, DType.UINT8, DType.BINARY, DType.UBINARY)
+_FORMATS: dict[str, tuple[Encoding | None, DType | None]] = {
+    **{encoding.value: (encoding, None) for encoding in Encoding},
+    **{dtype.value: (None, dtype) for dtype in _TYPES_AS_FORMATS},
+}
+_DTYPES = {"float": DType.FLOAT32, **{dtype.value: dtype for dtype in DType}}  # float is Voyage's and Cohere's word
+_ENDIANNESS = {"native": Endianness.LITTLE, **{order.value: order for order in Endianness}}
+
+
+def read_form(
+    encoding_format: str | None,
+    *,
+    embedding_type: str | None = None,  # Jina's; as encoding_format, an encoding or a type
+    endianness: str | None = None,
+    **dtypes: str | None,  # the other fields that name a type: embed_dtype, output_dtype
+) -> RowForm:
+    """The form that all fields together ask for. Raises InvalidRequest, naming the field."""
+    encoding, dtype = _read_format(encoding_format, "encoding_format")
+    if embedding_type is not None:
+        encoding, dtype = _with_jinas(embedding_type, encoding, dtype)
+    for field, name in dtypes.items():
+        if name is not None:
+            dtype = _same(dtype, read_dtype(name, field), field)
+    order = Endianness.LITTLE if endianness is None else _read_endianness(endianness)
+    if encoding is dtype is None and order is Endianness.LITTLE:
+        return FLOATS
+    return RowForm(encoding or Encoding.FLOAT, dtype or DType.FLOAT32, order)
+
+
+def read_dtype(name: str, field: str) -> DType:
+    """Raises InvalidRequest."""
+    if name not in _DTYPES:
+        raise InvalidRequest(f"{field} must be one of {', '.join(_DTYPES)}", param=field)
+    return _DTYPES[name]
+
+
+def _read_format(name: str | None, field: str) -> tuple[Encoding | None, DType | None]:
+    if name is None:
+        return None, None
+    if name not in _FORMATS:
+        raise InvalidRequest(f"{field} must be one of {', '.join(_FORMATS)}", param=field)
+    return _FORMATS[name]
+
+
+def _read_endianness(name: str) -> Endianness:
+    if name not in _ENDIANNESS:
+        raise InvalidRequest(f"endianness must be one of {', '.join(_ENDIANNESS)}", param="endianness")
+    return _ENDIANNESS[name]
+
+
+def _with_jinas(name: str, encoding: Encoding | None, dtype: DType | None) -> tuple[Encoding | None, DType | None]:
+    """`float` is taken for a type here: SDKs put `encoding_format: base64` beside it unasked."""
+    field = "embedding_type"
+    if name == "float":
+        return encoding, _same(dtype, DType.FLOAT32, field)
+    other_encoding, other_dtype = _read_format(name, field)
+    if other_encoding is not None and encoding not in (None, other_encoding):
+        raise InvalidRequest("embedding_type and encoding_format ask for different encodings", param=field)
+    return encoding or other_encoding, dtype if other_dtype is None else _same(dtype, other_dtype, field)
+
+
+def _same(dtype: DType | None, other: DType, field: str) -> DType:
+    if dtype not in (None, other):
+        raise InvalidRequest(f"{field} asks for another type than the field beside it", param=field)
+    return other

@@ -1,0 +1,103 @@
+"""How rows are written: as JSON numbers, base64 or bytes, of which type, and in what. Knows no dialect's fields."""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import orjson
+import pybase64
+from numpy.typing import NDArray
+
+from server.dialects.writing.dtypes import DType, Ranges, packed, rounded
+
+
+class Encoding(enum.Enum):
+    """How each row is written."""
+
+    FLOAT = "float"  # a list of numbers
+    BASE64 = "base64"  # of the row's bytes
+    BYTES = "bytes"
+    BYTES_ONLY = "bytes_only"  # the same without vLLM's `metadata` header
+
+
+class Endianness(enum.Enum):
+    """The order of a number's bytes; `native` is little too."""
+
+    LITTLE = "little"
+    BIG = "big"
+
+
+class Container(enum.Enum):
+    """What the rows are in."""
+
+    JSON = "application/json"
+    MSGPACK = "application/msgpack"  # the same fields as in JSON
+    RAW = "application/octet-stream"  # rows and nothing else
+    NPY = "application/x-npy"  # rows behind numpy's header
+
+
+# Members are found slowly under their class, and most requests need several.
+_FLOAT, _BASE64, _BYTES, _BYTES_ONLY = Encoding
+_JSON, _MSGPACK, _RAW, _NPY = Container
+_IS_BYTES = frozenset((_BYTES, _BYTES_ONLY))
+WITH_ROWS_ONLY = frozenset((_JSON, _RAW, _NPY))  # what a route offers that has no msgpack
+RAGGED_ONLY = frozenset((_JSON, _RAW))  # what is not one array has no .npy either
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """What a request asks for."""
+
+    encoding: Encoding = Encoding.FLOAT
+    dtype: DType = DType.FLOAT32
+    endianness: Endianness = Endianness.LITTLE
+    container: Container = Container.JSON
+
+    @property
+    def has_rows_alone(self) -> bool:
+        """Whether the answer's body is nothing but rows."""
+        return self.container is _RAW or self.container is _NPY
+
+    @property
+    def label(self) -> str:
+        """A short word for metrics and logs."""
+        return _LABELS.get(self.container) or self.encoding.value
+
+    def put_into(self, accepted: Container, offers: frozenset[Container]) -> "RowForm":
+        """In what the `accept` header prefers, if the route offers it; else JSON, which has no place for bytes."""
+        container = accepted if accepted in offers else _JSON
+        if container is _JSON and self.encoding in _IS_BYTES:
+            container = _RAW
+        if container is _JSON:
+            return self
+        encoding = self.encoding
+        if container is not _MSGPACK and encoding is not _BYTES:
+            encoding = _BYTES_ONLY
+        return replace(self, encoding=encoding, container=container)
+
+
+_LABELS = {_RAW: "bytes", _NPY: "npy", _MSGPACK: "msgpack"}
+FLOATS = RowForm()  # float32 as lists of numbers in JSON
+RAW_FLOATS = RowForm(_BYTES_ONLY, container=_RAW)
+
+
+def row_bytes(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None = None) -> NDArray[Any]:
+    """The numbers in the form's type and byte order, [rows, any], without gaps. Raises InvalidRequest."""
+    values = packed(rows, form.dtype, ranges)
+    return values.astype(values.dtype.newbyteorder(">")) if form.endianness is Endianness.BIG else values
+
+
+def row_values(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None = None) -> Iterator[bytes]:
+    """One JSON value for each row: a list of numbers, or a string of base64. Takes a few rows at a time, see
+    time_slices. Raises InvalidRequest.
+    """
+    if form.encoding is _BASE64:
+        return (b'"%b"' % pybase64.b64encode(row.data) for row in row_bytes(rows, form, ranges))
+    return (numbers_as_json(row) for row in rounded(rows, form.dtype, ranges))
+
+
+def numbers_as_json(numbers: NDArray[Any]) -> bytes:
+    """A list of numbers, or of lists of them."""
+    return orjson.dumps(np.ascontiguousarray(numbers), option=orjson.OPT_SERIALIZE_NUMPY)
