@@ -31,7 +31,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = Flow(transport)
         # uvicorn sets this timer only after an answer, so a connection that never sends anything would stay open
-        self._keep_alive()
+        self._keep_alive(min(self.head_seconds, self.timeout_keep_alive))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -43,13 +43,13 @@ class Connection(HttpToolsProtocol):
 
     # waiting for the client to send
 
-    def _keep_alive(self) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+    def _keep_alive(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
     def _wait_for_head(self, *, has_begun: bool) -> None:
         """No request is open. Empty lines count as the beginning of a head."""
         if not has_begun:
-            self._keep_alive()
+            self._keep_alive(self.timeout_keep_alive)
         elif self._timer is None:
             self._set_timer(self.head_seconds, self._head_too_slow)
 
