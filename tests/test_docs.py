@@ -114,7 +114,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
             (128 << 20, 30),
         ),
         ("have not read | 128 MiB in each frontend", answers.MAX_UNREAD_BYTES, 128 << 20),
-        ("a connection without a request | 90 s |", http_server._KEEP_ALIVE_SECONDS, 90),
+        ("a connection between two requests | 90 s |", http_server._KEEP_ALIVE_SECONDS, 90),
         ("| 16 times that, at least 1 GiB,", (topology._OPEN_PAYLOAD_FACTOR, topology._GIB), (16, 1 << 30)),
         ("nothing of a body comes | 30 s |", asgi._PIECE_SECONDS, 30),
         ("in one piece | 30 s, and a second", asgi._BODY_SECONDS, 30),

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from server.http import http_server
 from server.http.protocol import Protocol
 from server.requests.errors import HeadTooLarge
 from tests.server.http.running import GET, Running, Test
