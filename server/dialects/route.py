@@ -50,6 +50,7 @@ class Call:
     trace: Trace
     error_shape: ErrorShape  # the route's own, unless the body shows another family of clients
     form: RowForm | None = None  # of the rows in the answer; None = it has no rows
+    has_documents_in_objects: bool = True  # whether rerank's results have documents as {"text": …} or as texts
 
     def set_form(self, wanted: RowForm = FLOATS, *, offers: frozenset[Container] = WITH_ROWS_ONLY) -> None:
         """Uses the body's form, in what the `accept` header prefers of the containers that the route offers."""

@@ -27,6 +27,7 @@ class FrontendStart:
     key_file: KeyFile | None  # where some of them come from
     metrics_auth: bool  # whether /metrics needs a key too
     strict_model_name: bool
+    rerank_document_format: str  # object, string
     cors_allow_origin: list[str]
     hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any
     ssl_certfile: str | None  # None = no TLS

@@ -36,10 +36,7 @@ _CORS_METHODS = ("GET", "POST")
 _CORS_HEADERS = (
     "retry-after",
     "x-embedline-dtype",
-    "x-embedline-endianness",
-    "x-embedline-offsets",
     "x-embedline-prompt-tokens",
-    "x-embedline-scale",
     "x-embedline-shape",
     "x-embedline-truncated-inputs",
     "x-request-id",
@@ -65,6 +62,7 @@ class App:
     finished   gets the trace of every request, also of those that failed or whose client left
     fallback   answers what is not in the table of POST routes
     max_items  texts, pairs or lists of ids that one request may have
+    has_documents_in_objects  whether rerank's results have documents as {"text": …} or as texts
     """
 
     def __init__(
@@ -76,6 +74,7 @@ class App:
         bodies: BodyReader,
         answers: Answers,
         max_items: int,
+        has_documents_in_objects: bool,
         hosts: Hosts,
         keys: Keys,
         finished: Callable[[Trace], None],
@@ -87,6 +86,7 @@ class App:
         self._bodies = bodies
         self._answers = answers
         self._max_items = max_items
+        self._has_documents_in_objects = has_documents_in_objects
         self._hosts = hosts
         self._keys = keys
         self._finished = finished
@@ -134,7 +134,14 @@ class App:
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
             self._admission.check_open()
             models, options = self._state.models_or_not_ready(), read_options(request.headers)
-            call = Call(options, models, self._max_items, trace, route.error_shape)
+            call = Call(
+                options,
+                models,
+                self._max_items,
+                trace,
+                route.error_shape,
+                has_documents_in_objects=self._has_documents_in_objects,
+            )
             body = await self._read(request)
             with self._bodies.held(len(body)):
                 work = route.decode(call, body)

@@ -10,6 +10,11 @@ from engine.model.tasks import Activation
 from server.requests.time_slices import steps
 
 
+async def bounded(raw: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scores [N, L] from 0 to 1: sigmoid of one score, since a softmax of it is always 1, and softmax of several."""
+    return await activated(raw, Activation.SIGMOID if raw.shape[1] == 1 else Activation.SOFTMAX)
+
+
 async def activated(raw: NDArray[np.float32], activation: Activation) -> NDArray[np.float32]:
     """Scores [N, L] of raw ones. Long work is done in slices."""
     if activation is Activation.IDENTITY:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from engine.model.tasks import Activation
 from engine.types import OutputKind
-from server.requests.activation import activated
+from server.requests.activation import activated, bounded
 from server.requests.errors import InvalidRequest
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
@@ -23,15 +23,18 @@ from wire.vocabulary import RequestClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyRequest(Work):
-    """Texts, pairs or lists of ids whose scores are wanted. A text without a partner has "" in pair_texts."""
+    """Texts, pairs or lists of ids whose scores are wanted."""
 
     outputs: OutputKind = OutputKind.LOGITS
-    raw_scores: bool = False  # without the model's activation
+    alone: frozenset[int] = frozenset()  # indices of texts without a partner, "" in pair_texts, if others have one
+    raw_scores: bool = False  # without an activation
+    is_bounded: bool = False  # with softmax or, of one label, sigmoid; otherwise as the model's files say
 
 
 async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -> Embedded:
     """Scores float32 [items, labels]. Raises RequestError; cancelling it drops the work everywhere."""
-    has_pairs, has_texts_alone = any(request.pair_texts), not all(request.pair_texts) or not request.pair_texts
+    has_pairs = bool(request.pair_texts)
+    has_texts_alone = not has_pairs or bool(request.alone)
     if has_texts_alone and request.model.instruction is not None and request.texts is not None:
         raise InvalidRequest(
             f"{request.field} must be pairs: this model scores a query with a document", param=request.field
@@ -39,22 +42,21 @@ async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -
     tokenize = partial(_tokenize_mixed, pipeline, request) if has_pairs and has_texts_alone else None
     computed = await pipeline.compute(request, trace, tokenize=tokenize)
     scores = computed.results[OutputKind.LOGITS].values
+    activation = request.model.activation
     if not request.raw_scores:
-        activation = request.model.activation
-        if activation is Activation.SOFTMAX and scores.shape[1] == 1:
-            activation = Activation.SIGMOID  # a softmax of one score is always 1
-        scores = await activated(scores, activation)
+        has_own = not request.is_bounded and activation is not Activation.SOFTMAX
+        scores = await (activated(scores, activation) if has_own else bounded(scores))
     return Embedded(scores, computed.num_tokens, computed.tokens.truncated)
 
 
-async def _tokenize_mixed(pipeline: Pipeline, request: Work, request_class: RequestClass) -> TokenizedTexts:
+async def _tokenize_mixed(pipeline: Pipeline, request: ClassifyRequest, request_class: RequestClass) -> TokenizedTexts:
     """Token ids in the order of the request. The tokenizer pool takes texts or pairs, so it is asked twice.
 
     Raises TextRefused with the index in the request.
     """
     texts, pair_texts = request.texts or (), request.pair_texts
-    alone = [index for index, text in enumerate(pair_texts) if not text]
-    paired = [index for index, text in enumerate(pair_texts) if text]
+    alone = sorted(request.alone)
+    paired = [index for index in range(len(texts)) if index not in request.alone]
     parts = []
     for places, seconds in ((alone, ()), (paired, [pair_texts[index] for index in paired])):
         part = replace(request, texts=[texts[index] for index in places], pair_texts=seconds)

@@ -5,22 +5,24 @@ Knows texts and models; nothing of HTTP, JSON or any dialect.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.model.tasks import Activation
 from engine.types import OutputKind
-from server.requests.activation import activated
-from server.requests.errors import InvalidRequest
+from server.requests.activation import bounded
+from server.requests.document_cut import tokenize_cut
+from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.late_interaction import max_sim
 from server.requests.late_tokens import counted
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline, unsupported
 from server.requests.time_slices import steps
 from server.requests.trace import Trace
-from server.requests.work import Work
+from server.requests.work import Computed, Work
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from wire.vocabulary import RequestClass
@@ -30,14 +32,16 @@ _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order in which s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest:
-    """A query and at least one document; no text is empty."""
+    """A query and at least one document; any may be empty, but not both of a pair."""
 
     model: ServedModel
     query: str
     documents: Sequence[str]
     raw_scores: bool = False  # scores as the model gives them
+    is_bounded: bool = False  # scores of pairs with sigmoid; otherwise as the model's files say
     instruction: str | None = None  # of a generative reranker; None = the model's own
     truncation: Truncation = Truncation.RIGHT
+    max_document_tokens: int | None = None  # of a document's own text; None = as many as fit
     request_class: RequestClass | None = None  # None = by size
     deadline: float = math.inf  # time.monotonic() seconds
     query_field: str = "query"  # what the dialect calls them, for error messages
@@ -104,27 +108,46 @@ async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) 
         deadline=request.deadline,
         field=request.documents_field,
     )
-    computed = await pipeline.compute(work, trace)
+    computed = await _compute(pipeline, work, request, trace)
     scores = computed.results[OutputKind.LOGITS].values
-    if not (request.raw_scores or model.activation is Activation.IDENTITY):
-        scores = await activated(scores, Activation.SIGMOID)  # also instead of softmax, which is always 1 for one score
+    if not request.raw_scores and (request.is_bounded or model.activation is not Activation.IDENTITY):
+        scores = await bounded(scores)
     return Ranked(scores[:, 0], computed.num_tokens, computed.tokens.truncated)
 
 
 async def _rank_embeddings(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
-    """By the cosine of embeddings."""
-    computed = await pipeline.compute(_query_and_documents(request, OutputKind.POOLED), trace)
+    """By the cosine of embeddings; 0 for a blank document, if the model has no tokens for it."""
+    try:
+        return await _rank_by_cosine(pipeline, request, trace)
+    except EmptyInput:
+        is_blank = np.array([not text.strip() for text in request.documents])
+        if not is_blank.any() or not request.query.strip():
+            raise
+    # The query stands in for them, so that error messages have the right index.
+    filled = [text if text.strip() else request.query for text in request.documents]
+    ranked = await _rank_by_cosine(pipeline, replace(request, documents=filled), trace)
+    return replace(ranked, scores=np.where(is_blank, np.float32(0), ranked.scores))
+
+
+async def _rank_by_cosine(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
+    computed = await _compute(pipeline, _query_and_documents(request, OutputKind.POOLED), request, trace)
     scores = await _cosines(computed.results[OutputKind.POOLED].values)
     return Ranked(scores, computed.num_tokens, computed.tokens.truncated)
 
 
 async def _rank_token_rows(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
     """By late interaction."""
-    computed = await pipeline.compute(_query_and_documents(request, OutputKind.MULTI_VECTOR), trace)
+    computed = await _compute(pipeline, _query_and_documents(request, OutputKind.MULTI_VECTOR), request, trace)
     rows, tokens = computed.results[OutputKind.MULTI_VECTOR], computed.tokens
     assert rows.offsets is not None, "rows of tokens are ragged"
     scores = await max_sim(rows.values, rows.offsets, counted(tokens, request.model.late, num_queries=1))
     return Ranked(scores, computed.num_tokens, tokens.truncated)
+
+
+async def _compute(pipeline: Pipeline, work: Work, request: RerankRequest, trace: Trace) -> Computed:
+    max_tokens = request.max_document_tokens
+    tokenize = None if max_tokens is None else partial(tokenize_cut, pipeline, work, max_tokens)
+    return await pipeline.compute(work, trace, tokenize=tokenize)
 
 
 def _query_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:

@@ -1,13 +1,14 @@
 """What decoders ask for and what encoders get: requests for rows, tokens or texts, and the rows that were computed."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.types import OutputKind, Results
+from server.requests.errors import RequestError
 from server.requests.models import ServedModel
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
@@ -63,6 +64,7 @@ class EmbedRequest(Work):
 
     dimensions: int | None = None  # of each row in the answer; None = the model's own
     normalize: bool | None = None  # None = as the model does with pooled rows, and not for token rows
+    allows_errors: bool = False  # whether an item that can't be embedded fails alone; only for pooled rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,7 @@ class Embedded:
     num_tokens: int
     truncated: NDArray[np.uint8]  # [items], 1 where tokens were cut off
     offsets: NDArray[np.int32] | None = None  # token rows: [items + 1], item i has rows[offsets[i] : offsets[i + 1]]
+    failed: Mapping[int, RequestError] | None = None  # items with a row of NaN; None = errors were not allowed
 
     @property
     def num_truncated(self) -> int:

@@ -113,6 +113,13 @@ class Settings:
         "raise it above the engine's load time, which is in the log; large models take longer.",
         least=0,
     )
+    rerank_document_format: str = flag(
+        "object",
+        "HTTP",
+        'How documents stand in the results of /rerank: object, as {"text": …}, as clients of Cohere, Jina and vLLM '
+        "read them, or string, as LiteLLM's provider infinity does. Infinity's own client gets strings either way.",
+        one_of=("object", "string"),
+    )
     api_key: tuple[str, ...] = flag(
         (),
         "Security",

@@ -231,6 +231,7 @@ class Topology:
             key_file=self._key_file,
             metrics_auth=settings.metrics_auth,
             strict_model_name=settings.strict_model_name,
+            rerank_document_format=settings.rerank_document_format,
             cors_allow_origin=list(settings.cors_allow_origin),
             hosts=self._hosts,
             ssl_certfile=settings.ssl_certfile,

@@ -25,7 +25,8 @@ class TextLists(msgspec.Struct, frozen=True):
     """Texts, or pairs of them."""
 
     texts: Sequence[str]
-    pair_texts: Sequence[str] = ()  # as many second texts, "" for a text alone; () = no pairs
+    pair_texts: Sequence[str] = ()  # as many second texts; () = no pairs
+    alone: frozenset[int] = frozenset()  # indices of the texts without a partner, if others have one
     is_single: bool = False  # one text or one pair, not a list of them
 
 
@@ -93,9 +94,14 @@ def _num_texts(raw: bytes) -> int:
 
 
 def _texts_or_pairs(lists: list[list[str]], field: str, *, is_single: bool) -> TextLists:
+    """One side of a pair may be empty, as TEI has it."""
     for index, texts in enumerate(lists):
-        if not all(texts):
+        if not any(texts):
             name = field if is_single else f"{field}[{index}]"
-            raise EmptyInput(f"{name} must not have an empty string", param=name)
-    pair_texts = [texts[1] if len(texts) == 2 else "" for texts in lists]
-    return TextLists([texts[0] for texts in lists], pair_texts if any(pair_texts) else (), is_single)
+            raise EmptyInput(f"{name} must not be empty", param=name)
+    alone = frozenset(index for index, texts in enumerate(lists) if len(texts) == 1)
+    first_texts = [texts[0] for texts in lists]
+    if len(alone) == len(lists):
+        return TextLists(first_texts, is_single=is_single)
+    pair_texts = ["" if index in alone else texts[1] for index, texts in enumerate(lists)]
+    return TextLists(first_texts, pair_texts, alone, is_single)

@@ -1,6 +1,7 @@
 """The answers of the rerank routes: scores in the shapes of four families of clients, and the table of routes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -8,7 +9,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from server.dialects.rerank.bodies import ERROR_SHAPES, FIELDS, Family, FamilyRequest, RerankBody, decode
+from server.dialects.rerank.bodies import ERROR_SHAPES, FIELDS, Family, FamilyRequest, Habits, RerankBody, decode
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error_for_all, timing_headers
 from server.dialects.writing.forms import numbers_as_json
@@ -18,18 +19,18 @@ from server.requests.rerank import Ranked, rank
 from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded
 
-# Whose errors a path's clients get if the body does not show the family.
 _PATHS = {
-    "/rerank": Family.TEI,
-    "/v1/rerank": Family.RESULTS,
-    "/v2/rerank": Family.RESULTS,
-    "/v1/reranking": Family.MIXEDBREAD,
+    "/rerank": Habits(Family.TEI, repeats_documents=True),
+    "/v1/rerank": Habits(Family.RESULTS, repeats_documents=True, is_also_voyages=True, version=1),
+    "/v2/rerank": Habits(Family.RESULTS),
+    "/v1/reranking": Habits(Family.MIXEDBREAD),
 }
+_DOCUMENTS_A_SEARCH = 100  # for each so many documents Cohere bills another search
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Of one result, in JSON; `%b` is its text."""
+    """Of one result, in JSON; `%b` is its text, and without `text` it has none."""
 
     score: bytes  # what its score is called
     text: bytes
@@ -42,6 +43,7 @@ _FORMS = {
     Family.VOYAGE: _Form(b"relevance_score", b',"document":%b'),
     Family.MIXEDBREAD: _Form(b"score", b',"input":%b', b',"object":"rank_result"}'),
 }
+_WITHOUT_TEXT = replace(_FORMS[Family.VOYAGE], text=b"")
 
 
 async def encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
@@ -55,7 +57,7 @@ async def encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
 
 async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -> bytes:
     chosen = ranked.best_first()[: request.top_n]
-    results = as_list(await _results(ranked.scores[chosen], chosen, request))
+    results = await _results(ranked.scores[chosen], chosen, request, _form_of(request))
     name, num_tokens = orjson.dumps(request.model.name), ranked.num_tokens
     usage = b'{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}' % (
         num_tokens,
@@ -71,26 +73,42 @@ async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -
             asked = orjson.dumps({"top_k": len(chosen), "return_input": request.has_texts})[1:]
             return b'{"object":"list","data":%b,"model":%b,"usage":%b,%b' % (results, name, usage, asked)
         case Family.RESULTS:
-            meta = b'{"api_version":{"version":"2"},"tokens":{"input_tokens":%d}}' % num_tokens
-            return b'{"id":"rerank-%b","object":"rerank","model":%b,"results":%b,"usage":%b,"meta":%b}' % (
+            data = b""
+            if request.has_data:
+                form = _FORMS[Family.VOYAGE] if request.has_texts_in_data else _WITHOUT_TEXT
+                data = b',"data":' + await _results(ranked.scores[chosen], chosen, request, form)
+            meta = (
+                b'{"api_version":{"version":"%d"},"billed_units":{"search_units":%d},"tokens":{"input_tokens":%d}}'
+                % (request.version, -(-len(ranked.scores) // _DOCUMENTS_A_SEARCH), num_tokens)
+            )
+            return b'{"id":"rerank-%b","object":"rerank","model":%b,"results":%b%b,"usage":%b,"meta":%b}' % (
                 request_id.encode(),
                 name,
                 results,
+                data,
                 usage,
                 meta,
             )
 
 
-async def _results(scores: NDArray[np.float32], indices: NDArray[np.intp], request: FamilyRequest) -> list[bytes]:
-    """In slices, so that other requests run in between."""
-    form, time_slice = _FORMS[request.family], TimeSlice()
+def _form_of(request: FamilyRequest) -> _Form:
+    if request.has_texts and request.family is Family.RESULTS and not request.has_texts_in_objects:
+        return _FORMS[Family.VOYAGE]
+    return _FORMS[request.family] if request.has_texts else replace(_FORMS[request.family], text=b"")
+
+
+async def _results(
+    scores: NDArray[np.float32], indices: NDArray[np.intp], request: FamilyRequest, form: _Form
+) -> bytes:
+    """A list of them. In slices, so that other requests run in between."""
+    time_slice = TimeSlice()
     numbers = numbers_as_json(scores)[1:-1].split(b",")
     written = []
     for index, score in zip(indices.tolist(), numbers, strict=True):
-        text = form.text % msgspec.json.encode(request.documents[index]) if request.has_texts else b""
+        text = form.text % msgspec.json.encode(request.documents[index]) if form.text else b""
         written.append(b'{"index":%d,"%b":%b%b%b' % (index, form.score, score, text, form.end))
         await time_slice.end_if_over()
-    return written
+    return as_list(written)
 
 
 class _Document(msgspec.Struct):
@@ -106,7 +124,7 @@ class _TeiResult(msgspec.Struct):
 class _Result(msgspec.Struct):
     index: int
     relevance_score: float
-    document: _Document | msgspec.UnsetType = msgspec.UNSET
+    document: _Document | str | msgspec.UnsetType = msgspec.UNSET
 
 
 class _VoyageResult(msgspec.Struct):
@@ -131,6 +149,7 @@ class RerankAnswer(msgspec.Struct):
     results: list[_Result]
     usage: Usage
     meta: dict[str, Any]
+    data: list[_VoyageResult] | msgspec.UnsetType = msgspec.UNSET
 
 
 class VoyageAnswer(msgspec.Struct):
@@ -156,15 +175,15 @@ class MixedbreadAnswer(msgspec.Struct):
 ROUTES = tuple(
     Route(
         path=path,
-        decode=decode,
+        decode=partial(decode, habits=habits),
         run=rank,
         encode=encode,
-        error_shape=tei_error_for_all if family is Family.TEI else ERROR_SHAPES[family],
+        error_shape=tei_error_for_all if habits.family is Family.TEI else ERROR_SHAPES[habits.family],
         summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage or Mixedbread",
         body=RerankBody,
-        example={"query": "When does the boat go?", FIELDS[family]: ["The ferry leaves at seven."]},
+        example={"query": "When does the boat go?", FIELDS[habits.family]: ["The ferry leaves at seven."]},
         answers=(list[_TeiResult], RerankAnswer, VoyageAnswer, MixedbreadAnswer),
         raw_answer=ROWS,
     )
-    for path, family in _PATHS.items()
+    for path, habits in _PATHS.items()
 )

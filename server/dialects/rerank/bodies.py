@@ -5,16 +5,14 @@ with `top_k` or `truncation` Voyage's, `input` Mixedbread's.
 """
 
 import enum
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
-from server.dialects.reading.inputs import check_num_items
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.rerank.documents import DOCUMENT_LIST, read_documents, read_texts
 from server.dialects.route import Call, ErrorShape
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error
 from server.dialects.writing.forms import FLOATS, Encoding, RowForm
@@ -24,20 +22,8 @@ from server.requests.models import ServedModel
 from server.requests.rerank import RerankRequest
 from tokenizer_pool.messages import Truncation
 
-_STRINGS_AN_ITEM = 32  # that one document's object may have; for each 32 more it counts as another item
 _FORMS = {None: FLOATS, "float": FLOATS, "bytes": RowForm(Encoding.BYTES_ONLY)}
-_RANKED_BY_TEXT = re.compile(rb'(null|\[\s*("text"\s*)?\])?')
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
-_RANK_FIELDS = {"type": "array", "items": {"const": "text"}}
-_DOCUMENT_LIST = {
-    "type": "array",
-    "items": {
-        "anyOf": [
-            {"type": "string"},
-            {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
-        ]
-    },
-}
 
 
 class Family(enum.Enum):
@@ -49,13 +35,27 @@ class Family(enum.Enum):
     MIXEDBREAD = "mixedbread"
 
 
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What clients of one path expect where their body does not say it."""
+
+    family: Family  # whose errors they get
+    repeats_documents: bool = False  # whether `results` have their documents unasked, as vLLM's and Jina's do
+    is_also_voyages: bool = False  # whether Voyage's client may send a body without any field that is only its own
+    version: int = 2  # of Cohere's API
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyRequest(RerankRequest):
     """What is to be ranked, and how the answer looks."""
 
     family: Family
+    version: int  # of Cohere's API
     top_n: int | None  # only so many of the best; None = all
     has_texts: bool  # whether each result repeats its document
+    has_texts_in_objects: bool  # whether `results` have {"text": …} instead of a text
+    has_data: bool  # whether Voyage's `data` stands beside `results`
+    has_texts_in_data: bool
 
 
 def _raw() -> msgspec.Raw:
@@ -67,10 +67,10 @@ class RerankBody(Truncating, kw_only=True):
 
     query: str
     texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = msgspec.field(default_factory=_raw)
-    documents: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_DOCUMENT_LIST)] = msgspec.field(
+    documents: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = msgspec.field(
         default_factory=_raw
     )
-    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_DOCUMENT_LIST)] = msgspec.field(default_factory=_raw)
+    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=DOCUMENT_LIST)] = msgspec.field(default_factory=_raw)
     model: str | None = None
     top_n: int | None = None  # 0 = all, as vLLM has it
     top_k: int | None = None
@@ -82,15 +82,12 @@ class RerankBody(Truncating, kw_only=True):
     truncation: bool | None = None
     instruction: str | None = None
     instruct: str | None = None  # SGLang's name for it
-    max_tokens_per_doc: int | None = None
-    rank_fields: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_RANK_FIELDS)] = msgspec.field(
+    max_tokens_per_doc: int | None = None  # 0 = all, as vLLM has it
+    max_chunks_per_doc: int | None = None  # a document is one chunk here, which is never too many
+    rank_fields: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = msgspec.field(
         default_factory=_raw
     )
     encoding_format: str | None = None
-
-
-class _Document(msgspec.Struct):
-    text: str
 
 
 class _Marks(msgspec.Struct):
@@ -105,8 +102,6 @@ class _Marks(msgspec.Struct):
 
 _BODY = BodyReader(RerankBody)
 _MARKS = msgspec.json.Decoder(_Marks)
-_TEXTS = msgspec.json.Decoder(list[str])
-_DOCUMENTS = msgspec.json.Decoder(list[str | _Document])
 
 ERROR_SHAPES: dict[Family, ErrorShape] = {
     Family.TEI: tei_error,
@@ -117,10 +112,10 @@ ERROR_SHAPES: dict[Family, ErrorShape] = {
 FIELDS = {Family.TEI: "texts", Family.RESULTS: "documents", Family.VOYAGE: "documents", Family.MIXEDBREAD: "input"}
 
 
-def decode(call: Call, body: bytes) -> FamilyRequest:
+def decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
     """Errors get the shape of the body's family, if it shows one. Raises RequestError, naming the field or index."""
     try:
-        request = _decode(call, body)
+        request = _decode(call, body, habits)
     except RequestError:
         family = family_of(body)
         if family is not None:
@@ -130,33 +125,47 @@ def decode(call: Call, body: bytes) -> FamilyRequest:
     return request
 
 
-def _decode(call: Call, body: bytes) -> FamilyRequest:
+def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
     fields = _BODY.read(body)
     family = _family(fields, is_voyage=fields.top_k is not None or fields.truncation is not None)
     if family is None:
         raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
     model = call.models.choose(fields.model)
-    if not fields.query:
+    field, max_items = FIELDS[family], call.max_items
+    if family is Family.TEI:
+        documents = read_texts(fields.texts, field, max_items=max_items)
+    else:
+        items = fields.documents if field == "documents" else fields.input
+        documents = read_documents(items, field, rank_fields=fields.rank_fields, max_items=max_items)
+    if not fields.query and (family is not Family.TEI or "" in documents):  # TEI refuses pairs without any text
         raise EmptyInput("query must not be an empty string", param="query")
-    _check_documents_fit(fields, model)
-    documents = _read_documents(fields, family, max_items=call.max_items)
-    truncation = _read_truncation(fields, model)
     call.set_form(_read_form(fields))
-    wants_texts = {Family.TEI: fields.return_text, Family.MIXEDBREAD: fields.return_input}
+    wanted = {Family.TEI: fields.return_text, Family.MIXEDBREAD: fields.return_input}
+    has_texts = wanted.get(family, fields.return_documents)
+    if has_texts is None and family is Family.RESULTS:
+        has_texts = habits.repeats_documents and fields.raw_scores is None
+    is_ambiguous = fields.top_n is fields.raw_scores is fields.max_tokens_per_doc is fields.max_chunks_per_doc is None
     return FamilyRequest(
         model=model,
         query=fields.query,
         documents=documents,
         raw_scores=bool(fields.raw_scores) or fields.use_activation is False,
+        is_bounded=family is not Family.RESULTS or fields.use_activation is None,
         instruction=fields.instruct if fields.instruction is None else fields.instruction,
-        truncation=truncation,
+        truncation=_read_truncation(fields, model),
+        max_document_tokens=_read_max_tokens(fields, model),
         request_class=call.options.request_class,
         deadline=call.options.deadline,
-        documents_field=FIELDS[family],
+        documents_field=field,
         instruction_field="instruct" if fields.instruction is None else "instruction",
         family=family,
+        version=habits.version,
         top_n=_read_top_n(fields),
-        has_texts=bool(wants_texts.get(family, fields.return_documents)),
+        has_texts=bool(has_texts),
+        # Infinity's client always sends raw_scores, and wants texts
+        has_texts_in_objects=call.has_documents_in_objects and fields.raw_scores is None,
+        has_data=family is Family.RESULTS and habits.is_also_voyages and is_ambiguous,
+        has_texts_in_data=fields.return_documents is True,
     )
 
 
@@ -181,36 +190,16 @@ def _is_given(value: msgspec.Raw) -> bool:
     return len(memoryview(value)) > 0 and bytes(memoryview(value)[:5]) != b"null"
 
 
-def _read_documents(fields: RerankBody, family: Family, *, max_items: int) -> Sequence[str]:
-    """Counts the items before it decodes them, as inputs.py does for all lists."""
-    field = FIELDS[family]
-    raw = bytes(getattr(fields, field))
-    if not raw.startswith(b"["):
-        raise InvalidRequest(f"{field} must be a list of texts", param=field)
-    num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2
-    check_num_items(-(-num_strings // _STRINGS_AN_ITEM), field, max_items=max_items)
-    if family is Family.TEI:
-        documents = parse(_TEXTS, raw, field)
-    else:
-        documents = [item if isinstance(item, str) else item.text for item in parse(_DOCUMENTS, raw, field)]
-    if not documents:
-        raise EmptyInput(f"{field} must not be empty", param=field)
-    check_num_items(len(documents), field, max_items=max_items)
-    if not all(documents):
-        param = f"{field}[{documents.index('')}]"
-        raise EmptyInput(f"{param} must not be an empty string", param=param)
-    return documents
-
-
-def _check_documents_fit(fields: RerankBody, model: ServedModel) -> None:
-    """Raises InvalidRequest for what the server does not do with documents."""
-    if not _RANKED_BY_TEXT.fullmatch(bytes(fields.rank_fields)):
-        raise InvalidRequest('rank_fields must be ["text"]: only the text of a document is ranked', param="rank_fields")
-    if fields.max_tokens_per_doc is not None and fields.max_tokens_per_doc < model.max_seqlen:
-        raise InvalidRequest(
-            f"max_tokens_per_doc must be at least {model.max_seqlen}: documents are cut to what the model takes",
-            param="max_tokens_per_doc",
-        )
+def _read_max_tokens(fields: RerankBody, model: ServedModel) -> int | None:
+    """Of a document's text; None if that may have as many as the model takes. Raises InvalidRequest."""
+    for name, number, least in (
+        ("max_tokens_per_doc", fields.max_tokens_per_doc, 0),
+        ("max_chunks_per_doc", fields.max_chunks_per_doc, 1),
+    ):
+        if number is not None and number < least:
+            raise InvalidRequest(f"{name} must be at least {least}", param=name)
+    limit = fields.max_tokens_per_doc or model.max_seqlen
+    return limit if limit < model.max_seqlen else None
 
 
 def _read_truncation(fields: RerankBody, model: ServedModel) -> Truncation:

@@ -28,6 +28,10 @@ VOYAGE = {"query": "q", "documents": DOCUMENTS, "truncation": True}
 MIXEDBREAD = {"query": "q", "input": DOCUMENTS}
 
 
+# The fields of a result beside its document.
+RESULT = {"index", "relevance_score"}
+
+
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking")
 
 
@@ -37,10 +41,11 @@ def post(
     *,
     prepare: Callable[[Edge], object] = lambda edge: None,
     loaded: Any = RERANKER,
+    has_documents_in_objects: bool = True,
     **headers: str,
 ) -> Called:
     async def run() -> Called:
-        edge = Edge(loaded=loaded)
+        edge = Edge(loaded=loaded, has_documents_in_objects=has_documents_in_objects)
         prepare(edge)
         payload = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -55,6 +55,15 @@ def test_without_activation(fields: dict[str, bool]) -> None:
     assert answer["data"][1]["probs"] == [2.0, 2.0]
 
 
+@pytest.mark.holds("Scores")
+@pytest.mark.parametrize(
+    ("activation", "expected"), [("identity", [2.0, 2.0]), ("sigmoid", [0.880797] * 2), ("softmax", [0.5, 0.5])]
+)
+def test_the_activation_that_the_models_files_name(activation: str, expected: list[float]) -> None:
+    answer = json.loads(classify({"input": ["a", "b"]}, "/v1/classify", activation=activation).body)
+    assert answer["data"][1]["probs"] == pytest.approx(expected, abs=1e-6)
+
+
 def test_raw_bytes() -> None:
     called = classify({"input": ["a", "b"], "use_activation": False}, headers=RAW)
 

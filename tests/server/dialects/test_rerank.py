@@ -10,7 +10,17 @@ import pytest
 from engine.model.tasks import Task
 from engine.types import OutputKind
 from server.requests import time_slices
-from tests.server.dialects.rerank_requests import DOCUMENTS, MIXEDBREAD, PATHS, RERANKER, RESULTS, TEI, VOYAGE, post
+from tests.server.dialects.rerank_requests import (
+    DOCUMENTS,
+    MIXEDBREAD,
+    PATHS,
+    RERANKER,
+    RESULT,
+    RESULTS,
+    TEI,
+    VOYAGE,
+    post,
+)
 from tests.server.edge import Called, Edge, call, state_with
 from tokenizer_pool.messages import Truncation
 
@@ -58,23 +68,133 @@ def test_what_basetens_client_sends() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_documents_get_the_common_results(path: str) -> None:
-    called = post(path, RESULTS, x_request_id="mine")
+    called = post(path, {**RESULTS, "return_documents": False}, x_request_id="mine")
     body = json.loads(called.body)
 
-    assert set(body) == {"id", "object", "model", "results", "usage", "meta"}
+    assert set(body) - {"data"} == {"id", "object", "model", "results", "usage", "meta"}
     assert (body["id"], body["object"], body["model"]) == ("rerank-mine", "rerank", "the-model")
     assert column(body["results"], "index") == ORDER
     assert np.allclose(column(body["results"], "relevance_score"), BEST)
     assert all(set(item) == {"index", "relevance_score"} for item in body["results"])
     assert body["usage"] == {"prompt_tokens": 12, "total_tokens": 12, "truncated_inputs": 0}
-    assert body["meta"] == {"api_version": {"version": "2"}, "tokens": {"input_tokens": 12}}
+    version = "1" if path == "/v1/rerank" else "2"
+    assert body["meta"] == {
+        "api_version": {"version": version},
+        "billed_units": {"search_units": 1},
+        "tokens": {"input_tokens": 12},
+    }
     assert "x-compute-type" not in called.headers
 
 
-def test_documents_come_back_where_they_are_asked_for() -> None:
+@pytest.mark.holds("Reranking")
+@pytest.mark.parametrize(
+    ("path", "fields", "document"),
+    [
+        ("/rerank", {}, {"text": "cccc"}),  # vLLM
+        ("/v1/rerank", {}, {"text": "cccc"}),  # Jina
+        ("/v2/rerank", {}, None),  # Cohere
+        ("/v2/rerank", {"return_documents": True}, {"text": "cccc"}),
+        ("/v1/rerank", {"return_documents": False}, None),
+        ("/rerank", {"raw_scores": False}, None),  # Infinity
+        ("/rerank", {"raw_scores": False, "return_documents": True}, "cccc"),
+    ],
+)
+def test_results_have_documents_as_each_client_expects_them(path: str, fields: dict[str, Any], document: Any) -> None:
+    best = answer(path, {**RESULTS, **fields})["results"][0]
+    assert best.get("document") == document
+    assert set(best) == RESULT | ({"document"} if document else set())
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v2/rerank"])
+def test_documents_as_plain_texts_by_a_flag(path: str) -> None:
+    body = {**RESULTS, "return_documents": True}
+    assert answer(path, body, has_documents_in_objects=False)["results"][0]["document"] == "cccc"
+
+
+def test_objects_come_back_with_their_text() -> None:
     body = {**RESULTS, "documents": ["aa", {"text": 'b\n"é', "title": "t"}], "return_documents": True}
     results = answer("/v1/rerank", body)["results"]
     assert column(results, "document") == [{"text": 'b\n"é'}, {"text": "aa"}]
+
+
+@pytest.mark.holds("Reranking")
+def test_rank_fields_are_joined_in_their_order() -> None:
+    documents = [{"title": "A", "year": 1999, "text": "x" * 9, "is": True}, {"year": None, "title": "BB"}, "cccc"]
+    body = {**RESULTS, "documents": documents, "rank_fields": ["title", "year"], "raw_scores": True}
+    results = answer("/v1/rerank", {**body, "return_documents": True})["results"]
+    assert column(results, "document") == ["A\n1999", "cccc", "BB"]
+    assert column(results, "relevance_score") == [7, 5, 3]
+
+
+@pytest.mark.parametrize("rank_fields", [None, [], ["text"]])
+def test_the_text_of_an_object_is_ranked_by_default(rank_fields: Any) -> None:
+    body = {**RESULTS, "documents": [{"text": "a", "title": "t" * 9}], "rank_fields": rank_fields}
+    assert answer("/v1/rerank", body)["results"][0]["document"] == {"text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_data"),
+    [({}, True), ({"return_documents": True}, True), ({"top_n": 2}, False), ({"max_tokens_per_doc": 9}, False)],
+)
+def test_voyages_data_beside_results_where_the_body_may_be_voyages(fields: dict[str, Any], has_data: bool) -> None:
+    body = answer("/v1/rerank", {**RESULTS, **fields})
+    assert ("data" in body) is has_data
+    if has_data:
+        assert column(body["data"], "index") == ORDER
+        assert np.allclose(column(body["data"], "relevance_score"), BEST)
+        assert body["data"][0].get("document") == ("cccc" if fields else None)
+    assert "data" not in answer("/rerank", {**RESULTS, **fields})
+
+
+@pytest.mark.holds("Scores")
+@pytest.mark.parametrize(
+    ("family", "fields", "expected"),
+    [
+        (TEI, {}, BEST),
+        (RESULTS, {}, BEST),
+        (VOYAGE, {}, BEST),
+        (MIXEDBREAD, {}, BEST),
+        (RESULTS, {"use_activation": True}, LOGITS),  # vLLM's: as the model's files say
+        (TEI, {"raw_scores": True}, LOGITS),
+    ],
+)
+def test_scores_are_from_0_to_1_whatever_the_models_files_name(
+    family: dict[str, Any], fields: dict[str, Any], expected: list[float]
+) -> None:
+    without = state_with(OutputKind.LOGITS, task=Task.RERANK, activation="identity", labels=["LABEL_0"])
+    body = answer("/rerank", {**family, **fields}, loaded=without)
+    items = body if isinstance(body, list) else body.get("results") or body["data"]
+    assert np.allclose(column(items, "relevance_score" if "documents" in family else "score"), expected)
+
+
+@pytest.mark.holds("Reranking")
+@pytest.mark.parametrize("family", [TEI, RESULTS, VOYAGE, MIXEDBREAD])
+def test_an_empty_document_is_ranked_with_the_others(family: dict[str, Any]) -> None:
+    field = next(name for name in ("texts", "documents", "input") if name in family)
+    body = answer("/rerank", {**family, field: ["aa", "", "b"], "raw_scores": True})
+    items = body if isinstance(body, list) else body.get("results") or body["data"]
+    assert column(items, "index") == [0, 2, 1]
+    assert column(items, "relevance_score" if "documents" in family else "score") == [3, 2, 1]
+
+
+def test_an_empty_query_as_tei_takes_it() -> None:
+    assert column(answer("/rerank", {**TEI, "query": ""}), "index") == ORDER
+    assert post("/rerank", {**TEI, "query": "", "texts": ["a", ""]}).status == 400
+
+
+@pytest.mark.holds("Reranking")
+def test_documents_are_cut_to_the_tokens_of_a_document() -> None:
+    called = post("/v2/rerank", {**RESULTS, "max_tokens_per_doc": 2, "use_activation": False})
+    results = json.loads(called.body)["results"]
+    assert {item["index"]: item["relevance_score"] for item in results} == {0: 3, 1: 2, 2: 3, 3: 2}
+    assert called.headers["x-embedline-truncated-inputs"] == "1"
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens_per_doc": 16}, {"max_tokens_per_doc": 0}, {"max_chunks_per_doc": 1}])
+def test_limits_of_a_document_that_change_nothing(fields: dict[str, Any]) -> None:
+    asked: list[Any] = []
+    answer("/v2/rerank", {**RESULTS, **fields}, prepare=lambda edge: asked.append(edge.tokenizers.asked))
+    assert len(asked[0]) == 1
 
 
 @pytest.mark.parametrize("mark", [{"top_k": 3}, {"truncation": True}, {"top_k": 3, "truncation": False}])

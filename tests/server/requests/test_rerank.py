@@ -64,19 +64,21 @@ def test_pairs_are_asked_for_and_their_scores_activated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("activation", "raw_scores", "expected"),
+    ("activation", "wanted", "expected"),
     [
-        (Activation.SIGMOID, False, [0.0, 0.5, 1.0]),
-        (Activation.SOFTMAX, False, [0.0, 0.5, 1.0]),  # of one score it would be 1, whatever the score
-        (Activation.IDENTITY, False, [-1000.0, 0.0, 1000.0]),
-        (Activation.SIGMOID, True, [-1000.0, 0.0, 1000.0]),
+        (Activation.SIGMOID, {}, [0.0, 0.5, 1.0]),
+        (Activation.SOFTMAX, {}, [0.0, 0.5, 1.0]),  # of one score it would be 1, whatever the score
+        (Activation.IDENTITY, {}, [-1000.0, 0.0, 1000.0]),
+        (Activation.IDENTITY, {"is_bounded": True}, [0.0, 0.5, 1.0]),
+        (Activation.SIGMOID, {"raw_scores": True}, [-1000.0, 0.0, 1000.0]),
+        (Activation.SIGMOID, {"raw_scores": True, "is_bounded": True}, [-1000.0, 0.0, 1000.0]),
     ],
 )
-def test_activations(activation: Activation, raw_scores: bool, expected: list[float]) -> None:
+def test_activations(activation: Activation, wanted: dict[str, bool], expected: list[float]) -> None:
     def prepare(edge: Edge) -> None:
         edge.managers.rows = np.array([[-1000], [0], [1000]], np.float32)
 
-    found, _, _ = ranked(a_request({**PAIRS, "activation": activation}, raw_scores=raw_scores), prepare)
+    found, _, _ = ranked(a_request({**PAIRS, "activation": activation}, **wanted), prepare)
     assert found.scores.tolist() == expected
 
 

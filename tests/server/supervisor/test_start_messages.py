@@ -34,6 +34,7 @@ FRONTEND = FrontendStart(
     key_file=KeyFile(path="/keys", version=(1 << 60, 2, 3), flag_keys=(ApiKey("key-1", digest(b"flag")),)),
     metrics_auth=True,
     strict_model_name=False,
+    rerank_document_format="string",
     cors_allow_origin=["*"],
     hosts=("embed.internal",),
     ssl_certfile="/certificate",

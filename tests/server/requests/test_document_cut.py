@@ -1,0 +1,87 @@
+"""Documents that may have only so many tokens of their own, before queries and templates are put around them."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engine.model.tasks import Activation, Task
+from engine.types import OutputKind
+from server.requests import document_cut
+from server.requests.errors import NotTokenizable
+from server.requests.rerank import Ranked, RerankRequest, rank
+from server.requests.trace import Trace
+from tests.server.edge import Edge, served_model
+from tokenizer_pool.details import Token
+from tokenizer_pool.messages import Refusal, TextRefused, Truncation
+
+PAIRS = {"outputs": OutputKind.LOGITS, "task": Task.RERANK, "activation": Activation.SIGMOID, "labels": ("yes",)}
+DOCUMENTS = ["abc", "abcdef", "é", "ghijk"]  # the stand-in has a token for each character
+
+
+def ranked(model: dict[str, Any], **fields: Any) -> tuple[Ranked, Edge]:
+    async def run() -> tuple[Ranked, Edge]:
+        edge = Edge()
+        given: dict[str, Any] = {"query": "who", "documents": DOCUMENTS, "max_document_tokens": 3, **fields}
+        request = RerankRequest(model=served_model(**model), **given)
+        return await rank(edge.pipeline, request, Trace()), edge
+
+    return asyncio.run(run())
+
+
+@pytest.mark.holds("Reranking")
+@pytest.mark.parametrize(
+    ("truncation", "kept"),
+    [(Truncation.RIGHT, ["abc", "abc", "é", "ghi"]), (Truncation.NONE, ["abc", "abc", "é", "ghi"])],
+)
+def test_documents_of_pairs_are_cut(truncation: Truncation, kept: list[str]) -> None:
+    found, edge = ranked(PAIRS, truncation=truncation)
+    details, (texts, how) = edge.tokenizers.asked
+    assert details[0] == DOCUMENTS  # all that have three characters or more, or one that may be several tokens
+    assert details[1]["add_special_tokens"] is False
+    assert (list(texts), list(how["pair_texts"])) == (["who"] * 4, kept)
+    assert found.truncated.tolist() == [0, 1, 0, 1]
+
+
+def test_the_last_tokens_stay_where_the_first_are_cut() -> None:
+    _, edge = ranked(PAIRS, truncation=Truncation.LEFT)
+    assert list(edge.tokenizers.asked[1][1]["pair_texts"]) == ["abc", "def", "é", "ijk"]
+
+
+def test_documents_that_are_embedded_are_cut_and_the_query_is_not() -> None:
+    found, edge = ranked({}, query="a long one")
+    assert list(edge.tokenizers.asked[1][0]) == ["a long one", "abc", "abc", "é", "ghi"]
+    assert found.truncated.tolist() == [0, 0, 1, 0, 1]
+
+
+def test_short_documents_cost_nothing() -> None:
+    _, edge = ranked(PAIRS, documents=["a", "bc"])
+    assert len(edge.tokenizers.asked) == 1
+
+
+def test_many_characters_are_looked_at_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_cut, "MAX_DETAIL_CHARS", 9)
+    _, edge = ranked(PAIRS, documents=["abcd", "efgh", "ijkl", "m" * 100])
+    assert [list(texts) for texts, _ in edge.tokenizers.asked[:3]] == [["abcd", "efgh"], ["ijkl"], ["m" * 9]]
+    assert list(edge.tokenizers.asked[3][1]["pair_texts"]) == ["abc", "efg", "ijk", "mmm"]
+
+
+@pytest.mark.parametrize(("model", "named"), [(PAIRS, "documents[1]"), ({}, "documents[1]")])
+def test_a_document_that_is_refused_is_named(model: dict[str, Any], named: str) -> None:
+    async def run() -> None:
+        edge = Edge()
+        edge.tokenizers.error = TextRefused(Refusal.FAILED, 1)
+        request = RerankRequest(model=served_model(**model), query="who", documents=DOCUMENTS, max_document_tokens=3)
+        await rank(edge.pipeline, request, Trace())
+
+    with pytest.raises(NotTokenizable) as refused:
+        asyncio.run(run())
+    assert refused.value.param == named
+
+
+@pytest.mark.parametrize(("is_left", "kept"), [(False, "a"), (True, "b")])
+def test_a_character_of_several_tokens_is_not_split(is_left: bool, kept: str) -> None:
+    text = "a🙂b"
+    tokens = [Token(at, "", False, start, start + 1) for at, start in enumerate((0, 1, 1, 1, 2))]
+    assert document_cut._kept(text, tokens, 3, is_left=is_left) == kept
+    assert document_cut._kept(text, tokens, 5, is_left=is_left) == text
