@@ -3,6 +3,7 @@
 https://platform.openai.com/docs/api-reference/embeddings; types of numbers and raw bytes as vLLM and Voyage have them.
 """
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -12,9 +13,11 @@ from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_dimensions, read_inputs, read_prompt
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Route
-from server.dialects.writing.forms import FLOATS, row_values
+from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, Container, RowForm, row_values
+from server.dialects.writing.msgpack import as_msgpack, list_head, msgpack_values
 from server.dialects.writing.openai_shapes import Usage, openai_error
 from server.dialects.writing.rows import ROWS, headers, rows_alone
+from server.dialects.writing.vllm_metadata import metadata_header
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import steps
 from server.requests.work import Embedded, EmbedRequest
@@ -27,7 +30,7 @@ class EmbeddingsBody(msgspec.Struct):
 
     input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
     model: str | None = None
-    encoding_format: str | None = None
+    encoding_format: str | list[str] | None = None  # Mixedbread's may be a list
     dimensions: int | None = None
     user: str | None = None
     prompt_name: str | None = None  # ours, as TEI has it
@@ -39,6 +42,9 @@ class EmbeddingsBody(msgspec.Struct):
 
 _NUMBERS_AN_ITEM = 64  # what writing an item costs beside its row, counted in plain numbers
 _BODY = BodyReader(EmbeddingsBody)
+_MSGPACK_HEAD = b"\x84" + as_msgpack("object") + as_msgpack("list") + as_msgpack("data")  # 0x84: four fields follow
+_MSGPACK_ITEM = b"\x83" + as_msgpack("object") + as_msgpack("embedding") + as_msgpack("index")
+_MSGPACK_ROW = as_msgpack("embedding")
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
@@ -53,7 +59,8 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
             endianness=fields.endianness,
             embed_dtype=fields.embed_dtype,
             output_dtype=fields.output_dtype,
-        )
+        ),
+        offers=EVERY_CONTAINER,
     )
     return EmbedRequest(
         model=model,
@@ -70,14 +77,23 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
 
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
-    form, ranges = call.form or FLOATS, request.model.ranges
+    form, ranges, name = call.form or FLOATS, request.model.ranges, request.model.name
     if form.has_rows_alone:
-        return await rows_alone(embedded, form, ranges)
-    out = bytearray(b'{"object":"list","data":[')  # one buffer, because the answer can be a hundred megabytes
-    num_rows, width = embedded.rows.shape
-    async for part in steps(num_rows, max(width, _NUMBERS_AN_ITEM)):
-        for index, value in enumerate(row_values(embedded.rows[part], form, ranges), part.start):
-            out += b'%b{"object":"embedding","index":%d,"embedding":' % (b"," if index else b"", index)
+        answer = await rows_alone(embedded, form, ranges)
+        more = metadata_header(answer, embedded, form, model=name, request_id=call.trace.request_id)
+        return Answer(200, [*answer.headers, *more], answer.body)
+    write = _in_msgpack if form.container is Container.MSGPACK else _in_json
+    return Answer(200, headers(embedded, form, ranges), await write(request, embedded, form))
+
+
+# Both write into one buffer, because the answer can be a hundred megabytes.
+
+
+async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm) -> bytearray:
+    out, kind = bytearray(b'{"object":"list","data":['), b"embedding_dict" if form.several else b"embedding"
+    async for part in _steps(embedded):
+        for index, value in enumerate(row_values(embedded.rows[part], form, request.model.ranges), part.start):
+            out += b'%b{"object":"%b","index":%d,"embedding":' % (b"," if index else b"", kind, index)
             out += value
             out += b"}"
     out += b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}}' % (
@@ -86,13 +102,34 @@ async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answe
         embedded.num_tokens,
         embedded.num_truncated,
     )
-    return Answer(200, headers(embedded, form, ranges), out)
+    return out
+
+
+async def _in_msgpack(request: EmbedRequest, embedded: Embedded, form: RowForm) -> bytearray:
+    out = bytearray(_MSGPACK_HEAD + list_head(len(embedded.rows)))
+    async for part in _steps(embedded):
+        for index, value in enumerate(msgpack_values(embedded.rows[part], form, request.model.ranges), part.start):
+            out += _MSGPACK_ITEM
+            out += as_msgpack(index)
+            out += _MSGPACK_ROW
+            out += value
+    usage = Usage(embedded.num_tokens, embedded.num_tokens, embedded.num_truncated)
+    out += as_msgpack("model") + as_msgpack(request.model.name) + as_msgpack("usage") + as_msgpack(usage)
+    return out
+
+
+def _steps(embedded: Embedded) -> AsyncIterator[slice]:
+    num_rows, width = embedded.rows.shape
+    return steps(num_rows, max(width, _NUMBERS_AN_ITEM))
+
+
+_Base64 = Annotated[str, msgspec.Meta(extra_json_schema={"format": "byte"})]
 
 
 class _Embedding(msgspec.Struct):
-    object: Literal["embedding"]
+    object: Literal["embedding", "embedding_dict"]  # a dict if encoding_format is a list
     index: int
-    embedding: list[float] | Annotated[str, msgspec.Meta(extra_json_schema={"format": "byte"})]
+    embedding: list[float] | _Base64 | dict[str, list[float] | _Base64]
 
 
 class EmbeddingsAnswer(msgspec.Struct):

@@ -18,7 +18,7 @@ from server.dialects.reading.text_lists import read_single_texts
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import Truncating, read_truncation, tei_error, timing_headers
 from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, numbers_as_json
-from server.dialects.writing.ragged import RAGGED, ragged_bytes, ragged_headers
+from server.dialects.writing.ragged import RAGGED, ragged_answer
 from server.dialects.writing.rows import as_list, headers
 from server.requests.classify import labels_of
 from server.requests.classify_tokens import ClassifyTokensRequest, ScoredTokens, classify_tokens
@@ -86,7 +86,7 @@ async def encode(call: Call, request: _Request, labelled: ScoredTokens) -> Answe
     """Long work is done in slices, so that other requests run in between."""
     timing = timing_headers(call.trace)
     if call.form and call.form.has_rows_alone:
-        return Answer(200, [*ragged_headers(labelled.scored), *timing], ragged_bytes(labelled.scored))
+        return await ragged_answer(labelled.scored, beside=timing)
     content = await _in_json(labelled, request)
     return Answer(200, [*headers(labelled.scored), *timing], content)
 

@@ -36,7 +36,10 @@ _CORS_METHODS = ("GET", "POST")
 _CORS_HEADERS = (
     "retry-after",
     "x-embedline-dtype",
+    "x-embedline-endianness",
+    "x-embedline-offsets",
     "x-embedline-prompt-tokens",
+    "x-embedline-scale",
     "x-embedline-shape",
     "x-embedline-truncated-inputs",
     "x-request-id",

@@ -6,14 +6,13 @@ import time
 from collections.abc import Mapping
 
 from server.dialects.route import RequestOptions
-from server.dialects.writing.forms import Container
+from server.http import accept
 from server.requests.errors import InvalidRequest, UnsupportedMedia
 from wire.vocabulary import RequestClass
 
 _CLASSES = {b"interactive": RequestClass.INTERACTIVE, b"bulk": RequestClass.BULK}
 _MAX_TIMEOUT_MS = 24 * 3600 * 1000
 _MAX_TIMEOUT_DIGITS = len(str(_MAX_TIMEOUT_MS))
-_RAW = b"application/octet-stream"
 _TIMEOUTS = (b"request-timeout-ms", b"x-request-timeout-ms")  # milliseconds from now
 _DEADLINE = b"request-deadline-ms"  # milliseconds since 1970, by the client's clock, as Baseten's client sends it
 _MAX_DEADLINE_DIGITS = 15
@@ -25,11 +24,10 @@ def read_options(headers: Mapping[bytes, bytes]) -> RequestOptions:
     """Raises InvalidRequest and UnsupportedMedia, naming the header. Names are in lower case."""
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise UnsupportedMedia("compressed bodies are not supported; send the body without content-encoding")
-    accept = headers.get(b"accept", b"")
     return RequestOptions(
         request_class=_read_class(headers),
         deadline=_read_deadline(headers),
-        accepts=Container.RAW if _RAW in accept and _prefers_raw(accept) else Container.JSON,
+        accepts=accept.container(headers.get(b"accept", b"")),
     )
 
 
@@ -40,12 +38,6 @@ def request_id(headers: Mapping[bytes, bytes]) -> str | None:
         if given is not None and _REQUEST_ID.fullmatch(given):
             return given.decode()
     return None
-
-
-def _prefers_raw(accept: bytes) -> bool:
-    """Whether raw bytes come first, or JSON is not accepted. Weights (`q=`) are ignored: clients name what they prefer
-    first."""
-    return accept.startswith(_RAW) or b"application/json" not in accept
 
 
 def _read_deadline(headers: Mapping[bytes, bytes]) -> float:

@@ -72,7 +72,8 @@ REQUESTS = (
         "it is more than you expect: a vector knows nothing of what was cut off"),
     _counter("embedline_request_bytes_total", (), "Bytes of bodies that were read."),
     _counter("embedline_response_bytes_total", ("format",),
-        "Bytes of answers' bodies, by the encoding of the rows: `float`, `base64`, `bytes`; `other` has no rows."),
+        "Bytes of answers' bodies, by the form of the rows: `float`, `base64`, `bytes`, `msgpack`, `npy`; `other` has "
+        "no rows."),
     _counter("embedline_log_lines_dropped_total", (),
         "Lines of the request log or the log that were lost: their reader was too slow, or the disk full.",
         "it is not 0"),

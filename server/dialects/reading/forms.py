@@ -1,7 +1,7 @@
 """The fields that say how rows are written, by the names of OpenAI, vLLM, Voyage, Jina and Mixedbread."""
 
 from server.dialects.writing.dtypes import DType
-from server.dialects.writing.forms import FLOATS, Encoding, Endianness, RowForm
+from server.dialects.writing.forms import BYTES, FLOATS, Encoding, Endianness, RowForm
 from server.requests.errors import InvalidRequest
 
 _TYPES_AS_FORMATS = (DType.FLOAT16, DType.INT8, DType.UINT8, DType.BINARY, DType.UBINARY)
@@ -14,13 +14,18 @@ _ENDIANNESS = {"native": Endianness.LITTLE, **{order.value: order for order in E
 
 
 def read_form(
-    encoding_format: str | None,
+    encoding_format: str | list[str] | None,
     *,
     embedding_type: str | None = None,  # Jina's; as encoding_format, an encoding or a type
     endianness: str | None = None,
     **dtypes: str | None,  # the other fields that name a type: embed_dtype, output_dtype
 ) -> RowForm:
     """The form that all fields together ask for. Raises InvalidRequest, naming the field."""
+    if isinstance(encoding_format, list):
+        if len(encoding_format) != 1:
+            beside = {"embedding_type": embedding_type, "endianness": endianness, **dtypes}
+            return _read_several(encoding_format, beside)
+        encoding_format = encoding_format[0]
     encoding, dtype = _read_format(encoding_format, "encoding_format")
     if embedding_type is not None:
         encoding, dtype = _with_jinas(embedding_type, encoding, dtype)
@@ -28,7 +33,7 @@ def read_form(
         if name is not None:
             dtype = _same(dtype, read_dtype(name, field), field)
     order = Endianness.LITTLE if endianness is None else _read_endianness(endianness)
-    if encoding is dtype is None and order is Endianness.LITTLE:
+    if encoding is None and dtype is None and order is Endianness.LITTLE:
         return FLOATS
     return RowForm(encoding or Encoding.FLOAT, dtype or DType.FLOAT32, order)
 
@@ -46,6 +51,19 @@ def _read_format(name: str | None, field: str) -> tuple[Encoding | None, DType |
     if name not in _FORMATS:
         raise InvalidRequest(f"{field} must be one of {', '.join(_FORMATS)}", param=field)
     return _FORMATS[name]
+
+
+def _read_several(names: list[str], beside: dict[str, str | None]) -> RowForm:
+    """Mixedbread's list. Raises InvalidRequest."""
+    for field, value in beside.items():
+        if value is not None:
+            raise InvalidRequest(f"{field} can't be given beside a list in encoding_format", param=field)
+    if not 0 < len(names) <= len(_FORMATS):
+        raise InvalidRequest("encoding_format must not be an empty list, or a long one", param="encoding_format")
+    forms = tuple((name, read_form(name)) for name in dict.fromkeys(names))
+    if any(form.encoding in BYTES for _, form in forms):
+        raise InvalidRequest("encoding_format can't have bytes in a list: JSON has none", param="encoding_format")
+    return RowForm(several=forms)
 
 
 def _read_endianness(name: str) -> Endianness:

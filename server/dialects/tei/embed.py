@@ -26,9 +26,9 @@ from server.dialects.tei.shared import (
     tei_error,
     timing_headers,
 )
-from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, numbers_as_json
-from server.dialects.writing.ragged import RAGGED, ragged_bytes, ragged_headers
-from server.dialects.writing.rows import ROWS, as_json, as_list, headers, rows_alone
+from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, RAGGED_ONLY, RowForm, numbers_as_json
+from server.dialects.writing.ragged import RAGGED, ragged_answer
+from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, in_container, rows_alone
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.late_interaction import embed_tokens
 from server.requests.pipeline import Pipeline
@@ -56,9 +56,12 @@ class EmbedBody(InputsBody, kw_only=True):
 
 
 class EmbedAllBody(InputsBody, kw_only=True):
-    """The body of POST /embed_all."""
+    """The body of POST /embed_all; how rows are written is ours."""
 
     input_type: str | None = None  # ours: query or document (None too), which differ in late-interaction models
+    encoding_format: str | None = None
+    embed_dtype: str | None = None
+    endianness: str | None = None
 
 
 class SimilarityInputs(msgspec.Struct):
@@ -87,7 +90,7 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBED.read(body)
     request = read_request(call, fields)
     dimensions = read_dimensions(fields.dimensions, request.model.dimensions)
-    call.set_form(read_form(fields.encoding_format, embed_dtype=fields.embed_dtype, endianness=fields.endianness))
+    call.set_form(_read_form(fields), offers=EVERY_CONTAINER)
     return replace(request, dimensions=dimensions, normalize=fields.normalize is not False)
 
 
@@ -96,7 +99,7 @@ def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
     fields = _EMBED_ALL.read(body)
     request = read_request(call, fields)
     is_query, outputs = read_is_query(fields.input_type), request.model.outputs
-    call.set_form(offers=RAGGED_ONLY)
+    call.set_form(_read_form(fields), offers=RAGGED_ONLY)
     if OutputKind.MULTI_VECTOR in outputs and OutputKind.TOKENS not in outputs:
         num_queries = request.num_items if is_query else 0
         return replace(request, outputs=OutputKind.MULTI_VECTOR, num_queries=num_queries, query_prompt=request.prompt)
@@ -105,6 +108,10 @@ def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
             "input_type can't be given: this model treats queries and documents alike", param="input_type"
         )
     return replace(request, outputs=OutputKind.TOKENS, normalize=False)
+
+
+def _read_form(fields: EmbedBody | EmbedAllBody) -> RowForm:
+    return read_form(fields.encoding_format, embed_dtype=fields.embed_dtype, endianness=fields.endianness)
 
 
 def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
@@ -138,24 +145,24 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges, beside=timing)
     own = [*headers(embedded, form, ranges), *timing]
-    return Answer(200, own, await as_json(embedded.rows, form, ranges))
+    return Answer(200, own, await in_container(embedded.rows, form, ranges))
 
 
 async def encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Rows of tokens."""
     timing = timing_headers(call.trace)
     if call.form and call.form.has_rows_alone:
-        return Answer(200, [*ragged_headers(embedded), *timing], ragged_bytes(embedded))
-    items = [item async for item in token_rows_by_item(embedded)]
-    return Answer(200, [*headers(embedded), *timing], as_list(items))
+        return await ragged_answer(embedded, call.form, beside=timing)
+    form = call.form or FLOATS
+    return Answer(200, [*headers(embedded, form), *timing], await as_list_of(token_rows_by_item(embedded, form)))
 
 
-async def token_rows_by_item(embedded: Embedded) -> AsyncIterator[bytearray]:
-    """The rows of one item after the other, each a list in JSON."""
+async def token_rows_by_item(embedded: Embedded, form: RowForm = FLOATS) -> AsyncIterator[bytearray]:
+    """The rows of one item after the other, each a list in JSON. The model's ranges are not those of token rows."""
     assert embedded.offsets is not None
     time_slice = TimeSlice()
     for start, stop in pairwise(embedded.offsets.tolist()):
-        yield await as_json(embedded.rows[start:stop])
+        yield await as_json(embedded.rows[start:stop], form)
         await time_slice.end_if_over()
 
 

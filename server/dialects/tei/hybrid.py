@@ -17,7 +17,7 @@ from server.dialects.tei.embed import token_rows_by_item
 from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
 from server.dialects.tei.sparse import SparseEntry, sparse_by_item
 from server.dialects.writing.forms import FLOATS, numbers_as_json
-from server.dialects.writing.rows import as_list, headers
+from server.dialects.writing.rows import as_list_of, headers
 from server.requests.errors import InvalidRequest
 from server.requests.late_interaction import rows_that_count
 from server.requests.models import ServedModel
@@ -94,12 +94,14 @@ async def encode(call: Call, request: EmbedRequest, computed: Computed) -> Answe
     """Long work is done in slices, so that other requests run in between."""
     by_kind = {name: await _rows(kind, computed, request) for name, kind in KINDS.items() if kind & request.outputs}
     own = [*headers(next(iter(by_kind.values()))), *timing_headers(call.trace)]
+    return Answer(200, own, await as_list_of(_items(by_kind, request.num_items)))
+
+
+async def _items(by_kind: dict[str, Embedded], num_items: int) -> AsyncIterator[bytes]:
     writers = [(name.encode(), _by_item(name, embedded)) for name, embedded in by_kind.items()]
-    items = []
-    for _ in range(request.num_items):
-        fields = [b'"%b":%b' % (name, await anext(writer)) for name, writer in writers]
-        items.append(b"{%b}" % b",".join(fields))
-    return Answer(200, own, as_list(items))
+    for _ in range(num_items):
+        values: list[bytes | bytearray] = [await anext(writer) for _, writer in writers]
+        yield b"{%b}" % b",".join(b'"%b":' % name + value for (name, _), value in zip(writers, values, strict=True))
 
 
 async def _rows(kind: OutputKind, computed: Computed, request: EmbedRequest) -> Embedded:
@@ -110,7 +112,7 @@ async def _rows(kind: OutputKind, computed: Computed, request: EmbedRequest) -> 
     return Embedded(values, computed.num_tokens, computed.tokens.truncated, rows.offsets)
 
 
-def _by_item(name: str, embedded: Embedded) -> AsyncIterator[bytes]:
+def _by_item(name: str, embedded: Embedded) -> AsyncIterator[bytes | bytearray]:
     match name:
         case "dense":
             return _dense_by_item(embedded)

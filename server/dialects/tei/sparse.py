@@ -13,7 +13,7 @@ from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
 from server.dialects.writing.forms import RAGGED_ONLY, numbers_as_json
 from server.dialects.writing.ragged import sparse_bytes, sparse_headers
-from server.dialects.writing.rows import as_list, headers
+from server.dialects.writing.rows import as_list, as_list_of, headers
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import Embedded, EmbedRequest
@@ -56,8 +56,7 @@ async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answe
     timing = timing_headers(call.trace)
     if call.form and call.form.has_rows_alone:
         return Answer(200, [*sparse_headers(embedded), *timing], sparse_bytes(embedded))
-    items = [item async for item in sparse_by_item(embedded)]
-    return Answer(200, [*headers(embedded), *timing], as_list(items))
+    return Answer(200, [*headers(embedded), *timing], await as_list_of(sparse_by_item(embedded)))
 
 
 async def sparse_by_item(embedded: Embedded) -> AsyncIterator[bytes]:

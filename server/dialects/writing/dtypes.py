@@ -31,12 +31,17 @@ class DType(enum.Enum):
     BINARY = "binary"
     UBINARY = "ubinary"
 
+    @property
+    def num_bytes(self) -> int:
+        """Of a number as it is sent; of 8 bits."""
+        return {"float32": 4, "float16": 2, "bfloat16": 2}.get(self.value, 1)
+
 
 # Members are found slowly under their class.
 _FLOAT32, _FLOAT16, _BFLOAT16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 _FP8 = frozenset((DType.FP8_E4M3, DType.FP8_E5M2))
-_INT8 = frozenset((DType.INT8, DType.UINT8))
-_LARGEST = {_FLOAT16: 65504.0, DType.FP8_E4M3: 448.0, DType.FP8_E5M2: 57344.0}
+SCALED = frozenset((DType.INT8, DType.UINT8))
+_LARGEST = {_FLOAT16: 65504.0, _BFLOAT16: 3.3895313892515355e38, DType.FP8_E4M3: 448.0, DType.FP8_E5M2: 57344.0}
 
 
 def packed(rows: NDArray[np.float32], dtype: DType, ranges: Ranges | None = None) -> NDArray[Any]:
@@ -54,7 +59,7 @@ def packed(rows: NDArray[np.float32], dtype: DType, ranges: Ranges | None = None
         return _to_bfloat16(rows)
     if dtype in _FP8:
         return _to_fp8(rows, dtype)
-    if dtype in _INT8:
+    if dtype in SCALED:
         return _to_int8(rows, ranges, is_signed=dtype is DType.INT8)
     bits = np.packbits(rows > 0, axis=-1)
     return (bits ^ 128).view(np.int8) if dtype is DType.BINARY else bits  # to flip the highest bit is to subtract 128
@@ -68,16 +73,18 @@ def rounded(rows: NDArray[np.float32], dtype: DType, ranges: Ranges | None = Non
     if dtype is _FLOAT16:
         return values.astype(np.float32)
     if dtype is _BFLOAT16:
-        return (values.astype(np.uint32) << 16).view(np.float32)
+        wide = values.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
     if dtype in _FP8:
-        return _fp8_numbers(dtype)[values]
+        return np.take(_fp8_numbers(dtype), values)
     return values
 
 
-def is_by_row(dtype: DType, num_dimensions: int, ranges: Ranges | None) -> bool:
+def is_by_row(num_dimensions: int, ranges: Ranges | None) -> bool:
     """Whether rows are scaled each by its own largest number. Ranges are of whole rows: cut and normalised again, their
     numbers are larger."""
-    return dtype in _INT8 and (ranges is None or ranges.shape[1] != num_dimensions)
+    return ranges is None or ranges.shape[1] != num_dimensions
 
 
 def scales_of(rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -88,7 +95,7 @@ def scales_of(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _check_range(rows: NDArray[np.float32], dtype: DType) -> None:
     if rows.size and max(rows.max(), -rows.min()) > _LARGEST[dtype]:
-        raise InvalidRequest(f"the rows have numbers that are too large for {dtype.value}; ask for float32 or bfloat16")
+        raise InvalidRequest(f"the rows have numbers that are too large for {dtype.value}; ask for float32")
 
 
 def _to_bfloat16(rows: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -98,8 +105,8 @@ def _to_bfloat16(rows: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _to_int8(rows: NDArray[np.float32], ranges: Ranges | None, *, is_signed: bool) -> NDArray[Any]:
-    if ranges is None or ranges.shape[1] != rows.shape[1]:
-        numbers = np.rint(rows / scales_of(rows)[:, None])  # from -127 to 127
+    if ranges is None or is_by_row(rows.shape[1], ranges):
+        numbers: NDArray[np.float32] = np.rint(rows / scales_of(rows)[:, None])  # from -127 to 127
         return numbers.astype(np.int8) if is_signed else (numbers + 128).astype(np.uint8)
     lowest, highest = ranges
     steps = (highest - lowest) / 255
@@ -109,8 +116,9 @@ def _to_int8(rows: NDArray[np.float32], ranges: Ranges | None, *, is_signed: boo
 
 def _to_fp8(rows: NDArray[np.float32], dtype: DType) -> NDArray[np.uint8]:
     """Found among all numbers that there are, since numpy has no such type."""
-    codes = np.searchsorted(_fp8_bounds(dtype), np.abs(rows)).astype(np.uint8)
-    return codes | (np.signbit(rows).astype(np.uint8) << 7)
+    codes: NDArray[np.uint8] = np.searchsorted(_fp8_bounds(dtype), np.abs(rows)).astype(np.uint8)
+    codes[np.signbit(rows)] |= 128
+    return codes
 
 
 @cache

@@ -41,7 +41,8 @@ class Container(enum.Enum):
 # Members are found slowly under their class, and most requests need several.
 _FLOAT, _BASE64, _BYTES, _BYTES_ONLY = Encoding
 _JSON, _MSGPACK, _RAW, _NPY = Container
-_IS_BYTES = frozenset((_BYTES, _BYTES_ONLY))
+BYTES = frozenset((_BYTES, _BYTES_ONLY))
+EVERY_CONTAINER = frozenset(Container)
 WITH_ROWS_ONLY = frozenset((_JSON, _RAW, _NPY))  # what a route offers that has no msgpack
 RAGGED_ONLY = frozenset((_JSON, _RAW))  # what is not one array has no .npy either
 
@@ -54,6 +55,7 @@ class RowForm:
     dtype: DType = DType.FLOAT32
     endianness: Endianness = Endianness.LITTLE
     container: Container = Container.JSON
+    several: tuple[tuple[str, "RowForm"], ...] = ()  # each row in all of these, by their names; then the rest is unused
 
     @property
     def has_rows_alone(self) -> bool:
@@ -67,8 +69,8 @@ class RowForm:
 
     def put_into(self, accepted: Container, offers: frozenset[Container]) -> "RowForm":
         """In what the `accept` header prefers, if the route offers it; else JSON, which has no place for bytes."""
-        container = accepted if accepted in offers else _JSON
-        if container is _JSON and self.encoding in _IS_BYTES:
+        container = accepted if accepted in offers and not self.several else _JSON
+        if container is _JSON and self.encoding in BYTES:
             container = _RAW
         if container is _JSON:
             return self
@@ -90,12 +92,21 @@ def row_bytes(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None = 
 
 
 def row_values(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None = None) -> Iterator[bytes]:
-    """One JSON value for each row: a list of numbers, or a string of base64. Takes a few rows at a time, see
-    time_slices. Raises InvalidRequest.
+    """One JSON value for each row: a list of numbers, a string of base64, or an object of several of these.
+
+    Takes a few rows at a time, see time_slices. Raises InvalidRequest.
     """
+    if form.several:
+        return _objects(rows, form, ranges)
     if form.encoding is _BASE64:
         return (b'"%b"' % pybase64.b64encode(row.data) for row in row_bytes(rows, form, ranges))
     return (numbers_as_json(row) for row in rounded(rows, form.dtype, ranges))
+
+
+def _objects(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None) -> Iterator[bytes]:
+    names = [b'"%b":' % name.encode() for name, _ in form.several]
+    for values in zip(*(row_values(rows, one, ranges) for _, one in form.several), strict=True):
+        yield b"{%b}" % b",".join(name + value for name, value in zip(names, values, strict=True))
 
 
 def numbers_as_json(numbers: NDArray[Any]) -> bytes:

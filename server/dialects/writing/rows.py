@@ -1,14 +1,14 @@
 """Rows in an answer, as JSON or alone. Knows no dialect's fields."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from server.dialects.route import Answer, Headers
-from server.dialects.writing.dtypes import DType, Ranges, is_by_row, rounded
+from server.dialects.writing.dtypes import SCALED, DType, Ranges, is_by_row, rounded
 from server.dialects.writing.forms import (
     FLOATS,
     Container,
@@ -19,6 +19,7 @@ from server.dialects.writing.forms import (
     row_bytes,
     row_values,
 )
+from server.dialects.writing.msgpack import list_head, msgpack_values
 from server.requests.errors import InvalidRequest
 from server.requests.time_slices import steps
 from server.requests.work import Embedded
@@ -52,9 +53,9 @@ def raw_headers(embedded: Embedded, form: RowForm, shape: tuple[int, ...], range
 
 def _scale_header(embedded: Embedded, form: RowForm, ranges: Ranges | None) -> Headers:
     """What int8 and uint8 were scaled by: each row by its own largest number, or all by the model's ranges."""
-    if form.dtype is not DType.INT8 and form.dtype is not DType.UINT8:
+    if form.dtype not in SCALED and not any(one.dtype in SCALED for _, one in form.several):
         return []
-    return [(b"x-embedline-scale", b"row" if is_by_row(form.dtype, embedded.rows.shape[1], ranges) else b"ranges")]
+    return [(b"x-embedline-scale", b"row" if is_by_row(embedded.rows.shape[1], ranges) else b"ranges")]
 
 
 async def rows_alone(
@@ -93,8 +94,18 @@ def _as_npy(values: NDArray[Any], form: RowForm) -> bytes:
     return b"".join((head.getvalue(), as_bytes(values)))
 
 
+async def in_container(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None = None) -> bytearray:
+    """A list with one value for each row, in JSON or msgpack."""
+    if form.container is not Container.MSGPACK:
+        return await as_json(rows, form, ranges)
+    out = bytearray(list_head(len(rows)))
+    async for part in steps(*rows.shape):
+        out += b"".join(msgpack_values(rows[part], form, ranges))
+    return out
+
+
 async def as_json(rows: NDArray[np.float32], form: RowForm = FLOATS, ranges: Ranges | None = None) -> bytearray:
-    """A list with one value for each row. Written into one buffer, because it can be a hundred megabytes."""
+    """The same in JSON. Written into one buffer, because it can be a hundred megabytes."""
     out = bytearray(b"[")
     async for part in steps(*rows.shape):
         if part.start:
@@ -103,6 +114,17 @@ async def as_json(rows: NDArray[np.float32], form: RowForm = FLOATS, ranges: Ran
             out += b",".join(row_values(rows[part], form, ranges))
         else:
             out += memoryview(numbers_as_json(rounded(rows[part], form.dtype, ranges)))[1:-1]
+    out += b"]"
+    return out
+
+
+async def as_list_of(items: AsyncIterable[bytes | bytearray]) -> bytearray:
+    """A JSON list of items that come one by one, so that they are never all held beside it."""
+    out = bytearray(b"[")
+    async for item in items:
+        if len(out) > 1:
+            out += b","
+        out += item
     out += b"]"
     return out
 

@@ -248,6 +248,12 @@ def test_the_form_of_rows(fields: dict[str, Any], form: RowForm) -> None:
         ({"encoding_format": "int8", "embed_dtype": "binary"}, "embed_dtype"),
         ({"encoding_format": "int8", "embedding_type": "float"}, "embedding_type"),
         ({"encoding_format": "float", "embedding_type": "base64"}, "embedding_type"),
+        ({"encoding_format": []}, "encoding_format"),
+        ({"encoding_format": ["float"] * 100}, "encoding_format"),
+        ({"encoding_format": ["float", "bytes"]}, "encoding_format"),
+        ({"encoding_format": ["float", "bits"]}, "encoding_format"),
+        ({"encoding_format": ["float", "int8"], "output_dtype": "int8"}, "output_dtype"),
+        ({"encoding_format": ["float", "int8"], "endianness": "big"}, "endianness"),
     ],
 )
 def test_a_form_that_there_is_not(fields: dict[str, Any], param: str) -> None:

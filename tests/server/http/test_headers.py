@@ -18,24 +18,38 @@ def test_without_headers_there_are_no_options() -> None:
     assert (options.request_class, options.deadline, options.accepts) == (None, math.inf, Container.JSON)
 
 
-@pytest.mark.holds("OpenAI's route")
+@pytest.mark.holds("Forms of rows")
 @pytest.mark.parametrize(
-    ("accept", "raw"),
+    ("accept", "container"),
     [
-        (b"application/octet-stream", True),
-        (b"application/octet-stream;q=0.9, application/json;q=0.1", True),
-        (b"application/octet-stream, application/json", True),
-        (b"text/plain, application/octet-stream", True),
-        (b"*/*, application/octet-stream", True),
-        (b"application/json, application/octet-stream", False),
-        (b"application/json", False),
-        (b"application/json, application/msgpack", False),  # as baseten-performance-client sends it
-        (b"*/*", False),
-        (b"", False),
+        (b"application/octet-stream", Container.RAW),
+        (b"Application/Octet-Stream", Container.RAW),
+        (b"application/octet-stream;q=0.9, application/json;q=0.1", Container.RAW),
+        (b"application/octet-stream;q=0.1, application/json;q=0.9", Container.JSON),
+        (b"application/json;q=0.5, application/octet-stream", Container.RAW),
+        (b"application/octet-stream, application/json", Container.RAW),
+        (b"application/json, application/octet-stream", Container.JSON),
+        (b"text/plain, application/octet-stream", Container.RAW),
+        (b"*/*, application/octet-stream", Container.RAW),
+        (b"application/*;q=0.9, application/octet-stream;q=0.2", Container.JSON),
+        (b"application/octet-stream;q=0", Container.JSON),
+        (b"application/octet-stream;q=0, application/x-npy;q=0.001", Container.NPY),
+        (b"application/octet-stream; charset=x ; q=0.5 ,application/npy;q=0.4", Container.RAW),
+        (b"application/octet-stream;q=nan", Container.JSON),
+        (b"application/octet-stream;q=1e9, application/json", Container.JSON),
+        (b"application/json", Container.JSON),
+        (b"application/json, application/msgpack", Container.MSGPACK),  # as baseten-performance-client sends it
+        (b"application/json, application/msgpack;q=0.9", Container.JSON),
+        (b"application/x-msgpack", Container.MSGPACK),
+        (b"text/html,application/xhtml+xml,*/*;q=0.8", Container.JSON),
+        (b"*/*", Container.JSON),
+        (b"", Container.JSON),
+        (b",;,;q=,", Container.JSON),
+        (b"\xff\xfe;q=1", Container.JSON),
     ],
 )
-def test_accept(accept: bytes, raw: bool) -> None:
-    assert read_options({b"accept": accept}).accepts is (Container.RAW if raw else Container.JSON)
+def test_accept(accept: bytes, container: Container) -> None:
+    assert read_options({b"accept": accept}).accepts is container
 
 
 @pytest.mark.holds("Two classes of work")
