@@ -23,7 +23,8 @@ from server.http.connection import head
 from server.metrics.declared import ALL
 from server.metrics.gauges import GAUGES
 from server.metrics.processes import PROCESS_GAUGES
-from server.requests import errors, pipeline
+from server.requests import errors, pipeline, row_sizes
+from server.requests.admission import room
 from server.settings import settings
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
@@ -113,7 +114,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
             (protocol.Protocol.max_rest_bytes, protocol.Protocol.rest_seconds),
             (128 << 20, 30),
         ),
-        ("have not read | 128 MiB in each frontend", answers.MAX_UNREAD_BYTES, 128 << 20),
+        ("have not read | 128 MiB, divided among the frontends", room.MAX_HELD_BYTES, 128 << 20),
         ("a connection between two requests | 90 s |", http_server._KEEP_ALIVE_SECONDS, 90),
         ("| 16 times that, at least 1 GiB,", (topology._OPEN_PAYLOAD_FACTOR, topology._GIB), (16, 1 << 30)),
         ("nothing of a body comes | 30 s |", asgi._PIECE_SECONDS, 30),
@@ -128,7 +129,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("objects in a body | 64, the body counted |", json_body._MAX_DEPTH, 64),
         ("that gives ids | 4,194,304 |", inputs._MAX_IDS, 4_194_304),
         ("characters of a text | 250 for each token", pieces.MAX_CHARS_PER_TOKEN, 250),
-        ("`/embed_all` | 256 MiB of float32 |", pipeline.MAX_TOKEN_ROW_BYTES, 256 << 20),
+        ("`/embed_all` | 256 MiB of float32 |", row_sizes.MAX_TOKEN_ROW_BYTES, 256 << 20),
         ("prompts counted | 1,048,576 |", tokenizer_pool.client.MAX_DETAIL_CHARS, 1_048_576),
         ("`/decode` | 1,048,576 |", tokenizer_pool.client.MAX_DECODE_IDS, 1_048_576),
         ("(1 to 86,400,000)", headers._MAX_TIMEOUT_MS, 86_400_000),

@@ -9,7 +9,6 @@ from batch_manager.client import BatchManagers
 from server.frontend.request_log import Logged, RequestLog
 from server.frontend.request_metrics import RequestMetrics
 from server.frontend.start import FrontendStart
-from server.http.answers import Answers
 from server.http.app import App, with_cors
 from server.http.auth import Keys
 from server.http.body import BodyReader
@@ -41,6 +40,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
         frontend=child.index,
         budgets=start.wait_budgets,
         max_requests=start.max_concurrent_requests,
+        max_held_bytes=start.max_held_bytes,
         keys=start.keys,
     )
 
@@ -60,7 +60,6 @@ async def serve(child: Child, start: FrontendStart) -> None:
         admission=admission,
         pipeline=Pipeline(admission, tokenizers, managers),
         bodies=BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
-        answers=Answers(),
         max_items=start.max_client_batch_size,
         has_documents_in_objects=start.rerank_document_format == "object",
         hosts=Hosts(start.hosts, origins=start.cors_allow_origin),

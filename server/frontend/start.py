@@ -19,6 +19,7 @@ class FrontendStart:
     wait_budgets: WaitBudgets
     max_connections: int
     max_concurrent_requests: int
+    max_held_bytes: int  # of large requests' rows and answers
     max_client_batch_size: int  # items of a request
     payload_limit: int  # bytes of a body
     open_payload_limit: int  # bytes of all open bodies

@@ -19,12 +19,13 @@ from starlette.routing import BaseRoute
 from server.dialects.route import Answer, Call, ErrorShape, Route
 from server.dialects.table import ROUTES
 from server.dialects.writing.openai_shapes import openai_error
-from server.http.answers import Answers
+from server.http.answers import WRITE_BUFFER_BYTES, send_answer
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send
 from server.http.headers import read_options, request_id
 from server.http.hosts import Hosts
 from server.requests.admission.admission import Admission
+from server.requests.admission.room import Held
 from server.requests.errors import EngineFailed, Forbidden, NotReady, RequestError, Unauthorized
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
@@ -75,7 +76,6 @@ class App:
         admission: Admission,
         pipeline: Pipeline,
         bodies: BodyReader,
-        answers: Answers,
         max_items: int,
         has_documents_in_objects: bool,
         hosts: Hosts,
@@ -87,7 +87,6 @@ class App:
         self._admission = admission
         self._pipeline = pipeline
         self._bodies = bodies
-        self._answers = answers
         self._max_items = max_items
         self._has_documents_in_objects = has_documents_in_objects
         self._hosts = hosts
@@ -119,6 +118,8 @@ class App:
                     trace.route = route.path
                     await self._send(request, await self._answer(route, request))
         finally:
+            if trace.held is not None:
+                trace.held.release()
             trace.status = trace.status or _CLIENT_LEFT  # it left while FastAPI was answering
             trace.end()
             self._finished(trace)
@@ -153,12 +154,20 @@ class App:
                     trace.encoding = call.form.label
                 result = await route.run(self._pipeline, work, trace)
                 answer = await route.encode(call, work, result)
-            self._answers.check(len(answer.body))
+            self._hold(trace, answer)
             return answer
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, route.error_shape)
         except Exception as error:
             return _failed(error, trace, call.error_shape if call else route.error_shape)
+
+    def _hold(self, trace: Trace, answer: Answer) -> None:
+        """Count a large answer until its client has read it, instead of the rows. Raises NotReady."""
+        num_bytes = len(answer.body) if len(answer.body) > WRITE_BUFFER_BYTES else 0
+        if num_bytes and trace.held is None:
+            trace.held = Held(self._admission.room_of(trace.request_class))
+        if trace.held is not None:
+            trace.held.change(num_bytes)
 
     async def _read(self, request: _Request) -> bytes:
         """The body. Raises PayloadTooLarge, Overloaded, BodyTooSlow and ClientLeft."""
@@ -197,7 +206,7 @@ class App:
         headers.append((b"content-length", b"%d" % len(answer.body)))
         headers.append((b"x-request-id", trace.request_id.encode()))
         try:
-            await self._answers.send(request.send, answer)
+            await send_answer(request.send, answer)
         except asyncio.CancelledError:  # the client left, or was cut off because it did not read
             trace.status, trace.error = _CLIENT_LEFT, "ClientLeft"
             raise

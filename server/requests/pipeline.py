@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from batch_manager.client import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
-from engine.types import QUERY_TOKEN, ROWS_OF_TOKENS, OutputKind, Results
+from engine.types import QUERY_TOKEN, OutputKind
 from server.requests.admission.admission import Admission, Admitted, Asked
-from server.requests.errors import DeadlineExceeded, InvalidRequest, UnsupportedTask
+from server.requests.errors import DeadlineExceeded, UnsupportedTask
 from server.requests.late_tokens import shaped
 from server.requests.models import ServedModel
-from server.requests.refusals import TOO_LARGE, batch_error, details_error, text_error
+from server.requests.refusals import batch_error, details_error, text_error
+from server.requests.row_sizes import bytes_to_hold, check_sparse_rows, check_token_rows
 from server.requests.trace import Trace
 from server.requests.work import Computed, DecodeRequest, Embedded, EmbedRequest, Request, TokenizeRequest, Work
 from tokenizer_pool.client import TokenizerPool
@@ -32,10 +33,6 @@ from wire.vocabulary import RequestClass
 
 BULK_ITEMS = 8  # a request of more items, or of more tokens, is bulk whatever it says
 BULK_TOKENS = 4096
-
-MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are five times that
-MAX_SPARSE_ROW_BYTES = 1 << 28  # of a request's sparse rows; as JSON they are four times that
-MAX_COMPARISONS = 1 << 34  # products of two numbers to compare token rows: about a second of a frontend
 
 _SCORES = OutputKind.LOGITS | OutputKind.TOKEN_LOGITS
 _CHARS_PER_TOKEN = 4  # about, to tell large requests to /tokenize from small ones
@@ -89,7 +86,9 @@ class Pipeline:
             trace.stage, trace.tokenize_seconds = "queue", time.perf_counter() - began
             admitted.correct(len(tokens.token_ids))
             trace.num_tokens = len(tokens.token_ids)
-            _check_size(request, tokens)
+            check_token_rows(request, tokens)
+            if num_bytes := bytes_to_hold(request, num_tokens=trace.num_tokens, encoding=trace.encoding):
+                await self._hold(trace, num_bytes)
             if request.num_queries and model.has_query_table:
                 tokens = _marked_queries(tokens, num_queries=request.num_queries)
             trace.seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [trace.num_tokens]
@@ -112,9 +111,15 @@ class Pipeline:
             raise batch_error(refused, request.name_of) from None
         trace.stage, trace.responds_since = "respond", time.perf_counter()
         trace.queue_seconds, trace.compute_seconds = answer.queue_seconds, answer.compute_seconds
-        _check_entries(answer.results)
+        check_sparse_rows(answer.results)
         trace.num_truncated = tokens.truncated.tobytes().count(1)
         return Computed(answer.results, tokens)
+
+    async def _hold(self, trace: Trace, num_bytes: int) -> None:
+        """Wait for room for the rows and the answer. Raises NotReady."""
+        if trace.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
+            trace.held.release()
+        trace.held = await self._admission.room_of(trace.request_class).take(num_bytes)
 
     def _measure(self, request: Work, trace: Trace) -> int:
         """The estimated number of tokens."""
@@ -255,25 +260,6 @@ def _names(outputs: OutputKind) -> str:
 def unsupported(model: ServedModel, lack: str) -> UnsupportedTask:
     """The error for what a model does not do. It says what the model does."""
     return UnsupportedTask(f"this model gives {lack}; it is for {model.task.value}")
-
-
-def _check_size(request: Work, tokens: TokenizedTexts) -> None:
-    """Raises InvalidRequest, before anything is computed, for more rows than a frontend can write or compare."""
-    if not request.outputs & ROWS_OF_TOKENS:
-        return
-    num_tokens = len(tokens.token_ids)
-    dimensions = request.model.token_dimensions or request.model.dimensions
-    num_query_tokens = int(tokens.offsets[request.num_queries])
-    comparisons = num_query_tokens * (num_tokens - num_query_tokens) * dimensions
-    if 4 * num_tokens * dimensions > MAX_TOKEN_ROW_BYTES or comparisons > MAX_COMPARISONS:
-        raise InvalidRequest(TOO_LARGE)
-
-
-def _check_entries(results: Results) -> None:
-    """Raises InvalidRequest for more sparse rows than a frontend can write. Their number is known only now."""
-    sparse = results.get(OutputKind.SPARSE)
-    if sparse is not None and sparse.values.nbytes > MAX_SPARSE_ROW_BYTES:
-        raise InvalidRequest(TOO_LARGE)
 
 
 def _marked_queries(tokens: TokenizedTexts, *, num_queries: int) -> TokenizedTexts:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from server.requests.admission.room import Held
+
 
 @dataclass(slots=True)
 class Trace:
@@ -33,6 +35,7 @@ class Trace:
     num_truncated: int = 0  # items that lost tokens
     num_body_bytes: int = 0  # of the request
     num_bytes: int = 0  # of the answer's body
+    held: Held | None = None  # large rows, then the large answer, as admission counts them
     read_seconds: float = 0.0
     tokenize_seconds: float = 0.0
     queue_seconds: float = 0.0  # the longest wait of a sequence for its batch

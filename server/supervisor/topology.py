@@ -16,6 +16,7 @@ from engine.machine import cores
 from engine.messages import EngineStart
 from server.frontend.start import FrontendStart
 from server.requests.admission.admission import WaitBudgets
+from server.requests.admission.room import MAX_HELD_BYTES
 from server.settings.api_keys import ApiKey, KeyFile
 from server.settings.settings import Settings
 from server.supervisor import open_files
@@ -223,6 +224,7 @@ class Topology:
             max_connections=open_files.max_connections(num_peers=len(self._tokenizers) + len(self._managers)),
             # the limits of the whole server, shared out among its frontends
             max_concurrent_requests=-(-settings.max_concurrent_requests // settings.frontends),
+            max_held_bytes=MAX_HELD_BYTES // settings.frontends,
             max_client_batch_size=settings.max_client_batch_size,
             payload_limit=settings.payload_limit,
             open_payload_limit=max(settings.payload_limit, self._open_payload_limit // settings.frontends),

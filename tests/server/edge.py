@@ -15,7 +15,6 @@ from server.dialects.route import Call, RequestOptions
 from server.dialects.table import ROUTES
 from server.dialects.writing.openai_shapes import openai_error
 from server.frontend.request_metrics import RequestMetrics
-from server.http.answers import Answers
 from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, Message
@@ -181,7 +180,8 @@ class Edge:
         *,
         max_bytes: int = 1000,
         max_requests: int = 10,
-        max_unread_bytes: int = 1 << 20,
+        max_held_bytes: int = 1 << 20,
+        max_wait: float = 1,
         is_loaded: bool = True,
         loaded: Json | None = None,
         hosts: Hosts | None = None,
@@ -198,7 +198,12 @@ class Edge:
         self.tokenizers = Tokenizers()
         self.managers = Managers()
         self.admission = Admission(
-            self.page, frontend=0, budgets=WaitBudgets(1, 10), max_requests=max_requests, keys=keys
+            self.page,
+            frontend=0,
+            budgets=WaitBudgets(max_wait, 10),
+            max_requests=max_requests,
+            max_held_bytes=max_held_bytes,
+            keys=keys,
         )
         self.pipeline = Pipeline(
             self.admission, cast(TokenizerPool, self.tokenizers), cast(BatchManagers, self.managers)
@@ -208,7 +213,6 @@ class Edge:
             admission=self.admission,
             pipeline=self.pipeline,
             bodies=BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
-            answers=Answers(max_unread_bytes),
             max_items=4,
             has_documents_in_objects=has_documents_in_objects,
             hosts=hosts or Hosts(None),

@@ -15,6 +15,7 @@ from server.requests.admission.expected_wait import Ahead, ModelPage
 from server.requests.admission.key_ceilings import KeyCeilings
 from server.requests.admission.key_shares import KeyShare, KeyShares, Turn
 from server.requests.admission.return_times import ReturnTimes
+from server.requests.admission.room import MAX_HELD_BYTES, Room
 from server.requests.errors import InvalidRequest, Overloaded
 from server.settings.api_keys import ApiKey
 from wire.page import Page
@@ -24,6 +25,9 @@ _SPECIAL_TOKENS = 2  # about what a model adds to a text
 _LEARNING_RATE = 0.05  # weight of the newest request in the characters-to-tokens ratio
 _SPARE = 1.1  # times the expected time must fit before a deadline: rates are estimates, and answers have a way to go
 _ALONE = Turn(ahead=1.0, of_engines=1.0, is_over=False)
+
+# Queries with large rows have room of their own, or they would wait behind bulk.
+_QUARTERS_OF_ROOM = {RequestClass.INTERACTIVE: 1, RequestClass.BULK: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Admission:
         frontend: int,
         budgets: WaitBudgets,
         max_requests: int,
+        max_held_bytes: int = MAX_HELD_BYTES,
         keys: Sequence[ApiKey] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +71,10 @@ class Admission:
         self._models = [ModelPage(page, model) for model in range(page.num_models)]
         self._budgets = budgets
         self._max_requests = max_requests
+        self._rooms = {
+            request_class.name.lower(): Room(max_held_bytes * share // 4, max_wait=budgets.of(request_class))
+            for request_class, share in _QUARTERS_OF_ROOM.items()
+        }
         self._keys = KeyShares(keys, num_places=page.num_keys)
         self._clock = clock
         self._ceilings = KeyCeilings(page, frontend=frontend)
@@ -106,6 +115,10 @@ class Admission:
         if self._num_requests > self._max_requests:
             message = "too many requests are open; see --max-concurrent-requests"
             raise Overloaded(message, retry_after=1.0, reason="concurrency")
+
+    def room_of(self, request_class: str) -> Room:
+        """Where large rows and answers of a class are counted; "" is of what no engine computes."""
+        return self._rooms["bulk" if request_class == "bulk" else "interactive"]
 
     def admit(self, asked: Asked) -> "Admitted":
         """Raises Overloaded for a request that would wait too long behind the others or be late for its own deadline,

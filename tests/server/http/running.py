@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from server.dialects.route import Answer
-from server.http.answers import Answers
+from server.http.answers import send_answer
 from server.http.body import Receive, Scope, Send
 from server.http.http_server import HttpServer
 from server.requests.errors import RequestError
@@ -38,7 +38,7 @@ class App:
             self.reading.set()
             body = await whole_body(receive)
             self.waiting.put_nowait(None)
-            await Answers().send(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
+            await send_answer(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
             return
         try:
             if scope["path"] != "/now":
@@ -50,10 +50,10 @@ class App:
             self.cancelled.put_nowait(None)
             if scope["path"] == "/wait":
                 raise
-            await Answers().send(send, Answer(503, [(b"content-length", b"5")], b"sorry"))
+            await send_answer(send, Answer(503, [(b"content-length", b"5")], b"sorry"))
             return
         body = scope["path"].encode()
-        await Answers().send(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
+        await send_answer(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
 
 
 async def whole_body(receive: Receive) -> bytes:

@@ -14,7 +14,7 @@ import uvloop
 
 from server.dialects.route import Answer
 from server.http import http_server
-from server.http.answers import Answers
+from server.http.answers import send_answer
 from server.http.body import Receive, Scope, Send
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate, copied, load
@@ -35,7 +35,7 @@ class App:
         is_large = scope["path"] == "/large"
         body = LARGE if is_large else scope["scheme"].encode()
         self.num_unread_answers += is_large
-        await Answers().send(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
+        await send_answer(send, Answer(200, [(b"content-length", b"%d" % len(body))], body))
         self.num_unread_answers -= is_large
 
 

@@ -1,4 +1,4 @@
-"""Answers whose clients do not read them: their bytes are counted, and there is a limit on them."""
+"""Answers whose clients do not read them: their bytes and those of the rows are counted, and have a limit."""
 
 import asyncio
 import json
@@ -6,19 +6,21 @@ import json
 import numpy as np
 import pytest
 
-from server.http.answers import MAX_UNREAD_BYTES, WRITE_BUFFER_BYTES, Answers
-from server.requests.errors import NotReady
-from tests.server.edge import Edge
+from batch_manager.messages import Refusal, RequestRefused
+from server.http.answers import WRITE_BUFFER_BYTES
+from server.requests.admission.room import Room
+from tests.server.edge import Edge, ready_state
 from tests.server.http.bare import Bare, Connected, turns
 from tests.server.http.running import POST
+from wire.control import Json
 
-LIMIT = 1_200_000
+LIMIT = 1_200_000  # bytes of queries: a quarter of the room
 OPENAI, TEI = b"v1/embeddings", b"embed"
 
 
 def edge() -> Edge:
     """Each answer of 4 items has about 500,000 bytes as JSON."""
-    made = Edge(max_unread_bytes=LIMIT)
+    made = Edge(max_held_bytes=4 * LIMIT, max_wait=0)
     made.managers.rows = np.random.default_rng(7).standard_normal((4, 10_000), np.float32)
     return made
 
@@ -64,7 +66,7 @@ def test_answers_that_nobody_reads_have_a_limit(path: bytes) -> None:
         for client in clients:
             client.transport.abort()
         await turns()
-        assert served.app._answers._num_unread_bytes == 0
+        assert served.admission.room_of("interactive").num_held_bytes == 0
         server.close()
 
     asyncio.run(test())
@@ -74,7 +76,7 @@ def test_answers_that_nobody_reads_have_a_limit(path: bytes) -> None:
 def test_small_answers_and_the_only_large_one_are_never_refused() -> None:
     async def test() -> None:
         served = edge()
-        served.app._answers = Answers(1000)
+        served.admission._rooms["interactive"] = Room(1000, max_wait=0)
         server = Bare(served.app)
         large = await unread(server, request(OPENAI))
         assert large.transport.num_unread > 200_000
@@ -91,10 +93,52 @@ def test_small_answers_and_the_only_large_one_are_never_refused() -> None:
     asyncio.run(test())
 
 
-def test_the_limit_counts_what_is_held() -> None:
-    answers = Answers()
-    answers.check(10 * MAX_UNREAD_BYTES)
-    answers._num_unread_bytes = MAX_UNREAD_BYTES
-    answers.check(WRITE_BUFFER_BYTES)
-    with pytest.raises(NotReady):
-        answers.check(WRITE_BUFFER_BYTES + 1)
+@pytest.mark.holds("Limits")
+def test_rows_are_not_computed_until_there_is_room() -> None:
+    """Room is taken before a request is submitted; who leaves while it waits is never submitted."""
+
+    async def test() -> None:
+        served = Edge(max_held_bytes=1, loaded=state_of_large_rows())
+        served.managers.gate = asyncio.Event()
+        server = Bare(served.app)
+        first, leaving, last = [await unread(server, request(OPENAI)) for _ in range(3)]
+        assert len(served.managers.submitted) == 1
+        leaving.transport.abort()
+        await turns(20)
+        assert len(served.managers.submitted) == 1
+        first.transport.abort()
+        await turns(20)
+        assert len(served.managers.submitted) == 2
+        last.transport.is_read = True
+        served.managers.gate.set()
+        await turns(20)
+        assert last.statuses() == [200]
+        await turns()
+        assert served.admission.room_of("interactive").num_held_bytes == 0
+        server.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.holds("Limits")
+def test_a_request_that_fails_gives_its_room_back() -> None:
+    async def test() -> None:
+        served = Edge(max_held_bytes=1, loaded=state_of_large_rows())
+        served.managers.error = RequestRefused(Refusal.ENGINE_FAILED)
+        server = Bare(served.app)
+        for _ in range(2):
+            client = server.connect()
+            await client.send(request(OPENAI))
+            await turns(20)
+            assert client.statuses() == [500]
+            assert served.admission.room_of("interactive").num_held_bytes == 0
+        assert len(served.managers.submitted) == 2
+        server.close()
+
+    asyncio.run(test())
+
+
+def state_of_large_rows() -> Json:
+    state = ready_state()
+    state["models"][0]["info"] |= {"dimensions": 10_000}
+    return state

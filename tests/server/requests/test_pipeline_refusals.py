@@ -18,7 +18,7 @@ from server.requests.errors import (
     RequestError,
     UnsupportedTask,
 )
-from server.requests.pipeline import MAX_TOKEN_ROW_BYTES
+from server.requests.row_sizes import MAX_TOKEN_ROW_BYTES
 from server.requests.trace import Trace
 from server.requests.work import EmbedRequest
 from tests.server.edge import Edge, served_model
@@ -146,7 +146,7 @@ def test_rows_of_tokens_that_nobody_could_write_are_refused_before_they_are_comp
     model = served_model(**{"dimensions": size, "token_dimensions": size, **dimensions})
 
     async def run() -> None:
-        edge = Edge()
+        edge = Edge(max_held_bytes=1 << 40)
         for texts in (["one", "three"], ["one", "threes"]):
             request = a_request(model=model, outputs=OutputKind.TOKENS, texts=texts)
             if texts[1] == "three":

@@ -26,6 +26,7 @@ FRONTEND = FrontendStart(
     wait_budgets=WaitBudgets(1.0, 2.5),
     max_connections=9,
     max_concurrent_requests=1,
+    max_held_bytes=8,
     max_client_batch_size=2,
     payload_limit=3,
     open_payload_limit=4,

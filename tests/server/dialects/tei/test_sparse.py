@@ -11,7 +11,7 @@ from engine.types import QUERY_TOKEN, OutputKind
 from server.dialects.tei.hybrid import decode
 from server.dialects.tei.sparse import sparse_by_item
 from server.dialects.writing.ragged import sparse_bytes, sparse_headers
-from server.requests import pipeline
+from server.requests import pipeline, row_sizes
 from server.requests.errors import InvalidRequest
 from server.requests.work import Embedded
 from tests.server.asking import RAW, ask, tei_error
@@ -246,6 +246,6 @@ def test_no_outputs_are_all() -> None:
 
 @pytest.mark.holds("Limits")
 def test_more_sparse_rows_than_anybody_could_write_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "MAX_SPARSE_ROW_BYTES", 1)
+    monkeypatch.setattr(row_sizes, "MAX_SPARSE_ROW_BYTES", 1)
     status, _, message = tei_error(ask("/embed_sparse", TEXTS, OutputKind.SPARSE))
     assert (status, "send fewer inputs" in message) == (422, True)
