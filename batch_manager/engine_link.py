@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from batch_manager.batches import Batch
+from batch_manager.scheduling.batches import Batch
 from engine import messages
 from engine.types import (
     ROWS_OF_TOKENS,

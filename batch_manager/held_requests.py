@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from batch_manager.batches import Batch, Request, Slice
 from batch_manager.messages import Submission
+from batch_manager.scheduling.batches import Batch, Request, Slice
 from engine.types import OutputKind, Results, Rows
 from wire.connection import Connection
 from wire.frames import Buffer

@@ -10,14 +10,15 @@ import time
 from collections.abc import Sequence
 
 from batch_manager import messages
-from batch_manager.batches import Batch, Release, Request
 from batch_manager.engine_link import EngineLink, Shapes
-from batch_manager.health import Loss
 from batch_manager.held_requests import HeldRequest, pack
 from batch_manager.messages import Answer, EngineAddress, Policy, Refusal, RequestRefused, Submission
 from batch_manager.published import publish
 from batch_manager.quarantine import Quarantine
-from batch_manager.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
+from batch_manager.scheduling.batches import Batch, Release, Request
+from batch_manager.scheduling.effects import Dispatch, Effect, Probe, Refuse, Restart
+from batch_manager.scheduling.health import Loss
+from batch_manager.scheduling.scheduler import Scheduler
 from engine.types import EngineErrorKind, EngineLimits, Results
 from wire.connection import Connection
 from wire.frames import PayloadTooLarge

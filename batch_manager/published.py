@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from batch_manager import forecast
-from batch_manager.model import Model
+from batch_manager.scheduling import forecast
+from batch_manager.scheduling.model import Model
 from wire.page import Page
 from wire.vocabulary import RequestClass
 

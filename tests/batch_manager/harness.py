@@ -5,10 +5,11 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from batch_manager.batches import Batch, Release, Request, Slice
-from batch_manager.engines import Engine, Lane, in_lane
 from batch_manager.messages import Policy, Refusal
-from batch_manager.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
+from batch_manager.scheduling.batches import Batch, Release, Request, Slice
+from batch_manager.scheduling.effects import Dispatch, Effect, Probe, Refuse, Restart
+from batch_manager.scheduling.engines import Engine, Lane, in_lane
+from batch_manager.scheduling.scheduler import Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from wire.vocabulary import RequestClass
 

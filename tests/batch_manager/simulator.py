@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from batch_manager.batches import Batch, Request
-from batch_manager.health import Loss
 from batch_manager.messages import Policy, Refusal
 from batch_manager.published import publish
-from batch_manager.scheduler import Dispatch, Effect, Probe, Refuse, Restart, Scheduler
+from batch_manager.scheduling.batches import Batch, Request
+from batch_manager.scheduling.effects import Dispatch, Effect, Probe, Refuse, Restart
+from batch_manager.scheduling.health import Loss
+from batch_manager.scheduling.scheduler import Scheduler
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from server.requests.admission.admission import Admission, Admitted, Asked, WaitBudgets
 from server.requests.errors import Overloaded

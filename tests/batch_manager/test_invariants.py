@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from batch_manager.batches import Release
 from batch_manager.messages import Policy, Refusal
+from batch_manager.scheduling.batches import Release
 from engine.types import EngineErrorKind, EngineLimits, OutputKind
 from tests.batch_manager.harness import Harness, Sequence, limits, sequences
 from wire.vocabulary import RequestClass

@@ -2,8 +2,8 @@
 
 import pytest
 
-from batch_manager.engines import Rate
 from batch_manager.messages import Policy, Refusal
+from batch_manager.scheduling.engines import Rate
 from engine.types import EngineLimits
 from tests.batch_manager.harness import BULK, Harness, limits
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from batch_manager.engines import Rate
+from batch_manager.scheduling.engines import Rate
 from tests.batch_manager.harness import Harness, limits
 
 

@@ -1,7 +1,7 @@
 """Why each batch was no larger: what operators read to know whether engines or clients are the bottleneck."""
 
-from batch_manager.batches import Release
 from batch_manager.messages import Policy
+from batch_manager.scheduling.batches import Release
 from engine.types import EngineErrorKind, OutputKind
 from tests.batch_manager.harness import BULK, Harness, limits
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batch_manager.batches import Release
-from batch_manager.health import CANARY_SECONDS, MAX_FAILURES, MAX_REFUTED, Loss
 from batch_manager.messages import Refusal
+from batch_manager.scheduling.batches import Release
+from batch_manager.scheduling.health import CANARY_SECONDS, MAX_FAILURES, MAX_REFUTED, Loss
 from engine.types import EngineErrorKind
 from tests.batch_manager.harness import Harness, Sequence, limits, sequences
 from tests.batch_manager.simulator import Sickness, Simulator

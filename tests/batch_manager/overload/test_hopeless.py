@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from batch_manager import forecast
 from batch_manager.messages import Policy, Refusal
+from batch_manager.scheduling import forecast
 from tests.batch_manager.harness import BULK, Harness, limits
 
 pytestmark = pytest.mark.holds("Expired work never reaches an engine", "Deadlines")

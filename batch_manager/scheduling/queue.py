@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batch_manager.batches import Batch, Request, Slice
-from batch_manager.shares import Shares
+from batch_manager.scheduling.batches import Batch, Request, Slice
+from batch_manager.scheduling.shares import Shares
 
 # Keys take turns of about so many tokens: within a batch their order does not matter, and small turns would cut
 # requests into more slices than needed.

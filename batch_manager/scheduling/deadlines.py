@@ -4,7 +4,7 @@ import heapq
 import itertools
 import math
 
-from batch_manager.batches import Request
+from batch_manager.scheduling.batches import Request
 
 _MIN_HEAP_SIZE = 1024
 

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from batch_manager.backlog import Backlog
-from batch_manager.batches import Batch, Release, Request, Slice
-from batch_manager.deadlines import Deadlines
-from batch_manager.engines import Engine, Lane, Rate, Sizes, claims, in_lane, share, with_room
 from batch_manager.messages import Policy
-from batch_manager.queue import Queue
+from batch_manager.scheduling.backlog import Backlog
+from batch_manager.scheduling.batches import Batch, Release, Request, Slice
+from batch_manager.scheduling.deadlines import Deadlines
+from batch_manager.scheduling.engines import Engine, Lane, Rate, Sizes, claims, in_lane, share, with_room
+from batch_manager.scheduling.queue import Queue
 from engine.types import EngineLimits
 from wire.vocabulary import NUM_CLASSES, RequestClass
 

@@ -1,7 +1,7 @@
 """What becomes of a batch that gives no rows. Changes a Model; the scheduler refuses what is returned.
 
-- It failed and the engine goes on: the engine may be sick (see `batch_manager.health`), so the batch as it is goes to
-  another engine of the model. Where there is none, or where it fails again, its halves are tried as batches of their
+- It failed and the engine goes on: the engine may be sick (see `health`), so the batch as it is goes to another engine
+  of the model. Where there is none, or where it fails again, its halves are tried as batches of their
   own, before new work of their class, and halves of those; a sequence that failed alone on two engines, or on the only
   one, is refused. So a sequence of a batch of n fails at most 2 log2(n) + 4 times. A batch that is too large for the
   memory is halved at once.
@@ -20,9 +20,9 @@ Whatever is tried again is refused instead if its deadline has come or its clien
 import math
 from collections.abc import Sequence
 
-from batch_manager.batches import Batch, Slice, by_class, halves, num_seqs, parts
-from batch_manager.engines import Engine
-from batch_manager.model import Model
+from batch_manager.scheduling.batches import Batch, Slice, by_class, halves, num_seqs, parts
+from batch_manager.scheduling.engines import Engine
+from batch_manager.scheduling.model import Model
 from engine.types import EngineErrorKind
 
 _FEW = 16  # sequences that are tried one by one: a group would save few batches and cost a death

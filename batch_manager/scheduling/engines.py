@@ -3,10 +3,10 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from batch_manager.backlog import Budget
-from batch_manager.batches import Batch
-from batch_manager.health import Health
 from batch_manager.messages import Policy
+from batch_manager.scheduling.backlog import Budget
+from batch_manager.scheduling.batches import Batch
+from batch_manager.scheduling.health import Health
 from engine.types import EngineLimits
 from wire.vocabulary import RequestClass
 

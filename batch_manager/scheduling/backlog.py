@@ -22,19 +22,19 @@ If only 100 tokens of interactive work wait beside small bulk sequences, bulk fi
 Engines that put urgent batches first (`EngineLimits`) get batches of each class independently of the other, so here
 nothing is owed; what bulk gets of such an engine is up to `Engine.owes_bulk`.
 
-Inside a class, API keys share what it gets (`batch_manager.shares`).
+Inside a class, API keys share what it gets (see `shares`).
 
-Suspects (see `batch_manager.retries`) wait in the place of their class: it is their class's turn when they are
-computed, and while other work of their class waits too, the two take turns, so a thousand suspects hold nobody up for
-more than a batch each, and do not wait without end themselves.
+Suspects (see `retries`) wait in the place of their class: it is their class's turn when they are computed, and while
+other work of their class waits too, the two take turns, so a thousand suspects hold nobody up for more than a batch
+each, and do not wait without end themselves.
 """
 
 import math
 from dataclasses import dataclass
 
-from batch_manager.batches import Batch, Release, Request, halves
-from batch_manager.queue import Queue
-from batch_manager.shares import Shares
+from batch_manager.scheduling.batches import Batch, Release, Request, halves
+from batch_manager.scheduling.queue import Queue
+from batch_manager.scheduling.shares import Shares
 from engine.types import OutputKind
 from wire.vocabulary import NUM_CLASSES, RequestClass
 

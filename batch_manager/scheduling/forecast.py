@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 
-from batch_manager.batches import Batch, Request
-from batch_manager.model import Model
+from batch_manager.scheduling.batches import Batch, Request
+from batch_manager.scheduling.model import Model
 from wire.vocabulary import RequestClass
 
 
