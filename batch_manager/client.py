@@ -76,6 +76,10 @@ class _Manager:
                 self._link.send(messages.CANCEL, request_id)
             raise
 
+    def refute(self, model: int) -> None:
+        """Tell it that another one computed a request that had failed on its only engine of this model."""
+        self._link.send(messages.REFUTED, 0, messages.encode_refuted(model))
+
     def _up(self) -> None:
         """Send what was submitted while the link was down."""
         self.is_up = True
@@ -147,7 +151,7 @@ class BatchManagers:
         for _ in range(_MAX_TRIES):
             index = self._choose(submission.model, but=failed_at)
             try:
-                return await self._managers[index].ask(request_id, payload)
+                answer = await self._managers[index].ask(request_id, payload)
             except _ManagerLost:
                 # not this request's fault as far as anybody knows: a long one is there at many deaths
                 reason = RequestRefused(Refusal.NO_ENGINE, retry_after=_RETRY_SECONDS)
@@ -162,6 +166,10 @@ class BatchManagers:
                 if refused.reason is not Refusal.NO_ENGINE or not self._has_engine(submission.model):
                     raise
                 reason = refused
+            else:
+                if failed_at >= 0 and index != failed_at:
+                    self._managers[failed_at].refute(submission.model)
+                return answer
         raise reason
 
     def _may_pass_elsewhere(self, model: int, index: int) -> bool:

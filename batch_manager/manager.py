@@ -116,6 +116,9 @@ class Manager:
                 del self._held[request_id]
                 self._scheduler.cancel(request_id)
                 self._changed()
+        elif kind == messages.REFUTED:
+            self._scheduler.refuted(messages.decode_refuted(payload))
+            self._changed()
 
     def _submit(self, connection: Connection, frame_id: int, submission: Submission) -> None:
         assert submission.model < len(self._models), "the model is one of those served"

@@ -1,6 +1,6 @@
 """What a batch manager is sent and what it sends.
 
-The supervisor sends START. A frontend sends SUBMIT, answered by ANSWER or REFUSED under the same id, and CANCEL.
+The supervisor sends START. A frontend sends SUBMIT, answered by ANSWER or REFUSED under the same id; CANCEL; REFUTED.
 """
 
 import enum
@@ -17,10 +17,12 @@ SUBMIT = 0x0300
 ANSWER = 0x0301
 REFUSED = 0x0302
 CANCEL = 0x0303  # no payload, no answer
+REFUTED = 0x0304  # model (u16); a request that failed there was computed by another batch manager; no answer
 
 # model (u16), class (u8), has token types (u8), outputs (u16), key (u16), deadline in time.monotonic() seconds
 # or inf (f64), weight of the key (f32), sequences (u32); then int32 lengths [n], ids, token types
 _SUBMIT = struct.Struct("<HBBHHdfI")
+_REFUTED = struct.Struct("<H")
 _ANSWER = struct.Struct("<dd")  # seconds waiting, seconds computing; then the rows as engine.messages has them
 _REFUSED = struct.Struct("<Bif")  # reason, index of the sequence (-1 = none), seconds after which to try again
 
@@ -161,3 +163,14 @@ def decode_refused(payload: memoryview) -> RequestRefused:
     """The inverse of `encode_refused`."""
     reason, index, retry_after = _REFUSED.unpack(payload)
     return RequestRefused(Refusal(reason), index, retry_after=retry_after)
+
+
+def encode_refuted(model: int) -> list[Buffer]:
+    """REFUTED."""
+    return [_REFUTED.pack(model)]
+
+
+def decode_refuted(payload: memoryview) -> int:
+    """The inverse of `encode_refuted`."""
+    (model,) = _REFUTED.unpack(payload)
+    return int(model)

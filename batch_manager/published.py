@@ -20,6 +20,7 @@ def publish(models: Sequence[Model], page: Page, *, index: int, now: float) -> N
             page.oldest_since[index, number, request_class] = 0.0 if oldest == math.inf else oldest
         if model.tokens_per_second:  # else what the predecessor of this process found is the best guess
             page.tokens_per_second[index, number] = model.tokens_per_second
+            page.streams[index, number] = model.num_streams
             page.batch_seconds[index, number] = forecast.batch_seconds(model, now)
         page.engines_ready[index, number] = len(model.engines)
         page.last_batch_at[index, number] = model.last_batch_at

@@ -1,13 +1,16 @@
-"""The shared page: numbers that any process may read without asking, each written by one process.
+"""The shared page: numbers that any process may read without asking, each written by one process at a time.
 
 It is an anonymous memory file (memfd) made by the supervisor and inherited by the others as a
 descriptor, so it needs no name and goes with the last process. Every cell is 8 bytes and aligned,
 so a reader sees an old value or a new one, never half of each.
 """
 
+import contextlib
+import fcntl
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from typing import Self, TypeVar
 
 import numpy as np
@@ -17,7 +20,7 @@ from wire.vocabulary import NUM_CLASSES
 
 _HEADER = struct.Struct("<8sIIIII")  # magic, version, frontends, batch managers, models, keys
 _MAGIC = b"EMBLPAGE"
-_VERSION = 2
+_VERSION = 3
 _Cell = TypeVar("_Cell", np.int64, np.float64)
 _CELLS_AT = 64  # bytes: the header's own cache line
 
@@ -28,6 +31,7 @@ class Page:
     queued_tokens      int64   [M, N, C]  tokens held by a batch manager: waiting or in an engine
     tokens_per_second  float64 [M, N]     measured rate of a batch manager's ready engines, or of the last ones
                                while none is there; 0 = not known yet
+    streams            int64   [M, N]     streams of these engines, each as fast as the others; 0 = not known yet
     engines_ready      int64   [M, N]     how many of its engines can take a batch now
     oldest_since       float64 [M, N, C]  time.monotonic() at which the oldest waiting item came; 0 = none waits
     last_batch_at      float64 [M, N]     time.monotonic() of the last finished batch; 0 = none yet
@@ -38,12 +42,14 @@ class Page:
     admitted_tokens    int64   [F, N, C]  tokens that a frontend let in and has no answer for; estimated until they are
                                tokenized
     admitted_by_key    int64   [F, N, C, K]  the same by API key, where there are several
+    key_names          int64   [K]        hash of the name of the key whose place it is; 0 = nobody's
     spent_minute       int64   [F, K]     the minute (of time.monotonic()) in which a key last spent tokens
     spent_tokens       int64   [F, K]     what it spent in that minute
     spent_before       int64   [F, K]     what it spent in the minute before that one
 
-    The first eight are written by their batch manager, the others by their frontend. The supervisor clears the row of a
-    process that died, but not what keys have spent: the next process goes on with that.
+    The first nine are written by their batch manager, `key_names` by any frontend that holds the lock, the others by
+    their frontend. The supervisor clears the row of a process that died, but not what keys have spent: the next process
+    goes on with that.
     """
 
     def __init__(self, fd: int, num_frontends: int, num_managers: int, num_models: int, num_keys: int) -> None:
@@ -55,6 +61,7 @@ class Page:
         by_class = (num_managers, num_models, NUM_CLASSES)
         self.queued_tokens: NDArray[np.int64] = self._take(np.int64, by_class)
         self.tokens_per_second: NDArray[np.float64] = self._take(np.float64, by_class[:2])
+        self.streams: NDArray[np.int64] = self._take(np.int64, by_class[:2])
         self.engines_ready: NDArray[np.int64] = self._take(np.int64, by_class[:2])
         self.oldest_since: NDArray[np.float64] = self._take(np.float64, by_class)
         self.last_batch_at: NDArray[np.float64] = self._take(np.float64, by_class[:2])
@@ -64,6 +71,7 @@ class Page:
         by_key = (num_frontends, num_models, NUM_CLASSES, num_keys)
         self.admitted_tokens: NDArray[np.int64] = self._take(np.int64, by_key[:3])
         self.admitted_by_key: NDArray[np.int64] = self._take(np.int64, by_key)
+        self.key_names: NDArray[np.int64] = self._take(np.int64, (num_keys,))
         spent = (num_frontends, num_keys)
         self.spent_minute: NDArray[np.int64] = self._take(np.int64, spent)
         self.spent_tokens: NDArray[np.int64] = self._take(np.int64, spent)
@@ -73,9 +81,9 @@ class Page:
     def create(cls, *, num_frontends: int, num_managers: int, num_models: int, num_keys: int = 1) -> Self:
         """Make a page of zeros; its descriptor is `fd`."""
         fd = os.memfd_create("embedline-page", os.MFD_CLOEXEC)
-        of_managers = num_managers * num_models * (4 + 4 * NUM_CLASSES)
+        of_managers = num_managers * num_models * (5 + 4 * NUM_CLASSES)
         of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + num_keys) + 3 * num_keys)
-        os.ftruncate(fd, _CELLS_AT + 8 * (of_managers + of_frontends))
+        os.ftruncate(fd, _CELLS_AT + 8 * (of_managers + of_frontends + num_keys))
         os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, num_frontends, num_managers, num_models, num_keys), 0)
         return cls(fd, num_frontends, num_managers, num_models, num_keys)
 
@@ -86,6 +94,15 @@ class Page:
         if magic != _MAGIC or version != _VERSION:
             raise ValueError(f"descriptor {fd} is not a shared page of version {_VERSION}")
         return cls(fd, *counts)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """While no other process is in such a block. For moments only, as the others stand still."""
+        fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
     def clear_manager(self, index: int) -> None:
         """Forget what a dead batch manager published."""

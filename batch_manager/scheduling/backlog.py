@@ -91,8 +91,7 @@ class Backlog:
         """When the oldest waiting request of one class arrived; inf where none waits."""
         if not self.num_tokens(request_class):
             return math.inf
-        queues = [queues[request_class] for queues in self._queues.values()]
-        return min(min(queue.oldest, queue.oldest_suspect) for queue in queues)
+        return min(queues[request_class].oldest for queues in self._queues.values())
 
     @property
     def has_suspects(self) -> bool:
@@ -125,7 +124,7 @@ class Backlog:
         queues = [queues[request_class] for queues in self._queues.values()]
         if all(queue.oldest_suspect == math.inf for queue in queues):
             return False
-        return not self._suspect_was_last[request_class] or all(queue.oldest == math.inf for queue in queues)
+        return not self._suspect_was_last[request_class] or not any(queue.has_others for queue in queues)
 
     def _take_suspect(self, request_class: RequestClass, budget: Budget) -> Batch:
         queue = min((queues[request_class] for queues in self._queues.values()), key=lambda queue: queue.oldest_suspect)

@@ -7,7 +7,8 @@ and its process is restarted. An engine may also pass each canary and fail all e
 and were computed by another engine: after MAX_REFUTED of them without one success of its own it is lost too. An input
 that fails everywhere shows nothing, so no client can have an engine restarted by sending such inputs.
 
-Rows may be wrong where nothing fails. So an engine that computes also gets a canary every CANARY_SECONDS.
+Rows may be wrong where nothing fails. So an engine that computes also gets a canary every CANARY_SECONDS, and soon
+after a batch that failed: what fails now and then may give wrong rows meanwhile.
 """
 
 import enum
@@ -15,6 +16,7 @@ import enum
 MAX_FAILURES = 3  # in a row
 MAX_REFUTED = 8  # of them, computed by another engine
 CANARY_SECONDS = 10.0  # one small batch in so long costs nothing that could be measured
+SOON_SECONDS = 1.0  # between canaries after failures, which a client's input may cause as often as it likes
 
 
 class Loss(enum.StrEnum):
@@ -55,11 +57,12 @@ class Health:
         self.num_failures = self._num_refuted = 0
         if self._checked_at is None:
             self._checked_at = now
-        self._is_due = now - self._checked_at >= CANARY_SECONDS
+        self._is_due |= now - self._checked_at >= CANARY_SECONDS
 
-    def failed(self) -> None:
+    def failed(self, now: float) -> None:
         """It gave no rows for a batch."""
         self.num_failures += 1
+        self._is_due |= self._checked_at is not None and now - self._checked_at >= SOON_SECONDS
         if self.num_failures >= MAX_FAILURES:
             self.is_suspected = True
 

@@ -23,6 +23,7 @@ class Model:
     queued_tokens  by class: waiting and in engines
     deadlines      by class: of what waits
     gives_up_at    time.monotonic() seconds after which work is refused for want of an engine; inf while there is one
+    num_streams    of all ready engines, or of those that were there last
     last_batch_at  time.monotonic() seconds of the last finished batch, 0 = none yet
     """
 
@@ -38,7 +39,7 @@ class Model:
         self.gives_up_at = now + policy.engine_restart_grace
         self.last_batch_at = 0.0
         self.last_interactive_at = -math.inf
-        self._num_streams = 0  # of all ready engines, or of those that were there last
+        self.num_streams = 0
         self._have_lanes = False  # whether all ready engines put urgent batches first
 
     @property
@@ -47,7 +48,7 @@ class Model:
 
         While no engine is there, what the last ones did: they will be back, and then what waits goes as fast.
         """
-        return self.rate.tokens_per_second * self._num_streams
+        return self.rate.tokens_per_second * self.num_streams
 
     @property
     def waits(self) -> bool:
@@ -85,7 +86,7 @@ class Model:
     def _note_limits(self) -> None:
         """While no engine is there, what the last one could take is the best guess."""
         if self.engines:
-            self._num_streams = sum(engine.limits.streams for engine in self.engines)
+            self.num_streams = sum(engine.limits.streams for engine in self.engines)
         self._have_lanes = all(engine.limits.puts_urgent_first for engine in self.engines)
         self.max_seqlen = min((engine.limits.max_seqlen for engine in self.engines), default=self.max_seqlen)
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from batch_manager.scheduling.arrivals import Arrivals
 from batch_manager.scheduling.batches import Batch, Request, Slice
 from batch_manager.scheduling.shares import Shares
 
@@ -43,10 +44,11 @@ class Queue:
     `num_tokens` is of everything, suspects too.
     """
 
-    __slots__ = ("_lines", "_retries", "_returned", "_shares", "_suspects", "_turns", "num_tokens")
+    __slots__ = ("_arrivals", "_lines", "_retries", "_returned", "_shares", "_suspects", "_turns", "num_tokens")
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
+        self._arrivals = Arrivals()
         self._lines: dict[int, _Line] = {}  # by key; each stays, as there are only so many keys
         # A heap of the keys that take turns, by what each had when it was put there. That only grows, so an entry that
         # is out of date lies too high, never too low, and is put right when it is looked at.
@@ -69,6 +71,7 @@ class Queue:
         line.slices.append(Slice(request, 0, request.num_seqs, num_tokens))
         request.waiting_tokens = num_tokens
         self.num_tokens += num_tokens
+        self._arrivals.add(request)
 
     def push_front(self, slices: Sequence[Slice]) -> None:
         """Slices that were in an engine, before everything else in their order."""
@@ -91,22 +94,33 @@ class Queue:
 
     @property
     def oldest(self) -> float:
-        """When the oldest request at the head of a line arrived, suspects left aside; inf where nothing else waits."""
+        """When the oldest request came of which something waits; inf where nothing does."""
+        return min(self._arrivals.oldest, self._oldest_back, self.oldest_suspect)
+
+    @property
+    def has_others(self) -> bool:
+        """Whether anything but suspects waits."""
         self._drop_closed()
-        arrivals = [_arrival(self._returned), *(_arrival(self._lines[key].slices) for _, key in self._turns)]
-        if self._retries:
-            arrivals += [piece.request.arrived for piece in self._retries[0].slices if piece.request.is_open]
-        return min(arrivals)
+        return bool(self._returned or self._retries) or self._next_line() is not None
 
     @property
     def turn(self) -> tuple[float, float]:
         """The queue of a class with the lowest comes next: what its next key has had, and when that key's next request
         arrived. What comes back from engines goes before all of it."""
-        self._drop_closed()
-        if self._returned or self._retries:
-            return -math.inf, self.oldest
+        back = self._oldest_back
+        if back < math.inf:
+            return -math.inf, back
         line = self._next_line()
         return (math.inf, math.inf) if line is None else (self._shares.had(line.key), line.slices[0].request.arrived)
+
+    @property
+    def _oldest_back(self) -> float:
+        """When the next request of each kind arrived that came back from an engine, suspects left aside."""
+        self._drop_closed()
+        back = self._returned[0].request.arrived if self._returned else math.inf
+        if self._retries:
+            back = min(back, *(piece.request.arrived for piece in self._retries[0].slices if piece.request.is_open))
+        return back
 
     @property
     def oldest_suspect(self) -> float:

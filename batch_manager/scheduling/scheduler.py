@@ -139,11 +139,17 @@ class Scheduler:
         if kind == EngineErrorKind.FATAL:
             return self.engine_lost(engine_id, now)
         engine.take(batch_id)
-        engine.health.failed()
+        engine.health.failed(now)
         refusals = self._refuse_late([batch], now)
         to_blame = retries.after_failure(self.models[engine.model], batch, engine=engine, kind=kind)
         reason = Refusal.NON_FINITE if kind == EngineErrorKind.NON_FINITE else Refusal.ENGINE_FAILED
         return refusals + [self._refuse(piece.request, reason, index=piece.start) for piece in to_blame]
+
+    def refuted(self, model: int) -> None:
+        """A request that failed on the only engine of a model here was computed by another batch manager's."""
+        engines = self.models[model].engines
+        if len(engines) == 1:  # else it is not known which
+            engines[0].health.refuted()
 
     # What time does
 

@@ -74,7 +74,7 @@ class Pipeline:
         num_tokens = self._measure(request, trace)
         request_class = _choose_class(request, trace, num_tokens)
         trace.stage = "admit"
-        asked = Asked(model.index, request_class, num_tokens, request.deadline, trace.key)
+        asked = Asked(model.index, request_class, num_tokens, request.deadline, trace.key, request.num_items)
         with self._admission.admit(asked) as admitted:
             return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
 

@@ -27,6 +27,7 @@ class Manager:
         self.path = str(path)
         self.submitted: asyncio.Queue[tuple[int, Submission]] = asyncio.Queue()
         self.cancelled: asyncio.Queue[int] = asyncio.Queue()
+        self.refuted: asyncio.Queue[int] = asyncio.Queue()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen()
@@ -63,6 +64,8 @@ class Manager:
     def _received(self, _: Connection, kind: int, request_id: int, payload: memoryview) -> None:
         if kind == messages.SUBMIT:
             self.submitted.put_nowait((request_id, messages.decode_submission(payload)))
+        elif kind == messages.REFUTED:
+            self.refuted.put_nowait(messages.decode_refuted(payload))
         else:
             assert kind == messages.CANCEL
             self.cancelled.put_nowait(request_id)
@@ -238,12 +241,17 @@ def test_what_failed_on_the_only_engine_of_a_manager_is_tried_once_elsewhere(tmp
                 if is_well:
                     second.answer(request_id, 1.0)
                     assert value(await asked) == 1.0
+                    assert await first.refuted.get() == 0  # the first learns that its engine is to blame
                     continue
                 second.refuse(request_id, reason)
                 with pytest.raises(RequestRefused) as refused:
                     await asked
                 assert refused.value.reason is reason
                 assert first.submitted.empty()
+                asked = asyncio.ensure_future(client.submit(submission(3)))
+                first.answer((await first.submitted.get())[0], 2.0)
+                assert value(await asked) == 2.0
+            assert first.refuted.empty(), "what failed everywhere refutes nobody"
 
     asyncio.run(scenario())
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from batch_manager.messages import Refusal
 from batch_manager.scheduling.batches import Release
-from batch_manager.scheduling.health import CANARY_SECONDS, MAX_FAILURES, MAX_REFUTED, Loss
+from batch_manager.scheduling.health import CANARY_SECONDS, MAX_FAILURES, MAX_REFUTED, SOON_SECONDS, Loss
 from engine.types import EngineErrorKind
 from tests.batch_manager.harness import Harness, Sequence, limits, sequences
 from tests.batch_manager.simulator import Sickness, Simulator
@@ -43,6 +43,46 @@ def fail_in_a_row(harness: Harness, engine_id: int, count: int) -> list[int]:
 
 def canary_is_in(harness: Harness, engine_id: int = 0) -> bool:
     return any(batch.is_canary for batch in harness.engines[engine_id].batches)
+
+
+def test_another_batch_managers_engines_refute_the_only_one_too() -> None:
+    """What fails on the only engine of a model here is tried by another batch manager."""
+    harness = with_engines(1)
+    for number in range(MAX_REFUTED):
+        harness.submit(10)
+        harness.fail(0)
+        while canary_is_in(harness):
+            harness.done(0)
+        assert not harness.restarted, number
+        harness.scheduler.refuted(0)
+    harness.tick()
+    assert [restart.loss for restart in harness.restarted] == [Loss.REFUTED]
+
+
+def test_of_two_engines_nobody_knows_which_was_refuted_elsewhere() -> None:
+    harness = with_engines(2)
+    for _ in range(MAX_REFUTED):
+        harness.scheduler.refuted(0)
+    harness.tick()
+    assert not harness.restarted
+
+
+def test_a_failure_now_and_then_brings_a_canary_at_most_once_a_second() -> None:
+    harness = with_engines(1)
+    harness.submit(10)
+    harness.done(0)
+    harness.advance(SOON_SECONDS)
+    for _ in range(2):
+        harness.submit(10)
+        harness.fail(0)
+        assert canary_is_in(harness)
+        harness.done(0)
+        harness.submit(10)
+        harness.fail(0)
+        assert not canary_is_in(harness)
+        harness.submit(10)
+        harness.done(0)
+        harness.advance(SOON_SECONDS)
 
 
 # Retries
@@ -294,11 +334,11 @@ def test_the_culprit_among_a_thousand_is_found_by_three_deaths_and_few_batches(o
 
 def test_a_group_of_suspects_that_fails_without_a_death_is_cleared() -> None:
     harness = Harness()
-    request = harness.offer(*[1] * 40)
-    harness.ready(engine_limits=limits(max_num_seqs=64))
+    request = harness.offer(*[1] * 80)
+    harness.ready(engine_limits=limits(max_num_seqs=128))
     harness.lose()
-    harness.ready(engine_limits=limits(max_num_seqs=64))
-    assert (harness.dispatched[1].num_seqs, harness.dispatched[1].is_suspect) == (7, True)
+    harness.ready(engine_limits=limits(max_num_seqs=128))
+    assert (harness.dispatched[1].num_seqs, harness.dispatched[1].is_suspect) == (9, True)
     harness.fail(0)
     assert not harness.dispatched[2].is_suspect
     harness.finish_all()
@@ -307,8 +347,8 @@ def test_a_group_of_suspects_that_fails_without_a_death_is_cleared() -> None:
 
 def test_a_group_of_suspects_that_is_too_large_for_another_engine_is_cut() -> None:
     harness = Harness()
-    request = harness.offer(*[1] * 40)
-    harness.ready(engine_limits=limits(max_num_seqs=64))
+    request = harness.offer(*[1] * 80)
+    harness.ready(engine_limits=limits(max_num_seqs=128))
     harness.lose()
     harness.ready(engine_limits=limits(max_num_seqs=3))
     harness.finish_all()

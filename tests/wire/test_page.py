@@ -25,6 +25,8 @@ def test_a_second_mapping_sees_every_array() -> None:
     page.spent_minute[0, 0] = 14
     page.spent_tokens[1, 2] = 15
     page.spent_before[2, 3] = 16
+    page.streams[1, 1] = 17
+    page.key_names[3] = 18
 
     assert other.queued_tokens[1, 0, RequestClass.BULK] == 7
     assert other.tokens_per_second[0, 1] == 2.5
@@ -47,6 +49,8 @@ def test_a_second_mapping_sees_every_array() -> None:
         (other.spent_minute, 14),
         (other.spent_tokens, 15),
         (other.spent_before, 16),
+        (other.streams, 17),
+        (other.key_names, 18),
     ):
         assert cells.sum() == total
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from server.requests.admission.expected_wait import Ahead, ModelPage
 from server.requests.admission.key_ceilings import KeyCeilings
+from server.requests.admission.key_places import KeyPlaces
 from server.requests.admission.key_shares import KeyShare, KeyShares, Turn
 from server.requests.admission.return_times import ReturnTimes
 from server.requests.admission.room import MAX_HELD_BYTES, Room
@@ -50,6 +51,7 @@ class Asked(NamedTuple):
     num_tokens: int  # estimated
     deadline: float = math.inf  # time.monotonic() seconds
     key: str = ""  # name of the API key
+    num_seqs: int = 1
 
 
 class Admission:
@@ -75,7 +77,7 @@ class Admission:
             request_class.name.lower(): Room(max_held_bytes * share // 4, max_wait=budgets.of(request_class))
             for request_class, share in _QUARTERS_OF_ROOM.items()
         }
-        self._keys = KeyShares(keys, num_places=page.num_keys)
+        self._keys = KeyShares(keys, KeyPlaces(page))
         self._clock = clock
         self._ceilings = KeyCeilings(page, frontend=frontend)
         self._return_times = ReturnTimes()
@@ -163,7 +165,8 @@ class Admission:
         is_tried = ahead.is_idle and self._models[asked.model].is_forecast_old(now)
         if now < asked.deadline < math.inf and not is_tried:
             in_one_batch = (tokens + asked.num_tokens) / rate
-            computing = max(asked.num_tokens / rate, min(ahead.batch_seconds or in_one_batch, in_one_batch))
+            alone = asked.num_tokens / self._models[asked.model].rate_of_one(asked.num_seqs)
+            computing = max(alone, min(ahead.batch_seconds or in_one_batch, in_one_batch))
             over = max(over, _SPARE * (wait + computing) - (asked.deadline - now))
         return over
 

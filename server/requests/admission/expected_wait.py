@@ -45,6 +45,7 @@ class ModelPage:
 
     def __init__(self, page: Page, model: int) -> None:
         self._rates = page.tokens_per_second[:, model]
+        self._streams = page.streams[:, model]
         self._admitted = page.admitted_tokens[:, model]
         self._by_key = page.admitted_by_key[:, model]
         self._computing = page.computing_tokens[:, model]
@@ -75,6 +76,14 @@ class ModelPage:
         # a frontend and its batch manager do not hear of the end of a request in the same moment
         interactive, bulk = max(0, interactive), max(0, bulk)
         return Ahead(rate, busy / rate if rate else 0.0, max(self._batch_seconds.tolist()), interactive, bulk, is_idle)
+
+    def rate_of_one(self, num_seqs: int) -> float:
+        """Tokens per second at which a request of so many sequences is computed; 0 = not known.
+
+        It goes to one batch manager, and each of its sequences to one stream.
+        """
+        by_manager = zip(self._rates.tolist(), self._streams.tolist(), strict=True)
+        return max(rate if num_seqs >= streams else rate * num_seqs / streams for rate, streams in by_manager)
 
     def queued_by_key(self, request_class: RequestClass) -> NDArray[np.int64]:
         """int64 [K]: what of one class is let in and not answered, by API key."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from server.requests.admission.key_places import KeyPlaces
 from server.settings.api_keys import ApiKey
 
 
@@ -31,24 +32,18 @@ class Turn:
 
 
 class KeyShares:
-    """All keys. One that is not known counts as the first.
+    """All keys. One that is not known counts as the first."""
 
-    Where a key's place is depends only on the keys at the start and on those of now, so that all frontends agree on it,
-    whichever changes of the key file each of them has seen. Those of the start keep theirs, and the others follow by
-    name. Where there are too many, the last place is for several, and they count as one key.
-    """
-
-    def __init__(self, keys: Sequence[ApiKey], *, num_places: int) -> None:
-        self._first_places = {key.name: index for index, key in enumerate(keys)}
+    def __init__(self, keys: Sequence[ApiKey], places: KeyPlaces) -> None:
+        self._places = places
         self._by_name: dict[str, KeyShare] = {}
-        self._weights: NDArray[np.float64] = np.ones(num_places)  # by place
-        self.renew(keys)
+        self._weights: NDArray[np.float64] = np.ones(places.num_places)  # by place
+        if keys:
+            self.renew(keys)
 
     def renew(self, keys: Sequence[ApiKey]) -> None:
         """These are the keys from now on."""
-        places, last = dict(self._first_places), len(self._weights) - 1
-        for name in sorted({key.name for key in keys} - places.keys()):
-            places[name] = min(len(places), last)
+        places = self._places.of([key.name for key in keys])
         self._by_name = {key.name: KeyShare(places[key.name], key.weight, key.tokens_per_minute) for key in keys}
         for share in self._by_name.values():
             self._weights[share.index] = share.weight

@@ -110,8 +110,8 @@ def test_before_a_rate_is_known_nobody_is_refused() -> None:
         (500, 100, 0.25, 1.0, None),  # half a second of work, a batch of a quarter
         (500, 100, 0.25, 0.7, 0.125),  # a tenth more than is expected has to fit
         (500, 100, 0.0, 1.0, 0.21),  # how long batches take is not known: all that waits may be one
-        (100, 1000, 0.25, 1.0, 0.21),  # its own tokens alone take a second
-        (0, 400, 0.25, 0.4, 0.04),
+        (100, 1000, 0.25, 1.0, 1.1 * (0.1 + 1000 / 600) - 1.0),  # its own tokens alone, with one batch manager
+        (0, 400, 0.25, 0.4, 1.1 * 400 / 600 - 0.4),
         (1500, 10, 0.25, 100.0, None),
         (2500, 10, 0.25, 100.0, 0.5),  # the budget holds whatever the deadline
     ],
@@ -129,6 +129,19 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(
         refused = refusal(a_door(page), num_tokens=num_tokens, deadline=NOW + left)
         assert refused.retry_after == pytest.approx(over)
         assert refused.reason == ("wait" if admitted > 2000 else "deadline_wait")
+
+
+@pytest.mark.holds("Deadlines")
+@pytest.mark.parametrize(("num_seqs", "over"), [(1, 1.1 * 2.0 - 1.0), (2, 0.1), (3, None), (100, None)])
+def test_a_sequence_is_computed_by_one_stream_however_many_there_are(num_seqs: int, over: float | None) -> None:
+    page = a_page()
+    page.tokens_per_second[:, 0], page.streams[0, 0] = [1200, 0], 4  # 300 each
+
+    if over is None:
+        admit(a_door(page), num_tokens=600, deadline=NOW + 1.0, num_seqs=num_seqs)
+    else:
+        refused = refusal(a_door(page), num_tokens=600, deadline=NOW + 1.0, num_seqs=num_seqs)
+        assert (refused.reason, refused.retry_after) == ("deadline_wait", pytest.approx(over))
 
 
 def test_an_idle_engine_is_tried_where_its_speed_is_old_news() -> None:
@@ -176,6 +189,17 @@ def test_who_has_little_waiting_is_let_in_when_another_key_is_not() -> None:
         admit(door, key=key)
     refused = refusal(door, key="greedy")
     assert refused.reason == "key_share"
+
+
+def test_who_asks_again_and_again_pushes_only_its_own_return_back() -> None:
+    page = a_page(num_keys=3)
+    page.admitted_tokens[1, 0, INTERACTIVE] = 3000
+    page.admitted_by_key[1, 0, INTERACTIVE] = [1500, 1500, 0]
+    door = a_door(page, keys=KEYS)
+
+    rude = [refusal(door, num_tokens=1000, key="greedy").retry_after or 0.0 for _ in range(50)]
+    assert max(rude) > 100
+    assert refusal(door, num_tokens=1000, key="light").retry_after == rude[0]
 
 
 def test_keys_that_wait_alike_are_refused_alike() -> None:

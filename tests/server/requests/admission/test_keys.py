@@ -1,19 +1,30 @@
 """What API keys may have: turns by weight, and so many tokens a minute over all frontends."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from server.requests.admission.admission import Admission, Asked, WaitBudgets
 from server.requests.admission.key_ceilings import KeyCeilings
+from server.requests.admission.key_places import KeyPlaces
 from server.requests.admission.key_shares import ANYBODY, KeyShare, KeyShares
 from server.settings.api_keys import ApiKey
 from wire.page import Page
 from wire.vocabulary import RequestClass
 
 THREE = [ApiKey("one", b"1"), ApiKey("two", b"2"), ApiKey("three", b"3", weight=2.0)]
-KEYS = KeyShares(THREE, num_places=3)
 LIMITED = KeyShare(1, tokens_per_minute=100)
 MINUTE = 60.0
+
+
+def places(num_places: int) -> KeyPlaces:
+    return KeyPlaces(Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=num_places))
+
+
+KEYS = KeyShares(THREE, places(3))
 
 
 def ceilings(page: Page, frontend: int = 0) -> KeyCeilings:
@@ -29,35 +40,71 @@ def test_keys_are_known_by_their_names() -> None:
     assert KEYS.of("three").weight == 2.0
     assert KEYS.of("of another file") is ANYBODY
     assert KEYS.are_several
-    assert not KeyShares([], num_places=1).are_several
-    assert KeyShares(THREE[:1], num_places=4).are_several
+    assert not KeyShares([], places(1)).are_several
+    assert KeyShares(THREE[:1], places(4)).are_several
+
+
+def named(names: str) -> list[ApiKey]:
+    return [ApiKey(name, name.encode()) for name in names]
+
+
+def indices(keys: KeyShares, names: str) -> list[int]:
+    return [keys.of(name).index for name in names]
 
 
 @pytest.mark.holds("API keys")
-def test_keys_of_the_start_keep_their_places_while_the_file_changes() -> None:
-    keys = KeyShares(THREE, num_places=5)
-    three, two = ApiKey("three", b"3", weight=4.0, tokens_per_minute=7), THREE[1]
-    keys.renew([ApiKey("four", b"4"), three, two])
-    assert [keys.of(name).index for name in ("three", "two", "four")] == [2, 1, 3]
-    assert (keys.of("three").weight, keys.of("three").tokens_per_minute) == (4.0, 7)
-    assert keys.of("one") is ANYBODY
-    keys.renew([two, ApiKey("five", b"5"), ApiKey("six", b"6")])
-    assert [keys.of(name).index for name in ("two", "five", "six")] == [1, 3, 4]
-    keys.renew([*THREE, *(ApiKey(name, name.encode()) for name in "dcba")])
-    assert [keys.of(name).index for name in ("one", "a", "b", "c", "d")] == [0, 3, 4, 4, 4]
+def test_a_key_keeps_its_place_while_the_file_changes_around_it() -> None:
+    keys = KeyShares(named("mno"), places(5))
+    keys.renew([ApiKey("o", b"o", weight=4.0, tokens_per_minute=7), *named("xn")])
+    assert indices(keys, "onx") == [2, 1, 3]
+    assert (keys.of("o").weight, keys.of("o").tokens_per_minute) == (4.0, 7)
+    assert keys.of("m") is ANYBODY
+    keys.renew(named("anxo"))  # one is put in before the others
+    assert indices(keys, "anxo") == [4, 1, 3, 2]
+
+
+@pytest.mark.holds("API keys")
+def test_places_of_keys_that_are_gone_are_the_last_to_be_taken() -> None:
+    keys = KeyShares(named("mno"), places(5))
+    for version in ("mnoxy", "noxy", "noxyab"):
+        keys.renew(named(version))
+    assert indices(keys, "noxya") == [1, 2, 3, 4, 0]
+    assert indices(keys, "b") == [4], "there is none for it, so it shares the last"
 
 
 @pytest.mark.holds("API keys")
 def test_frontends_agree_on_places_whatever_changes_they_have_seen() -> None:
-    """One was asked all the time, one has missed a change, and one has just been restarted."""
-    versions = [[ApiKey(name, name.encode()) for name in names] for names in ("xy", "bx", "ab", "cab")]
-    found = set()
-    for seen in (versions, versions[1::2], versions[-1:]):
-        keys = KeyShares(THREE, num_places=20)
-        for version in seen:
-            keys.renew(version)
-        found.add(tuple(keys.of(name).index for name in "abc"))
-    assert found == {(3, 4, 5)}
+    """One was asked all the time, one has missed changes, and one has just been restarted."""
+    of_page = places(20)
+    frontends = [KeyShares(THREE, of_page) for _ in range(2)]
+    versions = [named(names) for names in ("xy", "bx", "ab", "cab")]
+    for number, version in enumerate(versions):
+        frontends[0].renew(version)
+        if number % 2:
+            frontends[1].renew(version)
+    frontends.append(KeyShares(THREE, of_page))
+    frontends[2].renew(versions[-1])
+
+    found = [indices(keys, "abc") for keys in frontends]
+
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == 3
+
+
+def test_two_processes_that_meet_new_keys_at_once_agree() -> None:
+    """Each takes places while it holds the page's lock."""
+    page = Page.create(num_frontends=2, num_managers=1, num_models=1, num_keys=40)
+    names = [f"key-{number}" for number in range(30)]
+    code = (
+        "import json; from server.requests.admission.key_places import KeyPlaces; from wire.page import Page; "
+        f"print(json.dumps(KeyPlaces(Page.attach({page.fd})).of({names!r})))"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, pass_fds=[page.fd])
+
+    mine = KeyPlaces(page).of(names[::-1])
+
+    assert json.loads(other.communicate()[0]) == mine
+    assert len(set(mine.values())) == 30
 
 
 @pytest.mark.holds("API keys")
