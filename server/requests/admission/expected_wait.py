@@ -82,7 +82,8 @@ class ModelPage:
 
         It goes to one batch manager, and each of its sequences to one stream.
         """
-        by_manager = zip(self._rates.tolist(), self._streams.tolist(), strict=True)
+        rates: list[float] = self._rates.tolist()
+        by_manager = zip(rates, self._streams.tolist(), strict=True)
         return max(rate if num_seqs >= streams else rate * num_seqs / streams for rate, streams in by_manager)
 
     def queued_by_key(self, request_class: RequestClass) -> NDArray[np.int64]:
