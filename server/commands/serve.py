@@ -124,8 +124,9 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
     found = cores.find()
     logger.info("sized for %d core(s): %s", found.usable, found)
     host, port = prepared.ports.http.address
+    beside = " and on the socket of --uds" if prepared.ports.uds is not None else ""
     for model in prepared.models:
-        logger.info("serving %s on %s://%s:%d", model.name, scheme, host, port)
+        logger.info("serving %s on %s://%s:%d%s", model.name, scheme, host, port, beside)
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
     if prepared.keys:
         logger.info("requests need one of %d API key(s)", len(prepared.keys))
@@ -145,6 +146,7 @@ async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolde
         prepared.models,
         folder=folder,
         http=ports.http.sockets,
+        uds=ports.uds.socket if ports.uds is not None else None,
         keys=prepared.keys,
         key_file=prepared.key_file,
         ssl_copies=prepared.ssl_copies,
@@ -157,7 +159,7 @@ async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolde
     supervisor = Supervisor(
         topology,
         prepared.models,
-        http=ports.http,
+        http=[ports.http] if ports.uds is None else [ports.http, ports.uds],
         limits=_limits(settings),
         watchdog=watchdog,
         accepts_at_once=ports.predecessor is None,
@@ -193,6 +195,8 @@ def _limits(settings: Settings) -> Json:
         "max_client_batch_size": settings.max_client_batch_size,
         "payload_limit": settings.payload_limit,
         "auto_truncate": model.auto_truncate,
+        "interactive_max_wait": settings.interactive_max_wait,
+        "bulk_max_wait": settings.bulk_max_wait,
         "tokenization_workers": settings.tokenization_workers,
         "frontends": settings.frontends,
     }

@@ -1,4 +1,5 @@
-"""What a dialect is made of: a `Route` describes one POST path, a `Call` is one request as its decoder sees it.
+"""What a dialect is made of: a `Route` describes one POST path, a `Call` is one request as its decoder sees it, and a
+`PlainRoute` is a path that needs no body.
 
 Knows no dialect, and of HTTP only status codes and headers.
 """
@@ -12,7 +13,7 @@ import msgspec
 
 from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, RowForm
 from server.requests.errors import BodyTooSlow, RequestError, Unauthorized
-from server.requests.models import ModelTable
+from server.requests.models import ModelTable, ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
@@ -71,6 +72,30 @@ class Route:
     example: dict[str, Any]  # a body that the route takes; tests send it
     answers: tuple[Any, ...]  # types that msgspec knows: the forms of the answer in JSON
     raw_answer: str = ""  # what the raw bytes are; "" = the route has none
+    other_error_shapes: tuple[ErrorShape, ...] = ()  # which the body may ask for
+
+    @property
+    def all_error_shapes(self) -> tuple[ErrorShape, ...]:
+        """Each once, the route's own first."""
+        return tuple(dict.fromkeys((self.error_shape, *self.other_error_shapes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRoute:
+    """A path that needs no body: what is known of the server makes the answer. FastAPI serves it."""
+
+    path: str
+    method: str = "GET"
+    answer: Callable[[ServerState], Answer]
+    error_shape: ErrorShape
+    summary: str  # this and what follows is for the OpenAPI page
+    content: Any = None  # a type that msgspec knows: the answer in JSON; None = there is none
+    statuses: tuple[int, ...] = (200,)  # of answers
+
+
+def json_answer(content: Any) -> Answer:
+    """An answer of which msgspec makes the JSON."""
+    return Answer(200, [(b"content-type", b"application/json")], msgspec.json.encode(content))
 
 
 def error_answer(status: int, content: dict[str, Any], error: RequestError) -> Answer:

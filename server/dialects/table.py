@@ -1,8 +1,8 @@
-"""Every route that takes POST: one line for each dialect."""
+"""Every route of a dialect: one line for each dialect. ROUTES take POST and a body, PLAIN_ROUTES need no body."""
 
-from server.dialects import classify, openai, predict_tokens
+from server.dialects import classify, infinity, openai, predict_tokens
 from server.dialects.rerank import answers as rerank
-from server.dialects.route import Route
+from server.dialects.route import PlainRoute, Route
 from server.dialects.tei import embed, hybrid, predict, root, sparse, tokens
 
 _ROUTES: tuple[Route, ...] = (
@@ -17,3 +17,4 @@ _ROUTES: tuple[Route, ...] = (
     *rerank.ROUTES,
 )
 ROUTES = (*_ROUTES, *root.root_routes(_ROUTES))
+PLAIN_ROUTES: tuple[PlainRoute, ...] = (*infinity.PLAIN_ROUTES,)

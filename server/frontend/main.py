@@ -65,7 +65,8 @@ async def serve(child: Child, start: FrontendStart) -> None:
         hosts=Hosts(start.hosts, origins=start.cors_allow_origin),
         keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file, renewed=admission.renew_keys),
         finished=finished,
-        fallback=make_app(state, metrics),
+        fallback=make_app(state, metrics, needs_key=bool(start.keys), metrics_need_a_key=start.metrics_auth),
+        url_prefix=start.url_prefix,
     )
     server = HttpServer(
         with_cors(app, start.cors_allow_origin),

@@ -11,7 +11,7 @@ from server.settings.api_keys import ApiKey, KeyFile
 class FrontendStart:
     """Limits are this frontend's share of the server's."""
 
-    listener_fds: list[int]  # of the HTTP port
+    listener_fds: list[int]  # of the HTTP port and of the Unix socket
     page_fd: int  # the shared page
     tokenizer_paths: list[str]  # of Unix sockets
     max_seqlens: list[int]  # tokens of a text, for each model
@@ -29,6 +29,7 @@ class FrontendStart:
     metrics_auth: bool  # whether /metrics needs a key too
     strict_model_name: bool
     rerank_document_format: str  # object, string
+    url_prefix: str  # that may stand before every path
     cors_allow_origin: list[str]
     hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any
     ssl_certfile: str | None  # None = no TLS

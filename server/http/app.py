@@ -17,13 +17,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from server.dialects.route import Answer, Call, ErrorShape, Route
-from server.dialects.table import ROUTES
+from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.answers import WRITE_BUFFER_BYTES, send_answer
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send
 from server.http.headers import read_options, request_id
 from server.http.hosts import Hosts
+from server.http.paths import Paths, Place
 from server.requests.admission.admission import Admission
 from server.requests.admission.room import Held
 from server.requests.errors import EngineFailed, Forbidden, NotReady, RequestError, Unauthorized
@@ -58,6 +59,7 @@ class _Request:
     send: Send
     headers: Mapping[bytes, bytes]
     trace: Trace
+    place: Place | None = None  # None = the path is a POST route's own
 
 
 class App:
@@ -67,6 +69,7 @@ class App:
     fallback   answers what is not in the table of POST routes
     max_items  texts, pairs or lists of ids that one request may have
     has_documents_in_objects  whether rerank's results have documents as {"text": …} or as texts
+    url_prefix  may stand before every path; as server.http.paths has it
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class App:
         keys: Keys,
         finished: Callable[[Trace], None],
         fallback: FastAPI,
+        url_prefix: str = "",
     ) -> None:
         self._state = state
         self._admission = admission
@@ -93,9 +97,11 @@ class App:
         self._keys = keys
         self._finished = finished
         self._fallback = fallback
-        self._routes = {("POST", route.path.rstrip("/") + slash): route for route in ROUTES for slash in ("", "/")}
+        self._routes = {("POST", route.path): route for route in ROUTES}
         # a label of the metrics, so there may be only as many as there are routes
         self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
+        self._error_shapes = {route.path: route.error_shape for route in PLAIN_ROUTES}
+        self._paths = Paths(self._names, url_prefix=url_prefix)
         self._request_ids = _request_ids()
 
     @property
@@ -107,13 +113,18 @@ class App:
         """One request."""
         headers = dict(scope["headers"])
         method, path = scope["method"], scope["path"]
-        route = self._routes.get((method, path))
+        route, place = self._routes.get((method, path)), None
+        if route is None:
+            place = self._paths.find(path)
+            path = place.path
+            route = self._routes.get((method, path))
         trace = Trace(method, path if path in self._names else "other", request_id(headers) or next(self._request_ids))
-        request = _Request(scope, receive, send, headers, trace)
+        request = _Request(scope, receive, send, headers, trace, place)
         try:
             with self._admission.open_request():
                 if route is None:
-                    await self._fall_back(request)
+                    assert place is not None
+                    await self._fall_back(request, place)
                 else:
                     trace.route = route.path
                     await self._send(request, await self._answer(route, request))
@@ -138,6 +149,8 @@ class App:
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
             self._admission.check_open()
             models, options = self._state.models_or_not_ready(), read_options(request.headers)
+            if request.place is not None and request.place.model is not None:
+                models = models.named(request.place.model)
             call = Call(
                 options,
                 models,
@@ -177,7 +190,7 @@ class App:
         request.trace.read_seconds, request.trace.num_body_bytes = time.perf_counter() - began, len(body)
         return body
 
-    async def _fall_back(self, request: _Request) -> None:
+    async def _fall_back(self, request: _Request, place: Place) -> None:
         """FastAPI's answer."""
         trace = request.trace
 
@@ -189,15 +202,18 @@ class App:
                 trace.num_bytes += len(message.get("body", b""))
             await request.send(message)
 
-        path = request.scope["path"]
         try:
-            self._hosts.check(trace.method, path, request.headers)
-            trace.key = self._keys.check(trace.method, path, request.headers)
+            self._hosts.check(trace.method, place.path, request.headers)
+            trace.key = self._keys.check(trace.method, place.path, request.headers)
         except (Forbidden, Unauthorized) as error:
-            await self._send(request, _failed(error, trace, openai_error))
+            await self._send(request, _failed(error, trace, self._error_shapes.get(place.path, openai_error)))
             return
-        # for HEAD, the HTTP protocol leaves out the body
-        scope = {**request.scope, "method": "GET"} if trace.method == "HEAD" else request.scope
+        scope = {
+            **request.scope,
+            "method": "GET" if trace.method == "HEAD" else trace.method,  # the HTTP protocol leaves out the body
+            "path": place.prefix + place.path,
+            "root_path": place.prefix,
+        }
         await self._fallback(scope, request.receive, send)
 
     async def _send(self, request: _Request, answer: Answer) -> None:

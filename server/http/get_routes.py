@@ -1,6 +1,7 @@
-"""The GET routes, on FastAPI: health, what is served, metrics, the OpenAPI page."""
+"""The routes without a body, on FastAPI: health, what is served, metrics, the OpenAPI page, and those of dialects."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,21 +12,25 @@ from starlette.exceptions import HTTPException
 from embedline import __version__
 from engine.model.tasks import Task
 from engine.types import OutputKind
-from server.dialects.table import ROUTES
+from server.dialects.route import PlainRoute
+from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.info import info as describe
 from server.http.info import output_names
-from server.http.openapi import with_post_routes
+from server.http.openapi import describe as describe_api
 from server.metrics.registry import MetricsSource
 from server.requests.errors import NoSuchRoute, WrongMethod
 from server.requests.models import ServedModel, ServerState
 
 _POST_PATHS = frozenset(route.path for route in ROUTES)
+_RETRY = {"retry-after": "2"}  # seconds
 _MAX_COMPARED = 100  # characters of an unknown path; comparing takes time that grows with their square
 
 
-def make_app(state: ServerState, metrics: MetricsSource) -> FastAPI:
-    """The FastAPI application of one frontend."""
+def make_app(
+    state: ServerState, metrics: MetricsSource, *, needs_key: bool = False, metrics_need_a_key: bool = False
+) -> FastAPI:
+    """The FastAPI application of one frontend. It checks no key; its OpenAPI page says where one is needed."""
     app = FastAPI(
         title="Embedline",
         version=__version__,
@@ -33,24 +38,29 @@ def make_app(state: ServerState, metrics: MetricsSource) -> FastAPI:
         redirect_slashes=False,  # a redirect would repeat the client's Host header, and lose a proxy's https
     )
     app.add_exception_handler(HTTPException, _http_error)
-    app.openapi = with_post_routes(app)  # type: ignore[method-assign]  # FastAPI's own way of extending it
+    app.openapi = describe_api(app, needs_key=needs_key, metrics_need_a_key=metrics_need_a_key)  # type: ignore[method-assign]  # FastAPI's own way of extending it
 
-    @app.get("/livez", summary="Whether this process answers")
+    for route in PLAIN_ROUTES:
+        app.add_api_route(route.path, _endpoint(route, state), methods=[route.method], include_in_schema=False)
+
+    @app.get("/livez", summary="Whether this process answers", response_class=PlainTextResponse)
     async def livez() -> Response:
         return PlainTextResponse("ok")
 
-    @app.get("/readyz", summary="Whether a request sent now would be computed")
-    @app.get("/health", summary="The same as /readyz, as TEI names it")
-    @app.get("/", summary="The same as /readyz, as TEI has it too")
-    @app.get("/ping", summary="The same as /readyz, as SageMaker names it")
+    @app.get("/readyz", summary="Whether a request sent now would be computed", response_class=PlainTextResponse)
+    @app.get("/", summary="The same as /readyz, as TEI has it too", response_class=PlainTextResponse)
+    @app.get("/ping", summary="The same as /readyz, as SageMaker names it", response_class=PlainTextResponse)
     async def readyz(model: str | None = None) -> Response:
         """Of the whole server, or of one of its models."""
-        if model is not None and model not in state.names:
-            return PlainTextResponse("no model has that name", status_code=404)
-        reason = state.why_not_ready() if model is None else state.why_model_not_ready(model)
-        if reason is None:
-            return PlainTextResponse("ok")
-        return PlainTextResponse(reason, status_code=503, headers={"retry-after": "2"})
+        status, reason = _readiness(state, model)
+        return PlainTextResponse(reason, status_code=status, headers=_RETRY if status == 503 else None)
+
+    @app.get("/health", summary="The same as /readyz in JSON, as Infinity has it; TEI's clients read the status alone")
+    async def health(model: str | None = None) -> Response:
+        """Of the whole server, or of one of its models."""
+        status, reason = _readiness(state, model)
+        content = {"status": reason, "unix": int(time.time())}
+        return JSONResponse(content, status_code=status, headers=_RETRY if status == 503 else None)
 
     @app.get("/info", summary="What is served, by which engine, and why")
     async def info() -> Response:
@@ -60,7 +70,7 @@ def make_app(state: ServerState, metrics: MetricsSource) -> FastAPI:
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": _model_cards(state)})
 
-    @app.get("/metrics", summary="Prometheus metrics of the whole server")
+    @app.get("/metrics", summary="Prometheus metrics of the whole server", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
         try:
             page = await metrics()
@@ -69,6 +79,26 @@ def make_app(state: ServerState, metrics: MetricsSource) -> FastAPI:
         return PlainTextResponse(page, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return app
+
+
+def _endpoint(route: PlainRoute, state: ServerState) -> Callable[[], Awaitable[Response]]:
+    """FastAPI's handler of a dialect's route."""
+
+    async def endpoint() -> Response:
+        status, headers, body = route.answer(state)
+        return Response(
+            bytes(body), status_code=status, headers={name.decode(): value.decode() for name, value in headers}
+        )
+
+    return endpoint
+
+
+def _readiness(state: ServerState, model: str | None) -> tuple[int, str]:
+    """Status and reason, of the whole server or of one of its models."""
+    if model is not None and model not in state.names:
+        return 404, "no model has that name"
+    reason = state.why_not_ready() if model is None else state.why_model_not_ready(model)
+    return (200, "ok") if reason is None else (503, reason)
 
 
 def _model_cards(state: ServerState) -> list[dict[str, Any]]:
@@ -80,6 +110,7 @@ def _model_cards(state: ServerState) -> list[dict[str, Any]]:
             "created": loaded[name].facts["loaded_at"] if name in loaded else 0,
             "owned_by": "embedline",
             "ready": state.why_model_not_ready(name) is None,
+            "stats": _stats(state, name),
             **(_facts(loaded[name]) if name in loaded else {}),
         }
         for name in state.names
@@ -95,6 +126,19 @@ def _facts(model: ServedModel) -> dict[str, Any]:
         "outputs": output_names(model.outputs),
         "prompts": sorted(model.facts["prompts"]),
         "dtype": model.facts["info"]["dtype"],
+        "backend": model.facts["info"]["engine"],  # as Infinity calls it, and what follows
+        "capabilities": _tasks(model),
+    }
+
+
+def _stats(state: ServerState, name: str) -> dict[str, float]:
+    """Infinity's numbers, counted in tokens: a `queue_fraction` of 1 or more means that a request gets 429."""
+    queue = state.queue_of(name)
+    return {
+        "queue_fraction": round(queue.wait_seconds / queue.max_wait_seconds, 3) if queue.max_wait_seconds else 0.0,
+        "queue_absolute": queue.waiting_tokens,
+        "results_pending": queue.computing_tokens,
+        "batch_size": queue.max_batch_tokens,
     }
 
 
@@ -108,13 +152,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 in the same shape as every other error."""
     assert isinstance(error, HTTPException)
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-    if (request.scope["path"].rstrip("/") or "/") in _POST_PATHS:  # POST never comes here
+    path = request.scope["path"].removeprefix(request.scope["root_path"])
+    if path in _POST_PATHS:  # POST never comes here
         headers["allow"] = ", ".join(filter(None, (headers.get("allow"), "POST")))
     if "allow" in headers:
         answer = openai_error(WrongMethod("this route does not have this method"))
     else:
         known = {*_POST_PATHS, *(getattr(route, "path", "/") for route in request.app.routes)}
-        answer = openai_error(NoSuchRoute("no such route" + _nearest(request.scope["path"], known)))
+        answer = openai_error(NoSuchRoute("no such route" + _nearest(path, known)))
     return Response(bytes(answer.body), status_code=answer.status, headers=headers, media_type="application/json")
 
 

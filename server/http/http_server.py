@@ -112,8 +112,8 @@ class HttpServer:
         max_connections: int = sys.maxsize,
         idle_seconds: int | None = None,
     ) -> None:
-        """`on_refused` gets the error of what never became a request: its head was too long, too slow or not HTTP.
-        With a certificate the server speaks TLS.
+        """The listeners are TCP or Unix sockets. `on_refused` gets the error of what never became a request: its head
+        was too long, too slow or not HTTP. With a certificate the server speaks TLS on TCP.
 
         Of more than `max_connections` the oldest without a request is closed, as is one without a request for
         `idle_seconds` (90 by default).
@@ -151,7 +151,10 @@ class HttpServer:
             }
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            server = await loop.create_server(self._make_protocol, sock=listener, backlog=self._backlog, **tls)
+            if listener.family == socket.AF_UNIX:
+                server = await loop.create_unix_server(self._make_protocol, sock=listener, backlog=self._backlog)
+            else:
+                server = await loop.create_server(self._make_protocol, sock=listener, backlog=self._backlog, **tls)
             self._servers.append(server)
 
     def _make_protocol(self) -> _Protocol:

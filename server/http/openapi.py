@@ -1,72 +1,149 @@
-"""The POST routes in the OpenAPI page, although FastAPI never sees a request for them."""
+"""The OpenAPI page: the dialects' routes, which FastAPI does not know, and what all routes share: errors and keys."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from server.dialects.route import Route
-from server.dialects.table import ROUTES
-from server.requests.errors import ERRORS, HeadTooLarge, NoSuchRoute, WrongMethod
+from server.dialects.route import PlainRoute, Route
+from server.dialects.table import PLAIN_ROUTES, ROUTES
+from server.dialects.writing.openai_shapes import openai_error
+from server.http.auth import is_health
+from server.http.error_schemas import component_name, error_statuses, schema_of_errors
+from server.requests.errors import Forbidden, NotReady, RequestError, Unauthorized, WrongMethod
 
+Schema = dict[str, Any]
+
+_CLASS = {"type": "string", "enum": ["interactive", "bulk"]}
+_MILLISECONDS = {"type": "integer", "minimum": 1, "maximum": 86_400_000}
 _HEADERS = {
-    "request-timeout-ms": ("integer", "After so many milliseconds the work is dropped and the answer is 504"),
-    "x-embedline-class": ("string", "interactive or bulk; the default depends on the request's size"),
+    "request-timeout-ms": (_MILLISECONDS, "After so many milliseconds the work is dropped and the answer is 504"),
+    "x-embedline-class": (_CLASS, "The default depends on the request's size"),
 }
-_BEFORE_A_ROUTE = (HeadTooLarge, NoSuchRoute, WrongMethod)
+_OF_EVERY_ROUTE: tuple[type[RequestError], ...] = (Unauthorized, Forbidden, WrongMethod)
+_SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "Also `Api-Key KEY`, or the key alone"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "api-key": {"type": "apiKey", "in": "header", "name": "api-key", "description": "As Azure's clients send it"},
+}
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+_OBJECT = {"application/json": {"schema": {"type": "object"}}}
+_NO_MODEL = "The server has no such model"
 
 
-def with_post_routes(app: FastAPI) -> Callable[[], dict[str, Any]]:
+def describe(app: FastAPI, *, needs_key: bool, metrics_need_a_key: bool) -> Callable[[], Schema]:
     """The function that FastAPI calls for its schema, which is made once."""
 
-    def openapi() -> dict[str, Any]:
+    def openapi() -> Schema:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            components = _add_post_routes(schema)
-            schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
+            components = _add_dialects(schema)
+            for path, methods in schema["paths"].items():
+                for method, operation in methods.items():
+                    is_open = is_health(method.upper(), path) or (path == "/metrics" and not metrics_need_a_key)
+                    if needs_key and not is_open:
+                        operation["security"] = [{name: []} for name in _SECURITY]
+            _describe_own_routes(schema["paths"])
+            schema["components"] = {"schemas": components, "securitySchemes": _SECURITY}
             app.openapi_schema = schema
         return app.openapi_schema
 
     return openapi
 
 
-def _add_post_routes(schema: dict[str, Any]) -> dict[str, Any]:
+def _add_dialects(schema: Schema) -> Schema:
+    """Adds the operations; returns the schemas that they refer to."""
     types = [kind for route in ROUTES for kind in (route.body, *route.answers)]
-    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    remaining = iter(schemas)
+    types += [route.content for route in PLAIN_ROUTES if route.content is not None]
+    found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schemas = iter(found)
     for route in ROUTES:
-        body, answers = next(remaining), [next(remaining) for _ in route.answers]
+        body, answers = next(schemas), [next(schemas) for _ in route.answers]
         schema["paths"].setdefault(route.path, {})["post"] = _operation(route, body, answers)
-    return components
+    for plain in PLAIN_ROUTES:
+        content = next(schemas) if plain.content is not None else None
+        schema["paths"].setdefault(plain.path, {})[plain.method.lower()] = _plain_operation(plain, content)
+    shapes = {openai_error, *(shape for route in ROUTES for shape in route.all_error_shapes)}
+    shapes |= {route.error_shape for route in PLAIN_ROUTES}
+    return {**components, **{component_name(shape): schema_of_errors(shape) for shape in shapes}}
 
 
-def _operation(route: Route, body: dict[str, Any], answers: list[dict[str, Any]]) -> dict[str, Any]:
-    content = {"application/json": {"schema": {"anyOf": answers} if len(answers) > 1 else answers[0]}}
+def _operation(route: Route, body: Schema, answers: list[Schema]) -> Schema:
+    content = {"application/json": {"schema": _any_of(answers)}}
     if route.raw_answer:
         raw = {"type": "string", "format": "binary", "description": route.raw_answer}
-        content["application/octet-stream"] = {"schema": raw}
+        content |= {kind: {"schema": raw} for kind in ("application/octet-stream", "application/x-npy")}
     return {
         "summary": route.summary,
-        "operationId": "post_" + route.path.strip("/").replace("/", "_"),
+        "operationId": _operation_id("post", route.path),
         "parameters": [
-            {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": kind}}
+            {"name": name, "in": "header", "required": False, "description": text, "schema": kind}
             for name, (kind, text) in _HEADERS.items()
         ],
         "requestBody": {"required": True, "content": {"application/json": {"schema": body, "example": route.example}}},
         "responses": {
             "200": {"description": "The answer, in the order of the inputs", "content": content},
-            **{status: {"description": text} for status, text in _errors(route).items()},
+            **_errors(error_statuses(route.all_error_shapes)),
         },
     }
 
 
-def _errors(route: Route) -> dict[str, str]:
-    """What each status of the route's dialect means."""
-    found: dict[str, list[str]] = {}
-    for kind in ERRORS:
-        if kind not in _BEFORE_A_ROUTE:
-            found.setdefault(str(route.error_shape(kind("")).status), []).append(inspect.cleandoc(kind.__doc__ or ""))
-    return {status: " ".join(texts) for status, texts in sorted(found.items())}
+def _plain_operation(route: PlainRoute, content: Schema | None) -> Schema:
+    responses: Schema = {str(status): {"description": "The answer"} for status in route.statuses}
+    if content is not None:
+        responses["200"]["content"] = {"application/json": {"schema": content}}
+    if "503" in responses:
+        responses["503"] |= {"description": inspect.cleandoc(NotReady.__doc__ or ""), "content": _TEXT}
+    refused = error_statuses([route.error_shape], of=_OF_EVERY_ROUTE)
+    if 400 in route.statuses:
+        refused |= {"400": (["The server does not do this."], [component_name(route.error_shape)])}
+    return {
+        "summary": route.summary,
+        "operationId": _operation_id(route.method, route.path),
+        "responses": {**responses, **_errors(refused)},
+    }
+
+
+def _operation_id(method: str, path: str) -> str:
+    return "_".join([method.lower(), *path.strip("/").replace(".", "").split("/")])
+
+
+def _errors(statuses: dict[str, tuple[list[str], list[str]]]) -> Schema:
+    """Responses, out of the descriptions and the components of each status."""
+    return {
+        status: {
+            "description": " ".join(texts),
+            "content": {
+                "application/json": {"schema": _any_of({"$ref": f"#/components/schemas/{name}"} for name in names)}
+            },
+        }
+        for status, (texts, names) in sorted(statuses.items())
+    }
+
+
+def _any_of(schemas: Iterable[Schema]) -> Schema:
+    several = list(schemas)
+    return {"anyOf": several} if len(several) > 1 else several[0]
+
+
+def _describe_own_routes(paths: Schema) -> None:
+    """What FastAPI can't know of its own routes."""
+    of_dialects = {route.path for route in PLAIN_ROUTES}
+    for path, methods in paths.items():
+        operation = methods.get("get")
+        if operation is None or path in of_dialects:
+            continue
+        responses = operation["responses"]
+        responses.pop("422", None)  # no value of a query can be wrong
+        is_text = "text/plain" in responses["200"].get("content", {})
+        if not is_text:
+            responses["200"]["content"] = _OBJECT
+        if any(parameter["name"] == "model" for parameter in operation.get("parameters", ())):
+            responses["404"] = {"description": _NO_MODEL, "content": _TEXT if is_text else _OBJECT}
+            responses["503"] = {"description": "Not ready", "content": _TEXT if is_text else _OBJECT}
+        if path == "/metrics":
+            responses["503"] = {"description": "The supervisor does not answer", "content": _TEXT}
+        responses.update(_errors(error_statuses([openai_error], of=_OF_EVERY_ROUTE)))

@@ -1,18 +1,21 @@
 """The served models and whether they can compute, as a frontend learns it from the supervisor's STATE."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import OutputKind
+from server.requests.admission.expected_wait import expected_wait
 from server.requests.errors import ModelNotFound, NotReady
 from tokenizer_pool.messages import Truncation
 from wire.control import Json
 from wire.page import Page
+from wire.vocabulary import RequestClass
 
 _RETRY_SECONDS = 2.0
 
@@ -54,9 +57,18 @@ class ModelTable:
         self._by_name = {model.name: model for model in models}
         self._names = frozenset(names) | self._by_name.keys()
         self._is_strict = is_strict
+        self._name_in_path: str | None = None
+
+    def named(self, name: str) -> Self:
+        """The table for a request whose path names the model: what its body says does not count."""
+        table = copy.copy(self)
+        table._name_in_path = name
+        return table
 
     def choose(self, name: str | None) -> ServedModel:
         """Raises ModelNotFound, and NotReady for a model that is loading."""
+        if self._name_in_path is not None:
+            name = self._name_in_path
         model = self._by_name.get(name or "")
         if model is not None:
             return model
@@ -100,6 +112,17 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """How much one model has to do, in all frontends and batch managers."""
+
+    waiting_tokens: int
+    computing_tokens: int
+    wait_seconds: float  # of an interactive request that came now
+    max_wait_seconds: float  # over which it would be refused
+    max_batch_tokens: int
+
+
 class ServerState:
     """Which models there are and whether they can compute. Set by the supervisor's STATE; read by every route."""
 
@@ -141,6 +164,20 @@ class ServerState:
         if not self._page.engines_ready[:, self.names.index(name)].any():
             return "no engine for the model is ready"
         return None
+
+    def queue_of(self, name: str) -> QueueState:
+        """Of this one of `names`."""
+        index, limits = self.names.index(name), self._state.get("limits", {})
+        queued, computing = (
+            int(cells[:, index].sum()) for cells in (self._page.queued_tokens, self._page.computing_tokens)
+        )
+        return QueueState(
+            waiting_tokens=max(0, queued - computing),
+            computing_tokens=computing,
+            wait_seconds=expected_wait(self._page, index, RequestClass.INTERACTIVE),
+            max_wait_seconds=limits.get("interactive_max_wait", 0.0),
+            max_batch_tokens=limits.get("max_batch_tokens", 0),
+        )
 
     def models_or_not_ready(self) -> ModelTable:
         """Raises NotReady while the first model is loading."""

@@ -67,6 +67,12 @@ class EmbedRequest(Work):
     allows_errors: bool = False  # whether an item that can't be embedded fails alone; only for pooled rows
 
 
+def no_rows(request: EmbedRequest) -> "Embedded":
+    """The answer to a request without texts."""
+    width = request.dimensions or request.model.dimensions
+    return Embedded(np.empty((0, width), np.float32), 0, np.empty(0, np.uint8))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest(Request):
     """Texts whose tokens are wanted, at least one."""

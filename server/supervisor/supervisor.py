@@ -19,8 +19,9 @@ from server.metrics.registry import Registry
 from server.requests.admission.expected_wait import expected_wait
 from server.supervisor.child import ChildProcess, SpawnError
 from server.supervisor.dump import dump
-from server.supervisor.listening.drain import empty_queue
+from server.supervisor.listening.drain import empty_queues
 from server.supervisor.listening.listeners import Listeners
+from server.supervisor.listening.unix_port import UnixPort
 from server.supervisor.model_plan import ModelPlan
 from server.supervisor.readiness import ROLES, Readiness
 from server.supervisor.restarts import Restarts
@@ -56,13 +57,12 @@ class Supervisor:
         topology: Topology,
         models: Sequence[ModelPlan],
         *,
-        http: Listeners,
+        http: Sequence[Listeners | UnixPort],
         limits: Json,
         watchdog: Watchdog,
         accepts_at_once: bool = True,
     ) -> None:
-        """`http` are the topology's sockets. `accepts_at_once`: whether connections are accepted before models are
-        loaded."""
+        """`http` have the topology's sockets. `accepts_at_once`: connections are accepted before models are loaded."""
         self.on_ready: Callable[[], None] = lambda: None
         self.on_stopping: Callable[[], None] = lambda: None
         self._topology = topology
@@ -77,7 +77,7 @@ class Supervisor:
         self._exit: asyncio.Future[_Ending] = asyncio.get_running_loop().create_future()
         self._hurry = asyncio.Event()  # ends the time in which a server that stops goes on accepting
         self._is_noted = False  # whether `on_ready` was called
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = set[asyncio.Task[None]]()
         self.metrics = Registry(
             [
                 ServerGauges(
@@ -256,11 +256,12 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), delay)
         if self._readiness.was_ready:
-            await empty_queue(self._http, is_worth_waiting=lambda: "frontend" in self._restarted_roles)
+            await empty_queues(self._http, is_worth_waiting=lambda: "frontend" in self._restarted_roles)
 
     async def _stop_frontends(self, seconds: float) -> None:
         """They have so long to finish their requests. Until then the processes that compute them are restarted."""
-        self._http.close()  # the port closes with the last frontend that serves it
+        for port in self._http:  # a port closes with the last frontend that serves it
+            port.close()
         self._restarted_roles.discard("frontend")
         await self._stop_role("frontend", seconds + _EXIT_SECONDS)
 

@@ -66,19 +66,21 @@ class Topology:
         *,
         folder: SocketFolder,
         http: Sequence[socket.socket],
+        uds: socket.socket | None = None,
         keys: Sequence[ApiKey] = (),
         key_file: KeyFile | None = None,
         ssl_copies: Sequence[int] = (),
         hosts: tuple[str, ...] | None = None,
         cache_dir: str | None = None,
     ) -> None:
-        """The sockets of `http` listen already, at one address. Without `keys` no request needs one; some may be of
-        `key_file`. `ssl_copies` are descriptors, as server.http.tls has them. `hosts` are what requests may name, as
-        server.http.hosts has them. `cache_dir` is where engines keep what they have compiled; None keeps nothing.
-        Raises SettingsError where the memory shares of a GPU exceed it."""
+        """The sockets of `http` listen already, at one address, and so does `uds`, the Unix socket. Without `keys` no
+        request needs one; some may be of `key_file`. `ssl_copies` are descriptors, as server.http.tls has them. `hosts`
+        are what requests may name, as server.http.hosts has them. `cache_dir` is where engines keep what they have
+        compiled; None keeps nothing. Raises SettingsError where the memory shares of a GPU exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
+        self._uds = uds
         self._keys = keys
         self._key_file = key_file
         self._ssl_copies = ssl_copies
@@ -198,9 +200,10 @@ class Topology:
         )
 
     def _listener_fds(self, index: int) -> list[int]:
-        """The sockets of the HTTP port that a frontend serves: each has one at least, and each is served."""
+        """The sockets that a frontend serves: one of the HTTP port at least, each of which is served, and the Unix
+        socket, which all share."""
         own = self._http[index :: self._settings.frontends] or [self._http[index % len(self._http)]]
-        return [listener.fileno() for listener in own]
+        return [listener.fileno() for listener in (*own, *([self._uds] if self._uds else []))]
 
     def _tokenizer_paths(self, frontend: int) -> list[str]:
         """Each frontend begins with another one: where all are idle, frontends don't choose the same."""
@@ -234,6 +237,7 @@ class Topology:
             metrics_auth=settings.metrics_auth,
             strict_model_name=settings.strict_model_name,
             rerank_document_format=settings.rerank_document_format,
+            url_prefix=settings.url_prefix,
             cors_allow_origin=list(settings.cors_allow_origin),
             hosts=self._hosts,
             ssl_certfile=settings.ssl_certfile,

@@ -64,11 +64,15 @@ def new_call(options: RequestOptions | None = None, *, models: ModelTable | None
 def ready_state(**changes: Any) -> Json:
     """A STATE of a server that is ready."""
     info = {"name": "the-model", "dimensions": DIMENSIONS, "max_seqlen": 16, "vocab_size": 100, "normalize": False}
-    info |= {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "pooling": "last", "dtype": "float32"}
+    info |= {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "pooling": "last", "dtype": "float32", "engine": "fake"}
     model = {"index": 0, "info": info, "truncation": Truncation.RIGHT, "default_prompt": "", "loaded_at": 7}
     model |= {"model_id": "somebody/the-model", "revision": "", "prompts": {"query": "Q: "}}
     state = {"ready": True, "reason": None, "names": ["the-model"], "models": [model]}
-    return {**state, "limits": {"max_client_batch_size": 4}, **changes}
+    return {
+        **state,
+        "limits": {"max_client_batch_size": 4, "max_batch_tokens": 64, "interactive_max_wait": 2.0},
+        **changes,
+    }
 
 
 def state_with(outputs: OutputKind, **model: Any) -> Json:
@@ -188,6 +192,7 @@ class Edge:
         keys: Sequence[ApiKey] = (),
         metrics_need_a_key: bool = False,
         has_documents_in_objects: bool = True,
+        url_prefix: str = "",
     ) -> None:
         self.page = Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=max(1, len(keys)))
         self.page.engines_ready[:] = 1
@@ -218,7 +223,8 @@ class Edge:
             hosts=hosts or Hosts(None),
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
             finished=RequestMetrics(self.metrics).record,
-            fallback=make_app(self.state, _metrics_text),
+            fallback=make_app(self.state, _metrics_text, needs_key=bool(keys), metrics_need_a_key=metrics_need_a_key),
+            url_prefix=url_prefix,
         )
 
 

@@ -179,6 +179,7 @@ ROUTES = tuple(
         run=rank,
         encode=encode,
         error_shape=tei_error_for_all if habits.family is Family.TEI else ERROR_SHAPES[habits.family],
+        other_error_shapes=tuple(ERROR_SHAPES.values()),
         summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage or Mixedbread",
         body=RerankBody,
         example={"query": "When does the boat go?", FIELDS[habits.family]: ["The ferry leaves at seven."]},

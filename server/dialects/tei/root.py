@@ -64,6 +64,9 @@ def root_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
             run=_run,
             encode=_encode,
             error_shape=tei_error,
+            other_error_shapes=tuple(
+                dict.fromkeys(shape for route in by_path.values() for shape in route.all_error_shapes)
+            ),
             summary="Do what the model is for: embed, compare (if `inputs` has a source sentence), classify or rerank",
             body=RootBody,
             example={"inputs": "The ferry leaves at seven."},

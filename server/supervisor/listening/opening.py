@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine import registry
 from engine.machine.devices import kind_of
@@ -11,6 +11,7 @@ from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.supervisor.listening.inherited import MONITOR_NAME, inherited
 from server.supervisor.listening.listeners import Listeners
+from server.supervisor.listening.unix_port import UnixPort
 from server.supervisor.monitor import bind_monitor
 from server.supervisor.ports import address_of, bind
 from server.supervisor.takeover import predecessor
@@ -27,18 +28,31 @@ class Ports:
 
     http: Listeners
     monitor: Listeners | None  # the supervisor's own port
-    predecessor: Predecessor | None = None  # whose sockets they are
+    predecessor: Predecessor | None = None  # whose sockets they are, but for `uds`
+    uds: UnixPort | None = None  # a socket for HTTP at a path, published later
 
     def close(self) -> None:
         """Close our copies."""
         for listeners in filter(None, (self.http, self.monitor)):
             listeners.close()
+        if self.uds is not None:
+            self.uds.close()
         if self.predecessor is not None:
             self.predecessor.connection.close()
 
 
 def open_ports(settings: Settings, devices: Sequence[str]) -> Ports:
     """`devices` are those of all engines that this server will have. Raises SettingsError."""
+    uds = UnixPort(settings.uds, takes_over=settings.takeover) if settings.uds is not None else None
+    try:
+        return replace(_open_tcp(settings, devices), uds=uds)
+    except BaseException:
+        if uds is not None:
+            uds.close()
+        raise
+
+
+def _open_tcp(settings: Settings, devices: Sequence[str]) -> Ports:
     running = _running_server(settings) if settings.takeover else None
     passed = inherited(os.environ)
     if running is not None:

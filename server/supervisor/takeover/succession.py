@@ -19,6 +19,7 @@ class Succession:
         self._supervisor = supervisor
         self._predecessor = ports.predecessor
         self._monitoring = monitoring
+        self._uds = ports.uds
         self._server = RunningServer(
             http=ports.http,
             monitor=ports.monitor,
@@ -47,10 +48,19 @@ class Succession:
 
     async def _open(self) -> None:
         await self._monitoring.start()
+        self._publish()
         self._wait_for_successor()
         if self._predecessor is not None:
             logger.info("this server accepts now, in place of process %d", self._predecessor.pid)
             self._predecessor.drain()
+
+    def _publish(self) -> None:
+        if self._uds is None:
+            return
+        try:
+            self._uds.publish()
+        except OSError as error:
+            logger.error("nobody can connect to the socket of --uds: %s", error.strerror)
 
     def _wait_for_successor(self) -> None:
         try:

@@ -105,6 +105,9 @@ def test_the_slow_routes() -> None:
         "outputs": ["pooled", "tokens"],
         "prompts": ["query"],
         "dtype": "float32",
+        "backend": "fake",
+        "capabilities": ["embed"],
+        "stats": {"queue_fraction": 0.0, "queue_absolute": 0, "results_pending": 0, "batch_size": 64},
     }
 
 

@@ -55,7 +55,7 @@ def test_each_route_asks_for_a_key_unless_it_is_named_open(method: str, path: st
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 @pytest.mark.parametrize(
     "path",
-    ["//v1/embeddings", "/V1/embeddings", "/v1/embeddings/", "/v1", "/none", "/health/", "/health/../info", "//health"],
+    ["//v1/embeddings", "/V1/embeddings", "/v1/embeddings/", "/v1", "/none", "/health/../info", "//health"],
 )
 def test_what_is_not_known_asks_for_a_key_before_it_says_so(method: str, path: str) -> None:
     assert ask(method, path).status == 401

@@ -62,6 +62,9 @@ def test_models_have_facts() -> None:
         "outputs": ["pooled", "tokens", "sparse", "multi_vector"],
         "prompts": ["query"],
         "dtype": "float32",
+        "backend": "fake",
+        "capabilities": ["embed", "sparse", "late-interaction"],
+        "stats": {"queue_fraction": 0.0, "queue_absolute": 0, "results_pending": 0, "batch_size": 64},
     }
 
 

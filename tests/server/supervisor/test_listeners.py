@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.listening.drain import empty_queue
+from server.supervisor.listening.drain import empty_queues
 from server.supervisor.listening.inherited import MONITOR_NAME, inherited
 from server.supervisor.listening.listeners import Listeners
 from tests.structure.sources import ROOT
@@ -95,7 +95,7 @@ def test_without_a_filter_the_queue_is_still_read(listener: socket.socket, caplo
             accepted.append(listener.accept()[0])
             return True
 
-        asyncio.run(empty_queue(listeners, is_worth_waiting=accept))
+        asyncio.run(empty_queues([listeners], is_worth_waiting=accept))
         assert len(accepted) == 1
         accepted[0].close()
     assert [record.getMessage() for record in caplog.records] == [

@@ -36,6 +36,7 @@ FRONTEND = FrontendStart(
     metrics_auth=True,
     strict_model_name=False,
     rerank_document_format="string",
+    url_prefix="/embed",
     cors_allow_origin=["*"],
     hosts=("embed.internal",),
     ssl_certfile="/certificate",

@@ -39,7 +39,7 @@ class Fallen:
             topology = Topology(settings, models, folder=folder, http=[http])
         watchdog = Watchdog(topology.page, heartbeat_timeout=10, batch_timeout=60)
         listeners = Listeners([http], kept_elsewhere=True)
-        self.supervisor = Supervisor(topology, models, http=listeners, limits={}, watchdog=watchdog)
+        self.supervisor = Supervisor(topology, models, http=[listeners], limits={}, watchdog=watchdog)
         self.children = {child.plan.title: child for child in self.supervisor._children}
 
     async def _start(self, child: ChildProcess) -> None:

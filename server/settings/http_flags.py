@@ -1,0 +1,142 @@
+"""The flags of where the server listens, and of who may use it; and what they may be."""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from server.settings.flag import SettingsError, flag
+
+MAX_PORT = 65535
+_ANY_ORIGIN = _ANY_HOST = "*"
+_HOST = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+_URL_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpFlags:
+    """Part of the settings."""
+
+    hostname: str = flag(
+        "127.0.0.1",
+        "HTTP",
+        "The address to listen on. 127.0.0.1 can be reached from this machine only. 0.0.0.0 exposes the server; set "
+        "--ssl-certfile or put a TLS proxy in front. The variable HOSTNAME is never read, because containers set it to "
+        "their own name.",
+        aliases=("--host",),
+        env=False,
+    )
+    port: int = flag(
+        8080, "HTTP", "The port to listen on; 0 takes a free one.", aliases=("-p",), least=0, most=MAX_PORT
+    )
+    takeover: bool = flag(
+        False,
+        "HTTP",
+        "Take over from the server of this user that runs on the same --hostname and --port: load the models, then "
+        "accept in its place while it finishes its requests and ends. A restart or an upgrade then loses no request "
+        "and delays none. Refused where memory does not hold both. On a shared GPU the running server ends first, and "
+        "clients wait. Where none runs, this is an ordinary start.",
+    )
+    uds: str | None = flag(
+        None,
+        "HTTP",
+        "Listen on a Unix socket at this path too, for clients and proxies on this machine: without TLS, otherwise as "
+        "on --port. Its mode is what the umask leaves of 0777, so with the usual umask of 022 only this user, and with "
+        "007 the group too, may connect. It takes the place of a socket that a killed server has left. API keys and "
+        "the Host header are checked there as well.",
+    )
+    url_prefix: str = flag(
+        "",
+        "HTTP",
+        "A path such as /embed that may stand before every path, for proxies that pass on the whole path. Paths "
+        "without it are answered too.",
+        aliases=("--root-path",),
+    )
+    strict_model_name: bool = flag(
+        False,
+        "HTTP",
+        "Refuse requests for unknown models with 404. Without it, a server with one model accepts any name, so that "
+        "clients need not change when the model does.",
+    )
+    cors_allow_origin: tuple[str, ...] = flag(
+        (),
+        "HTTP",
+        "Allow web pages of this origin, such as https://example.org, to send requests from a browser. * allows every "
+        "page. May be repeated; in the environment, separate with commas. By default none is allowed.",
+    )
+    rerank_document_format: str = flag(
+        "object",
+        "HTTP",
+        'How documents stand in the results of /rerank: object, as {"text": …}, as clients of Cohere, Jina and vLLM '
+        "read them, or string, as LiteLLM's provider infinity does. Infinity's own client gets strings either way.",
+        one_of=("object", "string"),
+    )
+    api_key: tuple[str, ...] = flag(
+        (),
+        "Security",
+        "A key that requests must carry, except requests for health and, without --metrics-auth, for metrics. May be "
+        "repeated. Every user of this machine can read a command line, so prefer --api-key-file, or the variable "
+        "API_KEY with keys separated by commas (empty means none).",
+        is_secret=True,
+    )
+    api_key_file: str | None = flag(
+        None,
+        "Security",
+        "A file with one key a line: name:sha256=HEX, name:KEY, or KEY alone. Names appear in the log, keys never do. "
+        "With HEX, made by `printf %s KEY | sha256sum`, the file need not be secret. After a key there may be "
+        "weight=NUMBER, its part of the engines while others wait too, and tokens-per-minute=NUMBER, a ceiling. For a "
+        "Docker secret: /run/secrets/NAME. It is read again within a second of a change.",
+    )
+    metrics_auth: bool = flag(
+        False, "Security", "Require a key for /metrics too, on both ports. Prometheus can send one as a bearer token."
+    )
+    allowed_hosts: tuple[str, ...] = flag(
+        (),
+        "Security",
+        "A host name or address, without a port, that requests may have in their Host header, besides localhost and "
+        "other loopback names. Others are refused with 403, and so are web pages of other hosts. May be repeated; in "
+        "the environment, separate with commas. By default any host may stand there, except where the server listens "
+        "on a loopback address and needs no API key: there only localhost may, so that no web page can use the server "
+        "through a browser on the same machine. * allows any host. Set it if a proxy on this machine passes on the "
+        "public name.",
+        default_text="any, or localhost alone",
+    )
+    ssl_certfile: str | None = flag(
+        None,
+        "Security",
+        "A certificate in PEM, with the chain up to its root. The port then speaks TLS, 1.2 or newer. It is read again "
+        "within a second of a change, and so is the key. --prometheus-port stays without TLS.",
+    )
+    ssl_keyfile: str | None = flag(
+        None,
+        "Security",
+        "The private key of --ssl-certfile in PEM, without a password. Not needed if it is in the same file.",
+    )
+
+    def check_http(self) -> None:
+        """Raises SettingsError for the first of these settings that can't be."""
+        if self.takeover and self.port == 0:
+            raise SettingsError("--takeover needs the --port of the running server")
+        if self.uds == "":
+            raise SettingsError("--uds takes the path of a socket")
+        if not _URL_PREFIX.fullmatch(self.url_prefix):
+            raise SettingsError("--url-prefix takes a path such as /embed, with a slash in front and none at the end")
+        if not all(map(_is_origin, self.cors_allow_origin)):
+            raise SettingsError("--cors-allow-origin takes origins such as https://example.org, without a path, or *")
+        if not all(map(_is_host, self.allowed_hosts)):
+            raise SettingsError("--allowed-hosts takes host names or addresses, without a port, or *")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise SettingsError("--ssl-keyfile needs --ssl-certfile")
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return text == _ANY_HOST or bool(_HOST.fullmatch(text))
+    return True
+
+
+def _is_origin(text: str) -> bool:
+    """A scheme and a host, as browsers send it; they compare it letter by letter."""
+    scheme, separator, host = text.partition("://")
+    return text == _ANY_ORIGIN or bool(scheme and separator and host and not set(host) & set("/?# "))

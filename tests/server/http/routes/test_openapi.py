@@ -1,0 +1,138 @@
+"""The OpenAPI page: valid, and every route in it, those among them that FastAPI never sees."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.openapi.models import OpenAPI
+
+from server.dialects.table import PLAIN_ROUTES, ROUTES
+from server.http.auth import HEALTH_PATHS
+from server.settings.api_keys import ApiKey, digest
+from tests.server.edge import Edge, call
+
+
+def fetched(**how: Any) -> Any:
+    async def fetch() -> bytes:
+        answer = await call(Edge(**how).app, "GET", "/openapi.json", headers={"x-api-key": "sesame"})
+        assert answer.status == 200
+        return answer.body
+
+    return json.loads(asyncio.run(fetch()))
+
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    return fetched()
+
+
+def everything_in(value: Any) -> Iterator[Any]:
+    yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in inner:
+        yield from everything_in(item)
+
+
+def test_it_is_openapi(schema: Any) -> None:
+    assert OpenAPI.model_validate(schema).info.title == "Embedline"
+
+
+def test_every_reference_leads_somewhere(schema: Any) -> None:
+    references = [item["$ref"] for item in everything_in(schema) if isinstance(item, dict) and "$ref" in item]
+
+    assert references
+    for reference in references:
+        found = schema
+        for key in reference.removeprefix("#/").split("/"):
+            found = found[key]
+
+
+def test_every_route_is_there_once(schema: Any) -> None:
+    routes = {(method, path) for path, methods in schema["paths"].items() for method in methods}
+
+    assert routes == {
+        *(("post", route.path) for route in ROUTES),
+        *((route.method.lower(), route.path) for route in PLAIN_ROUTES),
+        *(("get", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/info", "/v1/models", "/metrics")),
+    }
+    names = [operation["operationId"] for methods in schema["paths"].values() for operation in methods.values()]
+    assert len(set(names)) == len(names)
+
+
+def test_the_hot_route_says_what_it_takes(schema: Any) -> None:
+    operation = schema["paths"]["/v1/embeddings"]["post"]
+    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    body = schema["components"]["schemas"][reference.rpartition("/")[2]]
+
+    properties = {"input", "model", "encoding_format", "dimensions", "user", "prompt_name"}
+    assert properties | {"embed_dtype", "output_dtype", "embedding_type", "endianness"} == set(body["properties"])
+    assert body["required"] == ["input"]
+    assert {parameter["name"] for parameter in operation["parameters"]} == {"request-timeout-ms", "x-embedline-class"}
+    assert set(operation["responses"]["200"]["content"]) >= {"application/json", "application/octet-stream"}
+    assert {"400", "413", "429", "503", "504"} <= set(operation["responses"])
+
+
+def test_each_route_lists_the_statuses_of_its_own_family(schema: Any) -> None:
+    statuses = {path: set(schema["paths"][path]["post"]["responses"]) for path in ("/v1/embeddings", "/embed")}
+
+    assert statuses["/v1/embeddings"] - statuses["/embed"] == {"500"}
+    assert statuses["/embed"] - statuses["/v1/embeddings"] == {"422", "424"}
+
+
+def test_every_route_describes_its_body_and_its_answer(schema: Any) -> None:
+    for route in ROUTES:
+        operation = schema["paths"][route.path]["post"]
+        reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        body = schema["components"]["schemas"][reference.rpartition("/")[2]]
+        for required in body["required"]:
+            assert body["properties"][required].keys() & {"anyOf", "properties", "type"}
+        assert operation["responses"]["200"]["content"]["application/json"]["schema"]
+
+
+def test_every_status_has_the_schema_of_its_body(schema: Any) -> None:
+    for path, methods in schema["paths"].items():
+        for operation in methods.values():
+            assert {"403", "405"} <= operation["responses"].keys(), path
+            for status, response in operation["responses"].items():
+                assert response["description"]
+                assert (status == "204") is not ("content" in response), (path, status)
+
+
+def test_errors_are_described_as_they_are(schema: Any) -> None:
+    assert references(schema, "/v1/embeddings", "404") == ["OpenaiError"]
+    assert references(schema, "/embed", "422") == ["TeiError"]
+    assert references(schema, "/embed", "400") == ["TeiError", "OpenaiError"]  # OpenAI's, before the route is known
+    assert set(references(schema, "/v1/rerank", "503")) == {"OpenaiError", "TeiError"}  # the body chooses
+    nested = schema["components"]["schemas"]["OpenaiError"]["properties"]["error"]
+    assert nested["required"] == ["message", "type", "param", "code"]
+    assert nested["properties"]["param"] == {"type": ["null", "string"]}
+
+
+def references(schema: Any, path: str, status: str) -> list[str]:
+    content = schema["paths"][path]["post"]["responses"][status]["content"]["application/json"]["schema"]
+    return [one["$ref"].rpartition("/")[2] for one in content.get("anyOf", [content])]
+
+
+def test_routes_that_answer_text_say_so(schema: Any) -> None:
+    for path in ("/", "/livez", "/readyz", "/ping", "/metrics"):
+        assert set(schema["paths"][path]["get"]["responses"]["200"]["content"]) == {"text/plain"}, path
+    for path in ("/health", "/info", "/v1/models"):
+        assert set(schema["paths"][path]["get"]["responses"]["200"]["content"]) == {"application/json"}, path
+
+
+@pytest.mark.parametrize("metrics_need_a_key", [False, True])
+def test_keys_are_asked_for_where_they_are_needed(metrics_need_a_key: bool) -> None:
+    locked = fetched(keys=[ApiKey("team", digest(b"sesame"))], metrics_need_a_key=metrics_need_a_key)
+
+    operations = {(method, path): one for path, methods in locked["paths"].items() for method, one in methods.items()}
+    open_paths = [*HEALTH_PATHS, "/", *([] if metrics_need_a_key else ["/metrics"])]
+    is_open = {("get", path) for path in open_paths} & operations.keys()
+    assert {place for place, operation in operations.items() if "security" not in operation} == is_open
+    names = {name for place in operations.keys() - is_open for one in operations[place]["security"] for name in one}
+    assert names == locked["components"]["securitySchemes"].keys() == {"bearer", "x-api-key", "api-key"}
+
+
+def test_without_keys_none_is_asked_for(schema: Any) -> None:
+    assert not any("security" in operation for methods in schema["paths"].values() for operation in methods.values())
