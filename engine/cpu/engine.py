@@ -5,10 +5,11 @@
 
 import queue
 import threading
+import time
 from collections.abc import Mapping
 
 from engine.cpu.executor import Executor, Run
-from engine.cpu.minibatch import cut, padded
+from engine.cpu.minibatch import Pace, cut, padded
 from engine.cpu.outputs import Makers
 from engine.cpu.workload import Job, Task, Workload
 from engine.machine.failures import engine_error
@@ -41,6 +42,7 @@ class CompiledEngine:
         self._workload = Workload(min_wide_tokens=executor.min_wide_tokens if executor.wide else None)
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
         self._num_submitted = 0
+        self._pace = Pace()
         self._threads = [threading.Thread(target=self._compute_forever, args=(run,)) for run in executor.streams]
         for number, thread in enumerate(self._threads):
             thread.name, thread.daemon = f"stream {number}", True
@@ -51,7 +53,7 @@ class CompiledEngine:
         assert batch.outputs in self.info.outputs, batch.outputs
         self._slots[batch.is_urgent].acquire()
         self._num_submitted += 1
-        mini_batches = cut(batch, num_streams=len(self._threads))
+        mini_batches = cut(batch, num_streams=len(self._threads), max_giving_way=self._pace.max_giving_way)
         self._workload.put(Job(self._num_submitted, batch, mini_batches, self._sizes))
         return self._num_submitted
 
@@ -91,6 +93,9 @@ class CompiledEngine:
     def _compute(self, task: Task, run: Run) -> None:
         job, mini_batch = task.job, task.mini_batch
         inputs = padded(job.batch, mini_batch, pad_id=self._pad_id)
+        began = time.perf_counter()
         rows = run({name: inputs[name] for name in self._executor.input_names})
+        if not task.is_wide:
+            self._pace.observe(mini_batch.index.size, time.perf_counter() - began)
         for kind in job.batch.outputs:
             job.put(kind, mini_batch, self._makers[kind](rows, job.batch, mini_batch))

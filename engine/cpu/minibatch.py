@@ -22,9 +22,12 @@ OUTPUT = "rows"  # of the model
 MAX_PADDED_TOKENS = 512
 # The fixed cost of a mini-batch, in tokens: 2.5 ms, at 0.11 ms a token of all-MiniLM-L6-v2 on one core.
 COST_IN_TOKENS = 24
-# Smaller mini-batches give each stream a share of the batch, or let urgent ones go first the sooner (measurements:
-# decision 9); but they are not smaller than this.
+# Smaller mini-batches give each stream a share of the batch; but they are not smaller than this.
 MIN_PADDED_TOKENS = 128
+# While queries are about, they wait for a mini-batch of other work. So these take about so long, but are no smaller
+# than that: bulk would keep less than 85 % of its speed (measurements: decision 9).
+GIVING_WAY_SECONDS = 0.012
+MIN_GIVING_WAY = 64  # padded tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +40,37 @@ class MiniBatch:
     is_token: NDArray[np.bool_]  # [B, S]
 
 
-def cut(batch: Batch, *, num_streams: int) -> list[MiniBatch]:
+class Pace:
+    """How long a padded token takes on one core, learned from mini-batches. Threads may use it at the same time: what
+    one of them learns may be lost, and the next mini-batch shows it again."""
+
+    def __init__(self) -> None:
+        self._seconds_per_token = 0.0  # 0 = not known
+
+    def observe(self, num_padded: int, seconds: float) -> None:
+        """A mini-batch of so many padded tokens took so long."""
+        newest = seconds / (num_padded + COST_IN_TOKENS)
+        known = self._seconds_per_token or newest
+        self._seconds_per_token = known + 0.1 * (newest - known)  # known to 90 % after 22 mini-batches
+
+    @property
+    def max_giving_way(self) -> int:
+        """The most padded tokens of a mini-batch that gives way to urgent ones."""
+        if not self._seconds_per_token:
+            return MIN_PADDED_TOKENS
+        in_time = int(GIVING_WAY_SECONDS / self._seconds_per_token) - COST_IN_TOKENS
+        return min(MAX_PADDED_TOKENS, max(MIN_GIVING_WAY, in_time))
+
+
+def cut(batch: Batch, *, num_streams: int, max_giving_way: int = MIN_PADDED_TOKENS) -> list[MiniBatch]:
     """All sequences of a batch, the longest first. The last mini-batches are short, so streams end together.
 
-    If the batch gives way, they are small, and short ones are between long ones: the streams do not all compute long
-    ones at the same time, so an urgent mini-batch soon finds a free stream.
+    If the batch gives way, they have at most `max_giving_way` padded tokens, and short ones are between long ones: the
+    streams do not all compute long ones at the same time, so an urgent mini-batch soon finds a free stream.
     """
     cu_seqlens = batch.cu_seqlens
     share = MAX_PADDED_TOKENS if num_streams == 1 else int(cu_seqlens[-1]) // num_streams
-    if batch.gives_way:
-        share = MIN_PADDED_TOKENS
-    max_padded_tokens = min(MAX_PADDED_TOKENS, max(MIN_PADDED_TOKENS, share))
+    max_padded_tokens = max_giving_way if batch.gives_way else min(MAX_PADDED_TOKENS, max(MIN_PADDED_TOKENS, share))
     seqlens = np.diff(cu_seqlens)
     # Rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none.
     most = 0 if _has_hidden(batch) else COST_IN_TOKENS

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cpu.minibatch import MAX_PADDED_TOKENS, MIN_PADDED_TOKENS, cut
+from engine.cpu.minibatch import (
+    COST_IN_TOKENS,
+    GIVING_WAY_SECONDS,
+    MAX_PADDED_TOKENS,
+    MIN_GIVING_WAY,
+    MIN_PADDED_TOKENS,
+    Pace,
+    cut,
+)
 from engine.types import Batch, EngineError
 from tests.engine.cpu.test_engine import Plain, engine, of_lengths
 from tests.engine.tiny_models import batch
@@ -60,13 +68,36 @@ def test_urgent_batches_have_places_of_their_own() -> None:
         thread.join()
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 4))
-def test_a_batch_that_gives_way_is_cut_small(seqlens: list[int], num_streams: int) -> None:
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 4), st.sampled_from([64, 100, 512]))
+def test_a_batch_that_gives_way_is_cut_small(seqlens: list[int], num_streams: int, most: int) -> None:
     one = dataclasses.replace(batch(of_lengths(*seqlens)), gives_way=True)
-    mini_batches = cut(one, num_streams=num_streams)
+    mini_batches = cut(one, num_streams=num_streams, max_giving_way=most)
     assert sum(len(mini_batch.numbers) for mini_batch in mini_batches) == len(seqlens)
     for mini_batch in mini_batches:
-        assert mini_batch.index.size <= MIN_PADDED_TOKENS < MAX_PADDED_TOKENS or len(mini_batch.numbers) == 1
+        assert mini_batch.index.size <= most or len(mini_batch.numbers) == 1
+
+
+@pytest.mark.parametrize(
+    ("token_seconds", "most"),
+    [(1e-6, MAX_PADDED_TOKENS), (1e-4, 120 - COST_IN_TOKENS), (2e-4, MIN_GIVING_WAY), (1e-2, MIN_GIVING_WAY)],
+)
+def test_how_small_is_learned_from_how_long_mini_batches_take(token_seconds: float, most: int) -> None:
+    assert GIVING_WAY_SECONDS == 0.012
+    pace = Pace()
+    assert pace.max_giving_way == MIN_PADDED_TOKENS, "nothing is known"
+    pace.observe(400, 1.0)  # once, in a bad moment
+    for num_padded in (20, 100, 500) * 40:
+        pace.observe(num_padded, token_seconds * (num_padded + COST_IN_TOKENS))
+    assert pace.max_giving_way == pytest.approx(most, abs=1)
+
+
+def test_an_engine_that_is_slow_cuts_what_gives_way_smaller() -> None:
+    plain = Plain(num_streams=1)
+    with engine(plain, has_wide=False) as loaded:
+        loaded._pace.observe(100, 1.0)
+        loaded.submit(dataclasses.replace(batch(of_lengths(*[30] * 8)), gives_way=True))
+        loaded.collect()
+    assert plain.shapes == [(2, 30)] * 4
 
 
 def test_in_a_batch_that_gives_way_short_mini_batches_are_between_long_ones() -> None:
