@@ -62,6 +62,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
         bodies=BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
         max_items=start.max_client_batch_size,
         has_documents_in_objects=start.rerank_document_format == "object",
+        compresses=start.compress_answers,
         hosts=Hosts(start.hosts, origins=start.cors_allow_origin),
         keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file, renewed=admission.renew_keys),
         finished=finished,

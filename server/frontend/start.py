@@ -21,6 +21,7 @@ class FrontendStart:
     max_concurrent_requests: int
     max_held_bytes: int  # of large requests' rows and answers
     max_client_batch_size: int  # items of a request
+    compress_answers: bool  # in JSON, for clients that accept it
     payload_limit: int  # bytes of a body
     open_payload_limit: int  # bytes of all open bodies
     shutdown_timeout: float  # seconds

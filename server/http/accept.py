@@ -35,6 +35,14 @@ def container(accept: bytes) -> Container:
     return best
 
 
+@lru_cache(maxsize=64)
+def coding(accept_encoding: bytes, known: tuple[bytes, ...]) -> bytes | None:
+    """Which of the known codings an answer may have: the one with the highest weight, of several the first known."""
+    weights = dict(_weights(accept_encoding))
+    best = max(known, key=lambda name: weights.get(name, 0.0))
+    return best if weights.get(best, 0.0) > 0 else None
+
+
 def _weights(value: bytes) -> Iterator[tuple[bytes, float]]:
     """Each name in lower case, with its weight; 0 where the weight is nonsense."""
     for item in value.lower().split(b","):

@@ -19,6 +19,7 @@ from starlette.routing import BaseRoute
 from server.dialects.route import Answer, Call, ErrorShape, Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.writing.openai_shapes import openai_error
+from server.http import compression
 from server.http.answers import WRITE_BUFFER_BYTES, send_answer
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send
@@ -38,7 +39,6 @@ _CORS_METHODS = ("GET", "POST")
 _CORS_HEADERS = (
     "retry-after",
     "x-embedline-dtype",
-    "x-embedline-failed-inputs",
     "x-embedline-endianness",
     "x-embedline-offsets",
     "x-embedline-prompt-tokens",
@@ -71,6 +71,7 @@ class App:
     max_items  texts, pairs or lists of ids that one request may have
     has_documents_in_objects  whether rerank's results have documents as {"text": …} or as texts
     url_prefix  may stand before every path; as server.http.paths has it
+    compresses whether answers in JSON are compressed for clients that accept it
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class App:
         bodies: BodyReader,
         max_items: int,
         has_documents_in_objects: bool,
+        compresses: bool,
         hosts: Hosts,
         keys: Keys,
         finished: Callable[[Trace], None],
@@ -94,6 +96,7 @@ class App:
         self._bodies = bodies
         self._max_items = max_items
         self._has_documents_in_objects = has_documents_in_objects
+        self._compresses = compresses
         self._hosts = hosts
         self._keys = keys
         self._finished = finished
@@ -168,6 +171,8 @@ class App:
                     trace.encoding = call.form.label
                 result = await route.run(self._pipeline, work, trace)
                 answer = await route.encode(call, work, result)
+                if self._compresses:
+                    answer = await compression.compressed(answer, request.headers.get(b"accept-encoding", b""))
             self._hold(trace, answer)
             return answer
         except (ClientLeft, asyncio.CancelledError):
@@ -184,11 +189,14 @@ class App:
             trace.held.change(num_bytes)
 
     async def _read(self, request: _Request) -> bytes:
-        """The body. Raises PayloadTooLarge, Overloaded, BodyTooSlow and ClientLeft."""
-        began = time.perf_counter()
+        """The body. Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow and ClientLeft."""
+        began, coding = time.perf_counter(), compression.coding_of(request.headers)
         length = request.headers.get(b"content-length")  # a number: the HTTP parser has checked it
         body = await self._bodies.read(request.receive, None if length is None else int(length))
-        request.trace.read_seconds, request.trace.num_body_bytes = time.perf_counter() - began, len(body)
+        request.trace.num_body_bytes = len(body)
+        if coding is not None:
+            body = await self._bodies.expand(body, compression.decompressed(body, coding))
+        request.trace.read_seconds = time.perf_counter() - began
         return body
 
     async def _fall_back(self, request: _Request, place: Place) -> None:

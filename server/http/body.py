@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 from server.requests.errors import BodyTooSlow, Overloaded, PayloadTooLarge
@@ -18,6 +18,7 @@ _PIECE_SECONDS = 30.0  # between two pieces of a body
 # The whole body may take this long, and a second more for each _BYTES_PER_SECOND bytes that have come.
 _BODY_SECONDS = 30.0
 _BYTES_PER_SECOND = 1024
+_SMALL_BYTES = 64 * 1024  # a decompressed body up to this size is never refused because of other bodies
 
 
 class ClientLeft(Exception):
@@ -64,6 +65,24 @@ class BodyReader:
             return b"".join(chunks)
         finally:
             self._room += num_bytes
+
+    async def expand(self, body: bytes, pieces: AsyncIterator[bytes]) -> bytes:
+        """A body that came compressed; `pieces` are what it is made of. Raises what `pieces` raises, PayloadTooLarge
+        and Overloaded, each before more than one piece too many is held."""
+        chunks, num_bytes = list[bytes](), 0
+        with self.held(len(body)):
+            try:
+                async for piece in pieces:
+                    chunks.append(piece)
+                    num_bytes += len(piece)
+                    self._room -= len(piece)
+                    if num_bytes > _SMALL_BYTES:
+                        self._check(num_bytes)
+                if num_bytes > self._max_bytes:
+                    raise self._too_large()
+                return b"".join(chunks)
+            finally:
+                self._room += num_bytes
 
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:

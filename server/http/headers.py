@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from server.dialects.route import RequestOptions
 from server.http import accept
-from server.requests.errors import InvalidRequest, UnsupportedMedia
+from server.requests.errors import InvalidRequest
 from wire.vocabulary import RequestClass
 
 _CLASSES = {b"interactive": RequestClass.INTERACTIVE, b"bulk": RequestClass.BULK}
@@ -21,9 +21,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 def read_options(headers: Mapping[bytes, bytes]) -> RequestOptions:
-    """Raises InvalidRequest and UnsupportedMedia, naming the header. Names are in lower case."""
-    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise UnsupportedMedia("compressed bodies are not supported; send the body without content-encoding")
+    """Raises InvalidRequest, naming the header. Names are in lower case."""
     return RequestOptions(
         request_class=_read_class(headers),
         deadline=_read_deadline(headers),

@@ -63,6 +63,13 @@ class HttpFlags:
         "Allow web pages of this origin, such as https://example.org, to send requests from a browser. * allows every "
         "page. May be repeated; in the environment, separate with commas. By default none is allowed.",
     )
+    compress_answers: bool = flag(
+        False,
+        "HTTP",
+        "Compress answers in JSON for clients that accept zstd or gzip. Rows as floats shrink to about half, but that "
+        "takes several times the CPU time of writing them. Use it where the network is slow; base64, msgpack and raw "
+        "bytes save more and cost less.",
+    )
     rerank_document_format: str = flag(
         "object",
         "HTTP",

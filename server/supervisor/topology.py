@@ -229,6 +229,7 @@ class Topology:
             max_concurrent_requests=-(-settings.max_concurrent_requests // settings.frontends),
             max_held_bytes=MAX_HELD_BYTES // settings.frontends,
             max_client_batch_size=settings.max_client_batch_size,
+            compress_answers=settings.compress_answers,
             payload_limit=settings.payload_limit,
             open_payload_limit=max(settings.payload_limit, self._open_payload_limit // settings.frontends),
             shutdown_timeout=settings.shutdown_timeout,

@@ -193,6 +193,7 @@ class Edge:
         metrics_need_a_key: bool = False,
         has_documents_in_objects: bool = True,
         url_prefix: str = "",
+        compresses: bool = False,
     ) -> None:
         self.page = Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=max(1, len(keys)))
         self.page.engines_ready[:] = 1
@@ -220,6 +221,7 @@ class Edge:
             bodies=BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
             max_items=4,
             has_documents_in_objects=has_documents_in_objects,
+            compresses=compresses,
             hosts=hosts or Hosts(None),
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
             finished=RequestMetrics(self.metrics).record,

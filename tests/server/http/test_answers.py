@@ -1,4 +1,4 @@
-"""What holds for answers of every route: JSON unless rows are asked for raw, never compressed, one shape of error."""
+"""What holds for answers of every route: JSON unless rows are asked for raw, not compressed, one shape of error."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def ask(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
 
 @pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("path", PATHS)
-def test_answers_are_never_compressed(path: str) -> None:
+def test_answers_are_not_compressed_unasked(path: str) -> None:
     for body in (good_body(path), b"{}"):
         assert "content-encoding" not in ask("POST", path, body, accept_encoding="gzip, br, zstd").headers
 

@@ -159,7 +159,7 @@ def test_raw_bytes_by_header() -> None:
         (400, "x-embedline-class", BODY, {"x_embedline_class": "urgent"}),
         (413, None, BODY, {"content_length": "1001"}),
         (413, None, b" " * 1001, {}),
-        (415, None, BODY, {"content_encoding": "gzip"}),
+        (415, "content-encoding", BODY, {"content_encoding": "br"}),
     ],
 )
 def test_refusals(status: int, param: str | None, body: bytes, headers: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from server.dialects.writing.forms import Container
 from server.http.headers import read_options
-from server.requests.errors import InvalidRequest, UnsupportedMedia
+from server.requests.errors import InvalidRequest
 from wire.vocabulary import RequestClass
 
 
@@ -139,11 +139,3 @@ def test_nonsense_names_the_header(name: bytes, value: bytes) -> None:
 
     assert refused.value.param == name.decode()
     assert name.decode() in refused.value.message
-
-
-@pytest.mark.holds("Requests and answers")
-def test_a_compressed_body_is_not_read() -> None:
-    assert read_options({b"content-encoding": b"Identity"}).accepts is Container.JSON
-    for encoding in (b"gzip", b"zstd", b"identity, gzip", b""):
-        with pytest.raises(UnsupportedMedia, match="content-encoding"):
-            read_options({b"content-encoding": encoding})

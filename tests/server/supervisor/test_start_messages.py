@@ -28,6 +28,7 @@ FRONTEND = FrontendStart(
     max_concurrent_requests=1,
     max_held_bytes=8,
     max_client_batch_size=2,
+    compress_answers=True,
     payload_limit=3,
     open_payload_limit=4,
     shutdown_timeout=5.0,

@@ -67,8 +67,7 @@ def test_the_hot_route_says_what_it_takes(schema: Any) -> None:
     body = schema["components"]["schemas"][reference.rpartition("/")[2]]
 
     properties = {"input", "model", "encoding_format", "dimensions", "user", "prompt_name"}
-    forms = {"embed_dtype", "output_dtype", "embedding_type", "endianness"}
-    assert properties | forms | {"on_error"} == set(body["properties"])
+    assert properties | {"embed_dtype", "output_dtype", "embedding_type", "endianness"} == set(body["properties"])
     assert body["required"] == ["input"]
     assert {parameter["name"] for parameter in operation["parameters"]} == {"request-timeout-ms", "x-embedline-class"}
     assert set(operation["responses"]["200"]["content"]) >= {"application/json", "application/octet-stream"}
