@@ -1,0 +1,1 @@
+"""The client behind the interfaces of other libraries, one file each. No other file imports these."""

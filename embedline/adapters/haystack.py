@@ -1,0 +1,72 @@
+"""Haystack's text and document embedders by the client: pip install 'embedline[haystack]'."""
+
+from dataclasses import replace
+from typing import Any
+
+from haystack import Document, component, default_from_dict, default_to_dict
+from haystack.utils import Secret, deserialize_secrets_inplace
+
+from embedline.client.client import Client
+
+
+class _Embedder:
+    """What the two have in common: their arguments, which Haystack stores, and the client."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: Secret | None = None,
+        *,
+        model: str | None = None,
+        dimensions: int | None = None,
+        fields: dict[str, Any] | None = None,
+    ) -> None:
+        """`fields`: more fields of each request, as `{"prompt_name": "query"}`."""
+        self._arguments: dict[str, Any] = {
+            "base_url": base_url,
+            "model": model,
+            "dimensions": dimensions,
+            "fields": fields,
+        }
+        self._api_key = api_key
+        self._client = Client(base_url, None if api_key is None else api_key.resolve_value(), model=model)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a stored pipeline; of the key only where it comes from."""
+        key = None if self._api_key is None else self._api_key.to_dict()
+        stored: dict[str, Any] = default_to_dict(self, api_key=key, **self._arguments)
+        return stored
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Any:
+        """From a stored pipeline."""
+        deserialize_secrets_inplace(data["init_parameters"], keys=["api_key"])
+        return default_from_dict(cls, data)
+
+    def _embed(self, texts: list[str]) -> list[list[float]]:
+        answer = self._client.embed(
+            texts, dimensions=self._arguments["dimensions"], extra_body=self._arguments["fields"]
+        )
+        rows: list[list[float]] = answer.numpy().tolist()
+        return rows
+
+
+@component
+class EmbedlineTextEmbedder(_Embedder):
+    """Embeds one text, as a query."""
+
+    @component.output_types(embedding=list[float])
+    def run(self, text: str) -> dict[str, list[float]]:
+        """The text's row."""
+        return {"embedding": self._embed([text])[0]}
+
+
+@component
+class EmbedlineDocumentEmbedder(_Embedder):
+    """Embeds the contents of documents."""
+
+    @component.output_types(documents=list[Document])
+    def run(self, documents: list[Document]) -> dict[str, list[Document]]:
+        """The documents with their rows."""
+        rows = self._embed([document.content or "" for document in documents])
+        return {"documents": [replace(document, embedding=row) for document, row in zip(documents, rows, strict=True)]}

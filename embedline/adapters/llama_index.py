@@ -1,0 +1,71 @@
+"""LlamaIndex's `BaseEmbedding` by the client: pip install 'embedline[llama-index]'."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.bridge.pydantic import PrivateAttr
+
+from embedline.client.async_client import AsyncClient
+from embedline.client.client import Client
+from embedline.client.preference import RequestProcessingPreference
+
+
+class EmbedlineEmbedding(BaseEmbedding):
+    """LlamaIndex cuts texts into batches of `embed_batch_size` itself; the client sends the parts of one side by side.
+
+    `query_fields` and `text_fields` are more fields of the requests for queries and for texts, as
+    `{"prompt_name": "query"}`.
+    """
+
+    _client: Client = PrivateAttr()
+    _async_client: AsyncClient = PrivateAttr()
+    _query_fields: Mapping[str, Any] | None = PrivateAttr()
+    _text_fields: Mapping[str, Any] | None = PrivateAttr()
+
+    def __init__(
+        self,
+        base_url: str | Sequence[str],
+        api_key: str | None = None,
+        *,
+        model_name: str = "unknown",
+        query_fields: Mapping[str, Any] | None = None,
+        text_fields: Mapping[str, Any] | None = None,
+        preference: RequestProcessingPreference | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(model_name=model_name, **{"embed_batch_size": 1024, **more})
+        model = None if model_name == "unknown" else model_name  # LlamaIndex's word for none
+        self._client = Client(base_url, api_key, model=model, preference=preference)
+        self._async_client = AsyncClient(base_url, api_key, model=model, preference=preference)
+        self._query_fields = query_fields
+        self._text_fields = text_fields
+
+    @classmethod
+    def class_name(cls) -> str:
+        """The name by which LlamaIndex stores it."""
+        return "EmbedlineEmbedding"
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        rows: list[list[float]] = self._client.embed(texts, extra_body=self._text_fields).numpy().tolist()
+        return rows
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._get_text_embeddings([text])[0]
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        row: list[float] = self._client.embed(query, extra_body=self._query_fields).numpy()[0].tolist()
+        return row
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        answer = await self._async_client.embed(texts, extra_body=self._text_fields)
+        rows: list[list[float]] = answer.numpy().tolist()
+        return rows
+
+    async def _aget_text_embedding(self, text: str) -> list[float]:
+        return (await self._aget_text_embeddings([text]))[0]
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        answer = await self._async_client.embed(query, extra_body=self._query_fields)
+        row: list[float] = answer.numpy()[0].tolist()
+        return row

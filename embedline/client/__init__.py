@@ -1,0 +1,1 @@
+"""The client: many texts in many requests at once, into numpy arrays. Knows servers by HTTP alone."""

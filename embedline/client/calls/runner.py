@@ -1,0 +1,216 @@
+"""Carries out one call: the caller's thread decides, threads of a pool send and receive.
+
+All decisions are those of Jobs, which belongs to the caller's thread alone. A thread of the pool makes one attempt and
+puts its outcome into the call's queue. A call of one request makes it in the caller's thread: another would cost time.
+"""
+
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from embedline.client.calls.batches import Batches
+from embedline.client.calls.job import Job
+from embedline.client.calls.jobs import Jobs
+from embedline.client.errors import Cancelled, EmbedlineError
+from embedline.client.preference import RequestProcessingPreference
+from embedline.client.tasks.task import Batch, Part, Task
+from embedline.client.transport.endpoints import Endpoints
+from embedline.client.transport.failure import Failure
+from embedline.client.transport.in_flight import Call, InFlight
+from embedline.client.transport.sender import Request, Sender
+
+P = TypeVar("P", bound=Part)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Generic[P]):
+    """One request's result."""
+
+    batch: Batch
+    part: P
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome(Generic[P]):
+    """One attempt."""
+
+    job: Job
+    seconds: float
+    part: P | None = None
+    error: BaseException | None = None
+
+
+class Runner:
+    """What all calls of a client share."""
+
+    def __init__(self, endpoints: Endpoints, in_flight: InFlight, sender: Sender, headers: Mapping[str, str]) -> None:
+        self.endpoints = endpoints
+        self.in_flight = in_flight
+        self.sender = sender
+        self.headers = headers  # of each request
+        most = sum(endpoint.max_connections for endpoint in endpoints.all)
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="embedline")
+        self._is_closed = False
+
+    def close(self) -> None:
+        """A call that is under way ends with an error when it has a request to begin."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False)
+        self.endpoints.close()
+
+    def run(
+        self, task: Task[P], batches: Batches, preference: RequestProcessingPreference
+    ) -> Generator[Finished[P], None, None]:
+        """Results as they come, in any order. Raises EmbedlineError after the last one that has come.
+
+        Whoever stops early closes the iterator: that aborts what is in flight.
+        """
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
+        one = _OneCall(self, task, batches, preference)
+        token = preference.cancel_token
+        if token is not None:
+            token.watch(one.cancel)
+        try:
+            yield from one.results()
+        finally:
+            if token is not None:
+                token.forget(one.cancel)
+
+    def begin(self, call: "_OneCall[Any]", job: Job, *, is_alone: bool) -> None:
+        """Make one attempt, in a thread unless it is all that there is to do."""
+        if is_alone:
+            call.attempt(job)
+        else:
+            self._threads.submit(call.attempt, job)
+
+
+class _OneCall(Generic[P]):
+    """One call, in the caller's thread but for `attempt` and `cancel`."""
+
+    def __init__(
+        self, runner: Runner, task: Task[P], batches: Batches, preference: RequestProcessingPreference
+    ) -> None:
+        self._runner = runner
+        self._task = task
+        self._preference = preference
+        self._call = Call()
+        self._outcomes: queue.SimpleQueue[_Outcome[P] | None] = queue.SimpleQueue()  # None = look what is to be done
+        self._request_id = f"embedline-{secrets.token_hex(5)}"
+        total = preference.total_timeout_s
+        deadline = float("inf") if total is None else time.monotonic() + total
+        self._jobs = Jobs(task, batches, runner.endpoints, preference, request_id=self._request_id, deadline=deadline)
+
+    def cancel(self) -> None:
+        """From any thread."""
+        self._runner.in_flight.abort(self._call)
+        self._outcomes.put(None)
+
+    def results(self) -> Iterator[Finished[P]]:
+        try:
+            while self._begin_what_is_due():
+                if (outcome := self._next_outcome()) is not None and (done := self._settle(outcome)) is not None:
+                    yield done
+        except EmbedlineError:
+            yield from self._wind_up()
+            raise
+        finally:
+            for _ in self._wind_up():
+                pass
+
+    def _begin_what_is_due(self) -> bool:
+        """Whether anything is left to wait for."""
+        if self._call.is_aborted:
+            raise Cancelled("the call was cancelled")
+        now = time.monotonic()
+        self._jobs.check_deadline(now)
+        for job in self._jobs.take(now):
+            try:
+                self._runner.begin(self, job, is_alone=self._jobs.is_last)
+            except RuntimeError:  # the client was closed meanwhile
+                self._jobs.dropped(job)
+                raise
+        return not self._jobs.are_over
+
+    def _next_outcome(self) -> _Outcome[P] | None:
+        """None where none came before there is something to begin."""
+        now = time.monotonic()
+        wakes_at = self._jobs.wakes_at(now)
+        try:
+            return self._outcomes.get(timeout=min(max(0.0, wakes_at - now), threading.TIMEOUT_MAX))
+        except queue.Empty:
+            return None
+
+    def _settle(self, outcome: _Outcome[P]) -> Finished[P] | None:
+        job = outcome.job
+        if outcome.part is not None:
+            self._jobs.finished(job, outcome.part, outcome.seconds)
+            return Finished(job.batch, outcome.part, outcome.seconds)
+        if self._call.is_aborted:
+            self._jobs.dropped(job)
+        elif isinstance(outcome.error, Failure):
+            self._jobs.failed(job, outcome.error, time.monotonic())
+        else:
+            self._jobs.dropped(job)
+            assert outcome.error is not None
+            raise outcome.error
+        return None
+
+    def _wind_up(self) -> Iterator[Finished[P]]:
+        """Abort what is in flight and wait until it has ended: nothing writes into the result after the call. What had
+        come before is a result still."""
+        if self._jobs.num_in_flight:
+            self._runner.in_flight.abort(self._call)
+        while self._jobs.num_in_flight:
+            outcome = self._outcomes.get()
+            if outcome is None:
+                continue
+            if outcome.part is None:
+                self._jobs.dropped(outcome.job)
+            else:
+                self._jobs.finished(outcome.job, outcome.part, outcome.seconds)
+                yield Finished(outcome.job.batch, outcome.part, outcome.seconds)
+
+    def attempt(self, job: Job) -> None:
+        """One attempt, whose outcome goes into the queue whatever happens."""
+        began = time.monotonic()
+        part: P | None = None
+        error: BaseException | None = None
+        try:
+            part = self._send(job)
+        except BaseException as raised:  # it is raised in the caller's thread, or decides about the next attempt
+            error = raised
+        self._outcomes.put(_Outcome(job, time.monotonic() - began, part, error))
+
+    def _send(self, job: Job) -> P:
+        endpoint, way = job.endpoint, self._task.ways[job.way]
+        assert endpoint is not None
+        milliseconds = max(1, int(1000 * (job.deadline - time.monotonic())))
+        body = self._task.body(job.batch.items, way)
+        headers = {
+            **self._runner.headers,
+            "accept": way.accept,
+            "request-timeout-ms": str(milliseconds),  # and no time of the clock: the server's may differ from ours
+            "x-request-id": f"{self._request_id}-{job.batch.start}",
+            **({} if body is None else {"content-type": "application/json"}),
+            **{name.lower(): value for name, value in self._preference.extra_headers.items()},
+        }
+        request = Request(
+            method=self._task.method,
+            path=way.path,
+            headers=headers,
+            body=body,
+            deadline=job.deadline,
+            hedge_delay=self._preference.hedge_delay,
+            hedge_share=self._preference.hedge_budget_pct,
+        )
+        hedge_to = endpoint if job.is_finding_way else self._runner.endpoints.for_hedge(endpoint, self._task.name)
+        return self._runner.sender.send(
+            request, lambda answer: self._task.read(job.batch, way, answer), self._call, to=endpoint, hedge_to=hedge_to
+        )

@@ -1,0 +1,294 @@
+"""`Client`: many texts in many requests at once, to one server or several, into numpy arrays."""
+
+import ssl
+import weakref
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, closing, nullcontext
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import embedline
+from embedline.client.calls.batches import Batches
+from embedline.client.calls.runner import Finished, Runner
+from embedline.client.calls.tally import Tally
+from embedline.client.errors import EmbedlineError
+from embedline.client.preference import RequestProcessingPreference
+from embedline.client.progress import Progress
+from embedline.client.responses import (
+    BatchPostResponse,
+    ClassifyResponse,
+    EmbeddedSlice,
+    EmbedResponse,
+    RerankResponse,
+)
+from embedline.client.tasks.classify import ClassifyTask, LabelsPart
+from embedline.client.tasks.embed import EmbedTask, Place, RowsPart, RowStore, new_array
+from embedline.client.tasks.post import PostTask, ValuePart
+from embedline.client.tasks.rerank import RerankTask, ScoresPart
+from embedline.client.tasks.task import Part, Task, without_none
+from embedline.client.transport.base_url import read_base_url
+from embedline.client.transport.endpoint import Endpoint
+from embedline.client.transport.endpoints import Endpoints
+from embedline.client.transport.hedge_budget import HedgeBudget
+from embedline.client.transport.in_flight import InFlight
+from embedline.client.transport.sender import Sender
+
+_MAX_CONNECTIONS = 128
+_DEFAULT = RequestProcessingPreference()
+
+R = TypeVar("R")
+P = TypeVar("P", bound=Part)
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+Inputs = str | Iterable[str | TokenIds]
+_Bar = AbstractContextManager[Progress | None]
+
+
+class Client:
+    """A client of one server, or of several that serve the same model.
+
+    It may be used from any number of threads. Close it with `close()`, or use it as a context manager.
+
+    All calls raise RequestFailed when a request is given up, DeadlineExceeded when the time is over, Cancelled when
+    their token is cancelled; `partial` of these has what was done. TypeError and ValueError name a wrong argument.
+    """
+
+    def __init__(
+        self,
+        base_url: str | Sequence[str],
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        preference: RequestProcessingPreference | None = None,
+        max_connections: int = _MAX_CONNECTIONS,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """`base_url`: one or several, with or without /v1 at the end. `model` and `preference` are for calls that have
+        none of their own. `max_connections`: in use at a time, for each base URL."""
+        urls = [base_url] if isinstance(base_url, str) else list(base_url)
+        if not urls or max_connections < 1:
+            raise ValueError("base_url and max_connections must not be empty or 0")
+        origins = [read_base_url(url) for url in urls]
+        tls = ssl_context
+        if tls is None and any(origin.is_tls for origin in origins):
+            tls = ssl.create_default_context()
+        endpoints = [
+            Endpoint(origin, tls if origin.is_tls else None, max_connections=max_connections) for origin in origins
+        ]
+        in_flight = InFlight()
+        self._runner = Runner(Endpoints(endpoints), in_flight, Sender(in_flight, HedgeBudget()), _headers(api_key))
+        self._model = model
+        self.preference = preference or _DEFAULT
+        self._close = weakref.finalize(self, self._runner.close)
+
+    def close(self) -> None:
+        """Close the connections. Calls that are under way end with an error."""
+        self._close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def embed(
+        self,
+        input: Inputs,
+        model: str | None = None,
+        *,
+        dimensions: int | None = None,
+        user: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        preference: RequestProcessingPreference | None = None,
+        progress: bool = False,
+    ) -> EmbedResponse:
+        """A row for each input: texts, or lists of token ids (a list, or an array of integers [tokens]).
+
+        `extra_body`: more fields of each request, as `{"prompt_name": "query"}`.
+        """
+        items = _as_list(input)
+        store, tally = RowStore(len(items)), Tally(len(items))
+        task = self._embed_task(store.place, model, dimensions, user, extra_body)
+
+        def response() -> EmbedResponse:
+            return EmbedResponse(embeddings=store.finish(tally.done), **tally.fields())
+
+        return self._collect(self._run(task, items, preference), tally.add, response, _bar(items, progress))
+
+    def iter_embed(
+        self,
+        input: Inputs,
+        model: str | None = None,
+        *,
+        dimensions: int | None = None,
+        user: str | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        preference: RequestProcessingPreference | None = None,
+        progress: bool = False,
+    ) -> Generator[EmbeddedSlice, None, None]:
+        """The same, batch by batch as they are answered, in any order and in constant memory.
+
+        The inputs may come from a generator of any length; it is read in the calling thread, no further than
+        requests in flight need.
+        """
+        task = self._embed_task(new_array, model, dimensions, user, extra_body)
+        items = [input] if isinstance(input, str) else input
+        return self._slices(self._run(task, items, preference), _bar(items, progress))
+
+    def rerank(
+        self,
+        query: str,
+        texts: Sequence[str],
+        model: str | None = None,
+        *,
+        raw_scores: bool | None = None,
+        truncate: bool | None = None,
+        truncation_direction: str | None = None,
+        preference: RequestProcessingPreference | None = None,
+        progress: bool = False,
+    ) -> RerankResponse:
+        """A score for each text: how well it fits the query. What is None is left to the server."""
+        if not isinstance(query, str):
+            raise TypeError("query must be a text")
+        items = _as_list(texts)
+        options = {"raw_scores": raw_scores, "truncate": truncate, "truncation_direction": truncation_direction}
+        task = RerankTask(query, model=model or self._model, options=options)
+        scores, tally = np.full(len(items), np.nan, np.float32), Tally(len(items))
+
+        def keep(finished: Finished[ScoresPart]) -> None:
+            scores[finished.batch.start : finished.batch.stop] = finished.part.scores
+            tally.add(finished)
+
+        def response() -> RerankResponse:
+            return RerankResponse(scores=scores, texts=items, **tally.fields())
+
+        return self._collect(self._run(task, items, preference), keep, response, _bar(items, progress))
+
+    def classify(
+        self,
+        inputs: Sequence[str | Sequence[str]],
+        model: str | None = None,
+        *,
+        raw_scores: bool | None = None,
+        truncate: bool | None = None,
+        truncation_direction: str | None = None,
+        preference: RequestProcessingPreference | None = None,
+        progress: bool = False,
+    ) -> ClassifyResponse:
+        """The scores of all labels for each input: a text, or a pair of texts. What is None is left to the server."""
+        items = _as_list(inputs)
+        truncation = {"truncate": truncate, "truncation_direction": truncation_direction}
+        task = ClassifyTask(model=model or self._model, raw_scores=raw_scores, truncation=truncation)
+        found: list[Mapping[str, float]] = [{}] * len(items)
+        tally = Tally(len(items))
+
+        def keep(finished: Finished[LabelsPart]) -> None:
+            found[finished.batch.start : finished.batch.stop] = finished.part.scores
+            tally.add(finished)
+
+        def response() -> ClassifyResponse:
+            labels = sorted({label for scores in found for label in scores})
+            rows = np.array([[scores.get(label, np.nan) for label in labels] for scores in found], np.float32)
+            return ClassifyResponse(
+                labels=tuple(labels), scores=rows.reshape(len(items), len(labels)), **tally.fields()
+            )
+
+        return self._collect(self._run(task, items, preference), keep, response, _bar(items, progress))
+
+    def batch_post(
+        self,
+        url_path: str,
+        payloads: Sequence[Any],
+        *,
+        method: str = "POST",
+        preference: RequestProcessingPreference | None = None,
+        progress: bool = False,
+    ) -> BatchPostResponse:
+        """The answer to each payload, sent as JSON to a path below the base URL, as it stands, one in each request."""
+        task = PostTask(url_path, method)
+        items, tally = list(payloads), Tally(len(payloads))
+        data: list[Any] = [None] * len(items)
+
+        def keep(finished: Finished[ValuePart]) -> None:
+            data[finished.batch.start] = finished.part.value
+            tally.add(finished)
+
+        def response() -> BatchPostResponse:
+            return BatchPostResponse(data=data, **tally.fields())
+
+        run = self._run(task, items, preference, batch_size=1)
+        return self._collect(run, keep, response, _bar(items, progress))
+
+    def _embed_task(
+        self, place: Place, model: str | None, dimensions: int | None, user: str | None, extra: Mapping[str, Any] | None
+    ) -> EmbedTask:
+        fields = {**without_none(model=model or self._model, user=user), **(extra or {})}
+        return EmbedTask(fields, place, dimensions=dimensions)
+
+    def _run(
+        self,
+        task: Task[P],
+        items: Iterable[Any],
+        preference: RequestProcessingPreference | None,
+        batch_size: int | None = None,
+    ) -> Generator[Finished[P], None, None]:
+        preference = preference or self.preference
+        size = preference.batch_size if batch_size is None else batch_size
+        batches = Batches(task, items, batch_size=size, max_chars=preference.max_chars_per_request)
+        return self._runner.run(task, batches, preference)
+
+    @staticmethod
+    def _collect(
+        run: Generator[Finished[P], None, None],
+        keep: Callable[[Finished[P]], None],
+        response: Callable[[], R],
+        bar: _Bar,
+    ) -> R:
+        """All of a call. Errors get what has come until then."""
+        try:
+            with bar as progress:
+                for finished in run:
+                    keep(finished)
+                    if progress is not None:
+                        progress.add(len(finished.batch.items))
+        except EmbedlineError as error:
+            error.partial = response()
+            raise
+        return response()
+
+    @staticmethod
+    def _slices(run: Generator[Finished[RowsPart], None, None], bar: _Bar) -> Generator[EmbeddedSlice, None, None]:
+        with closing(run), bar as progress:
+            for finished in run:
+                if progress is not None:
+                    progress.add(len(finished.batch.items))
+                yield EmbeddedSlice(finished.batch.start, finished.batch.stop, finished.part.rows)
+
+
+def _as_list(input: Any) -> Sequence[Any]:
+    """Of one text, a list of it; an iterator is read to its end."""
+    if isinstance(input, str):
+        return [input]
+    if isinstance(input, list | tuple):
+        return input
+    return list(input)
+
+
+def _bar(items: Iterable[Any], is_wanted: bool) -> _Bar:
+    if not is_wanted:
+        return nullcontext()
+    return Progress(len(items) if isinstance(items, Sized) else None)
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    """Of each request. Raises ValueError for a key that no header can hold, without naming it."""
+    headers = {"user-agent": f"embedline/{embedline.__version__}"}
+    if api_key is not None:
+        if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
+            raise ValueError("api_key must be printable ASCII without spaces")
+        headers["authorization"] = f"Bearer {api_key}"
+    return headers

@@ -1,0 +1,83 @@
+"""Scores of texts for a query: TEI's route, else the one that Cohere, Jina, vLLM and Infinity have in common."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedline.client.tasks.task import (
+    Batch,
+    Part,
+    Way,
+    as_json,
+    check_count,
+    index_in,
+    number_in,
+    text_in,
+    without_none,
+    wrong,
+)
+from embedline.client.transport.answer import Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoresPart(Part):
+    """Scores of one batch."""
+
+    scores: NDArray[np.float32]  # float32 [texts]
+
+
+class RerankTask:
+    """Texts to scores."""
+
+    name = "rerank"
+    method = "POST"
+    ways: tuple[Way, ...] = (Way("/rerank", "texts"), Way("/v1/rerank", "documents"), Way("/rerank", "documents"))
+
+    def __init__(self, query: str, *, model: str | None, options: dict[str, Any]) -> None:
+        self._query = query
+        self._model = model
+        self._options = options  # TEI's: raw_scores, truncate, truncation_direction
+
+    def prepare(self, items: list[Any], start: int) -> list[Any]:
+        for index, item in enumerate(items, start):
+            if not isinstance(item, str):
+                raise TypeError(f"texts[{index}] must be a text, not {type(item).__name__}")
+        return items
+
+    def length(self, item: Any) -> int:
+        return len(item) + len(self._query)
+
+    def body(self, items: Sequence[Any], way: Way) -> bytes:
+        fields = {"query": self._query, way.form: items, **without_none(model=self._model, **self._options)}
+        if way.form == "documents":
+            fields["top_n"] = len(items)
+        return as_json(fields)
+
+    def read(self, batch: Batch, way: Way, answer: Answer) -> ScoresPart:
+        content = answer.json()
+        results = content.get("results", content.get("data")) if isinstance(content, dict) else content
+        if not isinstance(results, list):
+            raise wrong("it has no list of results")
+        check_count(len(results), batch, "scores")
+        scores = np.empty(len(batch.items), np.float32)
+        seen: set[int] = set()
+        for item in results:
+            scores[index_in(item, batch, seen)] = _score(item)
+        usage = content.get("usage") if isinstance(content, dict) else None
+        return ScoresPart(
+            scores=scores,
+            model=text_in(content, "model"),
+            prompt_tokens=number_in(usage, "prompt_tokens"),
+            truncated=number_in(usage, "truncated_inputs"),
+        )
+
+
+def _score(item: dict[str, Any]) -> float:
+    score = item.get("score", item.get("relevance_score"))
+    if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
+        raise wrong("a result without a score")
+    return score

@@ -1,0 +1,92 @@
+"""An answer whose head has come and whose body has not: bytes go from the socket to where they are wanted, uncopied."""
+
+import http.client
+import json
+from collections.abc import Callable
+from typing import Any
+
+from embedline.client.transport.failure import Failure, Kind
+
+MAX_BODY = 1 << 30  # bytes of an answer that is not raw rows
+_PIECE = 1 << 20
+_ERRORS = (OSError, http.client.HTTPException, ValueError)  # ValueError: a chunk's length that is no number
+
+
+class Answer:
+    """One answer. The methods that read raise Failure."""
+
+    def __init__(self, response: http.client.HTTPResponse, lost: Callable[[str], Failure]) -> None:
+        self._response = response
+        self._lost = lost  # makes the failure of a connection that ended
+        self.status = response.status
+        self.length = response.length  # of the body in bytes; None = it comes in chunks, or until the connection ends
+
+    def header(self, name: str) -> str | None:
+        return self._response.getheader(name)
+
+    @property
+    def content_type(self) -> str:
+        """In lower case, without parameters; "" = there is none."""
+        return (self.header("content-type") or "").partition(";")[0].strip().lower()
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether the body was read to its end and the server keeps the connection."""
+        return self._response.isclosed() and not self._response.will_close
+
+    def read_into(self, view: memoryview) -> None:
+        """Fills the view, a flat one of bytes. The body must be neither shorter nor longer."""
+        if self.length is not None and self.length != len(view):
+            raise Failure(Kind.ANSWER, f"its body has {self.length} bytes where its headers promise {len(view)}")
+        self._fill(view)
+        if self.length is None and self._read(1):
+            raise Failure(Kind.ANSWER, f"its body is longer than the {len(view)} bytes that its headers promise")
+
+    def read_all(self, most: int = MAX_BODY) -> bytearray:
+        """The body, of at most so many bytes."""
+        if self.length is not None:
+            if self.length > most:
+                raise Failure(Kind.ANSWER, f"its body has {self.length} bytes, and at most {most} are read")
+            body = bytearray(self.length)
+            self._fill(memoryview(body))
+            return body
+        body = bytearray()
+        while piece := self._read(_PIECE):
+            body += piece
+            if len(body) > most:
+                raise Failure(Kind.ANSWER, f"its body has more than the {most} bytes that are read")
+        return body
+
+    def read_start(self, most: int) -> bytes:
+        """The first bytes of the body; what does not come is left out."""
+        body = b""
+        try:
+            while len(body) < most and (piece := self._response.read(most - len(body))):
+                body += piece
+        except _ERRORS:
+            pass
+        return body
+
+    def json(self) -> Any:
+        """The value in the body."""
+        try:
+            return json.loads(self.read_all())
+        except (ValueError, RecursionError):
+            raise Failure(Kind.ANSWER, "its body is no JSON") from None
+
+    def _fill(self, view: memoryview) -> None:
+        filled = 0
+        while filled < len(view):
+            try:
+                count = self._response.readinto(view[filled:])
+            except _ERRORS as error:
+                raise self._lost(f"the connection broke after {filled} of {len(view)} bytes") from error
+            if not count:
+                raise self._lost(f"the answer ended after {filled} of {len(view)} bytes")
+            filled += count
+
+    def _read(self, most: int) -> bytes:
+        try:
+            return self._response.read(most)
+        except _ERRORS as error:
+            raise self._lost("the answer ended in the middle") from error

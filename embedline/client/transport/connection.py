@@ -1,0 +1,125 @@
+"""One keep-alive HTTP/1.1 connection, used by one thread at a time. Any thread may abort it.
+
+The socket blocks without a timeout. Deadlines and cancellation shut it down from another thread, which ends every kind
+of wait at once: for the connection, for TLS, for the head, within a body that comes byte by byte.
+"""
+
+import contextlib
+import http.client
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Mapping, Sequence
+
+from embedline.client.transport.answer import Answer
+from embedline.client.transport.base_url import Origin
+from embedline.client.transport.failure import Failure, Kind
+
+
+class Connection:
+    """Opened by `open`; the methods raise Failure. After one the connection is of no more use."""
+
+    def __init__(self, origin: Origin, tls: ssl.SSLContext | None) -> None:
+        self._origin = origin
+        self._tls = tls
+        self._http = http.client.HTTPConnection(origin.host, origin.port)
+        self._lock = threading.Lock()  # so that a socket is not shut down after another took its number
+        self._socket: socket.socket | None = None
+        self._aborted: Kind | None = None
+        self.num_answers = 0
+
+    def open(self, seconds: float) -> None:
+        """Connect to the first address that answers; each may take so many seconds."""
+        try:
+            self._http.sock = self._open(seconds)
+        except OSError as error:
+            raise self._lost(f"no connection: {error.strerror or error}") from error
+
+    def _open(self, seconds: float) -> socket.socket:
+        host, port = self._origin.host, self._origin.port
+        failed: OSError | None = None
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            opened = socket.socket(family, kind, protocol)
+            try:
+                self._hold(opened)
+                opened.settimeout(seconds)
+                opened.connect(address)
+                if self._tls is not None:
+                    opened = self._tls.wrap_socket(opened, server_hostname=host)
+                    self._hold(opened)
+                opened.settimeout(None)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return opened
+            except OSError as error:
+                opened.close()
+                failed = error
+        raise failed or OSError("the host has no address")
+
+    def _hold(self, opened: socket.socket) -> None:
+        with self._lock:
+            self._socket = opened
+            if self._aborted is not None:
+                raise OSError("aborted")
+
+    def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> None:
+        """Send a whole request."""
+        try:
+            self._http.request(method, target, body, headers)
+        except OSError as error:
+            raise self._lost("the connection broke while the request was sent") from error
+
+    def answer(self) -> Answer:
+        """Wait for the head of the answer."""
+        try:
+            response = self._http.getresponse()
+        except OSError as error:
+            raise self._lost("the server closed the connection without an answer") from error
+        except (http.client.HTTPException, ValueError) as error:
+            if self._aborted is not None:
+                raise self._lost("") from error
+            raise Failure(Kind.ANSWER, "what came is not HTTP") from error
+        self.num_answers += 1
+        return Answer(response, self._lost_in_body)
+
+    def abort(self, kind: Kind) -> None:
+        """End whatever waits on it, from any thread; that then fails with this kind."""
+        with self._lock:
+            if self._aborted is None:
+                self._aborted = kind
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which drops its state
+
+    def close(self) -> None:
+        """Without a word to the server."""
+        with self._lock:
+            self._http.close()
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+
+    def fileno(self) -> int:
+        return -1 if self._socket is None else self._socket.fileno()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is open and nothing has come unasked: that would be the server's good-bye."""
+        return self._aborted is None and self.fileno() >= 0 and not readable([self], 0.0)
+
+    def _lost(self, words: str) -> Failure:
+        is_stale = self._aborted is None and self.num_answers > 0
+        return Failure(self._aborted or Kind.CONNECTION, words, is_stale=is_stale)
+
+    def _lost_in_body(self, words: str) -> Failure:
+        return Failure(self._aborted or Kind.CONNECTION, words)
+
+
+def readable(connections: Sequence[Connection], seconds: float | None) -> list[Connection]:
+    """Those on which something has come, or which have ended; waits for the first of them, at most so long."""
+    by_number = {connection.fileno(): connection for connection in connections}
+    poll = select.poll()
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    found = poll.poll(None if seconds is None else 1000 * seconds)
+    return [by_number[number] for number, _ in found]

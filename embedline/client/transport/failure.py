@@ -1,0 +1,85 @@
+"""Why one attempt brought no answer. What becomes of it is decided elsewhere."""
+
+import email.utils
+import enum
+import json
+import time
+
+_MAX_WORDS = 300  # characters taken from a server's own message
+
+
+class Kind(enum.Enum):
+    """What went wrong."""
+
+    STATUS = "status"  # an answer with another status than 2xx
+    CONNECTION = "connection"  # not opened, reset, or ended before the answer was whole
+    TIMEOUT = "timeout"  # no whole answer in the attempt's time
+    ANSWER = "answer"  # a whole answer that is wrong
+    ABORTED = "aborted"  # on our side: the call was cancelled, or another attempt was faster
+
+
+class Failure(Exception):
+    """One attempt without an answer that can be used."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        words: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        body: bytes = b"",
+        is_stale: bool = False,
+    ) -> None:
+        super().__init__(words)
+        self.kind = kind
+        self.words = words
+        self.status = status
+        self.retry_after = retry_after  # seconds that the server asks to wait
+        self.body = body  # the beginning, of an answer with an error
+        self.is_stale = is_stale  # a kept connection had been closed before the request came
+
+
+def refused(status: int, body: bytes, *, retry_after: str | None, location: str | None) -> Failure:
+    """An answer with another status than 2xx, with what its server says about it."""
+    words = f"HTTP {status}"
+    if location is not None and 300 <= status < 400:
+        words += f", a redirect to {_printable(location.partition('?')[0])}, which is not followed: give that address"
+    elif message := _message(body):
+        words += f": {message}"
+    seconds = None if retry_after is None else read_retry_after(retry_after, now=time.time())
+    return Failure(Kind.STATUS, words, status=status, retry_after=seconds, body=body)
+
+
+def read_retry_after(value: str, *, now: float) -> float | None:
+    """Seconds to wait, from a number of seconds or a date (RFC 9110, 10.2.3). None if it is neither.
+
+    `now`: seconds since 1970.
+    """
+    value = value.strip()
+    if value.replace(".", "", 1).isdigit() and value.isascii():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _message(body: bytes) -> str:
+    """The server's own words, where it writes errors as OpenAI, TEI, FastAPI or Cohere do; else how its body begins."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return _printable(body[:_MAX_WORDS].decode(errors="replace"))
+    found = content
+    for name in ("error", "message", "detail"):
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+    return _printable(found if isinstance(found, str) else json.dumps(found))
+
+
+def _printable(text: str) -> str:
+    """On one line, without what a terminal would act on."""
+    cut = text[: 4 * _MAX_WORDS]
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in cut).split())
+    return line if len(line) <= _MAX_WORDS else line[:_MAX_WORDS] + "…"
