@@ -35,7 +35,8 @@ class Seen:
         return texts
 
 
-RESET = object()  # the connection is reset
+RESET = object()  # the connection is reset; what was sent before may be lost
+CLOSE = object()  # the connection ends
 Step = bytes | threading.Event | object  # bytes are sent, events waited for
 Script = Callable[[Seen], Sequence[Step]]
 
@@ -71,8 +72,7 @@ class Stub:
                     self._do(connection, step)
                 with self.changed:
                     self.num_in_flight -= 1
-                if b"connection: close" in b"".join(step for step in steps if isinstance(step, bytes)):
-                    break
+                    self.changed.notify_all()
         with self.changed:
             self.open.discard(connection)
             self.changed.notify_all()
@@ -86,7 +86,10 @@ class Stub:
         while (line := received.readline().decode().strip()) != "":
             name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
-        body = received.read(int(headers.get("content-length", "0")))
+        length = int(headers.get("content-length", "0"))
+        body = received.read(length)
+        if len(body) < length:
+            raise EOFError
         with self.changed:
             request = Seen(len(self.seen), method, path, headers, body)
             self.seen.append(request)
@@ -100,6 +103,8 @@ class Stub:
             step.wait(30)
         elif step is RESET:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            raise OSError
+        elif step is CLOSE:
             raise OSError
         else:
             assert isinstance(step, bytes)
@@ -151,7 +156,7 @@ def as_json(value: Any, status: int = 200, **headers: str) -> bytes:
 
 def row_of(item: Any) -> NDArray[np.float32]:
     """What a text's row is: float32 [WIDTH], another one for each text."""
-    number = sum(item) if isinstance(item, list) else int("".join(filter(str.isdigit, item)) or "0")
+    number = sum(item) if isinstance(item, list) else int("".join(filter(str.isdigit, item)) or "0") % 1_000_003
     return np.array([number, len(item), number / 7, -1.5], np.float32)
 
 

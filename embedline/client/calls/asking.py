@@ -32,9 +32,11 @@ def has_too_many_items(failure: Failure) -> bool:
 def next_way(task: Task[Any], job: Job, failure: Failure) -> int | None:
     """The way to ask that is tried after this one; None if it is not to blame, or was the last."""
     assert job.endpoint is not None
-    _, is_sure = job.endpoint.way(task.name)
-    if failure.status is None or (is_sure and b"encoding_format" not in failure.body):
+    known, is_sure = job.endpoint.way(task.name)
+    if failure.status is None or (is_sure and job.way == known and b"encoding_format" not in failure.body):
         return None
+    if is_sure and job.way < known and failure.status in (*_NO_SUCH_ROUTE, *_NOT_IN_THIS_FORM):
+        return known  # found out by another request meanwhile
     tried = task.ways[job.way]
     later = range(job.way + 1, len(task.ways))
     if failure.status in _NO_SUCH_ROUTE:

@@ -20,6 +20,7 @@ class Job:
     num_retries: int = 0
     tried: set[Endpoint] = field(default_factory=set)  # since it last waited
     history: list[str] = field(default_factory=list)
+    has_notes: bool = False  # the history says more than what failed
     refusal: Failure | None = None  # of another way to ask: the one to show if all are refused
     refused_forms: set[str] = field(default_factory=set)
 
@@ -41,6 +42,7 @@ class Job:
     def note_what_next(self, words: str) -> None:
         """What is done about the last one."""
         self.history[-1] += f", {words}"
+        self.has_notes = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ def given_up(job: Job, failure: Failure, situation: Situation, *, is_late: bool)
     inputs = f"input {first}" if first == last else f"inputs {first} to {last}"
     url = "" if job.endpoint is None else job.endpoint.origin.url
     request = f"{situation.method} {url}{situation.path} with {inputs} (x-request-id {situation.request_id}-{first})"
-    done = f"; {len(job.history)} attempts: {'; '.join(job.history)}" if len(job.history) > 1 else ""
+    attempts = "1 attempt" if len(job.history) == 1 else f"{len(job.history)} attempts"
+    says_more = len(job.history) > 1 or job.has_notes
+    done = f"; {attempts}: {'; '.join(job.history)}" if says_more else ""
     of = "" if situation.total is None else f" of {situation.total}"
     kind = DeadlineExceeded if is_late else RequestFailed
     return kind(

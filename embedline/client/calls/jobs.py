@@ -147,7 +147,8 @@ class Jobs:
         assert endpoint is not None
         is_own_timeout = failure.kind is Kind.TIMEOUT and job.deadline < self._deadline
         if failure.kind is Kind.CONNECTION or is_own_timeout:
-            endpoint.failed(now, self._preference.initial_backoff_ms / 1000)
+            pause = self._preference.initial_backoff_ms / 1000
+            endpoint.failed(now, self._chance.uniform(0.5, 1.0) * pause)
         elif failure.status in _TOO_BUSY:
             endpoint.refused()
         else:

@@ -62,6 +62,7 @@ class Runner:
         """A call that is under way ends with an error when it has a request to begin."""
         self._is_closed = True
         self._threads.shutdown(wait=False)
+        self.in_flight.close()
         self.endpoints.close()
 
     def run(
@@ -101,6 +102,7 @@ class _OneCall(Generic[P]):
         self._task = task
         self._preference = preference
         self._call = Call()
+        self._now = 0.0  # when it was last looked what is due
         self._outcomes: queue.SimpleQueue[_Outcome[P] | None] = queue.SimpleQueue()  # None = look what is to be done
         self._request_id = f"embedline-{secrets.token_hex(5)}"
         total = preference.total_timeout_s
@@ -128,7 +130,7 @@ class _OneCall(Generic[P]):
         """Whether anything is left to wait for."""
         if self._call.is_aborted:
             raise Cancelled("the call was cancelled")
-        now = time.monotonic()
+        self._now = now = time.monotonic()
         self._jobs.check_deadline(now)
         for job in self._jobs.take(now):
             try:
@@ -140,10 +142,10 @@ class _OneCall(Generic[P]):
 
     def _next_outcome(self) -> _Outcome[P] | None:
         """None where none came before there is something to begin."""
-        now = time.monotonic()
-        wakes_at = self._jobs.wakes_at(now)
+        wakes_at = self._jobs.wakes_at(self._now)  # as seen when it was looked what is due, or that may be missed
+        seconds = max(0.0, wakes_at - time.monotonic())
         try:
-            return self._outcomes.get(timeout=min(max(0.0, wakes_at - now), threading.TIMEOUT_MAX))
+            return self._outcomes.get(timeout=min(seconds, threading.TIMEOUT_MAX))
         except queue.Empty:
             return None
 

@@ -130,7 +130,7 @@ class EmbedTask:
         body = answer.read_all()
         width, rest = divmod(len(body), 4 * len(batch.items))
         if rest or not width:
-            raise wrong(f"a body of {len(body)} bytes, which are no {len(batch.items)} rows of float32")
+            raise answer.wrong(f"a body of {len(body)} bytes, which are no {len(batch.items)} rows of float32")
         rows = self._room(batch, width)
         rows[:] = np.frombuffer(body, np.float32).reshape(rows.shape)
         return rows

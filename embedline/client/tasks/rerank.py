@@ -66,7 +66,8 @@ class RerankTask:
         scores = np.empty(len(batch.items), np.float32)
         seen: set[int] = set()
         for item in results:
-            scores[index_in(item, batch, seen)] = _score(item)
+            index = index_in(item, batch, seen)
+            scores[index] = _score(item)
         usage = content.get("usage") if isinstance(content, dict) else None
         return ScoresPart(
             scores=scores,

@@ -20,6 +20,7 @@ class Answer:
         self._lost = lost  # makes the failure of a connection that ended
         self.status = response.status
         self.length = response.length  # of the body in bytes; None = it comes in chunks, or until the connection ends
+        self._ends_with_connection = response.length is None and not response.chunked
 
     def header(self, name: str) -> str | None:
         return self._response.getheader(name)
@@ -33,6 +34,10 @@ class Answer:
     def may_be_followed(self) -> bool:
         """Whether the body was read to its end and the server keeps the connection."""
         return self._response.isclosed() and not self._response.will_close
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._response.close()
 
     def read_into(self, view: memoryview) -> None:
         """Fills the view, a flat one of bytes. The body must be neither shorter nor longer."""
@@ -72,7 +77,13 @@ class Answer:
         try:
             return json.loads(self.read_all())
         except (ValueError, RecursionError):
-            raise Failure(Kind.ANSWER, "its body is no JSON") from None
+            raise self.wrong("its body is no JSON") from None
+
+    def wrong(self, words: str) -> Failure:
+        """The failure of a body that can't be what was asked for. One that nothing marks as whole may have been cut."""
+        if self._ends_with_connection:
+            return self._lost(f"the connection ended, and {words}")
+        return Failure(Kind.ANSWER, words)
 
     def _fill(self, view: memoryview) -> None:
         filled = 0

@@ -79,6 +79,9 @@ class Connection:
             if self._aborted is not None:
                 raise self._lost("") from error
             raise Failure(Kind.ANSWER, "what came is not HTTP") from error
+        if self._aborted is not None:  # half of a head and the end of the connection look like a head
+            response.close()
+            raise self._lost("")
         self.num_answers += 1
         return Answer(response, self._lost_in_body)
 

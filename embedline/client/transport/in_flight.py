@@ -49,6 +49,11 @@ class InFlight:
         for connection in found:
             connection.abort(Kind.ABORTED)
 
+    def close(self) -> None:
+        """No more are added; the thread ends with the last one."""
+        with self._changed:
+            self._changed.notify()
+
     def _watch(self) -> None:
         with self._changed:
             while self._watched:

@@ -124,7 +124,10 @@ class Sender:
 
     def _end(self, copy: _Copy) -> None:
         self._in_flight.remove(copy.connection)
-        is_kept = copy.answer is not None and copy.answer.may_be_followed
+        is_kept = False
+        if copy.answer is not None:
+            is_kept = copy.answer.may_be_followed
+            copy.answer.close()
         copy.endpoint.pool.give_back(copy.connection, is_kept=is_kept)
 
 

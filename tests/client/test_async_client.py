@@ -1,0 +1,95 @@
+"""The client for asyncio: the same results and errors, and cancellation by the task."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from embedline import AsyncClient, CancellationToken, Cancelled, RequestFailed, RequestProcessingPreference
+from tests.client.stub import as_json, raw, rows_of, stub, texts
+from tests.client.test_tasks import predict, tei
+
+pytestmark = pytest.mark.asyncio
+
+BATCHES = RequestProcessingPreference(batch_size=7)
+
+
+async def test_many_calls_side_by_side() -> None:
+    with stub(lambda seen: [raw(seen.texts)]) as server:
+        async with AsyncClient(server.url, preference=BATCHES) as client:
+            answers = await asyncio.gather(*(client.embed(texts(count)) for count in range(1, 30)))
+    for count, answer in enumerate(answers, 1):
+        assert np.array_equal(answer.numpy(), rows_of(texts(count)))
+
+
+async def test_the_other_calls() -> None:
+    with stub(tei) as server:
+        async with AsyncClient(server.url) as client:
+            assert (await client.rerank("a query", texts(3))).order().tolist() == [2, 1, 0]
+    with stub(predict) as server:
+        async with AsyncClient(server.url) as client:
+            assert (await client.classify(texts(1))).best() == ["bad"]
+            posted = await client.batch_post("/predict", [{"inputs": [["text 1"]]}])
+            assert posted.data[0][0][0]["label"] == "good"
+
+
+async def test_rows_as_batches_finish() -> None:
+    with stub(lambda seen: [raw(seen.texts)]) as server:
+        async with AsyncClient(server.url, preference=BATCHES) as client:
+            rows = np.empty((50, 4), np.float32)
+            async for part, found in client.iter_embed(text for text in texts(50)):
+                rows[part] = found
+    assert np.array_equal(rows, rows_of(texts(50)))
+
+
+async def test_a_cancelled_task_drops_its_requests() -> None:
+    never = threading.Event()
+    with stub(lambda _: [never]) as server:
+        async with AsyncClient(server.url) as client:
+            task = asyncio.create_task(client.embed("text"))
+            await asyncio.to_thread(server.wait_until, lambda: len(server.seen) == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            never.set()
+            await asyncio.to_thread(server.wait_until, lambda: not server.open)
+
+
+async def test_a_cancelled_iteration_drops_its_requests() -> None:
+    never = threading.Event()
+    with stub(lambda seen: [raw(seen.texts)] if seen.number == 0 else [never]) as server:
+        async with AsyncClient(server.url, preference=BATCHES) as client:
+
+            async def iterate() -> None:
+                async for _ in client.iter_embed(texts(1000)):
+                    pass
+
+            task = asyncio.create_task(iterate())
+            await asyncio.to_thread(server.wait_until, lambda: len(server.seen) >= 2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            never.set()
+            await asyncio.to_thread(server.wait_until, lambda: len(server.open) <= 1)
+
+
+async def test_the_callers_own_token_works_too() -> None:
+    never, token = threading.Event(), CancellationToken()
+    preference = RequestProcessingPreference(cancel_token=token)
+    with stub(lambda _: [never]) as server:
+        async with AsyncClient(server.url) as client:
+            task = asyncio.create_task(client.embed("text", preference=preference))
+            await asyncio.to_thread(server.wait_until, lambda: len(server.seen) == 1)
+            token.cancel()
+            with pytest.raises(Cancelled):
+                await task
+            never.set()
+
+
+async def test_errors_are_the_same() -> None:
+    with stub(lambda _: [as_json({"error": "no"}, 401)]) as server:
+        async with AsyncClient(server.url) as client:
+            with pytest.raises(RequestFailed, match="HTTP 401: no") as failed:
+                await client.embed(texts(2))
+            assert not failed.value.partial.done.any()
