@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-import embedline
 from embedline.client.calls.batches import Batches
 from embedline.client.calls.runner import Finished, Runner
 from embedline.client.calls.tally import Tally
@@ -286,7 +285,7 @@ def _bar(items: Iterable[Any], is_wanted: bool) -> _Bar:
 
 def _headers(api_key: str | None) -> dict[str, str]:
     """Of each request. Raises ValueError for a key that no header can hold, without naming it."""
-    headers = {"user-agent": f"embedline/{embedline.__version__}"}
+    headers = {"user-agent": "embedline-client"}
     if api_key is not None:
         if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
             raise ValueError("api_key must be printable ASCII without spaces")

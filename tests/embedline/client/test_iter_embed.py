@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embedline import Client, RequestFailed, RequestProcessingPreference
-from tests.client.stub import as_json, raw, row_of, rows_of, stub, texts
+from tests.embedline.client.stub import as_json, raw, row_of, rows_of, stub, texts
 
 PREFERENCE = RequestProcessingPreference(batch_size=7)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from embedline import Client, EmbedlineError, RequestProcessingPreference
-from tests.client.stub import WIDTH, Stub, raw, rows_of, stub, texts
+from tests.embedline.client.stub import WIDTH, Stub, raw, rows_of, stub, texts
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from embedline import AsyncClient, CancellationToken, Cancelled, RequestFailed, RequestProcessingPreference
-from tests.client.stub import as_json, raw, rows_of, stub, texts
-from tests.client.test_tasks import predict, tei
+from tests.embedline.client.stub import as_json, raw, rows_of, stub, texts
+from tests.embedline.client.test_tasks import predict, tei
 
 pytestmark = pytest.mark.asyncio
 

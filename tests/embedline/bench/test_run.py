@@ -14,7 +14,7 @@ from embedline.bench import progress
 from embedline.bench.load import Load, Phase
 from embedline.bench.options import Options, OptionsError
 from embedline.bench.run import run
-from tests.bench.scripted import Server, answer, scripted
+from tests.embedline.bench.scripted import Server, answer, scripted
 
 
 class Elsewhere:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embedline import Client, DeadlineExceeded, RequestFailed, RequestProcessingPreference
-from tests.client.stub import CLOSE, RESET, WIDTH, Seen, Step, as_json, http, raw, rows_of, stub, texts
+from tests.embedline.client.stub import CLOSE, RESET, WIDTH, Seen, Step, as_json, http, raw, rows_of, stub, texts
 
 # Inputs 4 and 5 are in the request that goes wrong; those before have their rows by then.
 PREFERENCE = RequestProcessingPreference(batch_size=2, max_concurrent_requests=1, max_retries=1, initial_backoff_ms=1)

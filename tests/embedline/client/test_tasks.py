@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embedline import Client, RequestFailed, RequestProcessingPreference
-from tests.client.stub import Seen, Step, as_json, http, stub, texts
+from tests.embedline.client.stub import Seen, Step, as_json, http, stub, texts
 
 BATCHES = RequestProcessingPreference(batch_size=3)
 

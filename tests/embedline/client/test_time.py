@@ -14,7 +14,7 @@ from embedline import (
     RequestFailed,
     RequestProcessingPreference,
 )
-from tests.client.stub import CLOSE, RESET, Seen, Step, Stub, http, raw, rows_of, stub, texts
+from tests.embedline.client.stub import CLOSE, RESET, Seen, Step, Stub, http, raw, rows_of, stub, texts
 
 
 def cancel_when(server: Stub, count: int, token: CancellationToken) -> threading.Thread:
