@@ -23,9 +23,9 @@ __all__ = ["TokenizedTexts", "TokenizerPool"]
 # Of one request. Nothing is cut off here, and a token in full takes a hundred times the memory of its id.
 MAX_DETAIL_CHARS = 1 << 20
 MAX_DECODE_IDS = 1 << 20
-# The query and the instruction count with each document, so that a small body can be a lot of work: this much is a
-# minute or two.
-MAX_PAIR_CHARS = 1 << 27
+# A prompt counts with each text, and query and instruction with each document, so that a small body can be a lot of
+# work: this much is a minute or two.
+MAX_REPEATED_CHARS = 1 << 27
 
 _MAX_DEATHS = 3  # of workers, after which the part that was running each time is refused
 _MAX_ID = 2**31 - 1  # whether there is such a token is for the worker to say
@@ -77,25 +77,40 @@ class TokenizerPool:
         truncation: Truncation = Truncation.RIGHT,
         prompt: str = "",
         pair_texts: Sequence[str] = (),
+        max_tokens: int | None = None,
+        add_special_tokens: bool = True,
     ) -> TokenizedTexts:
         """Ids of each text with the prompt before it, special tokens included; at least one text.
 
         With `pair_texts`, as many, ids of each pair: put into the model's template where it has one, else the prompt
-        before the first text, both as its tokenizer puts pairs together.
+        before the first text, both as its tokenizer puts pairs together. `max_tokens` may be below what the model
+        takes; `add_special_tokens` is for texts alone.
 
         Raises TextRefused with the index in `texts`. Cancelling it drops what no worker has yet.
         """
         assert texts, "a request without texts is refused at the edge"
-        texts, cut_short = cap(texts, max_seqlen=self._max_seqlens[model], truncation=truncation)
+        max_seqlen = self._max_seqlens[model]
+        if max_tokens is not None:
+            max_tokens = max_seqlen = min(max_tokens, max_seqlen)
+        texts, cut_short = cap(texts, max_seqlen=max_seqlen, truncation=truncation)
         if pair_texts:
             assert len(pair_texts) == len(texts), "a pair has two texts"
-            pair_texts, more = cap(pair_texts, max_seqlen=self._max_seqlens[model], truncation=truncation)
+            pair_texts, more = cap(pair_texts, max_seqlen=max_seqlen, truncation=truncation)
             cut_short = cut_short + more
-            if sum(map(len, texts)) + sum(map(len, pair_texts)) + len(prompt) * len(texts) > MAX_PAIR_CHARS:
-                raise TextRefused(Refusal.TOO_MUCH, -1)
+        if (pair_texts or prompt) and _num_chars(texts, pair_texts, prompt) > MAX_REPEATED_CHARS:
+            raise TextRefused(Refusal.TOO_MUCH, -1)
 
         def piece(start: int, stop: int) -> Piece:
-            return Piece(model, request_class, truncation, texts[start:stop], prompt, pair_texts[start:stop])
+            return Piece(
+                model,
+                request_class,
+                truncation,
+                texts[start:stop],
+                prompt,
+                pair_texts[start:stop],
+                max_tokens,
+                add_special_tokens,
+            )
 
         parts = _parts(texts, piece, pace=self._paces[model, Piece], prompt=prompt, pair_texts=pair_texts)
         job: Job[TokenizedPiece] = Job(parts)
@@ -220,6 +235,11 @@ class TokenizerPool:
             waiting[job] = None
             waiting.move_to_end(job, last=False)
         self._pump()
+
+
+def _num_chars(texts: Sequence[str], pair_texts: Sequence[str], prompt: str) -> int:
+    """Of all that is tokenized; each pair counts its query, and each text its prompt."""
+    return sum(map(len, texts)) + sum(map(len, pair_texts)) + len(prompt) * len(texts)
 
 
 def _parts(

@@ -24,9 +24,10 @@ DETAILED = 0x0205
 DECODE = 0x0206
 DECODED = 0x0207
 
-# model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32), pairing (u8);
+# model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32), pairing (u8), whether
+# special tokens are added (u8), most tokens of a text (u32, 0 = as many as the model takes);
 # then uint32 byte lengths [n], the prompt, the texts, all UTF-8
-_TOKENIZE = struct.Struct("<HBBIIB")
+_TOKENIZE = struct.Struct("<HBBIIBBI")
 # seconds of work (f64), number of texts (u32); then int32 offsets [n+1], ids, token types if there are any,
 # uint8 truncated [n], and last, where it leaves the arrays aligned, whether there are types (u8)
 _TOKENIZED = struct.Struct("<dI")
@@ -57,6 +58,7 @@ class Refusal(enum.IntEnum):
     EMPTY = 2  # no tokens: a given list is empty, or the text is blank and the model has no special tokens
     OUT_OF_VOCABULARY = 3  # an id that the model has no row for: a given one, or of an added token in the text
     TOO_MUCH = 4  # all items of a request together: more than it may have for details, or to be decoded
+    NO_ROOM = 5  # the special tokens alone are as many as a text may have in this request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,8 @@ class Piece:
     texts: Sequence[str]
     prompt: str = ""  # put before each text; of pairs for a template, the instruction
     pair_texts: Sequence[str] = ()  # as many second texts, which make pairs; () = texts alone
+    max_tokens: int | None = None  # of each text or pair; None = as many as the model takes
+    add_special_tokens: bool = True  # to texts alone
 
     @property
     def num_items(self) -> int:
@@ -128,6 +132,7 @@ class TextRefused(Exception):
     """An item has no answer; `index` is its place in the piece or request, -1 where it is not known.
 
     TOO_LONG carries what was given and what is allowed; num_tokens is 0 where the characters alone were too many.
+    NO_ROOM carries the number of special tokens and what is allowed.
     """
 
     def __init__(self, reason: Refusal, index: int, *, num_tokens: int = 0, max_tokens: int = 0) -> None:
@@ -142,18 +147,36 @@ def encode_piece(piece: Piece) -> list[Buffer]:
     """TOKENIZE. Raises UnicodeEncodeError where a text holds a lone surrogate."""
     prompt = piece.prompt.encode()
     pairing, texts = _paired(piece) if piece.pair_texts else (0, piece.texts)
-    header = _TOKENIZE.pack(piece.model, piece.request_class, piece.truncation, len(texts), len(prompt), pairing)
+    header = _TOKENIZE.pack(
+        piece.model,
+        piece.request_class,
+        piece.truncation,
+        len(texts),
+        len(prompt),
+        pairing,
+        piece.add_special_tokens,
+        piece.max_tokens or 0,
+    )
     return [header, *encode_texts(texts, prompt)]
 
 
 def decode_piece(payload: memoryview) -> Piece:
     """The inverse of `encode_piece`."""
-    model, request_class, truncation, num_texts, prompt_bytes, pairing = _TOKENIZE.unpack_from(payload)
+    model, request_class, truncation, num_texts, prompt_bytes, pairing, adds, limit = _TOKENIZE.unpack_from(payload)
     prompt, texts = decode_texts(payload, _TOKENIZE.size, num_texts, prompt_bytes)
     pair_texts: list[str] = []
     if pairing:
         texts, pair_texts = _unpaired(texts, _Pairing(pairing))
-    return Piece(model, RequestClass(request_class), Truncation(truncation), texts, prompt, pair_texts or ())
+    return Piece(
+        model,
+        RequestClass(request_class),
+        Truncation(truncation),
+        texts,
+        prompt,
+        pair_texts or (),
+        limit or None,
+        bool(adds),
+    )
 
 
 def _paired(piece: Piece) -> tuple[_Pairing, Sequence[str]]:

@@ -31,21 +31,20 @@ class _Run:
 class Pairs:
     """How one tokenizer puts two texts together."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, *, max_seqlen: int, has_types: bool) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, *, has_types: bool) -> None:
         """`has_types` says whether the model takes types of tokens."""
         self._backend = backend
-        self._max_seqlen = max_seqlen
         self._runs = _runs(backend)
         self._num_special = sum(len(run.ids) for run in self._runs)
         self._has_types = has_types and any(run.type_id for run in self._runs)
         self._query: tuple[str, list[int]] = ("", [])  # the latest that many documents had in common, and its ids
 
     def encode(
-        self, texts: Sequence[str], pair_texts: Sequence[str], *, prompt: str, truncation: Truncation
+        self, texts: Sequence[str], pair_texts: Sequence[str], *, prompt: str, truncation: Truncation, max_seqlen: int
     ) -> TokenizedPiece:
         """Ids of each pair, with the prompt before its first text; where it is too long the longer text is cut first.
 
-        Raises TextRefused: TOO_LONG with Truncation.NONE, or where not even the special tokens fit; FAILED, EMPTY.
+        Raises TextRefused: TOO_LONG with Truncation.NONE, NO_ROOM where not even the special tokens fit, FAILED, EMPTY.
         """
         start = time.perf_counter()
         self._backend.no_truncation()
@@ -58,9 +57,10 @@ class Pairs:
         truncated = bytearray(len(texts))
         for index, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
             pair = (first, second.ids)
-            if self._is_long(pair, index, truncation):
+            room = max_seqlen - self._num_special
+            if self._is_long(pair, index, truncation, room):
                 truncated[index] = True
-                pair = self._cut(pair, truncation)
+                pair = _cut(pair, truncation, room)
             for run in self._runs:
                 ids = run.ids if run.sequence is None else pair[run.sequence]
                 token_ids += ids
@@ -86,27 +86,31 @@ class Pairs:
             self._query = texts[0], of_each(encode, texts[:1])[0].ids
         return [self._query[1]] * len(texts)
 
-    def _is_long(self, pair: tuple[list[int], list[int]], index: int, truncation: Truncation) -> bool:
+    def _is_long(self, pair: tuple[list[int], list[int]], index: int, truncation: Truncation, room: int) -> bool:
         """Whether a pair must be cut. Raises TextRefused if that is off or no help, or if there are no tokens."""
-        num_tokens = len(pair[0]) + len(pair[1]) + self._num_special
-        if num_tokens == 0:
+        num_special, num_tokens = self._num_special, len(pair[0]) + len(pair[1])
+        if num_tokens + num_special == 0:
             raise TextRefused(Refusal.EMPTY, index)
-        is_long = num_tokens > self._max_seqlen
-        if is_long and (truncation is Truncation.NONE or self._num_special > self._max_seqlen):
-            raise TextRefused(Refusal.TOO_LONG, index, num_tokens=num_tokens, max_tokens=self._max_seqlen)
-        return is_long
+        if num_tokens <= room:
+            return False
+        limit = room + num_special
+        if truncation is Truncation.NONE:
+            raise TextRefused(Refusal.TOO_LONG, index, num_tokens=num_tokens + num_special, max_tokens=limit)
+        if room < 0:
+            raise TextRefused(Refusal.NO_ROOM, -1, num_tokens=num_special, max_tokens=limit)
+        return True
 
-    def _cut(self, pair: tuple[list[int], list[int]], truncation: Truncation) -> tuple[list[int], list[int]]:
-        """As the library's longest_first: a text that has no more than half of the room stays whole."""
-        first, second = pair
-        room = self._max_seqlen - self._num_special
-        shorter = min(len(first), len(second))
-        if 2 * shorter <= room:
-            longer = room - shorter
-        else:
-            shorter, longer = room // 2, room - room // 2
-        lengths = (shorter, longer) if len(first) <= len(second) else (longer, shorter)
-        return _end(first, lengths[0], truncation), _end(second, lengths[1], truncation)
+
+def _cut(pair: tuple[list[int], list[int]], truncation: Truncation, room: int) -> tuple[list[int], list[int]]:
+    """As the library's longest_first: a text that has no more than half of the room stays whole."""
+    first, second = pair
+    shorter = min(len(first), len(second))
+    if 2 * shorter <= room:
+        longer = room - shorter
+    else:
+        shorter, longer = room // 2, room - room // 2
+    lengths = (shorter, longer) if len(first) <= len(second) else (longer, shorter)
+    return _end(first, lengths[0], truncation), _end(second, lengths[1], truncation)
 
 
 def _end(ids: list[int], length: int, truncation: Truncation) -> list[int]:

@@ -81,23 +81,30 @@ class Template:
     def __init__(self, backend: tokenizers.Tokenizer, spec: TokenizerSpec) -> None:
         """Raises TokenizerError where the fixed parts leave no room for texts."""
         self._parts = [_Part(backend, text) for text in spec.template]
-        self._max_seqlen = spec.max_seqlen
-        num_fixed = sum(len(part.fixed.ids) for part in self._parts if part.fixed)
-        if num_fixed >= spec.max_seqlen:
+        self._num_fixed = sum(len(part.fixed.ids) for part in self._parts if part.fixed)
+        if self._num_fixed >= spec.max_seqlen:
             raise TokenizerError(
-                f"{spec.folder}: {num_fixed} tokens of the template leave no room in {spec.max_seqlen} tokens"
+                f"{spec.folder}: {self._num_fixed} tokens of the template leave no room in {spec.max_seqlen} tokens"
             )
         by_rank = [(_PLACES.index(part.places[0]), at) for at, part in enumerate(self._parts) if part.places]
         self._cut_order = [at for _, at in sorted(by_rank)]
 
     def encode(
-        self, texts: Sequence[str], pair_texts: Sequence[str], *, instruction: str, truncation: Truncation
+        self,
+        texts: Sequence[str],
+        pair_texts: Sequence[str],
+        *,
+        instruction: str,
+        truncation: Truncation,
+        max_seqlen: int,
     ) -> TokenizedPiece:
         """Ids of each pair. Where one is too long the document loses tokens, then the query, then the instruction.
 
-        Raises TextRefused: TOO_LONG with Truncation.NONE, FAILED, EMPTY.
+        Raises TextRefused: TOO_LONG with Truncation.NONE, NO_ROOM where the fixed parts leave none, FAILED, EMPTY.
         """
         start = time.perf_counter()
+        if max_seqlen <= self._num_fixed:
+            raise TextRefused(Refusal.NO_ROOM, -1, num_tokens=self._num_fixed, max_tokens=max_seqlen)
         fillings = [
             {"{instruction}": instruction, "{query}": text, "{document}": pair_text}
             for text, pair_text in zip(texts, pair_texts, strict=True)
@@ -109,11 +116,11 @@ class Template:
             num_tokens = sum(len(part.ids) for part in parts)
             if num_tokens == 0:
                 raise TextRefused(Refusal.EMPTY, index)
-            if num_tokens > self._max_seqlen:
+            if num_tokens > max_seqlen:
                 if truncation is Truncation.NONE:
-                    raise TextRefused(Refusal.TOO_LONG, index, num_tokens=num_tokens, max_tokens=self._max_seqlen)
+                    raise TextRefused(Refusal.TOO_LONG, index, num_tokens=num_tokens, max_tokens=max_seqlen)
                 truncated[index] = 1
-                self._cut(parts, num_tokens - self._max_seqlen)
+                self._cut(parts, num_tokens - max_seqlen)
             rows.append(list(chain.from_iterable(part.ids for part in parts)))
         return TokenizedPiece(
             token_ids=np.fromiter(chain.from_iterable(rows), np.int32),

@@ -30,7 +30,8 @@ class Tokenizer:
         self._spec = spec
         self._backend = self._load()
         has_types = not spec.as_it_stands and has_token_types(Path(spec.folder))
-        self._pairs = Pairs(self._backend, max_seqlen=spec.max_seqlen, has_types=has_types)
+        self._num_special = self._backend.num_special_tokens_to_add(False)
+        self._pairs = Pairs(self._backend, has_types=has_types)
         self._template = Template(self._backend, spec) if spec.template else None
         self._vocab_size = self._checked_vocab_size()
         # Prompts come with requests too, so that there may be any number of them.
@@ -43,24 +44,32 @@ class Tokenizer:
         prompt: str = "",
         truncation: Truncation = Truncation.RIGHT,
         pair_texts: Sequence[str] = (),
+        max_tokens: int | None = None,
+        add_special_tokens: bool = True,
     ) -> TokenizedPiece:
         """Ids of each text with the prompt before it, special tokens included.
 
         With `pair_texts`, as many, of each pair: in the model's template with the prompt as its instruction, or else
         as transformers pairs texts, with the prompt before the first; the longer text is then cut first.
-        Raises TextRefused: TOO_LONG with Truncation.NONE, FAILED for a text the library can't take, EMPTY,
+        `max_tokens` may be below what the model takes; `add_special_tokens` is for texts alone.
+        Raises TextRefused: TOO_LONG with Truncation.NONE, NO_ROOM, FAILED for a text the library can't take, EMPTY,
         OUT_OF_VOCABULARY for a text with an id that the model has no row for.
         """
+        max_seqlen = self._spec.max_seqlen if max_tokens is None else min(max_tokens, self._spec.max_seqlen)
         if pair_texts:
-            return self._checked(self._encode_pairs(texts, pair_texts, prompt, truncation))
+            return self._checked(self._encode_pairs(texts, pair_texts, prompt, truncation, max_seqlen))
         start = time.perf_counter()
+        num_special = self._num_special if add_special_tokens else 0
+        if max_seqlen <= num_special:  # the library would then not truncate at all
+            raise TextRefused(Refusal.NO_ROOM, -1, num_tokens=num_special, max_tokens=max_seqlen)
         if prompt:
             texts = [prompt + text for text in texts]
         if truncation is Truncation.NONE:
             self._backend.no_truncation()
         else:
-            self._backend.enable_truncation(self._spec.max_seqlen, direction=_DIRECTIONS[truncation])
-        piece = self._flatten(of_each(self._backend.encode_batch_fast, texts), start)
+            self._backend.enable_truncation(max_seqlen, direction=_DIRECTIONS[truncation])
+        encode = partial(self._backend.encode_batch_fast, add_special_tokens=add_special_tokens)
+        piece = self._flatten(of_each(encode, texts), max_seqlen, start)
         return self._with_prompt_marked(piece, prompt) if prompt and self._spec.marks_prompts else piece
 
     def details(self, texts: Sequence[str], *, prompt: str = "", add_special_tokens: bool = True) -> DetailedPiece:
@@ -93,11 +102,13 @@ class Tokenizer:
         return DecodedPiece(of_each(decode, lists), time.perf_counter() - start)
 
     def _encode_pairs(
-        self, texts: Sequence[str], pair_texts: Sequence[str], prompt: str, truncation: Truncation
+        self, texts: Sequence[str], pair_texts: Sequence[str], prompt: str, truncation: Truncation, max_seqlen: int
     ) -> TokenizedPiece:
-        if self._template is not None:
-            return self._template.encode(texts, pair_texts, instruction=prompt, truncation=truncation)
-        return self._pairs.encode(texts, pair_texts, prompt=prompt, truncation=truncation)
+        if self._template is None:
+            return self._pairs.encode(texts, pair_texts, prompt=prompt, truncation=truncation, max_seqlen=max_seqlen)
+        return self._template.encode(
+            texts, pair_texts, instruction=prompt, truncation=truncation, max_seqlen=max_seqlen
+        )
 
     def _with_prompt_marked(self, piece: TokenizedPiece, prompt: str) -> TokenizedPiece:
         """As many tokens at the start of each text as the prompt has by itself, as sentence-transformers does it."""
@@ -145,8 +156,7 @@ class Tokenizer:
             return None
         return vocab_size
 
-    def _flatten(self, encodings: list[tokenizers.Encoding], start: float) -> TokenizedPiece:
-        max_seqlen = self._spec.max_seqlen
+    def _flatten(self, encodings: list[tokenizers.Encoding], max_seqlen: int, start: float) -> TokenizedPiece:
         token_ids: list[int] = []
         offsets = [0]
         truncated = bytearray(len(encodings))

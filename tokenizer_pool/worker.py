@@ -161,7 +161,12 @@ def _do(tokenizer: Tokenizer, piece: AnyPiece) -> AnyAnswer:
     """Raises TextRefused."""
     if isinstance(piece, Piece):
         return tokenizer.encode(
-            piece.texts, prompt=piece.prompt, truncation=piece.truncation, pair_texts=piece.pair_texts
+            piece.texts,
+            prompt=piece.prompt,
+            truncation=piece.truncation,
+            pair_texts=piece.pair_texts,
+            max_tokens=piece.max_tokens,
+            add_special_tokens=piece.add_special_tokens,
         )
     if isinstance(piece, DetailPiece):
         return tokenizer.details(piece.texts, prompt=piece.prompt, add_special_tokens=piece.add_special_tokens)

@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.predict import prompt_for
 from server.dialects.writing.openai_shapes import Usage, openai_error
@@ -22,7 +23,7 @@ from server.requests.errors import InvalidRequest
 from server.requests.work import Embedded
 
 
-class ClassifyBody(msgspec.Struct):
+class ClassifyBody(TruncationFields, kw_only=True):
     """The body of POST /classify."""
 
     input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
@@ -65,7 +66,8 @@ def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Req
         texts=given.texts,
         token_ids=given.token_ids,
         prompt=prompt_for(model),
-        truncation=model.truncation,
+        truncation=read_truncation(fields, model),
+        max_tokens=read_max_tokens(fields, model),
         raw_scores=fields.raw_scores is True or fields.use_activation is False,
         request_class=call.options.request_class,
         deadline=call.options.deadline,

@@ -10,8 +10,11 @@ import msgspec
 import orjson
 
 from server.dialects.reading.forms import read_form
-from server.dialects.reading.inputs import SCHEMA, read_dimensions, read_inputs, read_prompt
+from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.prompts import PromptFields, read_prompt
+from server.dialects.reading.row_numbers import read_normalize, read_output_dimension
+from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, Container, RowForm, row_values
 from server.dialects.writing.msgpack import as_msgpack, list_head, msgpack_values
@@ -25,7 +28,7 @@ from server.requests.work import Embedded, EmbedRequest
 EMBEDDINGS_PATHS = ("/v1/embeddings", "/embeddings")
 
 
-class EmbeddingsBody(msgspec.Struct):
+class EmbeddingsBody(PromptFields, kw_only=True):
     """The body of POST /v1/embeddings."""
 
     input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
@@ -33,7 +36,11 @@ class EmbeddingsBody(msgspec.Struct):
     encoding_format: str | list[str] | None = None  # Mixedbread's may be a list
     dimensions: int | None = None
     user: str | None = None
-    prompt_name: str | None = None  # ours, as TEI has it
+    output_dimension: int | None = None  # Voyage's
+    normalize: bool | None = None  # TEI's; None = as the model does
+    normalized: bool | None = None  # Jina's
+    use_activation: bool | None = None  # vLLM's
+    add_special_tokens: bool = True  # vLLM's
     embed_dtype: str | None = None  # vLLM's
     output_dtype: str | None = None  # Voyage's
     embedding_type: str | None = None  # Jina's
@@ -50,7 +57,7 @@ _MSGPACK_ROW = as_msgpack("embedding")
 def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises InvalidRequest and ModelNotFound, naming the field or index."""
     fields = _BODY.read(body)
-    model = call.models.choose(fields.model)
+    model = call.models.choose(fields.model, with_prompt=True)
     given = read_inputs(fields.input, "input", max_items=call.max_items)
     call.set_form(
         read_form(
@@ -66,9 +73,12 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         model=model,
         texts=given.texts,
         token_ids=given.token_ids,
-        prompt=read_prompt(fields.prompt_name, given, model),
-        truncation=model.truncation,
-        dimensions=read_dimensions(fields.dimensions, model.dimensions),
+        prompt=read_prompt(fields, given, model, name=call.models.asked_name(fields.model)),
+        truncation=read_truncation(fields, model),
+        max_tokens=read_max_tokens(fields, model),
+        add_special_tokens=fields.add_special_tokens,
+        dimensions=read_output_dimension(fields.dimensions, fields.output_dimension, model.dimensions),
+        normalize=read_normalize(fields.normalize, fields.normalized, fields.use_activation),
         request_class=call.options.request_class,
         deadline=call.options.deadline,
         is_single=given.is_single,

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_lists import read_single_texts
+from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
-from server.dialects.tei.shared import Truncating, read_truncation, tei_error, timing_headers
+from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.writing.forms import FLOATS, RAGGED_ONLY, numbers_as_json
 from server.dialects.writing.ragged import RAGGED, ragged_answer
 from server.dialects.writing.rows import as_list, headers
@@ -32,7 +33,7 @@ _INPUTS = {"anyOf": [{"type": "string"}, _TEXTS, {"type": "array", "items": {**_
 _NO_TOKEN = 0  # the id of a span, as Baseten has it
 
 
-class PredictTokensBody(Truncating, kw_only=True):
+class PredictTokensBody(TruncationFields, kw_only=True):
     """The body of POST /predict_tokens."""
 
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_INPUTS)]
@@ -59,6 +60,7 @@ def decode(call: Call, body: bytes) -> _Request:
         model=model,
         texts=given.texts,
         truncation=read_truncation(fields, model),
+        max_tokens=read_max_tokens(fields, model),
         raw_scores=bool(fields.raw_scores),
         request_class=call.options.request_class,
         deadline=call.options.deadline,

@@ -44,13 +44,13 @@ async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, tr
 
     async def tokenize(request_class: RequestClass) -> TokenizedTexts:
         whole = request.texts or ()
-        texts, capped = cap(whole, max_seqlen=request.model.max_seqlen, truncation=request.truncation)
+        texts, capped = cap(whole, max_seqlen=request.max_seqlen, truncation=request.truncation)
         found = await pipeline.token_details(TokenizeRequest(model=request.model, texts=texts), request_class)
         ids, time_slice = [], TimeSlice()
         is_cut = np.zeros(len(found), np.uint8)
         is_cut[capped] = 1
         for index, each in enumerate(found):
-            kept = fitting(each, request.model.max_seqlen, request.truncation)
+            kept = fitting(each, request.max_seqlen, request.truncation)
             is_cut[index] |= len(kept) < len(each)
             if request.truncation is Truncation.LEFT and is_cut[index]:
                 kept = _moved(kept, len(whole[index]) - len(texts[index]))
@@ -60,7 +60,7 @@ async def classify_tokens(pipeline: Pipeline, request: ClassifyTokensRequest, tr
         checked = await check_token_ids(
             ids,
             vocab_size=request.model.vocab_size,
-            max_seqlen=request.model.max_seqlen,
+            max_seqlen=request.max_seqlen,
             truncation=Truncation.NONE,
         )
         return replace(checked, truncated=is_cut)

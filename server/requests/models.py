@@ -41,7 +41,14 @@ class ServedModel:
     late: LateInteraction | None = None  # None = the model gives no rows for it
     has_query_table: bool = False  # whether queries are looked up, and have to be marked
     ranges: NDArray[np.float32] | None = field(default=None, compare=False)  # for int8, see writing/dtypes.py
+    decodes_ids: bool = False  # given token ids are another tokenizer's, and become texts before all else
     facts: dict[str, Any] = field(default_factory=dict)  # the rest of what the engine says, for /info
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The model's own prompts by name."""
+        prompts: dict[str, str] = self.facts.get("prompts", {})
+        return prompts
 
 
 class ModelTable:
@@ -65,15 +72,23 @@ class ModelTable:
         table._name_in_path = name
         return table
 
-    def choose(self, name: str | None) -> ServedModel:
-        """Raises ModelNotFound, and NotReady for a model that is loading."""
-        if self._name_in_path is not None:
-            name = self._name_in_path
+    def asked_name(self, name: str | None) -> str | None:
+        """What the request calls its model; `name` is what its body says."""
+        return name if self._name_in_path is None else self._name_in_path
+
+    def choose(self, name: str | None, *, with_prompt: bool = False) -> ServedModel:
+        """`with_prompt` allows a word for a prompt behind the name, as in `name:query`.
+
+        Raises ModelNotFound, and NotReady for a model that is loading.
+        """
+        name = self.asked_name(name)
         model = self._by_name.get(name or "")
         if model is not None:
             return model
         if len(self._names) == 1 and (name is None or not self._is_strict):
             return self.models[0]
+        if with_prompt and name is not None and (stem := name.rpartition(":")[0]) in self._names:
+            return self.choose(stem)
         if name in self._names:
             raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS, param="model")
         problem = "no model has that name" if name is not None else "several models are served; name one"

@@ -19,6 +19,7 @@ from batch_manager.messages import RequestRefused, Submission
 from engine.types import QUERY_TOKEN, OutputKind
 from server.requests.admission.admission import Admission, Admitted, Asked
 from server.requests.errors import DeadlineExceeded, UnsupportedTask
+from server.requests.groups import texts_and_ids, tokenized
 from server.requests.late_tokens import shaped
 from server.requests.models import ServedModel
 from server.requests.refusals import batch_error, details_error, text_error
@@ -123,12 +124,14 @@ class Pipeline:
 
     def _measure(self, request: Work, trace: Trace) -> int:
         """The estimated number of tokens."""
+        num_tokens = 0
         if request.texts is not None:
             trace.num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
-            num_tokens = self._admission.estimate(request.model.index, trace.num_characters, len(request.texts))
-        else:
-            num_tokens = sum(map(len, request.token_ids or ()))
-        return min(num_tokens, request.num_items * request.model.max_seqlen)
+            num_characters = trace.num_characters + len(request.prompt) * len(request.texts)
+            num_tokens = self._admission.estimate(request.model.index, num_characters, len(request.texts))
+        if request.token_ids is not None:
+            num_tokens += sum(map(len, request.token_ids))
+        return min(num_tokens, request.num_items * request.max_seqlen)
 
     async def tokenize(self, request: TokenizeRequest, trace: Trace) -> list[list[Token]]:
         """The tokens of each text, none cut off. Raises RequestError; cancelling it drops the work everywhere."""
@@ -166,32 +169,41 @@ class Pipeline:
     async def token_ids(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
         """The ids that a request is computed from. Raises TextRefused."""
         model = request.model
+        if request.texts is not None and request.token_ids is not None:
+            ask = partial(self.token_ids, request_class=request_class)
+            return await tokenized(texts_and_ids(request), request.num_items, ask)
         if request.texts is None:
             return await check_token_ids(
                 request.token_ids or (),
                 vocab_size=model.vocab_size,
-                max_seqlen=model.max_seqlen,
+                max_seqlen=request.max_seqlen,
                 truncation=request.truncation,
             )
         tokens = await self._tokenize_texts(request, request_class)
         if not tokens.truncated.any():
             num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
+            num_characters += len(request.prompt) * len(request.texts)
             self._admission.learn(model.index, num_characters, len(tokens.token_ids))
         if request.outputs & OutputKind.MULTI_VECTOR and model.late is not None:
             tokens = await shaped(
                 tokens,
                 model.late,
                 num_queries=request.num_queries,
-                max_seqlen=model.max_seqlen,
+                max_seqlen=request.max_seqlen,
                 truncation=request.truncation,
             )
         return tokens
 
     async def _tokenize_texts(self, request: Work, request_class: RequestClass) -> TokenizedTexts:
         assert request.texts is not None
-        model, num_queries = request.model.index, request.num_queries
+        num_queries = request.num_queries
         ask = partial(
-            self._tokenizers.tokenize, model=model, request_class=request_class, truncation=request.truncation
+            self._tokenizers.tokenize,
+            model=request.model.index,
+            request_class=request_class,
+            truncation=request.truncation,
+            max_tokens=request.max_tokens,
+            add_special_tokens=request.add_special_tokens,
         )
         if not num_queries or request.query_prompt == request.prompt:
             return await ask(request.texts, prompt=request.prompt, pair_texts=request.pair_texts)

@@ -38,6 +38,8 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
             limit = f"{refused.max_tokens} tokens" if refused.max_tokens else "the model's limit"
             together = " together with the text it is paired with" if is_pair else ""
             problem = f"is longer than {limit}{together} and truncation is off"
+        case tokenizing.Refusal.NO_ROOM:
+            problem = f"may have {refused.max_tokens} tokens, and {refused.num_tokens} are not of the text"
         case tokenizing.Refusal.EMPTY:
             problem = "has no tokens"
         case tokenizing.Refusal.OUT_OF_VOCABULARY:
@@ -59,7 +61,7 @@ def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest
             problem = _TOO_MUCH
         case tokenizing.Refusal.OUT_OF_VOCABULARY:
             problem = "has an id that the tokenizer has no token for"
-        case tokenizing.Refusal.FAILED | tokenizing.Refusal.EMPTY:
+        case tokenizing.Refusal.FAILED | tokenizing.Refusal.EMPTY | tokenizing.Refusal.NO_ROOM:
             verb = "tokenized" if isinstance(request, TokenizeRequest) else "decoded"
             return NotTokenizable(f"{param} can't be {verb}", param=param)
     return InvalidRequest(f"{param} {problem}", param=param)

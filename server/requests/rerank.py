@@ -20,14 +20,13 @@ from server.requests.late_interaction import max_sim
 from server.requests.late_tokens import counted
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline, unsupported
+from server.requests.prompts import Purpose, prompt_for
 from server.requests.time_slices import steps
 from server.requests.trace import Trace
 from server.requests.work import Computed, Work
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from wire.vocabulary import RequestClass
-
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order in which sentence-transformers looks for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,7 @@ class RerankRequest:
     is_bounded: bool = False  # scores of pairs with sigmoid; otherwise as the model's files say
     instruction: str | None = None  # of a generative reranker; None = the model's own
     truncation: Truncation = Truncation.RIGHT
+    max_tokens: int | None = None  # of each text or pair; None = as many as the model takes
     max_document_tokens: int | None = None  # of a document's own text; None = as many as fit
     request_class: RequestClass | None = None  # None = by size
     deadline: float = math.inf  # time.monotonic() seconds
@@ -103,6 +103,7 @@ async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) 
         pair_texts=documents,
         prompt=model.default_prompt if instruction is None else instruction,
         truncation=request.truncation,
+        max_tokens=request.max_tokens,
         outputs=OutputKind.LOGITS,
         request_class=request.request_class,
         deadline=request.deadline,
@@ -152,15 +153,14 @@ async def _compute(pipeline: Pipeline, work: Work, request: RerankRequest, trace
 
 def _query_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
     """The query as the first text; queries and documents get the model's prompts for them."""
-    prompts: dict[str, str] = request.model.facts.get("prompts", {})
-    default = request.model.default_prompt
     return Work(
         model=request.model,
         texts=[request.query, *request.documents],
-        prompt=next((prompts[name] for name in _DOCUMENT_PROMPTS if name in prompts), default),
+        prompt=prompt_for(request.model, Purpose.DOCUMENT) or "",
         num_queries=1,
-        query_prompt=prompts.get("query", default),
+        query_prompt=prompt_for(request.model, Purpose.QUERY) or "",
         truncation=request.truncation,
+        max_tokens=request.max_tokens,
         outputs=outputs,
         request_class=request.request_class,
         deadline=request.deadline,

@@ -40,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work(Request):
-    """Rows that an engine computes. Either texts or token_ids is given."""
+    """Rows that an engine computes. Where texts and token_ids are given, each item has one and the other is empty."""
 
     texts: Sequence[str] | None = None
     pair_texts: Sequence[str] = ()  # as many second texts, for pairs
@@ -49,8 +49,16 @@ class Work(Request):
     num_queries: int = 0  # the first texts, so many, are queries; the others are documents
     query_prompt: str = ""  # put before queries instead of `prompt`
     truncation: Truncation = Truncation.RIGHT
+    max_tokens: int | None = None  # of each text, pair or list of ids; None = as many as the model takes
+    add_special_tokens: bool = True  # to texts; never to pairs or ids
     outputs: OutputKind = OutputKind.POOLED  # one kind or several
     field: str = "input"
+
+    @property
+    def max_seqlen(self) -> int:
+        """The most tokens of each item, special ones included."""
+        own = self.model.max_seqlen
+        return own if self.max_tokens is None else min(self.max_tokens, own)
 
     @property
     def num_items(self) -> int:

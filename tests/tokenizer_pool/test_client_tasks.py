@@ -127,7 +127,7 @@ async def test_more_than_one_request_may_have_is_refused() -> None:
 
 @pytest.mark.holds("Limits")
 async def test_a_query_counts_with_each_of_its_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_PAIR_CHARS", 32)
+    monkeypatch.setattr(client, "MAX_REPEATED_CHARS", 32)
     async with scripted_pool(1) as (pool, workers):
         ask_pairs = partial(pool.tokenize, model=0, request_class=BULK)
         with pytest.raises(TextRefused) as caught:
@@ -140,7 +140,7 @@ async def test_a_query_counts_with_each_of_its_documents(monkeypatch: pytest.Mon
 
 @pytest.mark.holds("Limits")
 async def test_an_instruction_counts_with_each_of_the_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_PAIR_CHARS", 32)
+    monkeypatch.setattr(client, "MAX_REPEATED_CHARS", 32)
     async with scripted_pool(1) as (pool, workers):
         ask_pairs = partial(pool.tokenize, ["1", "2"], model=0, request_class=BULK, pair_texts=["1", "2"])
         with pytest.raises(TextRefused) as caught:

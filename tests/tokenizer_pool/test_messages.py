@@ -37,6 +37,11 @@ def test_a_piece_of_pairs(texts: list[str]) -> None:
     assert messages.decode_piece(sent(messages.encode_piece(piece))) == piece
 
 
+def test_the_limit_of_a_request_and_texts_without_special_tokens() -> None:
+    piece = Piece(3, RequestClass.BULK, Truncation.LEFT, ["a"], max_tokens=70_000, add_special_tokens=False)
+    assert messages.decode_piece(sent(messages.encode_piece(piece))) == piece
+
+
 def test_a_single_pair() -> None:
     piece = Piece(3, RequestClass.INTERACTIVE, Truncation.RIGHT, [QUERY], "", ["a document"])
     assert messages.decode_piece(sent(messages.encode_piece(piece))) == piece

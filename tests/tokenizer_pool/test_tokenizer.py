@@ -88,6 +88,29 @@ def test_the_prompt_counts_towards_the_length(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode(["go " * words], prompt="stop ").truncated.tolist() == [1]
 
 
+@pytest.mark.holds("Truncation")
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_request_may_have_a_limit_of_its_own(tokenizer: Tokenizer, side: str, adds: bool) -> None:
+    library = AutoTokenizer.from_pretrained(get_model_path(), truncation_side=side)
+    truncation = Truncation.LEFT if side == "left" else Truncation.RIGHT
+    text = SAMPLES["10,000 characters"]
+    for limit in (5, 3, 10_000):
+        expected = library(text, truncation=True, max_length=min(limit, MAX_SEQLEN), add_special_tokens=adds)
+        piece = tokenizer.encode(["go", text], truncation=truncation, max_tokens=limit, add_special_tokens=adds)
+        assert lists(piece)[1] == expected["input_ids"]
+        assert piece.truncated.tolist() == [0, 1]
+    assert tokenizer.encode(["go"]).token_ids.tolist() == library("go")["input_ids"]  # the next request has none
+
+
+def test_a_limit_that_special_tokens_use_up_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(TextRefused) as caught:
+        tokenizer.encode(["go"], max_tokens=NUM_SPECIAL_TOKENS)
+    refused = caught.value
+    assert (refused.reason, refused.num_tokens, refused.max_tokens) == (Refusal.NO_ROOM, 2, 2)
+    assert lists(tokenizer.encode(["go"], max_tokens=1, add_special_tokens=False)) == [[2175]]
+
+
 def test_without_truncation_a_long_text_is_refused(tokenizer: Tokenizer) -> None:
     fits = "go " * (MAX_SEQLEN - NUM_SPECIAL_TOKENS)
     assert len(tokenizer.encode([fits], truncation=Truncation.NONE).token_ids) == MAX_SEQLEN

@@ -1,16 +1,18 @@
 """Texts or token ids to be embedded, as OpenAI's `input` and TEI's `inputs` give them.
 
-Items are counted before the value is decoded: 64 MB of JSON can be 20 million lists, which take seconds and a gigabyte.
+A list may mix texts and lists of ids, as with TEI, and texts may be objects with a `text`, as with Jina. Items are
+counted before the value is decoded: 64 MB of JSON can be 20 million lists, which take seconds and a gigabyte.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from server.dialects.reading.json_body import parse
 from server.requests.errors import EmptyInput, InvalidRequest
-from server.requests.models import ServedModel
 
 SCHEMA = {
     "anyOf": [
@@ -20,16 +22,32 @@ SCHEMA = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
     ]
 }
+_NOT_TEXT = ("image", "audio", "video", "pdf", "url")  # of Jina's objects
+_MARKS_AN_ITEM = 32  # strings, and also lists and objects, that an object may have; for each 32 more it counts twice
 _MAX_IDS = 1 << 22  # of one request: 2,048 lists of 2,048. OpenAI takes 300,000 tokens
 _FIRST_ITEM = re.compile(rb"\[\s*(.)")
+
+
+class _Object(msgspec.Struct):
+    """An item with a name for what it is."""
+
+    text: str | None = None
+    image: msgspec.Raw | UnsetType = UNSET
+    audio: msgspec.Raw | UnsetType = UNSET
+    video: msgspec.Raw | UnsetType = UNSET
+    pdf: msgspec.Raw | UnsetType = UNSET
+    url: msgspec.Raw | UnsetType = UNSET
+
+
 _TEXT = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(list[str])
 _IDS = msgspec.json.Decoder(list[int])
 _ID_LISTS = msgspec.json.Decoder(list[list[int]])
+_MIXED = msgspec.json.Decoder(list[str | list[int] | _Object])
 
 
 class Inputs(msgspec.Struct, frozen=True):
-    """Texts, or lists of token ids."""
+    """Texts, or lists of token ids; where both are given, each item has one of the two, and the other is empty."""
 
     texts: Sequence[str] | None = None
     token_ids: Sequence[Sequence[int]] | None = None
@@ -49,24 +67,71 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
             raise EmptyInput(f"{field} must not be empty", param=field)
         case b'"':
             # Each text has two quotes. After a final backslash the closing quote looks escaped and isn't counted.
-            check_num_items((raw.count(b'"') - raw.count(b'\\"')) // 2, field, max_items=max_items)
-            texts = parse(_TEXTS, raw, field)
+            num_texts = (raw.count(b'"') - raw.count(b'\\"')) // 2
+            if num_texts > max_items and b"{" in raw:  # perhaps of objects, each with several
+                return _read_mixed(raw, field, max_items=max_items)
+            check_num_items(num_texts, field, max_items=max_items)
+            try:
+                texts = parse(_TEXTS, raw, field)
+            except InvalidRequest:
+                return _read_mixed(raw, field, max_items=max_items)
             check_num_items(len(texts), field, max_items=max_items)
             return Inputs(texts=_check_texts(texts, field + "[{}]"))
+        case b"{":
+            return _read_mixed(raw, field, max_items=max_items)
+        case b"[" if b'"' in raw:
+            return _read_mixed(raw, field, max_items=max_items)
         case b"[":
             check_num_items(raw.count(b"[") - 1, field, max_items=max_items)
             _check_num_ids(raw, field)
             return Inputs(token_ids=parse(_ID_LISTS, raw, field))
-        case _:
+        case digit if digit in b"-0123456789":
             _check_num_ids(raw, field)
             ids = parse(_IDS, raw, field)
             return Inputs(token_ids=[ids], is_single=True)
+        case _:
+            raise InvalidRequest(f"{field}[0] must be a text, a token id or a list of ids", param=f"{field}[0]")
+
+
+def _read_mixed(raw: bytes, field: str, *, max_items: int) -> Inputs:
+    """A list that has more than one kind of items, or objects."""
+    unescaped = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    check_num_items(unescaped.count(b'"') // 2 // _MARKS_AN_ITEM, field, max_items=max_items)
+    beside_texts = b"".join(unescaped.split(b'"')[::2])
+    num_marks = beside_texts.count(b"[") + beside_texts.count(b"{")
+    check_num_items(num_marks // _MARKS_AN_ITEM, field, max_items=max_items)
+    _check_num_ids(beside_texts, field)
+    items = parse(_MIXED, raw, field)
+    check_num_items(len(items), field, max_items=max_items)
+    texts = ["" if isinstance(item, list) else item for item in map(_text_of, items, _places(field))]
+    ids = [item if isinstance(item, list) else [] for item in items]
+    for text, ids_, place in zip(texts, ids, _places(field), strict=False):
+        if not text and not ids_:
+            raise EmptyInput(f"{place} must not be empty", param=place)
+    return Inputs(texts if any(texts) else None, ids if any(ids) else None)
+
+
+def _places(field: str) -> Iterator[str]:
+    return (f"{field}[{index}]" for index in count())
+
+
+def _text_of(item: "str | list[int] | _Object", place: str) -> str | list[int]:
+    """Raises InvalidRequest for an object without a text, or with more than that."""
+    if not isinstance(item, _Object):
+        return item
+    for name in _NOT_TEXT:
+        value = getattr(item, name)
+        if value is not UNSET and bytes(memoryview(value)[:5]) != b"null":
+            raise InvalidRequest(f"{place}.{name} is not supported; send texts", param=f"{place}.{name}")
+    if item.text is None:
+        raise InvalidRequest(f"{place}.text is missing", param=f"{place}.text")
+    return item.text
 
 
 def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
     """As read_inputs, but refuses token ids."""
     given = read_inputs(value, field, max_items=max_items)
-    if given.texts is None:
+    if given.texts is None or given.token_ids is not None:
         raise InvalidRequest(f"{field} must be a text or a list of texts", param=field)
     return given
 
@@ -74,7 +139,7 @@ def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
 def read_ids(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
     """The same, without texts."""
     given = read_inputs(value, field, max_items=max_items)
-    if given.token_ids is None:
+    if given.token_ids is None or given.texts is not None:
         raise InvalidRequest(f"{field} must be a list of token ids, or a list of such lists", param=field)
     return given
 
@@ -99,25 +164,3 @@ def _check_texts(texts: list[str], name: str) -> list[str]:
         param = name.format(texts.index(""))
         raise EmptyInput(f"{param} must not be an empty string", param=param)
     return texts
-
-
-def read_dimensions(wanted: int | None, own: int) -> int | None:
-    """Raises InvalidRequest."""
-    if wanted is not None and not 1 <= wanted <= own:
-        raise InvalidRequest(f"dimensions must be from 1 to {own} for this model", param="dimensions")
-    return wanted
-
-
-def read_prompt(name: str | None, given: Inputs, model: ServedModel) -> str:
-    """What goes before each text: the model's prompt of that name, else the default one. Raises InvalidRequest."""
-    if name is None:
-        return model.default_prompt
-    prompts: dict[str, str] = model.facts.get("prompts", {})
-    if name not in prompts:
-        known = ", ".join(sorted(prompts)) or "none"
-        raise InvalidRequest(f"prompt_name is not one of the model's prompts ({known})", param="prompt_name")
-    if given.texts is None:
-        raise InvalidRequest(
-            "prompt_name can't be given with token ids, which are used as they are", param="prompt_name"
-        )
-    return prompts[name]

@@ -12,15 +12,15 @@ import msgspec
 
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
 from server.dialects.rerank.documents import DOCUMENT_LIST, read_documents, read_texts
 from server.dialects.route import Call, ErrorShape
-from server.dialects.tei.shared import Truncating, read_truncation, tei_error
+from server.dialects.tei.shared import tei_error
 from server.dialects.writing.forms import FLOATS, Encoding, RowForm
 from server.dialects.writing.openai_shapes import openai_error
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.models import ServedModel
 from server.requests.rerank import RerankRequest
-from tokenizer_pool.messages import Truncation
 
 _FORMS = {None: FLOATS, "float": FLOATS, "bytes": RowForm(Encoding.BYTES_ONLY)}
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
@@ -62,7 +62,7 @@ def _raw() -> msgspec.Raw:
     return msgspec.Raw(b"")
 
 
-class RerankBody(Truncating, kw_only=True):
+class RerankBody(TruncationFields, kw_only=True):
     """The body of POST /rerank, of all families. One of `texts`, `documents` and `input` is needed."""
 
     query: str
@@ -79,7 +79,6 @@ class RerankBody(Truncating, kw_only=True):
     return_text: bool | None = None
     return_documents: bool | None = None
     return_input: bool | None = None
-    truncation: bool | None = None
     instruction: str | None = None
     instruct: str | None = None  # SGLang's name for it
     max_tokens_per_doc: int | None = None  # 0 = all, as vLLM has it
@@ -152,8 +151,9 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         raw_scores=bool(fields.raw_scores) or fields.use_activation is False,
         is_bounded=family is not Family.RESULTS or fields.use_activation is None,
         instruction=fields.instruct if fields.instruction is None else fields.instruction,
-        truncation=_read_truncation(fields, model),
-        max_document_tokens=_read_max_tokens(fields, model),
+        truncation=read_truncation(fields, model),
+        max_tokens=read_max_tokens(fields, model),
+        max_document_tokens=_read_max_document_tokens(fields, model),
         request_class=call.options.request_class,
         deadline=call.options.deadline,
         documents_field=field,
@@ -190,7 +190,7 @@ def _is_given(value: msgspec.Raw) -> bool:
     return len(memoryview(value)) > 0 and bytes(memoryview(value)[:5]) != b"null"
 
 
-def _read_max_tokens(fields: RerankBody, model: ServedModel) -> int | None:
+def _read_max_document_tokens(fields: RerankBody, model: ServedModel) -> int | None:
     """Of a document's text; None if that may have as many as the model takes. Raises InvalidRequest."""
     for name, number, least in (
         ("max_tokens_per_doc", fields.max_tokens_per_doc, 0),
@@ -200,12 +200,6 @@ def _read_max_tokens(fields: RerankBody, model: ServedModel) -> int | None:
             raise InvalidRequest(f"{name} must be at least {least}", param=name)
     limit = fields.max_tokens_per_doc or model.max_seqlen
     return limit if limit < model.max_seqlen else None
-
-
-def _read_truncation(fields: RerankBody, model: ServedModel) -> Truncation:
-    """Raises InvalidRequest."""
-    truncate = fields.truncation if fields.truncate is None else fields.truncate
-    return read_truncation(Truncating(truncate=truncate, truncation_direction=fields.truncation_direction), model)
 
 
 def _read_form(fields: RerankBody) -> RowForm:

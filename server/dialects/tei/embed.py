@@ -13,19 +13,14 @@ import numpy as np
 
 from engine.types import OutputKind
 from server.dialects.reading.forms import read_form
-from server.dialects.reading.inputs import read_dimensions, read_prompt, read_texts
+from server.dialects.reading.inputs import read_texts
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.prompts import PromptFields, read_is_query, read_prompt
+from server.dialects.reading.row_numbers import read_dimensions
+from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
-from server.dialects.tei.shared import (
-    InputsBody,
-    Parameters,
-    read_is_query,
-    read_request,
-    read_truncation,
-    tei_error,
-    timing_headers,
-)
+from server.dialects.tei.shared import InputsBody, read_request, tei_error, timing_headers
 from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, RAGGED_ONLY, RowForm, numbers_as_json
 from server.dialects.writing.ragged import RAGGED, ragged_answer
 from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, in_container, rows_alone
@@ -45,6 +40,10 @@ _SIMILARITY_SCHEMA = {
 }
 
 
+_NOT_GIVEN = b"null"
+_PARAMETERS_SCHEMA = msgspec.json.schema_components([PromptFields])[1]["PromptFields"]
+
+
 class EmbedBody(InputsBody, kw_only=True):
     """The body of POST /embed; how rows are written is ours."""
 
@@ -58,7 +57,6 @@ class EmbedBody(InputsBody, kw_only=True):
 class EmbedAllBody(InputsBody, kw_only=True):
     """The body of POST /embed_all; how rows are written is ours."""
 
-    input_type: str | None = None  # ours: query or document (None too), which differ in late-interaction models
     encoding_format: str | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
@@ -75,13 +73,16 @@ class SimilarityBody(msgspec.Struct, kw_only=True):
     """The body of POST /similarity."""
 
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_SIMILARITY_SCHEMA)]
-    parameters: Parameters | None = None
+    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_PARAMETERS_SCHEMA)] = msgspec.field(
+        default_factory=lambda: msgspec.Raw(_NOT_GIVEN)
+    )
     model: str | None = None
 
 
 _EMBED = BodyReader(EmbedBody)
 _EMBED_ALL = BodyReader(EmbedAllBody)
 _SIMILARITY = BodyReader(SimilarityBody)
+_PARAMETERS = BodyReader(PromptFields)
 _SIMILARITY_INPUTS = msgspec.json.Decoder(SimilarityInputs)
 
 
@@ -98,15 +99,13 @@ def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
     """POST /embed_all."""
     fields = _EMBED_ALL.read(body)
     request = read_request(call, fields)
-    is_query, outputs = read_is_query(fields.input_type), request.model.outputs
+    outputs = request.model.outputs
     call.set_form(_read_form(fields), offers=RAGGED_ONLY)
     if OutputKind.MULTI_VECTOR in outputs and OutputKind.TOKENS not in outputs:
-        num_queries = request.num_items if is_query else 0
-        return replace(request, outputs=OutputKind.MULTI_VECTOR, num_queries=num_queries, query_prompt=request.prompt)
-    if fields.input_type is not None and OutputKind.TOKENS in outputs:
-        raise InvalidRequest(
-            "input_type can't be given: this model treats queries and documents alike", param="input_type"
+        num_queries = (
+            request.num_items if read_is_query(fields, request.model, name=call.models.asked_name(fields.model)) else 0
         )
+        return replace(request, outputs=OutputKind.MULTI_VECTOR, num_queries=num_queries, query_prompt=request.prompt)
     return replace(request, outputs=OutputKind.TOKENS, normalize=False)
 
 
@@ -117,20 +116,22 @@ def _read_form(fields: EmbedBody | EmbedAllBody) -> RowForm:
 def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
     """POST /similarity: the source sentence is the first of the request's texts."""
     fields = _SIMILARITY.read(body)
-    model = call.models.choose(fields.model)
+    model = call.models.choose(fields.model, with_prompt=True)
     inputs = parse(_SIMILARITY_INPUTS, fields.inputs, "inputs")
     given = read_texts(inputs.sentences, "inputs.sentences", max_items=call.max_items)
     if given.is_single:
         raise InvalidRequest("inputs.sentences must be a list of texts", param="inputs.sentences")
     if not inputs.source_sentence:
         raise EmptyInput("inputs.source_sentence must not be empty", param="inputs.source_sentence")
-    parameters = fields.parameters or Parameters()
+    given_parameters = bytes(fields.parameters) != _NOT_GIVEN
+    parameters = _PARAMETERS.read(fields.parameters, "parameters") if given_parameters else PromptFields()
     call.form = FLOATS
     return EmbedRequest(
         model=model,
         texts=[inputs.source_sentence, *(given.texts or ())],
-        prompt=read_prompt(parameters.prompt_name, given, model),
+        prompt=read_prompt(parameters, given, model, name=call.models.asked_name(fields.model)),
         truncation=read_truncation(parameters, model),
+        max_tokens=read_max_tokens(parameters, model),
         normalize=True,
         request_class=call.options.request_class,
         deadline=call.options.deadline,

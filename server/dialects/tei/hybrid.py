@@ -12,9 +12,10 @@ import msgspec
 from engine.types import OutputKind
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.prompts import read_is_query
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.embed import token_rows_by_item
-from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
+from server.dialects.tei.shared import InputsBody, read_request, tei_error, timing_headers
 from server.dialects.tei.sparse import SparseEntry, sparse_by_item
 from server.dialects.writing.forms import FLOATS, numbers_as_json
 from server.dialects.writing.rows import as_list_of, headers
@@ -47,7 +48,6 @@ class EmbedHybridBody(InputsBody, kw_only=True):
         default_factory=lambda: msgspec.Raw(_NOT_GIVEN)
     )
     normalize: bool | None = None  # of the dense rows; None = true
-    input_type: str | None = None  # query or document (None too)
 
 
 class HybridItem(msgspec.Struct):
@@ -71,7 +71,9 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         request,
         outputs=_read_outputs(fields.outputs, request.model),
         normalize=fields.normalize is not False,
-        num_queries=request.num_items if read_is_query(fields.input_type) else 0,
+        num_queries=request.num_items
+        if read_is_query(fields, request.model, name=call.models.asked_name(fields.model))
+        else 0,
         query_prompt=request.prompt,
     )
 

@@ -9,8 +9,9 @@ import msgspec
 
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.text_lists import read_texts_or_pairs
+from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
-from server.dialects.tei.shared import Truncating, read_truncation, tei_error, timing_headers
+from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.writing.predictions import Prediction, predictions
 from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone
 from server.requests.classify import ClassifyRequest, classify, labels_of
@@ -21,7 +22,7 @@ _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems
 _INPUTS = {"anyOf": [{"type": "string"}, _TEXTS, {"type": "array", "items": _TEXTS}]}
 
 
-class PredictBody(Truncating, kw_only=True):
+class PredictBody(TruncationFields, kw_only=True):
     """The body of POST /predict."""
 
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_INPUTS)]
@@ -45,6 +46,7 @@ def decode(call: Call, body: bytes) -> ClassifyRequest:
         alone=given.alone,
         prompt=prompt_for(model),
         truncation=read_truncation(fields, model),
+        max_tokens=read_max_tokens(fields, model),
         raw_scores=bool(fields.raw_scores),
         is_bounded=True,
         request_class=call.options.request_class,

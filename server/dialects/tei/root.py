@@ -8,9 +8,10 @@ import msgspec
 
 from engine.model.tasks import Task
 from server.dialects.reading.json_body import parse
+from server.dialects.reading.prompts import PromptFields
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.embed import EmbedBody
-from server.dialects.tei.shared import Parameters, tei_error
+from server.dialects.tei.shared import tei_error
 from server.dialects.writing.rows import ROWS
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
@@ -27,7 +28,7 @@ _BY_TASK = {
 class RootBody(EmbedBody, kw_only=True):
     """The body of POST /: the fields of the route that it picks. Only the OpenAPI page reads this type."""
 
-    parameters: Parameters | None = None  # of a similarity
+    parameters: PromptFields | None = None  # of a similarity
 
 
 class _Marks(msgspec.Struct):

@@ -8,40 +8,20 @@ from typing import Annotated
 
 import msgspec
 
-from server.dialects.reading.inputs import SCHEMA, read_inputs, read_prompt
+from server.dialects.reading.inputs import SCHEMA, read_inputs
+from server.dialects.reading.prompts import PromptFields, read_prompt
+from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Headers, error_answer
 from server.dialects.writing.openai_shapes import ERROR_NAMES
 from server.requests import errors
-from server.requests.errors import InvalidRequest, RequestError
-from server.requests.models import ServedModel
+from server.requests.errors import RequestError
 from server.requests.trace import Trace
 from server.requests.work import EmbedRequest
-from tokenizer_pool.messages import Truncation
 
 _COMPUTE_TYPE = b"gpu+optimized"  # TEI says so on a CPU too
-_DIRECTIONS = {
-    None: Truncation.RIGHT,
-    "left": Truncation.LEFT,
-    "Left": Truncation.LEFT,
-    "right": Truncation.RIGHT,
-    "Right": Truncation.RIGHT,
-}
 
 
-class Truncating(msgspec.Struct, kw_only=True):
-    """What happens to texts that are too long."""
-
-    truncate: bool | None = None  # None = as --auto-truncate says
-    truncation_direction: str | None = None
-
-
-class Parameters(Truncating):
-    """How texts become tokens."""
-
-    prompt_name: str | None = None
-
-
-class InputsBody(Parameters, kw_only=True):
+class InputsBody(PromptFields, kw_only=True):
     """What the bodies of all routes that embed have in common."""
 
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
@@ -50,35 +30,20 @@ class InputsBody(Parameters, kw_only=True):
 
 def read_request(call: Call, fields: InputsBody) -> EmbedRequest:
     """What is the same for all routes that embed."""
-    model = call.models.choose(fields.model)
+    model = call.models.choose(fields.model, with_prompt=True)
     given = read_inputs(fields.inputs, "inputs", max_items=call.max_items)
     return EmbedRequest(
         model=model,
         texts=given.texts,
         token_ids=given.token_ids,
-        prompt=read_prompt(fields.prompt_name, given, model),
+        prompt=read_prompt(fields, given, model, name=call.models.asked_name(fields.model)),
         truncation=read_truncation(fields, model),
+        max_tokens=read_max_tokens(fields, model),
         request_class=call.options.request_class,
         deadline=call.options.deadline,
         field="inputs",
         is_single=given.is_single,
     )
-
-
-def read_truncation(parameters: Truncating, model: ServedModel) -> Truncation:
-    """Raises InvalidRequest."""
-    direction = _DIRECTIONS.get(parameters.truncation_direction)
-    if direction is None:
-        raise InvalidRequest("truncation_direction must be left or right", param="truncation_direction")
-    is_on = model.truncation is not Truncation.NONE if parameters.truncate is None else parameters.truncate
-    return direction if is_on else Truncation.NONE
-
-
-def read_is_query(input_type: str | None) -> bool:
-    """Raises InvalidRequest."""
-    if input_type not in (None, "query", "document"):
-        raise InvalidRequest("input_type must be query or document", param="input_type")
-    return input_type == "query"
 
 
 def timing_headers(trace: Trace) -> Headers:

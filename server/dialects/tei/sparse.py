@@ -9,8 +9,9 @@ import numpy as np
 
 from engine.types import OutputKind
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.prompts import read_is_query
 from server.dialects.route import Answer, Call, Route
-from server.dialects.tei.shared import InputsBody, read_is_query, read_request, tei_error, timing_headers
+from server.dialects.tei.shared import InputsBody, read_request, tei_error, timing_headers
 from server.dialects.writing.forms import RAGGED_ONLY, numbers_as_json
 from server.dialects.writing.ragged import sparse_bytes, sparse_headers
 from server.dialects.writing.rows import as_list, as_list_of, headers
@@ -21,12 +22,6 @@ from server.requests.work import Embedded, EmbedRequest
 _NUMBERS_AN_ENTRY = 8  # what writing an entry costs, counted in plain numbers
 
 
-class EmbedSparseBody(InputsBody, kw_only=True):
-    """The body of POST /embed_sparse."""
-
-    input_type: str | None = None  # ours: query or document (None too); they may differ, see docs/models.md
-
-
 class SparseEntry(msgspec.Struct):
     """One vocabulary entry with its weight."""
 
@@ -34,7 +29,7 @@ class SparseEntry(msgspec.Struct):
     value: float
 
 
-_BODY = BodyReader(EmbedSparseBody)
+_BODY = BodyReader(InputsBody)
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
@@ -46,7 +41,9 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         request,
         outputs=OutputKind.SPARSE,
         normalize=False,
-        num_queries=request.num_items if read_is_query(fields.input_type) else 0,
+        num_queries=request.num_items
+        if read_is_query(fields, request.model, name=call.models.asked_name(fields.model))
+        else 0,
         query_prompt=request.prompt,
     )
 
@@ -83,7 +80,7 @@ ROUTES = (
         encode=encode,
         error_shape=tei_error,
         summary="Make sparse embeddings with TEI's API",
-        body=EmbedSparseBody,
+        body=InputsBody,
         example={"inputs": "The ferry leaves at seven."},
         answers=(list[list[SparseEntry]],),
         raw_answer="uint32 offsets [items + 1], then uint32 indices, then as many float32 values",

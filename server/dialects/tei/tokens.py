@@ -4,8 +4,9 @@ from typing import Annotated
 
 import msgspec
 
-from server.dialects.reading.inputs import read_ids, read_prompt, read_texts
+from server.dialects.reading.inputs import read_ids, read_texts
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.prompts import PromptFields, read_prompt
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error
 from server.dialects.writing.rows import as_list
@@ -61,7 +62,7 @@ def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
     return TokenizeRequest(
         model=model,
         texts=given.texts or (),
-        prompt=read_prompt(fields.prompt_name, given, model),
+        prompt=read_prompt(PromptFields(prompt_name=fields.prompt_name), given, model),
         add_special_tokens=fields.add_special_tokens,
         request_class=call.options.request_class,
         deadline=call.options.deadline,

@@ -93,7 +93,7 @@ def test_texts_and_ids() -> None:
         ({"input": ["a", ""]}, EmptyInput, "input[1]"),
         ({"input": ["a"] * 5}, InvalidRequest, "input"),
         ({"input": {"text": "a"}}, InvalidRequest, "input"),
-        ({"input": [{"text": "a"}]}, InvalidRequest, "input[0]"),
+        ({"input": [{"image": "a"}]}, InvalidRequest, "input[0].image"),
         ({"messages": [{"role": "user", "content": "a"}]}, InvalidRequest, "messages"),
         ({"input": "a", "messages": []}, InvalidRequest, "messages"),
         ({"input": "a", "use_activation": True, "raw_scores": False}, InvalidRequest, "raw_scores"),

@@ -72,6 +72,24 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
     assert request.is_single is is_single
 
 
+@pytest.mark.holds("OpenAI's route", "TEI's routes")
+@pytest.mark.parametrize(
+    ("given", "texts", "token_ids"),
+    [
+        (["a", [5, 6]], ["a", ""], [[], [5, 6]]),
+        ([[5], 'b["', [6]], ["", 'b["', ""], [[5], [], [6]]),
+        ([{"text": "a"}, "b", [5]], ["a", "b", ""], [[], [], [5]]),
+        ([{"text": "a", "image": None, "id": "7"}, {"text": "[[[[[["}], ["a", "[[[[[["], None),
+    ],
+)
+def test_a_list_may_mix_texts_ids_and_objects(given: object, texts: Any, token_ids: Any) -> None:
+    request = request_of({"input": given})
+
+    assert (request.texts, request.token_ids) == (texts, token_ids)
+    assert request.num_items == len(texts)
+    assert not request.is_single
+
+
 @pytest.mark.holds("OpenAI's route", "Errors", "Limits", "Prompts")
 @pytest.mark.parametrize(
     ("body", "param"),
@@ -90,7 +108,19 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
         (b'{"input":true}', "input"),
         (b'{"input":{"text":"a"}}', "input"),
         (b'{"input":[null]}', "input[0]"),
-        (b'{"input":[{}]}', "input[0]"),
+        (b'{"input":[{}]}', "input[0].text"),
+        (b'{"input":[{"image":"a"}]}', "input[0].image"),
+        (b'{"input":["a",{"text":"b","url":"c"}]}', "input[1].url"),
+        (b'{"input":["a",{"text":""}]}', "input[1]"),
+        (b'{"input":["a",[]]}', "input[1]"),
+        (b'{"input":[[],"a"]}', "input[0]"),
+        (b'{"input":[[1],["a"]]}', "input[1][0]"),
+        (b'{"input":["a",[1],null]}', "input[2]"),
+        (b'{"input":["a",[1],"b",[2],{"text":"c"}]}', "input"),
+        (b'{"input":["a",' + b"[]," * MANY + b"[]]}", "input"),
+        (b'{"input":["a",' + b"{}," * MANY + b"{}]}", "input"),
+        (b'{"input":["a",' + b'"",' * MANY + b"[]]}", "input"),
+        (b'{"input":["a",[' + b"5," * 5 * MANY + b"5]]}", "input"),
         (b'{"input":[1.0]}', "input[0]"),
         (b'{"input":[1,1.5]}', "input[1]"),
         (b'{"input":[true]}', "input[0]"),
@@ -105,7 +135,6 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
         (b'{"input":[1,"b"]}', "input[1]"),
         (b'{"input":[1,[2]]}', "input[1]"),
         (b'{"input":[[1],2]}', "input[1]"),
-        (b'{"input":[[1],"b"]}', "input[1]"),
         # too many
         (b'{"input":["a","a","a","a","a"]}', "input"),
         (b'{"input":[[1],[1],[1],[1],[1]]}', "input"),
@@ -125,7 +154,13 @@ def test_token_ids(given: object, token_ids: list[list[int]], is_single: bool) -
         (b'{"input":"a","prompt_name":"nonsense"}', "prompt_name"),
         (b'{"input":[5],"prompt_name":"query"}', "prompt_name"),
         (b'{"input":"a","prompt_name":5}', "prompt_name"),
-        (b'{"input":"a","dimensions":0}', "dimensions"),
+        (b'{"input":"a","output_dimension":0}', "output_dimension"),
+        (b'{"input":"a","output_dimension":9}', "output_dimension"),
+        (b'{"input":"a","output_dimension":4,"dimensions":3}', "output_dimension"),
+        (b'{"input":"a","normalize":true,"normalized":false}', "normalized"),
+        (b'{"input":"a","use_activation":false,"normalized":true}', "use_activation"),
+        (b'{"input":"a","normalized":"yes"}', "normalized"),
+        (b'{"input":"a","add_special_tokens":null}', "add_special_tokens"),
         (b'{"input":"a","dimensions":-1}', "dimensions"),
         (b'{"input":"a","dimensions":9}', "dimensions"),
         (b'{"input":"a","dimensions":99999999999999999999999999}', "dimensions"),
@@ -189,6 +224,7 @@ def test_what_is_refused_is_named(body: bytes, param: str | None) -> None:
         b'"other":{"deep":[1,{}]}',
         b'"other":1e999',
         b'"other":' + b"1" * 100_000,
+        b'"input_type":"query"',
         b'"model":null,"user":null,"dimensions":null,"encoding_format":null',
         b'"user":"somebody","model":"any name will do"',
     ],
@@ -208,6 +244,28 @@ def test_the_last_of_two_equal_keys_counts() -> None:
 @pytest.mark.holds("OpenAI's route")
 def test_dimensions_go_from_1_to_the_models_own() -> None:
     assert [request_of({"input": "a", "dimensions": wished}).dimensions for wished in (1, DIMENSIONS)] == [1, 8]
+    assert request_of({"input": "a", "output_dimension": 4}).dimensions == 4
+    assert request_of({"input": "a", "output_dimension": 4, "dimensions": 4}).dimensions == 4
+
+
+@pytest.mark.holds("OpenAI's route")
+def test_0_dimensions_are_all() -> None:
+    assert request_of({"input": "a", "dimensions": 0}).dimensions is None
+
+
+@pytest.mark.holds("OpenAI's route")
+@pytest.mark.parametrize("name", ["normalize", "normalized", "use_activation"])
+@pytest.mark.parametrize("wanted", [True, False, None])
+def test_normalizing_by_any_name(name: str, wanted: bool | None) -> None:
+    assert request_of({"input": "a", name: wanted}).normalize is wanted
+    assert request_of({"input": "a", name: wanted, "normalize": wanted}).normalize is wanted
+
+
+def test_special_tokens_can_be_left_out() -> None:
+    assert [request_of({"input": "a", "add_special_tokens": adds}).add_special_tokens for adds in (True, False)] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.holds("Forms of rows")

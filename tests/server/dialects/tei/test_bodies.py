@@ -45,6 +45,7 @@ def asked(decode: Decode, body: bytes | dict[str, Any], options: RequestOptions 
     [
         ("a", ["a"], None, True),
         (["a", "b"], ["a", "b"], None, False),
+        (["a", [5, 6]], ["a", ""], [[], [5, 6]], False),
         ([5, 6], None, [[5, 6]], True),
         ([[5, 6], [7]], None, [[5, 6], [7]], False),
     ],
@@ -167,8 +168,8 @@ def test_root_is_embed_if_inputs_are_not_an_object() -> None:
         (decode_any, b"[]", InvalidRequest, None),
         (decode_embed, b'{"inputs":5}', InvalidRequest, "inputs"),
         (decode_embed, b'{"inputs":{"source_sentence":"a","sentences":["b"]}}', InvalidRequest, "inputs"),
-        (decode_embed, b'{"inputs":["a",[5]]}', InvalidRequest, "inputs[1]"),
-        (decode_embed_all, b'{"inputs":[[5],"a"]}', InvalidRequest, "inputs[1]"),
+        (decode_embed, b'{"inputs":["a",[5,"b"]]}', InvalidRequest, "inputs[1][1]"),
+        (decode_embed_all, b'{"inputs":[[5],true]}', InvalidRequest, "inputs[1]"),
         (decode_any, b'{"inputs":{}}', InvalidRequest, "inputs.source_sentence"),
         (decode_any, b'{"inputs":{"source_sentence":"a"}}', InvalidRequest, "inputs.sentences"),
         (decode_any, b'{"inputs":{"source_sentence":5,"sentences":["b"]}}', InvalidRequest, "inputs.source_sentence"),

@@ -107,7 +107,8 @@ def test_queries_that_are_looked_up_are_marked(path: str, inputs: list[Any], inp
         assert np.frombuffer(submission.token_type_ids, np.int32).tolist() == ([flag] * 3 if flag else [])
 
     body = {"inputs": inputs, "input_type": input_type}
-    called = ask(path, body, OutputKind.SPARSE, rows=ROWS, task="sparse", query_table="query_0", look=look)
+    model: dict[str, Any] = {"task": "sparse", "query_table": "query_0", "prompts": {}}
+    called = ask(path, body, OutputKind.SPARSE, rows=ROWS, look=look, **model)
     assert called.status == 200
 
 
@@ -117,7 +118,9 @@ def test_queries_and_documents_alike_have_no_mark() -> None:
 
     body = {**TEXTS, "input_type": "query"}
     assert ask("/embed_sparse", body, OutputKind.SPARSE, rows=ROWS, task="sparse", look=look).status == 200
-    status, _, message = tei_error(ask("/embed_sparse", {**TEXTS, "input_type": "passage"}, OutputKind.SPARSE))
+    status, _, message = tei_error(
+        ask("/embed_sparse", {**TEXTS, "input_type": "clustering"}, OutputKind.SPARSE, prompts={})
+    )
     assert (status, message) == (422, "input_type must be query or document")
 
 
@@ -162,7 +165,7 @@ def test_rows_that_do_not_count_are_left_out() -> None:
     assert json.loads(embed_all(TEXTS, late, token_rows=[[1, 2], [3, 4], [5, 6]]).body) == [[[3, 4]], []]
 
 
-@pytest.mark.parametrize(("input_type", "marker"), [("query", 7), ("document", 8), (None, 8)])
+@pytest.mark.parametrize(("input_type", "marker"), [("query", 7), ("search_query", 7), ("document", 8), (None, 8)])
 def test_queries_and_documents_have_their_markers(input_type: str | None, marker: int) -> None:
     def look(edge: Edge) -> None:
         (submission,) = edge.managers.submitted
@@ -184,11 +187,10 @@ def test_raw_rows_are_ragged(outputs: OutputKind) -> None:
     assert np.frombuffer(called.body, "<f4", offset=12).tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_input_type_is_for_models_that_have_one() -> None:
-    assert tei_error(ask("/embed_all", {**TEXTS, "input_type": "query"}, OutputKind.TOKENS))[0] == 422
+def test_input_type_is_query_or_document() -> None:
     wrong_task = tei_error(ask("/embed_all", {**TEXTS, "input_type": "query"}, OutputKind.LOGITS))
     assert (wrong_task[0], "no rows of single tokens" in wrong_task[2]) == (424, True)
-    status, _, message = tei_error(embed_all({**TEXTS, "input_type": "passage"}))
+    status, _, message = tei_error(embed_all({**TEXTS, "input_type": "clustering"}, prompts={}))
     assert (status, message) == (422, "input_type must be query or document")
 
 

@@ -81,7 +81,7 @@ def test_with_several_models_the_name_must_be_one_of_them() -> None:
         (decode, {"ids": ["a"]}, InvalidRequest, "ids"),
         (decode, {"ids": 5}, InvalidRequest, "ids"),
         (decode, {"ids": [1.5]}, InvalidRequest, "ids[0]"),
-        (decode, {"ids": [[5], "a"]}, InvalidRequest, "ids[1]"),
+        (decode, {"ids": [[5], "a"]}, InvalidRequest, "ids"),
         (decode, {"ids": [[5]] * 5}, InvalidRequest, "ids"),
         (decode, {"ids": [5], "skip_special_tokens": "no"}, InvalidRequest, "skip_special_tokens"),
         (decode, b"[5]", InvalidRequest, None),

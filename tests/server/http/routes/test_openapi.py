@@ -66,8 +66,10 @@ def test_the_hot_route_says_what_it_takes(schema: Any) -> None:
     reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     body = schema["components"]["schemas"][reference.rpartition("/")[2]]
 
-    properties = {"input", "model", "encoding_format", "dimensions", "user", "prompt_name"}
-    assert properties | {"embed_dtype", "output_dtype", "embedding_type", "endianness"} == set(body["properties"])
+    properties = set(body["properties"])
+    assert {"input", "model", "encoding_format", "dimensions", "user", "prompt_name", "truncate"} <= properties
+    assert {"embed_dtype", "output_dtype", "embedding_type", "endianness"} <= properties
+    assert not {"late_chunking", "messages"} & properties  # these are refused
     assert body["required"] == ["input"]
     assert {parameter["name"] for parameter in operation["parameters"]} == {"request-timeout-ms", "x-embedline-class"}
     assert set(operation["responses"]["200"]["content"]) >= {"application/json", "application/octet-stream"}

@@ -1,0 +1,167 @@
+"""What goes before a text: by prompt_name, prompt, input_type, task, or a word behind the model's name."""
+
+import json
+from typing import Any
+
+import pytest
+
+from server.dialects.openai import decode
+from server.requests.errors import InvalidRequest, ModelNotFound
+from server.requests.models import ModelTable, ServedModel
+from server.requests.prompts import Purpose, prompt_for
+from server.requests.work import EmbedRequest
+from tests.server.edge import new_call, one_model, served_model
+
+BOTH = {"query": "Q: ", "document": "D: "}
+NOMIC = {"search_query": "sq: ", "search_document": "sd: ", "classification": "cl: ", "clustering": "ct: "}
+JINA = {"retrieval.query": "rq: ", "retrieval.passage": "rp: ", "text-matching": "tm: ", "separation": "se: "}
+GEMMA = {"query": "q: ", "document": "d: ", "Classification": "C: ", "Clustering": "K: ", "STS": "S: "}
+STELLA = {"s2p_query": "s2p: ", "s2s_query": "s2s: "}
+CUSTOM = {"code": "code: "}
+
+
+def model_with(prompts: dict[str, str], **changes: Any) -> ServedModel:
+    return served_model(facts={"prompts": prompts}, **changes)
+
+
+def asked(prompts: dict[str, str], given: Any = "a", default_prompt: str = "", **fields: Any) -> EmbedRequest:
+    models = ModelTable([model_with(prompts, default_prompt=default_prompt)])
+    return decode(new_call(models=models), json.dumps({"input": given, **fields}).encode())
+
+
+def refused(prompts: dict[str, str], given: Any = "a", **fields: Any) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        asked(prompts, given, **fields)
+    assert caught.value.message.startswith(str(caught.value.param))
+    return caught.value
+
+
+@pytest.mark.holds("Prompts")
+@pytest.mark.parametrize(
+    ("prompts", "word", "prompt"),
+    [
+        (BOTH, "query", "Q: "),
+        (BOTH, "search_query", "Q: "),
+        (BOTH, "retrieval.query", "Q: "),
+        (BOTH, "passage", "D: "),
+        (BOTH, "search_document", "D: "),
+        (BOTH, "retrieval.passage", "D: "),
+        (NOMIC, "query", "sq: "),
+        (NOMIC, "document", "sd: "),
+        (NOMIC, "classification", "cl: "),
+        (NOMIC, "separation", "ct: "),
+        (JINA, "query", "rq: "),
+        (JINA, "document", "rp: "),
+        (JINA, "text-matching", "tm: "),
+        (JINA, "clustering", "se: "),
+        (GEMMA, "search_query", "q: "),
+        (GEMMA, "classification", "C: "),
+        (GEMMA, "clustering", "K: "),
+        (GEMMA, "text-matching", "S: "),
+        (STELLA, "query", "s2p: "),
+        (STELLA, "text-matching", "s2s: "),
+        (STELLA, "document", ""),  # only queries have a prompt
+        ({"passage": "P: "}, "query", ""),
+        (CUSTOM, "code", "code: "),  # the model's own name for it
+        (CUSTOM, "query", "default: "),  # it tells neither side
+        ({}, "query", "default: "),
+        ({}, "classification", "default: "),
+        (BOTH, None, "default: "),
+    ],
+)
+def test_a_purpose_finds_the_models_prompt(prompts: dict[str, str], word: str | None, prompt: str) -> None:
+    for field in ("input_type", "task"):
+        assert asked(prompts, default_prompt="default: ", **{field: word}).prompt == prompt
+    name = "any-name" if word is None else f"any-name:{word}"
+    assert asked(prompts, default_prompt="default: ", model=name).prompt == prompt
+
+
+@pytest.mark.holds("Prompts")
+@pytest.mark.parametrize("prompts", [{}, BOTH])
+def test_an_unknown_purpose_is_refused(prompts: dict[str, str]) -> None:
+    for field in ("input_type", "task"):
+        error = refused(prompts, **{field: "nonsense"})
+        assert error.param == field
+        assert "search_query" in error.message
+        assert "nonsense" not in error.message
+
+
+@pytest.mark.holds("Prompts")
+def test_a_purpose_that_a_model_with_prompts_has_none_for_is_refused() -> None:
+    error = refused(BOTH, input_type="clustering")
+    assert (error.param, "document, query" in error.message) == ("input_type", True)
+
+
+@pytest.mark.holds("Prompts")
+def test_a_prompt_may_be_a_text_and_outranks_the_purpose() -> None:
+    assert asked(BOTH, prompt="My own: ").prompt == "My own: "
+    assert asked(BOTH, prompt="", default_prompt="D: ").prompt == ""
+    assert asked(BOTH, prompt="My own: ", input_type="query", model="m:document").prompt == "My own: "
+    assert asked(BOTH, prompt_name="document", task="query").prompt == "D: "
+    assert asked(BOTH, input_type="query", model="m:document").prompt == "Q: "
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": "a", "prompt_name": "query"}, "prompt"),
+        ({"input_type": "query", "task": "query"}, "task"),
+        ({"prompt": "x" * 129}, "prompt"),
+        ({"prompt_name": "nonsense"}, "prompt_name"),
+        ({"prompt": "x", "input_type": "nonsense"}, "input_type"),
+        ({"prompt": 5}, "prompt"),
+        ({"input_type": ["query"]}, "input_type"),
+    ],
+)
+def test_what_can_not_be_is_refused(fields: dict[str, Any], param: str) -> None:
+    assert refused(BOTH, **fields).param == param
+
+
+@pytest.mark.parametrize("field", ["prompt", "prompt_name", "input_type", "task"])
+def test_ids_take_no_prompt(field: str) -> None:
+    assert refused(BOTH, [5, 6], **{field: "query"}).param == field
+
+
+def test_ids_and_a_purpose_without_a_prompt_go_together() -> None:
+    assert asked({}, [5, 6], input_type="query").prompt == ""
+    assert asked({"query": "Q: "}, [5, 6], input_type="document").prompt == ""
+    assert refused(BOTH, [5, 6], model="m:query").param == "model"
+
+
+@pytest.mark.holds("Prompts")
+def test_the_word_behind_a_name_chooses_among_several_models() -> None:
+    models = ModelTable([model_with(BOTH, name="org/one"), model_with({}, name="two:v2", index=1)], is_strict=True)
+
+    def prompt(name: str) -> tuple[str, str]:
+        request = decode(new_call(models=models), json.dumps({"input": "a", "model": name}).encode())
+        return request.model.name, request.prompt
+
+    assert prompt("org/one:query") == ("org/one", "Q: ")
+    assert prompt("org/one") == ("org/one", "")
+    assert prompt("org/one:latest") == ("org/one", "")
+    assert prompt("two:v2") == ("two:v2", "")
+    assert prompt("two:v2:passage") == ("two:v2", "")
+    for unknown in ("three:query", "two:query", "query", ":query"):
+        with pytest.raises(ModelNotFound):
+            prompt(unknown)
+    for word in ("nonsense", ""):
+        with pytest.raises(InvalidRequest, match=r"^model must name one of "):
+            prompt(f"org/one:{word}")
+
+
+def test_only_routes_with_prompts_take_a_word_behind_the_name() -> None:
+    with pytest.raises(ModelNotFound):
+        ModelTable([served_model(name="one"), served_model(name="two", index=1)]).choose("one:query")
+
+
+@pytest.mark.holds("Prompts")
+def test_a_single_model_takes_any_name_with_a_colon() -> None:
+    for name in ("other:v1", "http://somewhere", "the-model:latest"):
+        assert asked(BOTH, model=name).prompt == ""
+    assert one_model().choose("a:b", with_prompt=True).name == "the-model"
+
+
+def test_each_purpose_has_names_of_its_own() -> None:
+    names = [name for purpose in Purpose for name in purpose.value]
+    assert len(set(names)) == len(names)
+    assert prompt_for(model_with(BOTH), Purpose.SIMILARITY) is None
