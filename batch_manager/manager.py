@@ -13,7 +13,7 @@ from batch_manager import messages
 from batch_manager.engine_link import EngineLink, Shapes
 from batch_manager.held_requests import HeldRequest, pack
 from batch_manager.messages import Answer, EngineAddress, Policy, Refusal, RequestRefused, Submission
-from batch_manager.published import publish
+from batch_manager.published import Publisher
 from batch_manager.quarantine import Quarantine
 from batch_manager.scheduling.batches import Batch, Release, Request
 from batch_manager.scheduling.effects import Dispatch, Effect, Probe, Refuse, Restart
@@ -47,8 +47,7 @@ class Manager:
         # an engine may still hold batches of this process's predecessor: no id of theirs may be given again
         first_batch_id = time.monotonic_ns()
         self._scheduler = Scheduler(policy, num_models=len(models), now=time.monotonic(), first_batch_id=first_batch_id)
-        self._page = page
-        self._index = index  # of this batch manager, on the page
+        self._publisher = Publisher(self._scheduler.models, page, index=index)
         self._num_requests = 0
         self._held: dict[int, HeldRequest] = {}  # by request id
         self._frontends: dict[Connection, dict[int, int]] = {}  # frame id -> request id
@@ -216,7 +215,7 @@ class Manager:
         self._tick_is_due = False
         now = time.monotonic()
         self._apply(self._scheduler.dispatch(now), now)
-        publish(self._scheduler.models, self._page, index=self._index, now=now)
+        self._publisher.publish(now)
         self._set_timer(self._scheduler.next_timer(), now)
         if not self._scheduler.num_requests:
             self._empty.set()

@@ -63,40 +63,37 @@ class Budget:
 
 
 class Backlog:
-    """Waiting work of one model by output kind and class."""
+    """Waiting work of one model by output kind and class.
+
+    num_tokens  of each class that wait; to be read only
+    """
 
     def __init__(self, bulk_share: float) -> None:
         self._bulk_share = bulk_share
         self._owed = 0.0  # to bulk, in batches
         self._suspect_was_last = [False] * NUM_CLASSES  # whether what was last computed of a class was a suspect
         self._shares = (Shares(), Shares())  # by class
+        self.num_tokens = [0] * NUM_CLASSES
         self._queues: dict[OutputKind, tuple[Queue, Queue]] = {}
 
     def queue(self, request: Request) -> Queue:
         """Where this request waits."""
         queues = self._queues.get(request.outputs)
         if queues is None:
-            interactive, bulk = self._shares
-            queues = self._queues[request.outputs] = (Queue(interactive), Queue(bulk))
+            interactive, bulk = (Queue(self._shares[kind], self.num_tokens, kind) for kind in (_INTERACTIVE, _BULK))
+            queues = self._queues[request.outputs] = (interactive, bulk)
         return queues[request.request_class]
-
-    def num_tokens(self, request_class: RequestClass) -> int:
-        """Tokens of one class that wait."""
-        num_tokens = 0
-        for queues in self._queues.values():
-            num_tokens += queues[request_class].num_tokens
-        return num_tokens
 
     def oldest(self, request_class: RequestClass) -> float:
         """When the oldest waiting request of one class arrived; inf where none waits."""
-        if not self.num_tokens(request_class):
+        if not self.num_tokens[request_class]:
             return math.inf
         return min(queues[request_class].oldest for queues in self._queues.values())
 
     @property
     def has_suspects(self) -> bool:
         """Whether any wait."""
-        return any(queue.oldest_suspect < math.inf for queues in self._queues.values() for queue in queues)
+        return any([interactive.has_suspects or bulk.has_suspects for interactive, bulk in self._queues.values()])
 
     def next_batch_of(self, request_class: RequestClass, budget: Budget) -> Batch:
         """Take out the next batch for which this class counts alone. Some of it must wait, and no suspects."""
@@ -106,8 +103,8 @@ class Backlog:
 
     def next_batch(self, budget: Budget, *, may_be_suspect: bool) -> Batch | None:
         """Take out the next batch. Something must wait. None where it is a suspect's turn and that may not be."""
-        interactive_waits = self.num_tokens(_INTERACTIVE) > 0
-        is_shared = interactive_waits and self.num_tokens(_BULK) > 0
+        interactive_waits = self.num_tokens[_INTERACTIVE] > 0
+        is_shared = interactive_waits and self.num_tokens[_BULK] > 0
         owed = self._owed + self._bulk_share if is_shared else 0.0
         leader = _INTERACTIVE if interactive_waits and owed < 1 else _BULK
         if not self._is_suspects_turn(leader):
@@ -122,7 +119,7 @@ class Backlog:
 
     def _is_suspects_turn(self, request_class: RequestClass) -> bool:
         queues = [queues[request_class] for queues in self._queues.values()]
-        if all(queue.oldest_suspect == math.inf for queue in queues):
+        if not any([queue.has_suspects for queue in queues]):
             return False
         return not self._suspect_was_last[request_class] or not any(queue.has_others for queue in queues)
 
@@ -184,7 +181,7 @@ class Backlog:
             leading.take(batch, max_tokens, max_seqs=max_seqs)
         if leading.was_cut or (is_joined and other.was_cut and budget.max_joined >= max_tokens):
             batch.release = Release.FULL if max_tokens == budget.max_tokens else Release.BUCKET
-        elif self.num_tokens(_INTERACTIVE) or self.num_tokens(_BULK):
+        elif self.num_tokens[_INTERACTIVE] or self.num_tokens[_BULK]:
             batch.release = Release.KIND
         if leader == _BULK:
             return batch, max(1.0, led_tokens / max_tokens)

@@ -49,6 +49,8 @@ class Engine:
         """Seconds in which it would compute what it holds and what waits for it alone in a lane, by the rate that it
         measured at warm-up; tokens, where it did not. For comparing engines of one model, which may be GPUs of
         different speed."""
+        if not self.batches and not self.retries:
+            return 0.0
         num_tokens = sum(batch.num_tokens for batch in (*self.lane(lane), *in_lane(self.retries, lane)))
         return num_tokens / (self.limits.tokens_per_second * self.limits.streams or 1.0)
 
@@ -71,10 +73,10 @@ class Engine:
 
         A suspect has its engine to itself, so that a death is its own.
         """
-        batches = self.lane(None)
-        if len(batches) == 1 and batches[0].is_suspect:
+        batches = self.batches
+        if len(batches) == 1 and next(iter(batches.values())).is_suspect:
             return False
-        return len(self.lane(lane)) < self.limits.depth
+        return len(batches) < self.limits.depth or len(self.lane(lane)) < self.limits.depth
 
     def owes_bulk(self, bulk_share: float) -> bool:
         """Whether urgent batches have passed its oldest other batch for so long that it got less than this share."""

@@ -24,11 +24,13 @@ def note_begun(model: Model, now: float) -> None:
 
 def free_at(model: Model, request_class: RequestClass, now: float) -> float:
     """When the engines will be done with what goes before new work of a class, in time.monotonic() seconds."""
-    rate = model.rate.tokens_per_second
-    if not rate or not any(map(model.computing_tokens, RequestClass)):
+    rate, lane = model.rate.tokens_per_second, model.lane_ahead(request_class)
+    if not rate:
         return now
-    lane = model.lane_ahead(request_class)
-    seconds = sum(sum(_seconds_left(engine.lane(lane), rate, now)) for engine in model.engines)
+    seconds = 0.0
+    for engine in model.engines:
+        if engine.batches:
+            seconds += sum(_seconds_left(engine.lane(lane), rate, now))
     return now + seconds * rate / model.tokens_per_second if seconds else now
 
 

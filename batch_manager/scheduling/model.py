@@ -53,7 +53,7 @@ class Model:
     @property
     def waits(self) -> bool:
         """Whether anything waits for an engine."""
-        return bool(self.backlog.num_tokens(RequestClass.INTERACTIVE) or self.backlog.num_tokens(RequestClass.BULK))
+        return any(self.backlog.num_tokens)
 
     def add(self, request: Request) -> None:
         """A new request waits."""
@@ -136,13 +136,12 @@ class Model:
     @property
     def next_deadline(self) -> float:
         """The soonest one of what waits, also of what waits for one engine alone; inf where there is none."""
-        passed_on = (piece for engine in self.engines for batch in engine.retries for piece in batch.slices)
-        soonest = [piece.request.deadline for piece in passed_on if piece.request.is_open]
-        return min(*(deadlines.next for deadlines in self.deadlines), *soonest)
-
-    def computing_tokens(self, request_class: RequestClass) -> int:
-        """Tokens of one class that are in engines, being computed or staged."""
-        return self.queued_tokens[request_class] - self.backlog.num_tokens(request_class)
+        interactive, bulk = self.deadlines
+        soonest = min(interactive.next, bulk.next)
+        for engine in self.engines:
+            for batch in engine.retries:
+                soonest = min([soonest, *(piece.request.deadline for piece in batch.slices if piece.request.is_open)])
+        return soonest
 
     def pass_on(self, batch: Batch, engine: Engine) -> None:
         """A batch that failed on another engine waits for this one, before everything else that it could get."""
@@ -204,24 +203,25 @@ class Model:
         is_beside = self._leaves_cores_idle(engine.limits, ahead) or (engine.limits.overlaps and passes_bulk)
         if not engine.num_idle_streams and ahead and not is_beside and num_tokens < ahead[-1].num_tokens:
             return None
-        batch = self._batch_for(engine, lane, self._part(engine, engines, lane, now), now)
+        is_mixed = self._is_mixed(now)
+        max_tokens = self._sizes.max_tokens_of(lane, engine.limits, is_mixed=is_mixed)
+        part = self._part(engine, engines, lane, max_tokens)
+        batch = self._batch_for(engine, lane, part, max_tokens)
         if batch is None:
             return None
+        batch.gives_way = is_mixed
         batch.is_beside = is_beside
         return engine, batch
 
-    def _part(self, engine: Engine, engines: Sequence[Engine], lane: Lane, now: float) -> int:
-        """How many tokens one of these engines may take of what waits for a lane."""
-        limits, num_idle = engine.limits, sum(engine.num_idle_streams for engine in engines)
-        max_tokens = self.max_tokens(limits, lane, now)
+    def _part(self, engine: Engine, engines: Sequence[Engine], lane: Lane, max_tokens: int) -> int:
+        """How many tokens one of these engines may take of what waits for a lane, `max_tokens` at most."""
+        limits, num_idle = engine.limits, sum([engine.num_idle_streams for engine in engines])
         return share(self.waiting_tokens(lane), num_idle, least=self._sizes.min_tokens(limits), most=max_tokens)
 
-    def _batch_for(self, engine: Engine, lane: Lane, part: int, now: float) -> Batch | None:
-        """Take a batch of so many tokens for an engine out of the backlog. None where it is a suspect's turn and the
-        engine is busy."""
+    def _batch_for(self, engine: Engine, lane: Lane, part: int, max_tokens: int) -> Batch | None:
+        """Take a batch of so many tokens for an engine out of the backlog: its part of `max_tokens`. None where it is a
+        suspect's turn and the engine is busy."""
         limits = engine.limits
-        is_mixed = self._is_mixed(now)
-        max_tokens = self.max_tokens(limits, lane, now)
         budget = self._sizes.budget(limits, part, lane=lane)
         if lane is None:
             batch = self.backlog.next_batch(budget, may_be_suspect=not engine.batches)
@@ -229,7 +229,6 @@ class Model:
             batch = self.backlog.next_batch_of(lane, budget)
         if batch is None:
             return None
-        batch.gives_way = is_mixed
         if part < max_tokens:
             batch.max_tokens = max_tokens  # so that the rate takes a small share for the small batch that it is
         if batch.release is Release.FULL:
@@ -250,14 +249,13 @@ class Model:
         if not engines:
             return None
         engine = _first(engines, lane)
-        return engine, min(self.waiting_tokens(lane), self._part(engine, engines, lane, now))
+        part = self._part(engine, engines, lane, self.max_tokens(engine.limits, lane, now))
+        return engine, min(self.waiting_tokens(lane), part)
 
     def waiting_tokens(self, lane: Lane) -> int:
         """Tokens that wait for this lane of an engine."""
         num_tokens = self.backlog.num_tokens
-        if lane is not None:
-            return num_tokens(lane)
-        return num_tokens(RequestClass.INTERACTIVE) + num_tokens(RequestClass.BULK)
+        return sum(num_tokens) if lane is None else num_tokens[lane]
 
     def _is_bulks_turn(self, engine: Engine, lane: Lane) -> bool:
         return lane == RequestClass.INTERACTIVE and engine.owes_bulk(self._policy.bulk_share)
@@ -274,9 +272,9 @@ class Model:
 
     def _is_mixed(self, now: float) -> bool:
         """Whether bulk waits while interactive work is about."""
-        if not self.backlog.num_tokens(RequestClass.BULK):
+        if not self.backlog.num_tokens[RequestClass.BULK]:
             return False
-        waits = self.backlog.num_tokens(RequestClass.INTERACTIVE) > 0
+        waits = self.backlog.num_tokens[RequestClass.INTERACTIVE] > 0
         return waits or now - self.last_interactive_at < self._policy.interactive_memory
 
     def max_tokens(self, limits: EngineLimits, lane: Lane, now: float) -> int:

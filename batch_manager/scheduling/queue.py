@@ -10,6 +10,7 @@ from typing import NamedTuple
 from batch_manager.scheduling.arrivals import Arrivals
 from batch_manager.scheduling.batches import Batch, Request, Slice
 from batch_manager.scheduling.shares import Shares
+from wire.vocabulary import RequestClass
 
 # Keys take turns of about so many tokens: within a batch their order does not matter, and small turns would cut
 # requests into more slices than needed.
@@ -41,13 +42,26 @@ class Queue:
     all this, in a line of their own.
 
     A closed request's slices stay until they reach the head of their line; its tokens leave the count at once.
-    `num_tokens` is of everything, suspects too.
+    `num_tokens` is of everything, suspects too; `class_tokens` holds the same of all queues of the class.
     """
 
-    __slots__ = ("_arrivals", "_lines", "_retries", "_returned", "_shares", "_suspects", "_turns", "num_tokens")
+    __slots__ = (
+        "_arrivals",
+        "_class",
+        "_class_tokens",
+        "_lines",
+        "_retries",
+        "_returned",
+        "_shares",
+        "_suspects",
+        "_turns",
+        "num_tokens",
+    )
 
-    def __init__(self, shares: Shares) -> None:
+    def __init__(self, shares: Shares, class_tokens: list[int], request_class: RequestClass) -> None:
         self._shares = shares
+        self._class_tokens = class_tokens
+        self._class = int(request_class)
         self._arrivals = Arrivals()
         self._lines: dict[int, _Line] = {}  # by key; each stays, as there are only so many keys
         # A heap of the keys that take turns, by what each had when it was put there. That only grows, so an entry that
@@ -70,7 +84,7 @@ class Queue:
         num_tokens = request.num_tokens
         line.slices.append(Slice(request, 0, request.num_seqs, num_tokens))
         request.waiting_tokens = num_tokens
-        self.num_tokens += num_tokens
+        self._add(num_tokens)
         self._arrivals.add(request)
 
     def push_front(self, slices: Sequence[Slice]) -> None:
@@ -89,7 +103,7 @@ class Queue:
 
     def forget(self, request: Request) -> None:
         """Take a closed request out of the count."""
-        self.num_tokens -= request.waiting_tokens
+        self._add(-request.waiting_tokens)
         request.waiting_tokens = 0
 
     @property
@@ -121,6 +135,11 @@ class Queue:
         if self._retries:
             back = min(back, *(piece.request.arrived for piece in self._retries[0].slices if piece.request.is_open))
         return back
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether any wait."""
+        return bool(self._suspects) and self.oldest_suspect < math.inf
 
     @property
     def oldest_suspect(self) -> float:
@@ -226,11 +245,15 @@ class Queue:
     def _count(self, slices: Sequence[Slice]) -> None:
         for piece in slices:
             piece.request.waiting_tokens += piece.num_tokens
-            self.num_tokens += piece.num_tokens
+            self._add(piece.num_tokens)
 
     def _discount(self, piece: Slice) -> None:
         piece.request.waiting_tokens -= piece.num_tokens
-        self.num_tokens -= piece.num_tokens
+        self._add(-piece.num_tokens)
+
+    def _add(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+        self._class_tokens[self._class] += num_tokens
 
 
 def _arrival(slices: deque[Slice]) -> float:

@@ -314,7 +314,7 @@ class Harness:
 
     def _check_starvation(self, engine: FakeEngine, in_batch: list[Sequence]) -> None:
         has_bulk = any(self.requests[request_id].request_class == BULK for request_id, _ in in_batch)
-        bulk = self.scheduler.models[engine.model].backlog.num_tokens(BULK)
+        bulk = self.scheduler.models[engine.model].backlog.num_tokens[BULK]
         self._without_bulk[engine.model] = 0 if has_bulk or not bulk else self._without_bulk[engine.model] + 1
         known = [limit for limit in (self.policy.max_batch_tokens, engine.limits.target_num_tokens // 8) if limit]
         longest = engine.limits.max_seqlen / min([self.policy.min_batch_tokens, *known])
@@ -373,7 +373,7 @@ class Harness:
     def _check_room(self, engine: Engine) -> None:
         """What could go to this engine has gone."""
         if self.has_lanes(engine.model):
-            bulk = self.scheduler.models[engine.model].backlog.num_tokens(BULK)
+            bulk = self.scheduler.models[engine.model].backlog.num_tokens[BULK]
             assert not bulk or engine.lane(BULK) or engine.lane(None)[0].is_suspect, "bulk waits beside an empty lane"
         elif engine.limits.puts_urgent_first:
             return  # there may have been suspects for a part of the time

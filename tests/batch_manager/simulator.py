@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from batch_manager.messages import Policy, Refusal
-from batch_manager.published import publish
+from batch_manager.published import Publisher
 from batch_manager.scheduling.batches import Batch, Request
 from batch_manager.scheduling.effects import Dispatch, Effect, Probe, Refuse, Restart
 from batch_manager.scheduling.health import Loss
@@ -124,6 +124,7 @@ class Simulator:
         self.returned: list[tuple[float, int]] = []  # first retries by Retry-After: when, and how many tokens
         self.scheduler = Scheduler(policy, num_models=1, now=0.0)
         self.page = Page.create(num_frontends=num_frontends, num_managers=1, num_models=1, num_keys=max(1, len(keys)))
+        self._publisher = Publisher(self.scheduler.models, self.page, index=0)
         self.frontends = [
             Admission(self.page, frontend=at, budgets=budgets, max_requests=1, keys=keys, clock=lambda: self.now)
             for at in range(num_frontends)
@@ -157,7 +158,7 @@ class Simulator:
             self.now, _, event = heapq.heappop(self._events)
             event()
             self._apply(self.scheduler.dispatch(self.now))
-            publish(self.scheduler.models, self.page, index=0, now=self.now)
+            self._publisher.publish(self.now)
             self._wake()
 
     def kill(self, engine_id: int, *, after: float, back_after: float) -> None:

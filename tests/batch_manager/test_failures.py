@@ -83,7 +83,7 @@ def test_what_was_staged_is_sent_again_in_order() -> None:
     harness.tick()
     assert [batch.num_seqs for batch in harness.engines[0].batches] == [1, 3]
     harness.lose()
-    assert harness.scheduler.models[0].backlog.num_tokens(INTERACTIVE) == 110
+    assert harness.scheduler.models[0].backlog.num_tokens[INTERACTIVE] == 110
     fourth = harness.submit(40)
     harness.ready()
     assert harness.dispatched[2].is_suspect

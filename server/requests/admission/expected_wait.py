@@ -49,7 +49,7 @@ class ModelPage:
         self._admitted = page.admitted_tokens[:, model]
         self._by_key = page.admitted_by_key[:, model]
         self._computing = page.computing_tokens[:, model]
-        self._free_at = page.free_at[:, model]
+        self._free_at = [page.free_at[:, model, request_class] for request_class in RequestClass]
         self._batch_seconds = page.batch_seconds[:, model]
         self._last_batch_at = page.last_batch_at[:, model]
 
@@ -70,7 +70,7 @@ class ModelPage:
             interactive -= of_manager[RequestClass.INTERACTIVE]
             bulk -= of_manager[RequestClass.BULK]
         busy = 0.0
-        for free_at, its_rate in zip(self._free_at[:, request_class].tolist(), rates, strict=True):
+        for free_at, its_rate in zip(self._free_at[request_class].tolist(), rates, strict=True):
             if free_at > now:
                 busy += (free_at - now) * its_rate
         # a frontend and its batch manager do not hear of the end of a request in the same moment
