@@ -16,7 +16,7 @@ from server.settings.typer_options import names_of
 
 ROOT = Path(__file__).resolve().parents[1]
 _FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,9 @@ def _with_names(model: dict[str, Any]) -> dict[str, Any]:
     """With names instead of the numbers that processes send each other."""
     outputs = output_names(OutputKind(model["info"]["outputs"]))
     truncation = Truncation(model["truncation"]).name.lower()
-    return {**model, "info": {**model["info"], "outputs": outputs}, "truncation": truncation}
+    ranges = model.get("int8_ranges")
+    named = {"truncation": truncation, "int8_ranges": ranges and ranges["source"]}
+    return {**model, "info": {**model["info"], "outputs": outputs}, **named}
 
 
 def output_names(outputs: OutputKind) -> list[str]:

@@ -1,5 +1,6 @@
 """The served models and whether they can compute, as a frontend learns it from the supervisor's STATE."""
 
+import base64
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -101,6 +102,12 @@ def _late(fields: dict[str, Any] | None) -> LateInteraction | None:
     return LateInteraction(**{**fields, "skipped_ids": tuple(fields["skipped_ids"])})
 
 
+def _ranges(fields: dict[str, str] | None) -> NDArray[np.float32] | None:
+    if fields is None:
+        return None
+    return np.frombuffer(base64.b64decode(fields["numbers"]), "<f4").reshape(2, -1)
+
+
 def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
     """The models of a STATE."""
     return [
@@ -121,6 +128,7 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
             instruction=entry.get("instruction"),
             late=_late(entry.get("late")),
             has_query_table=bool(entry.get("query_table")),
+            ranges=_ranges(entry.get("int8_ranges")),
             facts=entry,
         )
         for entry in entries

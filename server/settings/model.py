@@ -80,6 +80,14 @@ class ModelSettings:
         "Model",
         "A prompt that is put before each text, for a model that was trained with a prompt but does not list it.",
     )
+    int8_ranges: str | None = flag(
+        None,
+        "Model",
+        "A .npy or .json file with the lowest and the highest number of each dimension in the embeddings of usual "
+        "texts, two rows in all, as sentence-transformers' quantize_embeddings takes them. Rows that are asked for as "
+        "int8 or uint8 are cut into these ranges; without them each row is scaled by its own largest number. By "
+        "default int8_ranges.npy or int8_ranges.json of the model's folder, if there is one.",
+    )
     engine: str = flag(
         "auto",
         "Engine",

@@ -18,8 +18,10 @@ from engine.model.quantization import Stored
 from engine.store.model_source import resolve
 from engine.tensorrt_llm.planning.plan import ModelFlags, plan
 from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
-from engine.types import ModelError
+from engine.types import ModelError, OutputKind
+from server.settings import int8_ranges
 from server.settings.flag import SettingsError
+from server.settings.int8_ranges import Int8Ranges
 from server.settings.model import ModelSettings
 from server.settings.settings import MAX_PROCESSES, Settings
 from server.settings.tei_flags import check_dense_path
@@ -43,6 +45,7 @@ class ModelPlan:
     revision: str  # commit, "" where not known
     default_prompt: str  # put before each text
     truncation: Truncation  # of texts that are too long
+    int8_ranges: Int8Ranges | None = None  # for rows as int8
     stored: Stored | None = None  # how the weights are; None = plain
 
 
@@ -90,6 +93,7 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
         revision=resolved.revision,
         default_prompt=_default_prompt(model, folder),
         truncation=Truncation.RIGHT if model.auto_truncate else Truncation.NONE,
+        int8_ranges=_int8_ranges(model, folder, engine),
         stored=None if engine in (registry.FAKE, registry.STATIC) else _stored(folder, engine, chosen),
     )
 
@@ -168,6 +172,16 @@ def tensorrt_llm_flags(model: ModelSettings) -> ModelFlags:
         is_stock=model.tensorrt_llm_model_class == STOCK,
         records_graphs=model.tensorrt_llm_cuda_graphs,
     )
+
+
+def _int8_ranges(model: ModelSettings, folder: ModelFolder, engine: str) -> Int8Ranges | None:
+    """Raises SettingsError and ModelError."""
+    if OutputKind.POOLED in folder.outputs:
+        dimensions = model.fake_dim if engine == registry.FAKE else folder.dimensions
+        return int8_ranges.find(model.int8_ranges, folder.path, dimensions)
+    if model.int8_ranges is not None:
+        raise SettingsError("--int8-ranges is of embeddings, and the model gives none")
+    return None
 
 
 def _static_engine(model: ModelSettings) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 The server counts as ready only once its frontends know it: no request after that is refused.
 """
 
+import base64
 import dataclasses
 import logging
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from engine.model.detection.generative import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import head_in_words
+from server.settings.int8_ranges import Int8Ranges
 from server.supervisor.child import ChildProcess
 from server.supervisor.model_plan import ModelPlan
 from wire.control import Json
@@ -149,6 +151,7 @@ class Readiness:
                         "revision": model.revision,
                         "prompts": model.folder.prompts,
                         "default_prompt": model.default_prompt,
+                        "int8_ranges": _int8_ranges(model.int8_ranges),
                         **_task(model.folder),
                         "truncation": model.truncation,
                         "devices": [info["info"]["device"] for info in infos],
@@ -161,6 +164,10 @@ class Readiness:
 
     def _engines(self, model: int) -> Iterable[ChildProcess]:
         return (child for child in self._of("engine") if child.plan.model == model)
+
+
+def _int8_ranges(ranges: Int8Ranges | None) -> Json | None:
+    return {"source": ranges.source, "numbers": base64.b64encode(ranges.numbers).decode()} if ranges else None
 
 
 def _task(folder: ModelFolder) -> Json:

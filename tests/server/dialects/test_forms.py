@@ -204,3 +204,24 @@ def test_where_there_is_no_msgpack_and_no_npy_the_answer_is_json(path: str) -> N
     for headers in (MSGPACK, NPY):
         called = asyncio.run(run(headers))
         assert (called.status, called.headers["content-type"]) == (200, "application/json")
+
+
+@pytest.mark.holds("Forms of rows")
+def test_integers_by_the_models_ranges() -> None:
+    ranges = np.stack([np.full(8, -1), np.full(8, 1)]).astype(np.float32)
+    state = ready_state()
+    numbers = base64.b64encode(ranges.tobytes()).decode()
+    state["models"][0]["int8_ranges"] = {"source": "int8_ranges.npy", "numbers": numbers}
+
+    async def run(body: dict[str, Any]) -> Called:
+        edge = Edge(loaded=state)
+        edge.managers.rows = some_rows()
+        return await call(
+            edge.app, "POST", OPENAI, json.dumps({"input": TEXTS, "embed_dtype": "int8", **body}).encode()
+        )
+
+    whole, cut = asyncio.run(run({})), asyncio.run(run({"dimensions": 4}))
+    assert whole.headers["x-embedline-scale"] == "ranges"
+    assert np.array_equal(written(OPENAI, whole), packed(some_rows(), DType.INT8, ranges))
+    assert cut.headers["x-embedline-scale"] == "row"  # they are of whole rows
+    assert np.array_equal(written(OPENAI, cut), packed(some_rows()[:, :4], DType.INT8))
