@@ -12,16 +12,17 @@ import orjson
 from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PromptFields, read_prompt
 from server.dialects.reading.row_numbers import read_normalize, read_output_dimension
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
-from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, Container, RowForm, row_values
+from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, WITH_ROWS_ONLY, Container, RowForm, row_values
 from server.dialects.writing.msgpack import as_msgpack, list_head, msgpack_values
-from server.dialects.writing.openai_shapes import Usage, openai_error
+from server.dialects.writing.openai_shapes import Usage, error_fields, openai_error
 from server.dialects.writing.rows import ROWS, headers, rows_alone
 from server.dialects.writing.vllm_metadata import metadata_header
-from server.requests.pipeline import Pipeline
+from server.requests.partial import embed
 from server.requests.time_slices import steps
 from server.requests.work import Embedded, EmbedRequest
 
@@ -45,6 +46,7 @@ class EmbeddingsBody(PromptFields, kw_only=True):
     output_dtype: str | None = None  # Voyage's
     embedding_type: str | None = None  # Jina's
     endianness: str | None = None  # vLLM's
+    on_error: str | None = None  # ours
 
 
 _NUMBERS_AN_ITEM = 64  # what writing an item costs beside its row, counted in plain numbers
@@ -58,7 +60,6 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises InvalidRequest and ModelNotFound, naming the field or index."""
     fields = _BODY.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
-    given = read_inputs(fields.input, "input", max_items=call.max_items)
     call.set_form(
         read_form(
             fields.encoding_format,
@@ -67,8 +68,10 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
             embed_dtype=fields.embed_dtype,
             output_dtype=fields.output_dtype,
         ),
-        offers=EVERY_CONTAINER,
+        offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY,
     )
+    allows_errors = read_on_error(fields.on_error, call)
+    given = read_inputs(fields.input, "input", max_items=call.max_items, may_be_empty=allows_errors)
     return EmbedRequest(
         model=model,
         texts=given.texts,
@@ -82,6 +85,7 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         request_class=call.options.request_class,
         deadline=call.options.deadline,
         is_single=given.is_single,
+        allows_errors=allows_errors,
     )
 
 
@@ -101,10 +105,11 @@ async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answe
 
 async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm) -> bytearray:
     out, kind = bytearray(b'{"object":"list","data":['), b"embedding_dict" if form.several else b"embedding"
+    failed = embedded.failed or {}
     async for part in _steps(embedded):
         for index, value in enumerate(row_values(embedded.rows[part], form, request.model.ranges), part.start):
             out += b'%b{"object":"%b","index":%d,"embedding":' % (b"," if index else b"", kind, index)
-            out += value
+            out += b'null,"error":' + msgspec.json.encode(error_fields(failed[index])) if index in failed else value
             out += b"}"
     out += b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}}' % (
         orjson.dumps(request.model.name),
@@ -139,7 +144,8 @@ _Base64 = Annotated[str, msgspec.Meta(extra_json_schema={"format": "byte"})]
 class _Embedding(msgspec.Struct):
     object: Literal["embedding", "embedding_dict"]  # a dict if encoding_format is a list
     index: int
-    embedding: list[float] | _Base64 | dict[str, list[float] | _Base64]
+    embedding: list[float] | _Base64 | dict[str, list[float] | _Base64] | None
+    error: dict[str, str | None] | msgspec.UnsetType = msgspec.UNSET  # only with `on_error: "null"`
 
 
 class EmbeddingsAnswer(msgspec.Struct):
@@ -155,7 +161,7 @@ ROUTES = tuple(
     Route(
         path=path,
         decode=decode,
-        run=Pipeline.embed,
+        run=embed,
         encode=encode,
         error_shape=openai_error,
         summary="Embed texts with OpenAI's API",

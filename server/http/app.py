@@ -39,6 +39,7 @@ _CORS_METHODS = ("GET", "POST")
 _CORS_HEADERS = (
     "retry-after",
     "x-embedline-dtype",
+    "x-embedline-failed-inputs",
     "x-embedline-endianness",
     "x-embedline-offsets",
     "x-embedline-prompt-tokens",

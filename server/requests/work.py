@@ -131,7 +131,7 @@ class Embedded:
     num_tokens: int
     truncated: NDArray[np.uint8]  # [items], 1 where tokens were cut off
     offsets: NDArray[np.int32] | None = None  # token rows: [items + 1], item i has rows[offsets[i] : offsets[i + 1]]
-    failed: Mapping[int, RequestError] | None = None  # items with a row of NaN; None = errors were not allowed
+    failed: Mapping[int, RequestError] | None = None  # items with a row of zeros; None = none may fail alone
 
     @property
     def num_truncated(self) -> int:

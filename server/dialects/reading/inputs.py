@@ -54,11 +54,15 @@ class Inputs(msgspec.Struct, frozen=True):
     is_single: bool = False
 
 
-def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
-    """The first characters show what it is. Raises InvalidRequest, EmptyInput and MalformedBody."""
+def read_inputs(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> Inputs:
+    """The first characters show what it is. `may_be_empty` is about single texts.
+
+    Raises InvalidRequest, EmptyInput and MalformedBody.
+    """
     raw = bytes(value)
     if raw.startswith(b'"'):
-        return Inputs(texts=_check_texts([parse(_TEXT, raw, field)], field), is_single=True)
+        texts = [parse(_TEXT, raw, field)]
+        return Inputs(texts=texts if may_be_empty else _check_texts(texts, field), is_single=True)
     first = _FIRST_ITEM.match(raw)
     if first is None:
         raise InvalidRequest(f"{field} must be a text, or a list of texts, token ids or lists of ids", param=field)
@@ -69,18 +73,18 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
             # Each text has two quotes. After a final backslash the closing quote looks escaped and isn't counted.
             num_texts = (raw.count(b'"') - raw.count(b'\\"')) // 2
             if num_texts > max_items and b"{" in raw:  # perhaps of objects, each with several
-                return _read_mixed(raw, field, max_items=max_items)
+                return _read_mixed(raw, field, max_items=max_items, may_be_empty=may_be_empty)
             check_num_items(num_texts, field, max_items=max_items)
             try:
                 texts = parse(_TEXTS, raw, field)
             except InvalidRequest:
-                return _read_mixed(raw, field, max_items=max_items)
+                return _read_mixed(raw, field, max_items=max_items, may_be_empty=may_be_empty)
             check_num_items(len(texts), field, max_items=max_items)
-            return Inputs(texts=_check_texts(texts, field + "[{}]"))
+            return Inputs(texts=texts if may_be_empty else _check_texts(texts, field + "[{}]"))
         case b"{":
-            return _read_mixed(raw, field, max_items=max_items)
+            return _read_mixed(raw, field, max_items=max_items, may_be_empty=may_be_empty)
         case b"[" if b'"' in raw:
-            return _read_mixed(raw, field, max_items=max_items)
+            return _read_mixed(raw, field, max_items=max_items, may_be_empty=may_be_empty)
         case b"[":
             check_num_items(raw.count(b"[") - 1, field, max_items=max_items)
             _check_num_ids(raw, field)
@@ -93,7 +97,7 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
             raise InvalidRequest(f"{field}[0] must be a text, a token id or a list of ids", param=f"{field}[0]")
 
 
-def _read_mixed(raw: bytes, field: str, *, max_items: int) -> Inputs:
+def _read_mixed(raw: bytes, field: str, *, max_items: int, may_be_empty: bool) -> Inputs:
     """A list that has more than one kind of items, or objects."""
     unescaped = raw.replace(rb"\\", b"").replace(rb"\"", b"")
     check_num_items(unescaped.count(b'"') // 2 // _MARKS_AN_ITEM, field, max_items=max_items)
@@ -106,9 +110,9 @@ def _read_mixed(raw: bytes, field: str, *, max_items: int) -> Inputs:
     texts = ["" if isinstance(item, list) else item for item in map(_text_of, items, _places(field))]
     ids = [item if isinstance(item, list) else [] for item in items]
     for text, ids_, place in zip(texts, ids, _places(field), strict=False):
-        if not text and not ids_:
+        if not (text or ids_ or may_be_empty):
             raise EmptyInput(f"{place} must not be empty", param=place)
-    return Inputs(texts if any(texts) else None, ids if any(ids) else None)
+    return Inputs(texts if any(texts) or not any(ids) else None, ids if any(ids) else None)
 
 
 def _places(field: str) -> Iterator[str]:

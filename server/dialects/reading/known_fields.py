@@ -67,6 +67,7 @@ KNOWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "return_text": (False,),
     "return_documents": (False,),
     "return_input": (False,),
+    "on_error": ("fail",),
     # inputs that are no text
     "modality": ("text",),
     "messages": (),

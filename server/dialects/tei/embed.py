@@ -16,16 +16,18 @@ from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import read_texts
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PromptFields, read_is_query, read_prompt
 from server.dialects.reading.row_numbers import read_dimensions
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import InputsBody, read_request, tei_error, timing_headers
-from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, RAGGED_ONLY, RowForm, numbers_as_json
+from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, RAGGED_ONLY, WITH_ROWS_ONLY, RowForm, numbers_as_json
 from server.dialects.writing.ragged import RAGGED, ragged_answer
-from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, in_container, rows_alone
+from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, in_container, rows_alone, rows_or_null
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.late_interaction import embed_tokens
+from server.requests.partial import embed
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded, EmbedRequest
@@ -49,6 +51,7 @@ class EmbedBody(InputsBody, kw_only=True):
 
     normalize: bool | None = None  # None = true
     dimensions: int | None = None
+    on_error: str | None = None
     encoding_format: str | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
@@ -89,10 +92,15 @@ _SIMILARITY_INPUTS = msgspec.json.Decoder(SimilarityInputs)
 def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     """POST /embed. As all decoders here raises RequestError, naming the field or index."""
     fields = _EMBED.read(body)
-    request = read_request(call, fields)
-    dimensions = read_dimensions(fields.dimensions, request.model.dimensions)
-    call.set_form(_read_form(fields), offers=EVERY_CONTAINER)
-    return replace(request, dimensions=dimensions, normalize=fields.normalize is not False)
+    call.set_form(_read_form(fields), offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY)
+    allows_errors = read_on_error(fields.on_error, call)
+    request = read_request(call, fields, may_be_empty=allows_errors)
+    return replace(
+        request,
+        dimensions=read_dimensions(fields.dimensions, request.model.dimensions),
+        normalize=fields.normalize is not False,
+        allows_errors=allows_errors,
+    )
 
 
 def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
@@ -146,6 +154,8 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges, beside=timing)
     own = [*headers(embedded, form, ranges), *timing]
+    if embedded.failed:
+        return Answer(200, own, await as_list_of(rows_or_null(embedded, form, ranges)))
     return Answer(200, own, await in_container(embedded.rows, form, ranges))
 
 
@@ -177,13 +187,13 @@ ROUTES = (
     Route(
         path="/embed",
         decode=decode_embed,
-        run=Pipeline.embed,
+        run=embed,
         encode=encode_embed,
         error_shape=tei_error,
         summary="Embed texts with TEI's API",
         body=EmbedBody,
         example={"inputs": "The ferry leaves at seven."},
-        answers=(list[list[float]],),
+        answers=(list[list[float] | None],),
         raw_answer=ROWS,
     ),
     Route(

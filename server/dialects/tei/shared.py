@@ -28,10 +28,10 @@ class InputsBody(PromptFields, kw_only=True):
     model: str | None = None
 
 
-def read_request(call: Call, fields: InputsBody) -> EmbedRequest:
+def read_request(call: Call, fields: InputsBody, *, may_be_empty: bool = False) -> EmbedRequest:
     """What is the same for all routes that embed."""
     model = call.models.choose(fields.model, with_prompt=True)
-    given = read_inputs(fields.inputs, "inputs", max_items=call.max_items)
+    given = read_inputs(fields.inputs, "inputs", max_items=call.max_items, may_be_empty=may_be_empty)
     return EmbedRequest(
         model=model,
         texts=given.texts,

@@ -49,10 +49,15 @@ def openai_error(error: RequestError) -> Answer:
     Beside it stands what other APIs' clients read at the top: Cohere's `message`, Voyage's `detail`, and the `message`,
     `code` and `type` of TEI's own OpenAI route. A client may come with any of them where the body is not known yet.
     """
-    names, status = ERROR_NAMES[type(error)], errors.ERRORS[type(error)].status
-    nested = {"message": error.message, "type": names.kind, "param": error.param, "code": names.code}
-    flat = {"message": error.message, "detail": error.message, "code": status, "type": names.tei_type}
-    return error_answer(status, {"error": nested, **flat}, error)
+    status, tei_type = errors.ERRORS[type(error)].status, ERROR_NAMES[type(error)].tei_type
+    flat = {"message": error.message, "detail": error.message, "code": status, "type": tei_type}
+    return error_answer(status, {"error": error_fields(error), **flat}, error)
+
+
+def error_fields(error: RequestError) -> dict[str, str | None]:
+    """What OpenAI's clients read of an error."""
+    names = ERROR_NAMES[type(error)]
+    return {"message": error.message, "type": names.kind, "param": error.param, "code": names.code}
 
 
 class Usage(msgspec.Struct):

@@ -1,7 +1,7 @@
 """Rows in an answer, as JSON or alone. Knows no dialect's fields."""
 
 import io
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ def headers(embedded: Embedded, form: RowForm = FLOATS, ranges: Ranges | None = 
         (b"content-type", _CONTENT_TYPES[form.container]),
         (b"x-embedline-truncated-inputs", b"%d" % embedded.num_truncated),
         *_scale_header(embedded, form, ranges),
+        *_failed_header(embedded),
     ]
 
 
@@ -58,14 +59,28 @@ def _scale_header(embedded: Embedded, form: RowForm, ranges: Ranges | None) -> H
     return [(b"x-embedline-scale", b"row" if is_by_row(embedded.rows.shape[1], ranges) else b"ranges")]
 
 
+def _failed_header(embedded: Embedded) -> Headers:
+    """How many inputs have an error of their own, if they may."""
+    return [] if embedded.failed is None else [(b"x-embedline-failed-inputs", b"%d" % len(embedded.failed))]
+
+
 async def rows_alone(
     embedded: Embedded, form: RowForm, ranges: Ranges | None = None, *, beside: Headers | None = None
 ) -> Answer:
     """An answer of nothing but rows; `beside` are more headers. Raises InvalidRequest."""
-    values = await all_row_bytes(embedded.rows, form, ranges)
+    values = await all_row_bytes(_with_nan(embedded), form, ranges)
     own = [*raw_headers(embedded, form, values.shape, ranges), *(beside or ())]
     body = _as_npy(values, form) if form.container is Container.NPY else as_bytes(values)
     return Answer(200, own, body)
+
+
+def _with_nan(embedded: Embedded) -> NDArray[np.float32]:
+    """The rows; those of failed inputs are NaN."""
+    if not embedded.failed:
+        return embedded.rows
+    rows = embedded.rows.copy()
+    rows[list(embedded.failed)] = np.nan
+    return rows
 
 
 async def all_row_bytes(rows: NDArray[np.float32], form: RowForm, ranges: Ranges | None = None) -> NDArray[Any]:
@@ -116,6 +131,14 @@ async def as_json(rows: NDArray[np.float32], form: RowForm = FLOATS, ranges: Ran
             out += memoryview(numbers_as_json(rounded(rows[part], form.dtype, ranges)))[1:-1]
     out += b"]"
     return out
+
+
+async def rows_or_null(embedded: Embedded, form: RowForm, ranges: Ranges | None = None) -> AsyncIterator[bytes]:
+    """One JSON value for each row, null for those of failed inputs."""
+    failed = embedded.failed or {}
+    async for part in steps(*embedded.rows.shape):
+        for index, value in enumerate(row_values(embedded.rows[part], form, ranges), part.start):
+            yield b"null" if index in failed else value
 
 
 async def as_list_of(items: AsyncIterable[bytes | bytearray]) -> bytearray:
