@@ -12,8 +12,8 @@ from tests.structure.sources import PACKAGES, ROOT, imported_names, sources
 
 # Used without an import of ours: by uvicorn to read HTTP, by transformers to read weights.
 USED_BY_OTHERS = {"httptools", "safetensors"}
-# Used by embedline.bench where they are installed, and not missed where they are not.
-NOT_MISSED = {"rich", "uvloop"}
+# Used by embedline.bench and embedline.client where they are installed, and not missed where they are not.
+NOT_MISSED = {"orjson", "rich", "uvloop"}
 # The extras of embedline/adapters/, and by which names their libraries are imported where they are not installed.
 ADAPTED = {"haystack": "haystack", "langchain": "langchain-core", "llama-index": "llama-index"}
 # The default model's weights: the Makefile installs them, without the requirements that serving has no use for.

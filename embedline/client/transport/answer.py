@@ -1,11 +1,15 @@
 """An answer whose head has come and whose body has not: bytes go from the socket to where they are wanted, uncopied."""
 
 import http.client
-import json
 from collections.abc import Callable
 from typing import Any
 
 from embedline.client.transport.failure import Failure, Kind
+
+try:  # floats in JSON are read six times as fast where it is installed
+    from orjson import loads
+except ImportError:
+    from json import loads
 
 MAX_BODY = 1 << 30  # bytes of an answer that is not raw rows
 _PIECE = 1 << 20
@@ -75,7 +79,7 @@ class Answer:
     def json(self) -> Any:
         """The value in the body."""
         try:
-            return json.loads(self.read_all())
+            return loads(self.read_all())
         except (ValueError, RecursionError):
             raise self.wrong("its body is no JSON") from None
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from embedline import Client, RequestFailed, RequestProcessingPreference
+from embedline.client.transport import answer as transport
 from tests.embedline.client.stub import WIDTH, Seen, Step, as_json, http, raw, row_of, rows_of, stub, texts
 
 ONE_AT_A_TIME = RequestProcessingPreference(batch_size=2, max_concurrent_requests=1)
@@ -74,6 +75,13 @@ def test_the_best_form_is_found_and_kept(script: Any, walk: list[tuple[str, str]
     found = [asked(seen) for seen in server.seen]
     assert found == walk + [walk[-1]] * (len(found) - len(walk))
     assert len(found) <= 6 + 2 + len(walk) - 1
+
+
+@pytest.mark.parametrize("form", ["base64", "float"])
+def test_json_is_read_without_orjson_too(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "loads", json.loads)
+    with stub(takes(form)) as server, Client(server.url) as client:
+        assert np.array_equal(client.embed(texts(11)).numpy(), rows_of(texts(11)))
 
 
 def test_rows_without_a_shape_are_taken_by_their_length() -> None:
