@@ -29,7 +29,7 @@ def rows() -> NDArray[np.float32]:
 def answers(forms: set[str]) -> dict[str, bytes]:
     """Whole answers by encoding_format."""
     table = rows()
-    items = {
+    items: dict[str, list[str] | list[list[float]]] = {
         "base64": [base64.b64encode(row.tobytes()).decode() for row in table],
         "float": [[float(str(number)) for number in row] for row in table],  # 9 digits, as servers write them
     }

@@ -9,7 +9,7 @@ from embedline.client.transport.failure import Failure, Kind
 try:  # floats in JSON are read six times as fast where it is installed
     from orjson import loads
 except ImportError:
-    from json import loads
+    from json import loads  # type: ignore[assignment]
 
 MAX_BODY = 1 << 30  # bytes of an answer that is not raw rows
 _PIECE = 1 << 20

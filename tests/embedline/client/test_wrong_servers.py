@@ -1,6 +1,7 @@
 """Servers that stop, reset, answer half or lie: the error names the request and what was done; rows are kept."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ def data(seen: Seen, *, width: int = WIDTH) -> list[dict[str, object]]:
     return [{"index": index, "embedding": [0.5] * width} for index in range(len(seen.texts))]
 
 
+RAW = {"content_type": "application/octet-stream"}
 LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
     "too few rows": (lambda seen: [raw(seen.texts[:1])], "1 rows for 2 inputs"),
     "too many rows": (lambda seen: [raw([*seen.texts, "more"])], "3 rows for 2 inputs"),
@@ -64,7 +66,6 @@ LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
     "no HTTP": (lambda _: [b"SSH-2.0-OpenSSH\r\n\r\n"], "what came is not HTTP"),
     "a page": (lambda _: [http(403, b"<h1>go away\x1b[2J</h1>", content_type="text/html")], "HTTP 403: <h1>go away"),
 }
-RAW = {"content_type": "application/octet-stream"}
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -167,6 +168,10 @@ def test_a_server_that_stops_is_left_at_the_deadline(sent: bytes) -> None:
     assert isinstance(late.value, TimeoutError)
 
 
+def refuse(body: object, _: Seen) -> list[Step]:
+    return [as_json(body, 401)]
+
+
 def test_the_message_of_an_error_body_is_shown_in_every_family_of_errors() -> None:
     bodies = [
         {"error": {"message": "these words", "type": "x"}},
@@ -176,7 +181,7 @@ def test_the_message_of_an_error_body_is_shown_in_every_family_of_errors() -> No
     ]
     for body in bodies:
         with (
-            stub(lambda _, body=body: [as_json(body, 401)]) as server,
+            stub(partial(refuse, body)) as server,
             Client(server.url) as client,
             pytest.raises(RequestFailed, match=r"HTTP 401: these words\. 0 of 1 inputs are done$") as failed,
         ):
