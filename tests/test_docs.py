@@ -29,7 +29,8 @@ from server.settings import settings
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor import restarts, supervisor, topology, watchdog
+from server.supervisor import restarts, shutdown, watchdog
+from server.supervisor.planning import topology
 from server.supervisor.takeover import messages as takeover_messages
 from tests.documents import ROOT, examples, flags_in, known_flags, pages, prose
 from tests.generated_pages import COMMAND, PACKAGES, held_by, invariants, promises
@@ -141,7 +142,7 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("about three tenths", Policy().bulk_share, 0.3),
         ("fails five times in a row", len(restarts._DELAYS), 5),
         ("again every 15 s", restarts._DELAYS[-1], 15),
-        ("each within 5 s", supervisor._EXIT_SECONDS, 5),
+        ("each within 5 s", shutdown._EXIT_SECONDS, 5),
     ],
 )
 def test_limits_are_as_documented(words: str, value: object, expected: object) -> None:

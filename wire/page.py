@@ -46,6 +46,7 @@ class Page:
     spent_minute       int64   [F, K]     the minute (of time.monotonic()) in which a key last spent tokens
     spent_tokens       int64   [F, K]     what it spent in that minute
     spent_before       int64   [F, K]     what it spent in the minute before that one
+    num_connections    int64   [F]        connections that a frontend has, and one more; 0 = it accepts none
 
     The first nine are written by their batch manager, `key_names` by any frontend that holds the lock, the others by
     their frontend. The supervisor clears the row of a process that died, but not what keys have spent: the next process
@@ -76,13 +77,14 @@ class Page:
         self.spent_minute: NDArray[np.int64] = self._take(np.int64, spent)
         self.spent_tokens: NDArray[np.int64] = self._take(np.int64, spent)
         self.spent_before: NDArray[np.int64] = self._take(np.int64, spent)
+        self.num_connections: NDArray[np.int64] = self._take(np.int64, (num_frontends,))
 
     @classmethod
     def create(cls, *, num_frontends: int, num_managers: int, num_models: int, num_keys: int = 1) -> Self:
         """Make a page of zeros; its descriptor is `fd`."""
         fd = os.memfd_create("embedline-page", os.MFD_CLOEXEC)
         of_managers = num_managers * num_models * (5 + 4 * NUM_CLASSES)
-        of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + num_keys) + 3 * num_keys)
+        of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + num_keys) + 3 * num_keys + 1)
         os.ftruncate(fd, _CELLS_AT + 8 * (of_managers + of_frontends + num_keys))
         os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, num_frontends, num_managers, num_models, num_keys), 0)
         return cls(fd, num_frontends, num_managers, num_models, num_keys)
@@ -110,9 +112,9 @@ class Page:
             cells[index] = 0
 
     def clear_frontend(self, index: int) -> None:
-        """Forget what a dead frontend had admitted."""
-        self.admitted_tokens[index] = 0
-        self.admitted_by_key[index] = 0
+        """Forget what a dead frontend had admitted and accepted."""
+        for cells in (self.admitted_tokens, self.admitted_by_key, self.num_connections):
+            cells[index] = 0
 
     def _take(self, dtype: type[_Cell], shape: tuple[int, ...]) -> NDArray[_Cell]:
         count = int(np.prod(shape))

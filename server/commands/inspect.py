@@ -20,8 +20,8 @@ from engine.model.weights import Weights, weight_files, weights_of
 from engine.types import ModelError, OutputKind
 from server.commands.findings import MIB, Finding, facts, lines
 from server.settings.settings import Settings
-from server.supervisor.compiled_cache import cache_folder
-from server.supervisor.model_plan import ModelPlan, find_cuda, plan_model
+from server.supervisor.planning.compiled_cache import cache_folder
+from server.supervisor.planning.model_plan import ModelPlan, find_cuda, plan_model
 from tokenizer_pool.loading import TokenizerError, load
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

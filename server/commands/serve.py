@@ -20,17 +20,17 @@ from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
 from server.supervisor import open_files
-from server.supervisor.compiled_cache import cache_folder
-from server.supervisor.engine_python import check_engine_python
 from server.supervisor.listening.opening import Ports, open_ports
-from server.supervisor.memory_shares import memory_shares
-from server.supervisor.model_plan import ModelPlan, plan_models
 from server.supervisor.monitor import make_monitor
+from server.supervisor.planning.compiled_cache import cache_folder
+from server.supervisor.planning.engine_python import check_engine_python
+from server.supervisor.planning.memory_shares import memory_shares
+from server.supervisor.planning.model_plan import ModelPlan, plan_models
+from server.supervisor.planning.topology import Topology
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.stderr_relay import StderrRelay
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.takeover.succession import Succession
-from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json
 from wire.dump import dump_stacks_on_signal

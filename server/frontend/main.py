@@ -4,15 +4,17 @@ import asyncio
 import contextlib
 import gc
 import socket
+from collections.abc import Callable
 
-from batch_manager.client import BatchManagers
+from batch_manager.client.managers import BatchManagers
 from server.frontend.request_log import Logged, RequestLog
 from server.frontend.request_metrics import RequestMetrics
 from server.frontend.start import FrontendStart
+from server.http.acceptor import Share
 from server.http.app import App, with_cors
 from server.http.auth import Keys
-from server.http.body import BodyReader
-from server.http.get_routes import make_app
+from server.http.body import ASGIApp, BodyReader
+from server.http.get_routes import MetricsSource, make_app
 from server.http.hosts import Hosts
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate
@@ -24,6 +26,7 @@ from server.settings.flag import SettingsError
 from tokenizer_pool.client import TokenizerPool
 from wire.child import Child, StartError, run
 from wire.control import Json, Request
+from wire.metrics import Recorder
 from wire.page import Page
 
 _SUPERVISOR_SECONDS = 5.0  # for its answer; Prometheus waits for ten
@@ -43,55 +46,17 @@ async def serve(child: Child, start: FrontendStart) -> None:
         max_held_bytes=start.max_held_bytes,
         keys=start.keys,
     )
-
-    async def metrics() -> str:
-        async with asyncio.timeout(_SUPERVISOR_SECONDS):
-            return str((await child.request(Request.METRICS))["text"])
-
     log = RequestLog(Logged(start.request_log), child.metrics, sample_rate=start.request_log_sample_rate)
-    request_metrics = RequestMetrics(child.metrics)
-
-    def finished(trace: Trace) -> None:
-        request_metrics.record(trace)
-        log.write(trace)
-
-    app = App(
-        state=state,
-        admission=admission,
-        pipeline=Pipeline(admission, tokenizers, managers),
-        bodies=BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
-        max_items=start.max_client_batch_size,
-        has_documents_in_objects=start.rerank_document_format == "object",
-        compresses=start.compress_answers,
-        hosts=Hosts(start.hosts, origins=start.cors_allow_origin),
-        keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file, renewed=admission.renew_keys),
-        finished=finished,
-        fallback=make_app(state, metrics, needs_key=bool(start.keys), metrics_need_a_key=start.metrics_auth),
-        url_prefix=start.url_prefix,
-    )
-    server = HttpServer(
-        with_cors(app, start.cors_allow_origin),
-        [socket.socket(fileno=fd) for fd in start.listener_fds],
-        on_refused=app.refused,
-        certificate=_certificate(start),
-        max_connections=start.max_connections,
-    )
-    may_accept = asyncio.Event()
-
-    def changed(newest: Json) -> None:
-        state.update(newest)
-        if newest["accepting"]:
-            may_accept.set()
-        if newest["draining"]:
-            server.drain()
-
+    pipeline = Pipeline(admission, tokenizers, managers)
+    fallback = make_app(state, _metrics(child), needs_key=bool(start.keys), metrics_need_a_key=start.metrics_auth)
+    app = _make_app(start, state, admission, pipeline, _Finished(child.metrics, log), fallback)
+    server = _make_server(start, app, Share(page, child.index))
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     child.holds = tokenizers.holds
     tokenizers.open()
     managers.open()
-    child.on_state = changed
-    changed(await child.request(Request.STATE))
+    may_accept = await _follow_state(child, state, server)
     gc.freeze()  # what is loaded now stays loaded; the garbage collector can skip it
     accepting = asyncio.create_task(_accept(server, may_accept))
     child.ready()
@@ -105,6 +70,79 @@ async def serve(child: Child, start: FrontendStart) -> None:
     managers.close()
     await log.close()
     await asyncio.sleep(0)  # the last answers are flushed at the end of a tick
+
+
+class _Finished:
+    """What becomes of a request's trace: metrics and a line of the log."""
+
+    def __init__(self, recorder: Recorder, log: RequestLog) -> None:
+        self._metrics = RequestMetrics(recorder)
+        self._log = log
+
+    def __call__(self, trace: Trace) -> None:
+        self._metrics.record(trace)
+        self._log.write(trace)
+
+
+def _metrics(child: Child) -> MetricsSource:
+    """The supervisor's page. Raises TimeoutError."""
+
+    async def metrics() -> str:
+        async with asyncio.timeout(_SUPERVISOR_SECONDS):
+            return str((await child.request(Request.METRICS))["text"])
+
+    return metrics
+
+
+def _make_app(
+    start: FrontendStart,
+    state: ServerState,
+    admission: Admission,
+    pipeline: Pipeline,
+    finished: Callable[[Trace], None],
+    fallback: ASGIApp,
+) -> App:
+    return App(
+        state=state,
+        admission=admission,
+        pipeline=pipeline,
+        bodies=BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
+        max_items=start.max_client_batch_size,
+        has_documents_in_objects=start.rerank_document_format == "object",
+        compresses=start.compress_answers,
+        hosts=Hosts(start.hosts, origins=start.cors_allow_origin),
+        keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file, renewed=admission.renew_keys),
+        finished=finished,
+        fallback=fallback,
+        url_prefix=start.url_prefix,
+    )
+
+
+def _make_server(start: FrontendStart, app: App, share: Share) -> HttpServer:
+    return HttpServer(
+        with_cors(app, start.cors_allow_origin),
+        [socket.socket(fileno=fd) for fd in start.listener_fds],
+        on_refused=app.refused,
+        certificate=_certificate(start),
+        max_connections=start.max_connections,
+        share=share,
+    )
+
+
+async def _follow_state(child: Child, state: ServerState, server: HttpServer) -> asyncio.Event:
+    """Apply what the supervisor says, now and from now on; the event is set once connections may be accepted."""
+    may_accept = asyncio.Event()
+
+    def changed(newest: Json) -> None:
+        state.update(newest)
+        if newest["accepting"]:
+            may_accept.set()
+        if newest["draining"]:
+            server.drain()
+
+    child.on_state = changed
+    changed(await child.request(Request.STATE))
+    return may_accept
 
 
 def _certificate(start: FrontendStart) -> Certificate | None:

@@ -12,12 +12,13 @@ import socket
 import sys
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from server.http.acceptor import Acceptor, Share
 from server.http.answers import WRITE_BUFFER_BYTES
 from server.http.body import ASGIApp
 from server.http.connection.date_header import DateHeader
@@ -29,38 +30,54 @@ _HANDSHAKE_SECONDS = 10.0  # as long as a request's head may take
 # For a client to read the rest of an answer and to say goodbye. One that keeps an idle connection does not even notice
 # that it should, and must not hold up the end of the server.
 _GOODBYE_SECONDS = 3.0
-_MAX_BACKLOG = 2048  # connections that wait to be accepted
 _LAST_ANSWER_SECONDS = 1.0  # for cancelled handlers to answer
 _LAST_REQUEST_SECONDS = 0.5  # for a request that is on its way when the server stops
 
 
 class _State(ServerState):
-    """Uvicorn's state, with the date of answers, an event for the end of the last connection, and a limit on them."""
+    """Uvicorn's state, with the date of answers, an event for the end of the last connection, and a limit on them.
 
-    def __init__(self, max_connections: int) -> None:
+    by_age  connections, the oldest first; also those in the middle of a TLS handshake
+    """
+
+    def __init__(self, max_connections: int, on_number: Callable[[int], None]) -> None:
+        """`on_number` is called with the number of connections when it changes."""
         super().__init__()
         self.empty = asyncio.Event()
         self.default_headers = DateHeader()
         self.is_draining = False
+        self.is_stopping = False
+        self.by_age: dict[_Protocol, socket.socket] = {}
         self._max_connections = max_connections
-        self._by_age: dict[_Protocol, None] = {}  # the oldest first
+        self._on_number = on_number
 
-    def opened(self, connection: "_Protocol") -> None:
+    def opened(self, connection: "_Protocol", accepted: socket.socket) -> None:
         """Where there is one too many, the oldest without a request gives way."""
-        self._by_age[connection] = None
-        if len(self._by_age) > self._max_connections:
-            oldest = next(one for one in self._by_age if one.is_idle)  # the newest has no request yet
-            self.closed(oldest)
-            oldest.transport.abort()
+        self.by_age[connection] = accepted
+        if len(self.by_age) > self._max_connections:
+            oldest = next(one for one in self.by_age if one.is_idle)  # the newest has no request yet
+            self.end(oldest)
+        self._on_number(len(self.by_age))
+
+    def end(self, connection: "_Protocol") -> None:
+        """Close it at once; it counts no more."""
+        accepted = self.by_age.pop(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
+            return
+        with contextlib.suppress(OSError):  # the client has ended the handshake, too
+            accepted.shutdown(socket.SHUT_RDWR)
 
     def closed(self, connection: "_Protocol") -> None:
         """It counts no more."""
-        self._by_age.pop(connection, None)
+        if self.by_age.pop(connection, None) is not None:
+            self._on_number(len(self.by_age))
+        if not self.by_age:
+            self.empty.set()
 
 
 class _Protocol(Protocol):
-    """Tells the state of its beginning and its end, and sets the event when the last connection has closed. While the
-    server drains, every answer closes it."""
+    """Tells the state of its end. While the server drains, every answer closes it."""
 
     server_state: _State
 
@@ -83,20 +100,19 @@ class _Protocol(Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether no request waits for its answer, and no answer has to leave yet. What still comes of an answered or
-        refused request does not count, or a few such clients could take all connections."""
+        refused request does not count, nor does a handshake, or a few such clients could take all connections."""
         is_open = self.cycle is not None and not self.cycle.response_complete and not self.cycle.disconnected
-        return not is_open and not self.transport.get_write_buffer_size()
+        return not is_open and (self.transport is None or not self.transport.get_write_buffer_size())
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
         transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)  # as without TLS, where it would be eight times as much
         super().connection_made(transport)
-        self.server_state.opened(self)
+        if self.server_state.is_stopping:  # a handshake was under way; its request comes now
+            self.loop.call_later(_LAST_REQUEST_SECONDS, self.close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.server_state.closed(self)
-        if not self.connections:
-            self.server_state.empty.set()
 
 
 class HttpServer:
@@ -111,17 +127,20 @@ class HttpServer:
         certificate: Certificate | None = None,
         max_connections: int = sys.maxsize,
         idle_seconds: int | None = None,
+        share: Share | None = None,
     ) -> None:
         """The listeners are TCP or Unix sockets. `on_refused` gets the error of what never became a request: its head
         was too long, too slow or not HTTP. With a certificate the server speaks TLS on TCP.
 
         Of more than `max_connections` the oldest without a request is closed, as is one without a request for
-        `idle_seconds` (90 by default).
+        `idle_seconds` (90 by default). `share` says how many connections others have that accept from the same
+        listeners.
         """
         self._listeners = listeners
         self._certificate = certificate
         self._on_refused = on_refused or (lambda error: None)
-        self._state = _State(max_connections)
+        self._share = share
+        self._state = _State(max_connections, self._number_changed)
         self._config = Config(
             app,
             http=_Protocol,
@@ -135,27 +154,42 @@ class HttpServer:
             proxy_headers=False,
             timeout_keep_alive=idle_seconds or _KEEP_ALIVE_SECONDS,
         )
-        # as many may be accepted at once, before the limit is looked at
-        self._backlog = max(1, min(_MAX_BACKLOG, max_connections // 4))
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to accept connections."""
         self._config.load()
+        self._number_changed(0)
+        self._acceptors = [Acceptor(listener, self._accepted, share=self._share) for listener in self._listeners]
+
+    def _accepted(self, connection: socket.socket) -> None:
+        protocol = self._make_protocol()
+        self._state.opened(protocol, connection)
+        task = asyncio.get_running_loop().create_task(self._connect(protocol, connection))
+        self._handshakes.add(task)  # the loop holds tasks weakly
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _connect(self, protocol: _Protocol, connection: socket.socket) -> None:
+        """Give the connection to the event loop, and wait for the TLS handshake where there is one."""
         tls: dict[str, Any] = {}
-        if self._certificate is not None:
+        if self._certificate is not None and connection.family != socket.AF_UNIX:
             tls = {
                 "ssl": self._certificate.context,
                 "ssl_handshake_timeout": _HANDSHAKE_SECONDS,
                 "ssl_shutdown_timeout": _GOODBYE_SECONDS,
             }
-        loop = asyncio.get_running_loop()
-        for listener in self._listeners:
-            if listener.family == socket.AF_UNIX:
-                server = await loop.create_unix_server(self._make_protocol, sock=listener, backlog=self._backlog)
-            else:
-                server = await loop.create_server(self._make_protocol, sock=listener, backlog=self._backlog, **tls)
-            self._servers.append(server)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, **tls)
+        except OSError:  # no handshake, or not in time
+            connection.close()
+            self._state.closed(protocol)
+
+    def _number_changed(self, number: int) -> None:
+        if self._share is not None:
+            self._share.set(number)
+            for acceptor in self._acceptors:
+                acceptor.reconsider()
 
     def _make_protocol(self) -> _Protocol:
         loop = asyncio.get_running_loop()
@@ -176,8 +210,12 @@ class HttpServer:
 
     def stop_accepting(self) -> None:
         """Close the listeners, and each connection after its next answer."""
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors.clear()
+        if self._share is not None:
+            self._share.leave()
+            self._share = None
         self.drain()
 
     async def stop(self, seconds: float) -> None:
@@ -186,9 +224,11 @@ class HttpServer:
         A connection without a request is closed too, half a second later: a request may be on its way.
         """
         self.stop_accepting()
+        self._state.is_stopping = True
         deadline = time.monotonic() + seconds
+        established = self._connections()
         await self._wait_empty(min(_LAST_REQUEST_SECONDS, seconds))
-        for connection in self._connections():
+        for connection in established:
             connection.close_if_idle()
         await self._wait_empty(deadline - time.monotonic())
         for task in list(self._state.tasks):
@@ -198,17 +238,18 @@ class HttpServer:
         for connection in self._connections():
             connection.transport.close()
         await self._wait_empty(_LAST_ANSWER_SECONDS)
-        for connection in self._connections():
-            connection.transport.abort()
+        for connection in list(self._state.by_age):
+            self._state.end(connection)
 
     async def _wait_empty(self, seconds: float) -> None:
         """Until all connections are closed, at most so long."""
         self._state.empty.clear()
-        if self._state.connections:
+        if self._state.by_age:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._state.empty.wait(), seconds)
 
     def _connections(self) -> list[_Protocol]:
+        """Those that are established."""
         return [cast(_Protocol, connection) for connection in self._state.connections]
 
 

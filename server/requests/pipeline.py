@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from batch_manager.client import BatchManagers
+from batch_manager.client.managers import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
 from engine.types import QUERY_TOKEN, OutputKind
 from server.requests.admission.admission import Admission, Admitted, Asked

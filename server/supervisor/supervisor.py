@@ -5,13 +5,11 @@ no request, so that it answers when anything else is stuck.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from server.metrics.gauges import ModelGauges, ServerGauges
 from server.metrics.processes import ProcessGauges, ProcessState
@@ -19,30 +17,20 @@ from server.metrics.registry import Registry
 from server.requests.admission.expected_wait import expected_wait
 from server.supervisor.child import ChildProcess, SpawnError
 from server.supervisor.dump import dump
-from server.supervisor.listening.drain import empty_queues
 from server.supervisor.listening.listeners import Listeners
 from server.supervisor.listening.unix_port import UnixPort
-from server.supervisor.model_plan import ModelPlan
-from server.supervisor.readiness import ROLES, Readiness
+from server.supervisor.planning.model_plan import ModelPlan
+from server.supervisor.planning.topology import Topology
+from server.supervisor.readiness import Readiness
 from server.supervisor.restarts import Restarts
-from server.supervisor.topology import Topology
+from server.supervisor.shutdown import Ending, Shutdown
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json, Request
 
 _EXIT_FAILED = 1
 _EXIT_SETTINGS = 2
-_EXIT_SECONDS = 5.0  # to refuse what can't be finished, and to exit
 
 logger = logging.getLogger("embedline.supervisor")
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """How the server ends."""
-
-    code: int  # of the process
-    message: str = ""  # the last line of the log; "" = none
-    delay: float = 0.0  # seconds in which it goes on accepting connections
 
 
 class Supervisor:
@@ -66,16 +54,13 @@ class Supervisor:
         self.on_ready: Callable[[], None] = lambda: None
         self.on_stopping: Callable[[], None] = lambda: None
         self._topology = topology
-        self._http = http
         self._watchdog = watchdog
         self._children = [ChildProcess(plan, self) for plan in topology.plans()]
         self._readiness = Readiness(
             self._children, models, page=topology.page, limits=limits, accepts_at_once=accepts_at_once
         )
         self._restarts = Restarts()
-        self._restarted_roles = set(ROLES)  # while the server drains fewer and fewer of them
-        self._exit: asyncio.Future[_Ending] = asyncio.get_running_loop().create_future()
-        self._hurry = asyncio.Event()  # ends the time in which a server that stops goes on accepting
+        self._shutdown = Shutdown(self._children, http)
         self._is_noted = False  # whether `on_ready` was called
         self._tasks = set[asyncio.Task[None]]()
         self.metrics = Registry(
@@ -109,11 +94,11 @@ class Supervisor:
         except SpawnError as error:
             self._end(_EXIT_SETTINGS, str(error))
         watching = loop.create_task(self._watchdog.run(self._children))
-        ending = await self._exit
-        await self._drain(ending.delay)
-        await self._stop_frontends(shutdown_seconds)
+        ending = await self._shutdown.ending
+        await self._shutdown.drain(ending.delay, was_ready=self._readiness.was_ready)
+        await self._shutdown.stop_frontends(shutdown_seconds)
         watching.cancel()
-        await self._stop_others()
+        await self._shutdown.stop_others()
         if ending.message:
             logger.critical("%s", ending.message)
         return ending.code
@@ -134,8 +119,8 @@ class Supervisor:
     def taken_over(self, pid: int) -> None:
         """Another server accepts on the same sockets from now on: end in order, without delay."""
         logger.info("process %d has taken over", pid)
-        self._begin_to_stop(_Ending(0))
-        self._hurry.set()
+        self._begin_to_stop(Ending(0))
+        self._shutdown.hurry()
 
     def count_dropped_lines(self, number: int) -> None:
         """Lines of the log found no room."""
@@ -192,7 +177,7 @@ class Supervisor:
     def _lost(self, child: ChildProcess, reason: str) -> None:
         """A process has died or could not be started."""
         title, role = child.plan.title, child.plan.role
-        if role not in self._restarted_roles:
+        if role not in self._shutdown.restarted_roles:
             return
         logger.error("%s has ended: %s", title, reason)
         delay = self._restarts.failed(child, time.monotonic())
@@ -215,7 +200,7 @@ class Supervisor:
     async def _start_again(self, child: ChildProcess, delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
-        if child.plan.role not in self._restarted_roles:
+        if child.plan.role not in self._shutdown.restarted_roles:
             return
         try:
             await child.start()
@@ -223,59 +208,28 @@ class Supervisor:
             self._lost(child, str(error))
 
     def _end(self, code: int, message: str) -> None:
-        if not self._exit.done():
-            self._exit.set_result(_Ending(code, message))
+        if self._shutdown.begin(Ending(code, message)):
             self.on_stopping()
 
     def _signalled(self, delay: float = 0.0) -> None:
         """The first signal stops in order, the second at once."""
-        if self._exit.done():
-            self._restarted_roles.clear()
-            self._hurry.set()
-            for child in self._children:
-                child.kill()
-            return
-        self._begin_to_stop(_Ending(0, delay=delay if self._readiness.was_ready else 0.0))
+        if self._shutdown.has_begun:
+            self._shutdown.kill()
+        else:
+            self._begin_to_stop(Ending(0, delay=delay if self._readiness.was_ready else 0.0))
 
-    def _begin_to_stop(self, ending: _Ending) -> None:
-        if self._exit.done():
+    def _begin_to_stop(self, ending: Ending) -> None:
+        if not self._shutdown.begin(ending):
             return
         more = f"; connections are accepted for {ending.delay:g} s more" if ending.delay else ""
         logger.info("stopping%s", more)
-        self._exit.set_result(ending)
         self._readiness.stopping()
         self.on_stopping()
 
     def _hung_up(self) -> None:
         """The terminal closed. This may come twice, and must not stop the server at once."""
-        if not self._exit.done():
+        if not self._shutdown.has_begun:
             self._signalled()
-
-    async def _drain(self, delay: float) -> None:
-        """Serve on for so long, as balancers go on sending for a while. Then let nobody in any more."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hurry.wait(), delay)
-        if self._readiness.was_ready:
-            await empty_queues(self._http, is_worth_waiting=lambda: "frontend" in self._restarted_roles)
-
-    async def _stop_frontends(self, seconds: float) -> None:
-        """They have so long to finish their requests. Until then the processes that compute them are restarted."""
-        for port in self._http:  # a port closes with the last frontend that serves it
-            port.close()
-        self._restarted_roles.discard("frontend")
-        await self._stop_role("frontend", seconds + _EXIT_SECONDS)
-
-    async def _stop_others(self) -> None:
-        """They have no work any more. Engines last."""
-        self._restarted_roles.clear()
-        for role in reversed(ROLES[:-1]):
-            await self._stop_role(role, _EXIT_SECONDS)
-
-    async def _stop_role(self, role: str, patience: float) -> None:
-        children = [child for child in self._children if child.plan.role == role]
-        ended = await asyncio.gather(*(child.stop(patience) for child in children))
-        if not all(ended):
-            logger.error("%d %s process(es) had to be killed after %g s", ended.count(False), role, patience)
 
     def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

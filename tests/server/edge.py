@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from batch_manager.client import BatchManagers
+from batch_manager.client.managers import BatchManagers
 from batch_manager.messages import Answer, Submission
 from engine.types import OutputKind, Rows
 from server.dialects.route import Call, RequestOptions

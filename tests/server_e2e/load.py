@@ -3,6 +3,7 @@
 import http.client
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +37,7 @@ class Load:
     num_clients: int = 8
     outcomes: Counter[int | str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
@@ -80,7 +82,7 @@ class Load:
 
     def _ask(self, connection: http.client.HTTPConnection, which: int) -> int:
         body = {"input": REQUESTS[which], "encoding_format": "bytes"}
-        reply = send(connection, "POST", "/v1/embeddings", body)
+        reply = send(connection, "POST", "/v1/embeddings", body, **self.headers)
         if reply.status == 200:
             rows = np.frombuffer(reply.body, "<f4").reshape(-1, DIMENSIONS)
             if not np.array_equal(rows, EXPECTED[which]):

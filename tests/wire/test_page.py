@@ -27,6 +27,7 @@ def test_a_second_mapping_sees_every_array() -> None:
     page.spent_before[2, 3] = 16
     page.streams[1, 1] = 17
     page.key_names[3] = 18
+    page.num_connections[1] = 17
 
     assert other.queued_tokens[1, 0, RequestClass.BULK] == 7
     assert other.tokens_per_second[0, 1] == 2.5
@@ -51,6 +52,7 @@ def test_a_second_mapping_sees_every_array() -> None:
         (other.spent_before, 16),
         (other.streams, 17),
         (other.key_names, 18),
+        (other.num_connections, 17),
     ):
         assert cells.sum() == total
 
@@ -64,6 +66,7 @@ def test_a_dead_process_is_forgotten() -> None:
     page.admitted_tokens[:] = 3
     page.admitted_by_key[:] = 2
     page.spent_tokens[:] = 8
+    page.num_connections[:] = 6
 
     page.clear_manager(0)
     page.clear_frontend(1)
@@ -74,6 +77,7 @@ def test_a_dead_process_is_forgotten() -> None:
     assert page.free_at.sum(axis=(1, 2)).tolist() == [0, 19]
     assert page.admitted_tokens.sum(axis=(1, 2)).tolist() == [6, 0]
     assert page.admitted_by_key.sum(axis=(1, 2, 3)).tolist() == [8, 0]
+    assert page.num_connections.tolist() == [6, 0]
     assert page.spent_tokens.sum(axis=1).tolist() == [16, 16]  # its successor goes on with it
 
 

@@ -21,7 +21,7 @@ from server.commands.findings import MIB, Finding, aligned, facts, lines
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.model_plan import find_cuda, plan_model, read_folder
+from server.supervisor.planning.model_plan import find_cuda, plan_model, read_folder
 from tokenizer_pool.loading import TokenizerError, load
 
 _NOT_SO = 1  # exit code

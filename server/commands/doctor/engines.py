@@ -23,7 +23,7 @@ from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES
 from engine.types import ModelError
 from server.commands.doctor.probe import Environment
 from server.settings.model import ModelSettings
-from server.supervisor.model_plan import tensorrt_llm_flags
+from server.supervisor.planning.model_plan import tensorrt_llm_flags
 
 _USES = {
     Task.EMBED: Use.EMBED,

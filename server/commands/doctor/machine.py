@@ -15,8 +15,8 @@ from server.commands.doctor.probe import Environment
 from server.commands.findings import MIB, Finding
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
-from server.supervisor.compiled_cache import cache_folder
-from server.supervisor.engine_python import check_engine_python
+from server.supervisor.planning.compiled_cache import cache_folder
+from server.supervisor.planning.engine_python import check_engine_python
 
 # What engines and the server are made of; the first names of modules.
 MODULES = (

@@ -19,9 +19,9 @@ from server.commands.verify import comparison
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.compiled_cache import cache_folder
-from server.supervisor.engine_options import engine_options
-from server.supervisor.model_plan import ModelPlan, find_cuda, plan_model
+from server.supervisor.planning.compiled_cache import cache_folder
+from server.supervisor.planning.engine_options import engine_options
+from server.supervisor.planning.model_plan import ModelPlan, find_cuda, plan_model
 from tokenizer_pool.loading import TokenizerError, load
 
 if TYPE_CHECKING:

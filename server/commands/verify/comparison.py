@@ -20,9 +20,9 @@ from server.commands.findings import aligned
 from server.commands.verify import library as references
 from server.commands.verify.inputs import Inputs, inputs
 from server.settings.settings import Settings
-from server.supervisor.compiled_cache import cache_folder
-from server.supervisor.engine_options import engine_options
-from server.supervisor.model_plan import ModelPlan
+from server.supervisor.planning.compiled_cache import cache_folder
+from server.supervisor.planning.engine_options import engine_options
+from server.supervisor.planning.model_plan import ModelPlan
 from tokenizer_pool.token_ids import TokenizedTexts
 
 _Array = NDArray[np.float32]

@@ -11,8 +11,8 @@ from engine.fused.quantization import gate_texts
 from engine.model.tasks import LateInteraction, Task
 from engine.types import ModelError
 from server.requests.late_tokens import counted, shaped
-from server.supervisor.model_plan import ModelPlan
-from server.supervisor.topology import tokenizer_spec
+from server.supervisor.planning.model_plan import ModelPlan
+from server.supervisor.planning.topology import tokenizer_spec
 from tokenizer_pool.loading import TokenizerError
 from tokenizer_pool.messages import TokenizedPiece, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join

@@ -14,7 +14,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, Task
 from engine.types import ModelError
 from server.commands.verify.inputs import Inputs
-from server.supervisor.model_plan import ModelPlan
+from server.supervisor.planning.model_plan import ModelPlan
 
 _Array = NDArray[np.float32]
 

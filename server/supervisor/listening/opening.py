@@ -11,9 +11,9 @@ from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.supervisor.listening.inherited import MONITOR_NAME, inherited
 from server.supervisor.listening.listeners import Listeners
+from server.supervisor.listening.ports import address_of, bind
 from server.supervisor.listening.unix_port import UnixPort
 from server.supervisor.monitor import bind_monitor
-from server.supervisor.ports import address_of, bind
 from server.supervisor.takeover import predecessor
 from server.supervisor.takeover.memory import check_room
 from server.supervisor.takeover.place import NoPlace, place

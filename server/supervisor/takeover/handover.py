@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import socket
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.http.acceptor import Acceptor
 from server.supervisor.listening.listeners import Listeners
 from server.supervisor.takeover import messages
 from server.supervisor.takeover.memory import memory_of
@@ -44,7 +44,7 @@ class Handover:
         self._server = server
         self._taken = taken
         self._was_kept_elsewhere = server.http.kept_elsewhere
-        self._listener: socket.socket | None = None
+        self._acceptor: Acceptor | None = None
         self._connections: set[DescriptorConnection] = set()
         self._successor: DescriptorConnection | None = None
         self._offering: asyncio.Task[None] | None = None
@@ -54,14 +54,13 @@ class Handover:
 
     def open(self) -> None:
         """Begin to wait. Takes the place of the server that was there before, if there was one. Raises OSError."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unnamed = self._path.with_suffix(f".{os.getpid()}")
         unnamed.unlink(missing_ok=True)
         listener.bind(str(unnamed))
         listener.listen(_BACKLOG)
         unnamed.rename(self._path)  # at once: whoever connects reaches the one or the other
-        self._listener = listener
-        self._loop.add_reader(listener, self._accept)
+        self._acceptor = Acceptor(listener, self._accepted)
 
     def stopping(self) -> None:
         """The server drains; no successor may begin now. One that has begun is not disturbed."""
@@ -69,10 +68,9 @@ class Handover:
 
     def close(self) -> None:
         """Close all. A successor takes that as: the server is gone."""
-        if self._listener is not None:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
-            self._listener = None
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
             if not self._is_taken:  # else it is the successor's by now
                 self._path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # another server of this user waits there too
@@ -80,24 +78,18 @@ class Handover:
         for connection in list(self._connections):
             self._forget(connection)
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _accepted(self, channel: socket.socket) -> None:
         try:
-            channel, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # it would be asked again at once, for ever
-                logger.error("no server can take over: %s", error.strerror)
-                self._loop.remove_reader(self._listener)
-            return
-        with contextlib.suppress(OSError):
             connection = DescriptorConnection(channel)
-            if connection.peer.uid != os.getuid():
-                logger.warning("user %d may not take over", connection.peer.uid)
-                connection.close()
-                return
-            connection.setblocking(False)
-            self._connections.add(connection)
-            self._loop.add_reader(connection, self._read, connection)
+        except OSError:  # it has left
+            channel.close()
+            return
+        if connection.peer.uid != os.getuid():
+            logger.warning("user %d may not take over", connection.peer.uid)
+            connection.close()
+            return
+        self._connections.add(connection)
+        self._loop.add_reader(connection, self._read, connection)
 
     def _read(self, connection: DescriptorConnection) -> None:
         try:

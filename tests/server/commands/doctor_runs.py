@@ -15,7 +15,7 @@ from server.commands.doctor.command import doctor
 from server.commands.doctor.probe import Environment
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor import model_plan
+from server.supervisor.planning import model_plan
 
 GIB = 1 << 30
 

@@ -15,7 +15,7 @@ from server.commands.doctor.command import doctor
 from server.commands.doctor.probe import Environment
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
-from server.supervisor import model_plan
+from server.supervisor.planning import model_plan
 from tests.engine.model.detection import shapes
 from tests.engine.tensorrt_llm.header_models import write_model
 from tests.engine.tensorrt_llm.library_source import write_library

@@ -23,7 +23,7 @@ from server.commands.verify.command import verify
 from server.commands.verify.inputs import Inputs
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor.model_plan import ModelPlan
+from server.supervisor.planning.model_plan import ModelPlan
 from tests.engine.tiny_models import VOCAB_SIZE, save
 from tests.parity import folders
 from tests.server_e2e.expected import minilm

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -42,12 +43,12 @@ class App:
 class Running:
     """A server with a certificate, on a free port."""
 
-    def __init__(self, pair: Pair, *, copies: Sequence[int] = ()) -> None:
+    def __init__(self, pair: Pair, *, copies: Sequence[int] = (), max_connections: int = sys.maxsize) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = listener.getsockname()[1]
         self.certificate = Certificate(str(pair.certfile), str(pair.keyfile), copies=copies)
         self.app = App()
-        self.server = HttpServer(self.app, [listener], certificate=self.certificate)
+        self.server = HttpServer(self.app, [listener], certificate=self.certificate, max_connections=max_connections)
 
     async def connect(self, trusted: Pair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=trusted.trusting())
@@ -234,12 +235,50 @@ def test_what_is_no_handshake_is_closed(
         with contextlib.suppress(ConnectionError):
             assert b"HTTP" not in await reader.read()
         await close(writer)
+        monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 10.0)
         usual = await running.connect(used)
         assert await get(*usual) == b"https"
         await close(usual[1])
 
     run(test)
     assert caplog.records == []
+
+
+@pytest.mark.holds("TLS", "Limits")
+def test_handshakes_count_as_connections(run: Run, used: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that connect and say nothing can't take all descriptors."""
+    monkeypatch.setattr(http_server, "_HANDSHAKE_SECONDS", 1000)
+
+    async def test(running: Running) -> None:
+        limited = Running(used, max_connections=3)
+        await limited.server.start()
+        silent = [await asyncio.open_connection("127.0.0.1", limited.port) for _ in range(3)]
+        usual = await limited.connect(used)
+        with contextlib.suppress(ConnectionError):
+            assert await silent[0][0].read() == b""
+        assert await get(*usual) == b"https"
+        for _, writer in [*silent, usual]:
+            await close(writer)
+        await limited.server.stop(5)
+
+    run(test)
+
+
+@pytest.mark.holds("TLS", "Shutdown", "A connection that was established is answered")
+def test_a_handshake_under_way_at_the_stop_is_finished_and_its_request_answered(run: Run, used: Pair) -> None:
+    async def test(running: Running) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        while not running.server._state.by_age:  # noqa: ASYNC110 - until it is accepted
+            await asyncio.sleep(0)
+        stopping = asyncio.create_task(running.server.stop(20))
+        await asyncio.sleep(0)
+        await writer.start_tls(used.trusting(), server_hostname="127.0.0.1")
+        assert await get(reader, writer) == b"https"
+        assert await reader.read() == b""
+        await stopping
+        await close(writer)
+
+    run(test)
 
 
 def test_old_protocols_and_renegotiation_are_off(used: Pair) -> None:

@@ -116,12 +116,12 @@ def test_of_two_successors_at_once_one_takes_over(tmp_path: Path) -> None:
     flags, start = held_back(tmp_path)
     with serving(*FLAGS, folder=tmp_path) as server, successor(server, *flags, folder=tmp_path) as one:
         one.log.wait_for("serves until this server is ready")
-        with successor(server, folder=tmp_path) as other:
+        with successor(server, folder=tmp_path) as other:  # its end removes the folder that all share
             assert other.process.wait(PATIENCE) == 2
             other.log.wait_for("another server is taking over already")
-        start.touch()
-        assert server.process.wait(PATIENCE) == 0
-        assert one.embed("hello").status == 200
+            start.touch()
+            assert server.process.wait(PATIENCE) == 0
+            assert one.embed("hello").status == 200
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ from server.commands.serve import prepare
 from server.settings.flag import flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor import engine_python
+from server.supervisor.planning import engine_python
 from tests.server_e2e.expected import minilm
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.compiled_cache import cache_folder
+from server.supervisor.planning.compiled_cache import cache_folder
 
 
 def test_the_default_is_the_users_cache(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from engine.types import ModelError
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from server.supervisor import engine_python, model_plan
-from server.supervisor.engine_python import has_tensorrt_llm_alone
-from server.supervisor.model_plan import plan_model
+from server.supervisor.planning import engine_python, model_plan
+from server.supervisor.planning.engine_python import has_tensorrt_llm_alone
+from server.supervisor.planning.model_plan import plan_model
 from tests.server_e2e.expected import minilm
 
 H200 = Gpu(0, "NVIDIA H200", (9, 0), 1 << 37)

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.ports import bind
+from server.supervisor.listening.ports import bind
 
 
 @pytest.mark.holds("Containers")

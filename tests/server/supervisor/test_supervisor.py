@@ -9,12 +9,12 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Plan, SpawnError
 from server.supervisor.listening.listeners import Listeners
-from server.supervisor.model_plan import plan_models
-from server.supervisor.ports import bind
+from server.supervisor.listening.ports import bind
+from server.supervisor.planning.model_plan import plan_models
+from server.supervisor.planning.topology import Topology
 from server.supervisor.restarts import Restarts
 from server.supervisor.socket_folder import SocketFolder
 from server.supervisor.supervisor import Supervisor
-from server.supervisor.topology import Topology
 from server.supervisor.watchdog import Watchdog
 from wire.control import Json
 
@@ -51,7 +51,7 @@ class Fallen:
 
     @property
     def end(self) -> tuple[int, str] | None:
-        ending = self.supervisor._exit
+        ending = self.supervisor._shutdown.ending
         return (ending.result().code, ending.result().message) if ending.done() else None
 
 
@@ -143,8 +143,8 @@ def test_processes_end_in_the_reverse_order_of_their_start(
         server = Fallen(folder, monkeypatch, "a")
         children = server.supervisor._children
         children[:] = [Dying(child.plan, stopped) for child in children]  # type: ignore[misc]
-        await server.supervisor._stop_frontends(30)
-        await server.supervisor._stop_others()
+        await server.supervisor._shutdown.stop_frontends(30)
+        await server.supervisor._shutdown.stop_others()
 
     asyncio.run(run())
     assert list(dict.fromkeys(stopped)) == [
@@ -177,12 +177,12 @@ def test_while_requests_are_finished_whatever_computes_them_is_started_again(
         monkeypatch.setattr(Restarts, "failed", lambda *_: 0.0)
         supervisor._signalled(60.0)
         assert await restarted() == everything
-        ending = asyncio.create_task(supervisor._stop_frontends(30))
+        ending = asyncio.create_task(supervisor._shutdown.stop_frontends(30))
         await asking.wait()
         assert await restarted() == [title for title in everything if not title.startswith("frontend")]
         let_go.set()
         await ending
-        await supervisor._stop_others()
+        await supervisor._shutdown.stop_others()
         assert await restarted() == []
 
     asking, let_go = asyncio.Event(), asyncio.Event()
@@ -210,7 +210,7 @@ def test_only_sigterm_of_a_server_that_served_waits_for_balancers(
         server.supervisor._readiness.was_ready = was_ready
         for name in signals:
             server.supervisor._signalled(*([60.0] if name == "TERM" else []))
-        assert server.supervisor._exit.result().delay == delay
+        assert server.supervisor._shutdown.ending.result().delay == delay
         assert server.supervisor._readiness.state()["draining"]
         assert len(told) == 1
 
@@ -236,7 +236,7 @@ def test_the_delay_ends_early(who: str, folder: SocketFolder, monkeypatch: pytes
     async def run() -> None:
         server = Fallen(folder, monkeypatch, "a")
         server.supervisor._signalled(3600.0)
-        draining = asyncio.create_task(server.supervisor._drain(3600.0))
+        draining = asyncio.create_task(server.supervisor._shutdown.drain(3600.0, was_ready=False))
         await asyncio.sleep(0)
         if who == "a successor":
             server.supervisor.taken_over(1)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import shutil
 import socket
 import threading
@@ -12,12 +13,13 @@ from typing import Any, TypeVar
 
 import pytest
 
+from server.http import acceptor
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.listening.listeners import Listeners
 from server.supervisor.listening.opening import Ports, open_ports
-from server.supervisor.ports import bind
+from server.supervisor.listening.ports import bind
 from server.supervisor.takeover import handover, memory, predecessor
 from server.supervisor.takeover.handover import Handover, RunningServer
 from server.supervisor.takeover.place import NoPlace, place
@@ -347,5 +349,25 @@ def test_the_newest_server_is_the_one_that_is_found() -> None:
             newer.close()
             assert not old.path.exists()
             forget(found)
+
+    run(test)
+
+
+@pytest.mark.holds("Taking over", "Limits")
+def test_a_moment_without_descriptors_ends_takeovers_for_that_moment_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(acceptor, "_RETRY_SECONDS", 0.02)
+
+    async def test() -> None:
+        with running() as server, socket.socket(socket.AF_UNIX) as early:
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                early.connect(str(server.path))
+                await until(lambda: "none can be accepted" in caplog.text)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            forget(await find(server))
 
     run(test)

@@ -15,11 +15,11 @@ from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Plan
-from server.supervisor.model_plan import plan_models
-from server.supervisor.ports import bind
+from server.supervisor.listening.ports import bind
+from server.supervisor.planning.model_plan import plan_models
+from server.supervisor.planning.topology import Topology
 from server.supervisor.readiness import ROLES, Readiness
 from server.supervisor.socket_folder import SocketFolder
-from server.supervisor.topology import Topology
 
 
 def settings(*models: ModelSettings, **others: Any) -> Settings:
@@ -148,6 +148,19 @@ def test_frontends_begin_with_different_tokenizers(folder: SocketFolder) -> None
 
     assert [path[0] for path in paths] == [*paths[0], paths[0][0]]
     assert all(sorted(path) == sorted(paths[0]) for path in paths)
+
+
+@pytest.mark.holds("Connections")
+def test_every_frontend_accepts_from_every_socket(folder: SocketFolder) -> None:
+    """So no connection waits for one frontend, which may be stuck or dead."""
+    chosen = settings(frontends=3)
+    with bind("127.0.0.1", 0, "--port") as one, bind("127.0.0.1", 0, "--port") as other:
+        plans = Topology(chosen, plan_models(chosen), folder=folder, http=[one, other]).plans()
+        fds = [one.fileno(), other.fileno()]
+
+    for plan in by_role(plans, "frontend"):
+        assert plan.start.listener_fds == fds
+        assert set(fds) <= set(plan.fds)
 
 
 def test_engines_on_the_cpu_share_its_cores(

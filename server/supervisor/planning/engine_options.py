@@ -2,7 +2,7 @@
 
 from engine.machine.cuda_driver import Gpu
 from engine.messages import FakeOptions, LoadOptions
-from server.supervisor.model_plan import ModelPlan
+from server.supervisor.planning.model_plan import ModelPlan
 
 
 def engine_options(

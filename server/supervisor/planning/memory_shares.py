@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from engine import registry
 from engine.machine import devices
 from server.settings.flag import SettingsError
-from server.supervisor.model_plan import ModelPlan
+from server.supervisor.planning.model_plan import ModelPlan
 
 _WHOLE = 1.0
 _ROUNDING = 1e-9

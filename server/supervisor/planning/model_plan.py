@@ -25,7 +25,7 @@ from server.settings.int8_ranges import Int8Ranges
 from server.settings.model import ModelSettings
 from server.settings.settings import MAX_PROCESSES, Settings
 from server.settings.tei_flags import check_dense_path
-from server.supervisor.engine_python import has_tensorrt_llm_alone
+from server.supervisor.planning.engine_python import has_tensorrt_llm_alone
 from tokenizer_pool.messages import Truncation
 
 _NO_CUDA_IN_TORCH = "+cpu"  # how such a build ends its version

@@ -1,16 +1,18 @@
-"""A frontend's side of the batch managers: hands a request over, keeps it until its answer is in.
+"""Hands a request to a batch manager, or parts of a large one to several, and keeps it until its answer is in.
 
 If a batch manager dies, what it held is submitted again, to another or to the restarted one. Knows nothing of texts
 or HTTP.
 """
 
 import asyncio
+import itertools
 import logging
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from batch_manager import messages
+from batch_manager.client.parts import even_shares, join, split
 from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
 from wire.frames import MAX_PAYLOAD, Buffer
 from wire.link import Link
@@ -18,6 +20,7 @@ from wire.page import Page
 
 _MAX_TRIES = 3  # submissions of one request: whatever takes batch managers down takes no more of them than that
 _MAY_BE_SICK = (Refusal.ENGINE_FAILED, Refusal.NON_FINITE)  # an input is to blame, or the engine is
+_LEAST_PART_BYTES = 16_384  # of token ids, 4,096 tokens: what is less is not split, as a batch takes it whole
 _RETRY_SECONDS = 1.0  # sent with a refusal: the batch managers are back by then
 
 logger = logging.getLogger("embedline.frontend")
@@ -139,6 +142,51 @@ class BatchManagers:
     async def submit(self, submission: Submission) -> Answer:
         """Rows for the sequences, in order. Raises RequestRefused. Cancelling drops the request everywhere.
 
+        A large request goes in parts to several batch managers, so that all finish at about the same time.
+        """
+        parts = self._parts(submission)
+        if len(parts) < 2:
+            return await self._submit(submission)
+        asked = [asyncio.ensure_future(self._submit_part(*part)) for part in parts]
+        try:
+            answers = await asyncio.gather(*asked)
+        except RequestRefused:
+            for one in asked:
+                one.cancel()
+            raise
+        return await asyncio.to_thread(join, answers)  # many rows to copy
+
+    def _parts(self, submission: Submission) -> list[tuple[int, int, Submission]]:
+        """The index of each part's first sequence, its batch manager, and the part; none where it is not split."""
+        model = submission.model
+        if len(self._serving[model]) < 2:
+            return []
+        num_bytes = memoryview(submission.token_ids).nbytes
+        most = num_bytes // _LEAST_PART_BYTES
+        if most < 2:
+            return []
+        page = self._page
+        ready = [one for one in self._serving[model] if self._managers[one].is_up and page.engines_ready[one, model]]
+        chosen = sorted(ready, key=lambda index: self._wait(index, model))[:most]
+        if len(chosen) < 2:
+            return []
+        waits = [self._wait(index, model) for index in chosen]
+        rates = [self._rate(index, model) for index in chosen]
+        parts = split(submission, even_shares(waits, rates, num_bytes // 4))
+        firsts = [0, *itertools.accumulate(len(part.seqlens) for part in parts)]
+        return [part for part in zip(firsts, chosen, parts, strict=False) if part[2].seqlens]
+
+    async def _submit_part(self, first: int, index: int, part: Submission) -> Answer:
+        try:
+            return await self._submit(part, at=index)
+        except RequestRefused as refused:
+            if refused.index >= 0:
+                refused.index += first
+            raise
+
+    async def _submit(self, submission: Submission, *, at: int = -1) -> Answer:
+        """As `submit`, whole: at first to the batch manager `at`, where one is given.
+
         A request is submitted again, at most `_MAX_TRIES` times in all, where its batch manager died, and where that
         has no engine while another has one; and once to another one, where it failed on the only engine of its manager.
         """
@@ -149,7 +197,8 @@ class BatchManagers:
             raise RequestRefused(Refusal.TOO_LONG)
         failed_at = -1  # index of the manager on whose only engine the request failed
         for _ in range(_MAX_TRIES):
-            index = self._choose(submission.model, but=failed_at)
+            index = at if at >= 0 else self._choose(submission.model, but=failed_at)
+            at = -1
             try:
                 answer = await self._managers[index].ask(request_id, payload)
             except _ManagerLost:
@@ -187,17 +236,21 @@ class BatchManagers:
         serving = self._serving[model]
         if len(serving) == 1:
             return serving[0]
-        rates = self._page.tokens_per_second[serving, model]
-        fastest = float(rates.max()) or 1.0  # for those of whom nothing is known yet
 
         def cost(index: int) -> tuple[bool, bool, bool, float]:
-            page = self._page
-            wait = int(page.queued_tokens[index, model].sum()) / (
-                float(page.tokens_per_second[index, model]) or fastest
-            )
-            return index == but, not self._managers[index].is_up, not page.engines_ready[index, model], wait
+            is_down = not self._managers[index].is_up
+            return index == but, is_down, not self._page.engines_ready[index, model], self._wait(index, model)
 
         return min(serving, key=cost)
+
+    def _wait(self, index: int, model: int) -> float:
+        """Seconds of work that a manager has."""
+        return int(self._page.queued_tokens[index, model].sum()) / self._rate(index, model)
+
+    def _rate(self, index: int, model: int) -> float:
+        """Tokens a second; one of which nothing is known yet counts as fast as the fastest."""
+        rates = self._page.tokens_per_second[:, model]
+        return float(rates[index]) or float(rates[self._serving[model]].max()) or 1.0
 
 
 def _decode(kind: int, payload: memoryview) -> Answer | RequestRefused:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batch_manager.client import ManagerAddress
+from batch_manager.client.managers import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
 from engine.machine import cores
@@ -21,9 +21,9 @@ from server.settings.api_keys import ApiKey, KeyFile
 from server.settings.settings import Settings
 from server.supervisor import open_files
 from server.supervisor.child import Plan
-from server.supervisor.engine_options import engine_options
-from server.supervisor.memory_shares import memory_shares
-from server.supervisor.model_plan import ModelPlan
+from server.supervisor.planning.engine_options import engine_options
+from server.supervisor.planning.memory_shares import memory_shares
+from server.supervisor.planning.model_plan import ModelPlan
 from server.supervisor.socket_folder import SocketFolder
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.page import Page
@@ -73,10 +73,10 @@ class Topology:
         hosts: tuple[str, ...] | None = None,
         cache_dir: str | None = None,
     ) -> None:
-        """The sockets of `http` listen already, at one address, and so does `uds`, the Unix socket. Without `keys` no
-        request needs one; some may be of `key_file`. `ssl_copies` are descriptors, as server.http.tls has them. `hosts`
-        are what requests may name, as server.http.hosts has them. `cache_dir` is where engines keep what they have
-        compiled; None keeps nothing. Raises SettingsError where the memory shares of a GPU exceed it."""
+        """The sockets of `http` listen already, and so does `uds`, a Unix socket. Without `keys` no request needs one;
+        some may be of `key_file`. `ssl_copies` are descriptors, as server.http.tls has them. `hosts` are what requests
+        may name, as server.http.hosts has them. `cache_dir` is where engines keep what they have compiled; None keeps
+        nothing. Raises SettingsError where the memory shares of a GPU exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
@@ -195,15 +195,14 @@ class Topology:
             index=index,
             module="server.frontend.main",
             python=sys.executable,
-            fds=(*self._listener_fds(index), *self._ssl_copies, self.page.fd),
+            fds=(*self._listener_fds, *self._ssl_copies, self.page.fd),
             start=self._frontend_start(index),
         )
 
-    def _listener_fds(self, index: int) -> list[int]:
-        """The sockets that a frontend serves: one of the HTTP port at least, each of which is served, and the Unix
-        socket, which all share."""
-        own = self._http[index :: self._settings.frontends] or [self._http[index % len(self._http)]]
-        return [listener.fileno() for listener in (*own, *([self._uds] if self._uds else []))]
+    @property
+    def _listener_fds(self) -> list[int]:
+        """The sockets of the HTTP port and the Unix socket. Every frontend accepts from all: none depends on one."""
+        return [listener.fileno() for listener in (*self._http, *([self._uds] if self._uds else []))]
 
     def _tokenizer_paths(self, frontend: int) -> list[str]:
         """Each frontend begins with another one: where all are idle, frontends don't choose the same."""
@@ -218,7 +217,7 @@ class Topology:
             for manager, listening in enumerate(self._managers)
         ]
         return FrontendStart(
-            listener_fds=self._listener_fds(index),
+            listener_fds=self._listener_fds,
             page_fd=self.page.fd,
             tokenizer_paths=self._tokenizer_paths(index),
             max_seqlens=[model.folder.max_seqlen for model in self._models],

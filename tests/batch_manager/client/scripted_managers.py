@@ -1,0 +1,90 @@
+"""Scripted batch managers behind real sockets, and a frontend's side that is connected to them."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+
+from batch_manager import messages
+from batch_manager.client.managers import BatchManagers, ManagerAddress
+from batch_manager.messages import Answer, Refusal, RequestRefused, Submission
+from engine.types import OutputKind, Rows
+from wire.connection import Connection, serve
+from wire.frames import Buffer
+from wire.page import Page
+
+
+class Manager:
+    """A scripted batch manager behind a listening socket that outlives it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.submitted: asyncio.Queue[tuple[int, Submission]] = asyncio.Queue()
+        self.cancelled: asyncio.Queue[int] = asyncio.Queue()
+        self.refuted: asyncio.Queue[int] = asyncio.Queue()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._connections: list[Connection] = []
+        self._gone = asyncio.Event()
+
+    async def start(self) -> None:
+        self._server = await serve(self._listener.dup(), self._received, self._connections.append, self._lost)
+
+    async def die(self) -> None:
+        """Lose every connection, as a killed process does; the listening socket stays."""
+        self._server.close()
+        self._gone.clear()
+        for connection in list(self._connections):
+            connection.close()
+        if self._connections:
+            await self._gone.wait()
+
+    async def close(self) -> None:
+        await self.die()
+        self._listener.close()
+
+    def answer(self, request_id: int, row: float) -> None:
+        rows = Rows(np.full((1, 2), row, np.float32))
+        parts = messages.encode_answer(Answer({OutputKind.POOLED: rows}, 0.0, 0.0))
+        self._connections[-1].send(messages.ANSWER, request_id, parts)
+
+    def refuse(self, request_id: int, reason: Refusal) -> None:
+        self.send(messages.REFUSED, request_id, messages.encode_refused(RequestRefused(reason)))
+
+    def send(self, kind: int, request_id: int, parts: list[Buffer]) -> None:
+        self._connections[-1].send(kind, request_id, parts)
+
+    def _received(self, _: Connection, kind: int, request_id: int, payload: memoryview) -> None:
+        if kind == messages.SUBMIT:
+            self.submitted.put_nowait((request_id, messages.decode_submission(payload)))
+        elif kind == messages.REFUTED:
+            self.refuted.put_nowait(messages.decode_refuted(payload))
+        else:
+            assert kind == messages.CANCEL
+            self.cancelled.put_nowait(request_id)
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.remove(connection)
+        if not self._connections:
+            self._gone.set()
+
+
+@contextlib.asynccontextmanager
+async def connected(folder: Path, num_managers: int = 1) -> AsyncIterator[tuple[BatchManagers, list[Manager], Page]]:
+    managers = [Manager(folder / f"{index}.sock") for index in range(num_managers)]
+    page = Page.create(num_frontends=1, num_managers=num_managers, num_models=1)
+    for manager in managers:
+        await manager.start()
+    client = BatchManagers([ManagerAddress(manager.path, (0,)) for manager in managers], page)
+    client.open()
+    try:
+        async with asyncio.timeout(20):
+            yield client, managers, page
+    finally:
+        client.close()
+        for manager in managers:
+            await manager.close()
