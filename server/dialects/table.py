@@ -1,6 +1,8 @@
 """Every route of a dialect: one line for each dialect. ROUTES take POST and a body, PLAIN_ROUTES need no body."""
 
-from server.dialects import classify, infinity, openai, predict_tokens
+from server.dialects import classify, infinity, openai, predict_tokens, weaviate
+from server.dialects.ollama import embed as ollama_embed
+from server.dialects.ollama import models as ollama_models
 from server.dialects.rerank import answers as rerank
 from server.dialects.route import PlainRoute, Route
 from server.dialects.tei import embed, hybrid, predict, root, sparse, tokens
@@ -15,6 +17,9 @@ _ROUTES: tuple[Route, ...] = (
     *predict_tokens.ROUTES,
     *classify.ROUTES,
     *rerank.ROUTES,
+    *ollama_embed.ROUTES,
+    *ollama_models.ROUTES,
+    *weaviate.ROUTES,
 )
 ROUTES = (*_ROUTES, *root.root_routes(_ROUTES))
-PLAIN_ROUTES: tuple[PlainRoute, ...] = (*infinity.PLAIN_ROUTES,)
+PLAIN_ROUTES: tuple[PlainRoute, ...] = (*ollama_models.PLAIN_ROUTES, *weaviate.PLAIN_ROUTES, *infinity.PLAIN_ROUTES)

@@ -9,7 +9,7 @@ from server.settings.api_keys import ApiKey, KeyFile, digest, with_file
 from server.settings.flag import SettingsError
 from server.settings.watched_files import WatchedFiles, version_of
 
-HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
+HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/.well-known/live", "/.well-known/ready"})
 _SCHEMES = (b"bearer ", b"api-key ")
 
 logger = logging.getLogger("embedline.server")

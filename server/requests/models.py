@@ -89,7 +89,9 @@ class ModelTable:
         if len(self._names) == 1 and (name is None or not self._is_strict):
             return self.models[0]
         if with_prompt and name is not None and (stem := name.rpartition(":")[0]) in self._names:
-            return self.choose(stem)
+            if stem in self._by_name:
+                return self._by_name[stem]
+            name = stem
         if name in self._names:
             raise NotReady("the model is still loading", retry_after=_RETRY_SECONDS, param="model")
         problem = "no model has that name" if name is not None else "several models are served; name one"

@@ -1,4 +1,4 @@
-"""The answers of the rerank routes: scores in the shapes of four families of clients, and the table of routes."""
+"""The answers of the rerank routes: scores in the shapes of five families of clients, and the table of routes."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +9,17 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from server.dialects.rerank.bodies import ERROR_SHAPES, FIELDS, Family, FamilyRequest, Habits, RerankBody, decode
+from server.dialects.rerank.bodies import (
+    ERROR_SHAPES,
+    FIELDS,
+    PROPERTY,
+    Family,
+    FamilyRequest,
+    Habits,
+    RerankBody,
+    decode,
+)
+from server.dialects.rerank.weaviate import WeaviateAnswer, weaviate_answer, weaviate_property_answer
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error_for_all, timing_headers
 from server.dialects.writing.forms import numbers_as_json
@@ -56,6 +66,10 @@ async def encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
 
 
 async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -> bytes:
+    if request.family is Family.WEAVIATE:
+        if request.documents_field == PROPERTY:
+            return weaviate_property_answer(request.query, request.documents[0], ranked)
+        return await weaviate_answer(request.query, request.documents, ranked, request.top_n)
     chosen = ranked.best_first()[: request.top_n]
     results = await _results(ranked.scores[chosen], chosen, request, _form_of(request))
     name, num_tokens = orjson.dumps(request.model.name), ranked.num_tokens
@@ -72,7 +86,7 @@ async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -
         case Family.MIXEDBREAD:
             asked = orjson.dumps({"top_k": len(chosen), "return_input": request.has_texts})[1:]
             return b'{"object":"list","data":%b,"model":%b,"usage":%b,%b' % (results, name, usage, asked)
-        case Family.RESULTS:
+        case _:
             data = b""
             if request.has_data:
                 form = _FORMS[Family.VOYAGE] if request.has_texts_in_data else _WITHOUT_TEXT
@@ -180,10 +194,10 @@ ROUTES = tuple(
         encode=encode,
         error_shape=tei_error_for_all if habits.family is Family.TEI else ERROR_SHAPES[habits.family],
         other_error_shapes=tuple(ERROR_SHAPES.values()),
-        summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage or Mixedbread",
+        summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage, Mixedbread or Weaviate",
         body=RerankBody,
         example={"query": "When does the boat go?", FIELDS[habits.family]: ["The ferry leaves at seven."]},
-        answers=(list[_TeiResult], RerankAnswer, VoyageAnswer, MixedbreadAnswer),
+        answers=(list[_TeiResult], RerankAnswer, VoyageAnswer, MixedbreadAnswer, WeaviateAnswer),
         raw_answer=ROWS,
     )
     for path, habits in _PATHS.items()

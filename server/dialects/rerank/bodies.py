@@ -1,10 +1,11 @@
-"""The bodies of the rerank routes. Their fields show which of four families of clients sends them.
+"""The bodies of the rerank routes. Their fields show which of five families of clients sends them.
 
 `texts` is text-embeddings-inference's and Baseten's, `documents` Cohere's, Jina's, vLLM's and Infinity's, `documents`
-with `top_k` or `truncation` Voyage's, `input` Mixedbread's.
+with `top_k` or `truncation` Voyage's, `input` Mixedbread's; those with `property` are Weaviate's.
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from server.dialects.route import Call, ErrorShape
 from server.dialects.tei.shared import tei_error
 from server.dialects.writing.forms import FLOATS, Encoding, RowForm
 from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.text_errors import text_error
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.models import ServedModel
 from server.requests.rerank import RerankRequest
@@ -33,6 +35,7 @@ class Family(enum.Enum):
     RESULTS = "results"
     VOYAGE = "voyage"
     MIXEDBREAD = "mixedbread"
+    WEAVIATE = "weaviate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class RerankBody(TruncationFields, kw_only=True):
         default_factory=_raw
     )
     encoding_format: str | None = None
+    one_document: str | None = msgspec.field(default=None, name="property")  # Weaviate's, "" beside `documents`
 
 
 class _Marks(msgspec.Struct):
@@ -97,6 +101,7 @@ class _Marks(msgspec.Struct):
     input: msgspec.Raw = msgspec.field(default_factory=_raw)
     top_k: msgspec.Raw = msgspec.field(default_factory=_raw)
     truncation: msgspec.Raw = msgspec.field(default_factory=_raw)
+    one_document: msgspec.Raw = msgspec.field(default_factory=_raw, name="property")
 
 
 _BODY = BodyReader(RerankBody)
@@ -107,8 +112,16 @@ ERROR_SHAPES: dict[Family, ErrorShape] = {
     Family.RESULTS: openai_error,
     Family.VOYAGE: openai_error,
     Family.MIXEDBREAD: openai_error,
+    Family.WEAVIATE: text_error,
 }
-FIELDS = {Family.TEI: "texts", Family.RESULTS: "documents", Family.VOYAGE: "documents", Family.MIXEDBREAD: "input"}
+FIELDS = {
+    Family.TEI: "texts",
+    Family.RESULTS: "documents",
+    Family.VOYAGE: "documents",
+    Family.MIXEDBREAD: "input",
+    Family.WEAVIATE: "documents",
+}
+PROPERTY = "property"
 
 
 def decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
@@ -126,18 +139,23 @@ def decode(call: Call, body: bytes, *, habits: Habits) -> FamilyRequest:
 
 def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
     fields = _BODY.read(body)
-    family = _family(fields, is_voyage=fields.top_k is not None or fields.truncation is not None)
+    is_voyage = fields.top_k is not None or fields.truncation is not None
+    family = _family(fields, is_voyage=is_voyage, is_weaviate=fields.one_document is not None)
     if family is None:
         raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
     model = call.models.choose(fields.model)
     field, max_items = FIELDS[family], call.max_items
-    if family is Family.TEI:
+    if family is Family.WEAVIATE and not _is_given(fields.documents):
+        field, documents = PROPERTY, _read_property(fields)
+    elif family is Family.TEI:
         documents = read_texts(fields.texts, field, max_items=max_items)
     else:
         items = fields.documents if field == "documents" else fields.input
         documents = read_documents(items, field, rank_fields=fields.rank_fields, max_items=max_items)
     if not fields.query and (family is not Family.TEI or "" in documents):  # TEI refuses pairs without any text
         raise EmptyInput("query must not be an empty string", param="query")
+    if family is Family.WEAVIATE and field != PROPERTY and fields.one_document:
+        raise InvalidRequest("property can't be given with documents", param=PROPERTY)
     call.set_form(_read_form(fields))
     wanted = {Family.TEI: fields.return_text, Family.MIXEDBREAD: fields.return_input}
     has_texts = wanted.get(family, fields.return_documents)
@@ -149,7 +167,7 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         query=fields.query,
         documents=documents,
         raw_scores=bool(fields.raw_scores) or fields.use_activation is False,
-        is_bounded=family is not Family.RESULTS or fields.use_activation is None,
+        is_bounded=family is not Family.WEAVIATE and (family is not Family.RESULTS or fields.use_activation is None),
         instruction=fields.instruct if fields.instruction is None else fields.instruction,
         truncation=read_truncation(fields, model),
         max_tokens=read_max_tokens(fields, model),
@@ -175,12 +193,15 @@ def family_of(body: bytes) -> Family | None:
         marks = parse(_MARKS, body)
     except RequestError:
         return None
-    return _family(marks, is_voyage=_is_given(marks.top_k) or _is_given(marks.truncation))
+    is_voyage = _is_given(marks.top_k) or _is_given(marks.truncation)
+    return _family(marks, is_voyage=is_voyage, is_weaviate=_is_given(marks.one_document))
 
 
-def _family(fields: RerankBody | _Marks, *, is_voyage: bool) -> Family | None:
+def _family(fields: RerankBody | _Marks, *, is_voyage: bool, is_weaviate: bool) -> Family | None:
     if _is_given(fields.texts):
         return Family.TEI
+    if is_weaviate:
+        return Family.WEAVIATE
     if _is_given(fields.documents):
         return Family.VOYAGE if is_voyage else Family.RESULTS
     return Family.MIXEDBREAD if _is_given(fields.input) else None
@@ -188,6 +209,13 @@ def _family(fields: RerankBody | _Marks, *, is_voyage: bool) -> Family | None:
 
 def _is_given(value: msgspec.Raw) -> bool:
     return len(memoryview(value)) > 0 and bytes(memoryview(value)[:5]) != b"null"
+
+
+def _read_property(fields: RerankBody) -> Sequence[str]:
+    """Raises EmptyInput."""
+    if not fields.one_document:
+        raise EmptyInput("documents must not be empty, or property must have a text", param="documents")
+    return [fields.one_document]
 
 
 def _read_max_document_tokens(fields: RerankBody, model: ServedModel) -> int | None:

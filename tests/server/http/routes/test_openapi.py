@@ -103,10 +103,11 @@ def test_every_status_has_the_schema_of_its_body(schema: Any) -> None:
 
 
 def test_errors_are_described_as_they_are(schema: Any) -> None:
+    assert references(schema, "/api/embed", "503") == ["TextError"]
     assert references(schema, "/v1/embeddings", "404") == ["OpenaiError"]
     assert references(schema, "/embed", "422") == ["TeiError"]
     assert references(schema, "/embed", "400") == ["TeiError", "OpenaiError"]  # OpenAI's, before the route is known
-    assert set(references(schema, "/v1/rerank", "503")) == {"OpenaiError", "TeiError"}  # the body chooses
+    assert set(references(schema, "/v1/rerank", "503")) == {"OpenaiError", "TeiError", "TextError"}  # the body chooses
     nested = schema["components"]["schemas"]["OpenaiError"]["properties"]["error"]
     assert nested["required"] == ["message", "type", "param", "code"]
     assert nested["properties"]["param"] == {"type": ["null", "string"]}

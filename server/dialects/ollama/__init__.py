@@ -1,0 +1,1 @@
+"""Ollama's routes: one file for each group of routes, their bodies and answers."""

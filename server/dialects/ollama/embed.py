@@ -1,0 +1,175 @@
+"""Ollama's API for embeddings: /api/embed, and the older /api/embeddings.
+
+https://docs.ollama.com/api
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from server.dialects.reading.inputs import Inputs, read_texts
+from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.prompts import PromptFields, read_prompt
+from server.dialects.reading.row_numbers import read_dimensions
+from server.dialects.reading.truncation import TruncationFields, read_truncation
+from server.dialects.route import Answer, Call, Route
+from server.dialects.writing.forms import FLOATS
+from server.dialects.writing.rows import ROWS, as_json, headers, rows_alone
+from server.dialects.writing.text_errors import text_error
+from server.requests.errors import InvalidRequest
+from server.requests.models import ServedModel
+from server.requests.pipeline import Pipeline
+from server.requests.trace import Trace
+from server.requests.work import Embedded, EmbedRequest, no_rows
+
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_NOTHING = (b"", b"null", b'""', b"[]")  # inputs with which clients only load a model
+
+
+class Options(msgspec.Struct):
+    """Ollama's options; all others have no effect on embeddings."""
+
+    num_ctx: int | None = None  # the most tokens of each text
+
+
+def _raw() -> msgspec.Raw:
+    return msgspec.Raw(b"")
+
+
+class EmbedBody(msgspec.Struct, kw_only=True):
+    """The body of POST /api/embed."""
+
+    model: str | None = None
+    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXTS)] = msgspec.field(default_factory=_raw)
+    truncate: bool | None = None  # None = as --auto-truncate says
+    dimensions: int | None = None  # 0 = all
+    options: Options | None = None
+    keep_alive: str | float | None = None  # without effect: models stay loaded
+
+
+class EmbeddingsBody(msgspec.Struct, kw_only=True):
+    """The body of POST /api/embeddings, which embeds one text."""
+
+    model: str | None = None
+    prompt: str = ""
+    options: Options | None = None
+    keep_alive: str | float | None = None  # without effect: models stay loaded
+
+
+_EMBED = BodyReader(EmbedBody)
+_EMBEDDINGS = BodyReader(EmbeddingsBody)
+
+
+def decode_embed(call: Call, body: bytes) -> EmbedRequest:
+    """POST /api/embed. As all decoders here raises RequestError, naming the field or index."""
+    fields = _EMBED.read(body)
+    model = call.models.choose(fields.model, with_prompt=True)
+    is_empty = bytes(fields.input) in _NOTHING
+    given = Inputs(texts=[]) if is_empty else read_texts(fields.input, "input", max_items=call.max_items)
+    dimensions = read_dimensions(fields.dimensions or None, model.dimensions)
+    return _request(call, fields, given, model, field="input", dimensions=dimensions, normalize=True)
+
+
+def decode_embeddings(call: Call, body: bytes) -> EmbedRequest:
+    """POST /api/embeddings."""
+    fields = _EMBEDDINGS.read(body)
+    model = call.models.choose(fields.model, with_prompt=True)
+    given = Inputs(texts=[fields.prompt] if fields.prompt else [], is_single=True)
+    return _request(call, fields, given, model, field="prompt")
+
+
+def _request(
+    call: Call, fields: EmbedBody | EmbeddingsBody, given: Inputs, model: ServedModel, *, field: str, **rest: Any
+) -> EmbedRequest:
+    truncate = fields.truncate if isinstance(fields, EmbedBody) else None
+    call.set_form(FLOATS)
+    return EmbedRequest(
+        model=model,
+        texts=given.texts,
+        prompt=read_prompt(PromptFields(), given, model, name=call.models.asked_name(fields.model)),
+        truncation=read_truncation(TruncationFields(truncate=truncate), model),
+        max_tokens=_read_num_ctx(fields.options),
+        request_class=call.options.request_class,
+        deadline=call.options.deadline,
+        field=field,
+        is_single=given.is_single,
+        **rest,
+    )
+
+
+def _read_num_ctx(options: Options | None) -> int | None:
+    """Raises InvalidRequest."""
+    wanted = options.num_ctx if options is not None else None
+    if wanted is not None and wanted < 1:
+        raise InvalidRequest("options.num_ctx must be at least 1", param="options.num_ctx")
+    return wanted
+
+
+async def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
+    """Rows; none for no text."""
+    return await pipeline.embed(request, trace) if request.texts else no_rows(request)
+
+
+async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """A list of rows. Durations are nanoseconds."""
+    if call.form and call.form.has_rows_alone:
+        return await rows_alone(embedded, call.form, request.model.ranges)
+    out = bytearray(b'{"model":%b,"embeddings":' % msgspec.json.encode(request.model.name))
+    out += await as_json(embedded.rows)
+    out += b',"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (
+        1e9 * call.trace.elapsed(),
+        embedded.num_tokens,
+    )
+    return Answer(200, headers(embedded), out)
+
+
+async def encode_embeddings(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """The one row."""
+    if call.form and call.form.has_rows_alone:
+        return await rows_alone(embedded, call.form, request.model.ranges)
+    row = (await as_json(embedded.rows))[1:-1] or b"[]"
+    return Answer(200, headers(embedded), b'{"embedding":%b}' % row)
+
+
+class EmbedAnswer(msgspec.Struct):
+    """The answer of POST /api/embed."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class EmbeddingsAnswer(msgspec.Struct):
+    """The answer of POST /api/embeddings."""
+
+    embedding: list[float]
+
+
+ROUTES = (
+    Route(
+        path="/api/embed",
+        decode=decode_embed,
+        run=embed,
+        encode=encode_embed,
+        error_shape=text_error,
+        summary="Embed texts with Ollama's API",
+        body=EmbedBody,
+        example={"model": "all-minilm", "input": ["The ferry leaves at seven."]},
+        answers=(EmbedAnswer,),
+        raw_answer=ROWS,
+    ),
+    Route(
+        path="/api/embeddings",
+        decode=decode_embeddings,
+        run=embed,
+        encode=encode_embeddings,
+        error_shape=text_error,
+        summary="Embed one text with Ollama's older API",
+        body=EmbeddingsBody,
+        example={"model": "all-minilm", "prompt": "The ferry leaves at seven."},
+        answers=(EmbeddingsAnswer,),
+        raw_answer=ROWS,
+    ),
+)

@@ -1,0 +1,205 @@
+"""The inference containers of Weaviate's module text2vec-transformers: /vectors, /meta and /.well-known.
+
+https://github.com/weaviate/t2v-transformers-models. Its reranker's /rerank is in rerank/.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from server.dialects.reading.inputs import Inputs, read_texts
+from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.row_numbers import read_dimensions
+from server.dialects.route import Answer, Call, PlainRoute, Route, json_answer
+from server.dialects.writing.forms import FLOATS
+from server.dialects.writing.rows import ROWS, as_json, headers, rows_alone
+from server.dialects.writing.text_errors import text_error
+from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.models import ServedModel, ServerState
+from server.requests.pipeline import Pipeline
+from server.requests.prompts import Purpose, prompt_for
+from server.requests.work import Embedded, EmbedRequest
+
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_UNASKED = (None, "", "masked_mean")  # Weaviate always sends a pooling_strategy; this is its default
+_PURPOSES = {"query": Purpose.QUERY, "passage": Purpose.DOCUMENT}
+
+
+class Config(msgspec.Struct):
+    """What Weaviate says of a class of objects."""
+
+    pooling_strategy: str | None = None
+    task_type: str | None = None  # query or passage
+    dimensions: int | None = None
+
+
+def _raw() -> msgspec.Raw:
+    return msgspec.Raw(b"")
+
+
+class VectorsBody(msgspec.Struct, kw_only=True):
+    """The body of POST /vectors: one `text`, or a list of `texts`."""
+
+    text: str | None = None
+    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXTS)] = msgspec.field(default_factory=_raw)
+    config: Config | None = None
+    model: str | None = None  # ours
+
+
+_BODY = BodyReader(VectorsBody)
+
+
+def decode(call: Call, body: bytes) -> EmbedRequest:
+    """Raises RequestError, naming the field or index."""
+    fields = _BODY.read(body)
+    config = fields.config or Config()
+    model = call.models.choose(fields.model)
+    given = _read_texts(fields, max_items=call.max_items)
+    _check_pooling(config.pooling_strategy, model)
+    call.set_form(FLOATS)
+    return EmbedRequest(
+        model=model,
+        texts=given.texts,
+        prompt=_prompt(config.task_type, model),
+        truncation=model.truncation,
+        dimensions=read_dimensions(config.dimensions, model.dimensions, field="config.dimensions"),
+        request_class=call.options.request_class,
+        deadline=call.options.deadline,
+        field="text" if given.is_single else "texts",
+        is_single=given.is_single,
+    )
+
+
+def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs:
+    """Raises InvalidRequest and EmptyInput."""
+    is_list = bytes(memoryview(fields.texts)[:4]) not in (b"", b"null")
+    if is_list is (fields.text is not None):
+        raise InvalidRequest("either text or texts must be given", param="text")
+    if is_list:
+        given = read_texts(fields.texts, "texts", max_items=max_items)
+        if given.is_single:
+            raise InvalidRequest("texts must be a list of texts", param="texts")
+        return given
+    if not fields.text:
+        raise EmptyInput("text must not be an empty string", param="text")
+    return Inputs(texts=[fields.text], is_single=True)
+
+
+def _check_pooling(strategy: str | None, model: ServedModel) -> None:
+    """Raises InvalidRequest for a pooling that is not the model's."""
+    if strategy not in _UNASKED and strategy != model.facts["info"]["pooling"]:
+        raise InvalidRequest(
+            "config.pooling_strategy must be masked_mean, which stands for the model's own, or name it",
+            param="config.pooling_strategy",
+        )
+
+
+def _prompt(task_type: str | None, model: ServedModel) -> str:
+    """Raises InvalidRequest."""
+    if not task_type:
+        return model.default_prompt
+    if task_type not in _PURPOSES:
+        raise InvalidRequest("config.task_type must be query or passage", param="config.task_type")
+    return prompt_for(model, _PURPOSES[task_type]) or ""
+
+
+async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
+    """The row with its text, or all rows."""
+    if call.form and call.form.has_rows_alone:
+        return await rows_alone(embedded, call.form, request.model.ranges)
+    width = embedded.rows.shape[1]
+    rows, sizes = await as_json(embedded.rows), b'"dim":%d,"dims":%d' % (width, width)
+    if not request.is_single:
+        return Answer(200, headers(embedded), b'{"vectors":%b,%b}' % (rows, sizes))
+    assert request.texts is not None
+    text = msgspec.json.encode(request.texts[0])
+    return Answer(200, headers(embedded), b'{"text":%b,"vector":%b,%b}' % (text, rows[1:-1], sizes))
+
+
+class _Sizes(msgspec.Struct, kw_only=True):
+    dim: int  # as the container calls it
+    dims: int  # as Weaviate reads it
+
+
+class VectorAnswer(_Sizes, kw_only=True):
+    """The answer to `text`."""
+
+    text: str
+    vector: list[float]
+
+
+class VectorsAnswer(_Sizes, kw_only=True):
+    """The answer to `texts`."""
+
+    vectors: list[list[float]]
+
+
+class Meta(msgspec.Struct):
+    """The answer of GET /meta."""
+
+    model: str | None = None
+    models: list[dict[str, Any]] = []
+
+
+def meta(state: ServerState) -> Answer:
+    """What is served; the first model is the one that requests without a name get."""
+    models = state.models.models if state.models else []
+    told = [
+        {
+            "name": model.name,
+            "dimensions": model.dimensions,
+            "max_input_length": model.max_seqlen,
+            "pooling": model.facts["info"]["pooling"],
+            "task": model.task,
+        }
+        for model in models
+    ]
+    return json_answer(Meta(models[0].name if models else None, told))
+
+
+def live(state: ServerState) -> Answer:
+    """While the process answers."""
+    return Answer(204, [], b"")
+
+
+def ready(state: ServerState) -> Answer:
+    """As /readyz."""
+    reason = state.why_not_ready()
+    if reason is None:
+        return Answer(204, [], b"")
+    return Answer(503, [(b"content-type", b"text/plain; charset=utf-8"), (b"retry-after", b"2")], reason.encode())
+
+
+ROUTES = (
+    Route(
+        path="/vectors",
+        decode=decode,
+        run=Pipeline.embed,
+        encode=encode,
+        error_shape=text_error,
+        summary="Embed a text, or a list of texts, for Weaviate",
+        body=VectorsBody,
+        example={"text": "The ferry leaves at seven."},
+        answers=(VectorAnswer, VectorsAnswer),
+        raw_answer=ROWS,
+    ),
+)
+PLAIN_ROUTES = (
+    PlainRoute(
+        path="/meta", answer=meta, error_shape=text_error, summary="What is served, as Weaviate asks", content=Meta
+    ),
+    PlainRoute(
+        path="/.well-known/live",
+        answer=live,
+        error_shape=text_error,
+        summary="Whether this process answers, as Weaviate asks",
+        statuses=(204,),
+    ),
+    PlainRoute(
+        path="/.well-known/ready",
+        answer=ready,
+        error_shape=text_error,
+        summary="The same as /readyz, as Weaviate asks",
+        statuses=(204, 503),
+    ),
+)
