@@ -116,7 +116,10 @@ class Client:
         def response() -> EmbedResponse:
             return EmbedResponse(embeddings=store.finish(tally.done), **tally.fields())
 
-        return self._collect(self._run(task, items, preference), tally.add, response, _bar(items, progress))
+        def keep(finished: Finished[RowsPart]) -> None:
+            tally.add(finished, failed=finished.part.failed)
+
+        return self._collect(self._run(task, items, preference), keep, response, _bar(items, progress))
 
     def iter_embed(
         self,

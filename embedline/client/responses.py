@@ -20,7 +20,7 @@ class Usage:
 class Response:
     """What all answers have."""
 
-    done: NDArray[np.bool_]  # bool [n]: which inputs have their result; all, but in `partial` of an error
+    done: NDArray[np.bool_]  # bool [n]: which inputs have their result; all, but after an error or with on_error
     model: str | None  # as the server names it; None = it does not
     usage: Usage | None  # None = some answer does not say
     truncated_inputs: int | None  # how many were too long and were cut; None = some answer does not say

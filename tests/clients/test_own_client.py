@@ -70,6 +70,14 @@ def test_a_refusal_keeps_the_rows_and_names_the_input(server: Server) -> None:
     assert np.array_equal(failed.value.partial.numpy()[:200], rows_of(TEXTS))
 
 
+def test_wrong_inputs_that_fail_alone_are_not_done(server: Server) -> None:
+    with Client(url(server), preference=RequestProcessingPreference(batch_size=3)) as client:
+        answer = client.embed([*TEXTS[:4], "", *TEXTS[4:6]], extra_body={"on_error": "null"})
+    assert answer.done.tolist() == [True] * 4 + [False] + [True] * 2
+    assert np.array_equal(answer.numpy()[answer.done], rows_of(TEXTS[:6]))
+    assert np.isnan(answer.numpy()[4]).all()
+
+
 def test_labels_are_refused_by_a_model_that_has_none(server: Server) -> None:
     with Client(url(server)) as client, pytest.raises(RequestFailed, match=r"HTTP 424: .*no scores of texts"):
         client.classify(["text"])

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embedline.client.calls.runner import Finished
 from embedline.client.responses import Usage
@@ -20,10 +21,10 @@ class Tally:
         self._num_tokens: int | None = 0
         self._num_truncated: int | None = 0
 
-    def add(self, finished: Finished[Any]) -> None:
-        """One more answer."""
+    def add(self, finished: Finished[Any], *, failed: NDArray[np.bool_] | None = None) -> None:
+        """One more answer. `failed`: bool [items], which of its inputs have no result all the same."""
         part = finished.part
-        self.done[finished.batch.start : finished.batch.stop] = True
+        self.done[finished.batch.start : finished.batch.stop] = True if failed is None else ~failed
         self._seconds.append(finished.seconds)
         self._model = part.model or self._model
         self._num_tokens = _sum(self._num_tokens, part.prompt_tokens)

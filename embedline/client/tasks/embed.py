@@ -70,6 +70,7 @@ class RowsPart(Part):
     """Rows of one batch."""
 
     rows: NDArray[np.float32]  # float32 [items, dimensions]
+    failed: NDArray[np.bool_] | None = None  # bool [items]: which failed alone and have NaN; None = none of them
 
 
 class EmbedTask:
@@ -123,6 +124,7 @@ class EmbedTask:
             prompt_tokens=_count(answer.header("x-embedline-prompt-tokens")),
             truncated=_count(answer.header("x-embedline-truncated-inputs")),
             form="bytes",
+            failed=np.isnan(rows[:, 0]) if _count(answer.header("x-embedline-failed-inputs")) else None,
         )
 
     def _read_shapeless(self, batch: Batch, answer: Answer) -> NDArray[np.float32]:

@@ -132,7 +132,9 @@ class Sender:
 
 
 def _check_status(answer: Answer) -> None:
-    """Raises Failure for anything but 2xx."""
+    """Raises Failure for anything but 2xx, and for a body that can't be read as it stands."""
     if not 200 <= answer.status < 300:
         body = answer.read_start(_MAX_ERROR_BODY)
         raise refused(answer.status, body, retry_after=answer.header("retry-after"), location=answer.header("location"))
+    if (answer.header("content-encoding") or "identity").strip().lower() != "identity":
+        raise Failure(Kind.ANSWER, "its body is compressed, which was not asked for")

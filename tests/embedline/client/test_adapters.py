@@ -9,6 +9,8 @@ import pytest
 
 from tests.embedline.client.stub import Stub, raw, rows_of, stub, texts
 
+pytestmark = pytest.mark.clients
+
 
 @pytest.fixture
 def server() -> Iterator[Stub]:

@@ -63,6 +63,7 @@ LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
         lambda _: [http(307, b"", location="http://elsewhere/v1/embeddings?key=1")],
         r"HTTP 307, a redirect to http://elsewhere/v1/embeddings, which is not followed",
     ),
+    "a compressed body": (lambda seen: [raw(seen.texts, content_encoding="gzip")], "its body is compressed"),
     "no HTTP": (lambda _: [b"SSH-2.0-OpenSSH\r\n\r\n"], "what came is not HTTP"),
     "a page": (lambda _: [http(403, b"<h1>go away\x1b[2J</h1>", content_type="text/html")], "HTTP 403: <h1>go away"),
 }
