@@ -78,13 +78,9 @@ class ModelPage:
         return Ahead(rate, busy / rate if rate else 0.0, max(self._batch_seconds.tolist()), interactive, bulk, is_idle)
 
     def rate_of_one(self, num_seqs: int) -> float:
-        """Tokens per second at which a request of so many sequences is computed; 0 = not known.
-
-        It goes to one batch manager, and each of its sequences to one stream.
-        """
-        rates: list[float] = self._rates.tolist()
-        by_manager = zip(rates, self._streams.tolist(), strict=True)
-        return max(rate if num_seqs >= streams else rate * num_seqs / streams for rate, streams in by_manager)
+        """Tokens per second at which a request of so many sequences is computed: each by one stream. 0 = not known."""
+        rate, streams = float(sum(self._rates.tolist())), int(sum(self._streams.tolist()))
+        return rate if num_seqs >= streams else rate * num_seqs / streams
 
     def queued_by_key(self, request_class: RequestClass) -> NDArray[np.int64]:
         """int64 [K]: what of one class is let in and not answered, by API key."""

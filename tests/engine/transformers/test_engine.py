@@ -1,18 +1,14 @@
 """The transformers engine: its rows against sentence-transformers', its thread, what it refuses to load and why."""
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from engine.rows.modules_torch import RowModules
 from engine.rows.pooling_torch import Pooling
-from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import Forward
 from engine.transformers.heads.makers import embeddings
@@ -26,27 +22,8 @@ from engine.types import (
     OutputKind,
 )
 from tests.engine.folder_files import change
-from tests.engine.load_options import load_options
 from tests.engine.tiny_models import arbitrary, batch, save
-
-
-def load(folder: Path, **others: Any) -> TransformersEngine:
-    return engine.load(name="m", reason="asked", options=load_options(folder, **others))
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return save("bert", tmp_path / "model")
-
-
-def raw_rows(loaded: TransformersEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    ticket = loaded.submit(batch(sequences))
-    collected, results = loaded.collect()
-    assert collected == ticket
-    assert isinstance(results, dict), results
-    values = results[OutputKind.POOLED].values
-    assert values.dtype == np.float32
-    return values
+from tests.engine.transformers.loaded import load, raw_rows
 
 
 def made(forward: Forward, *, streams: int = 1) -> TransformersEngine:

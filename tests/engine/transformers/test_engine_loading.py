@@ -3,8 +3,7 @@
 import dataclasses
 import os
 import shutil
-import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,56 +14,16 @@ from numpy.typing import NDArray
 from transformers import AutoModel
 
 from engine.model import model_folder
-from engine.transformers import engine, selftest
-from engine.transformers.engine import TransformersEngine
+from engine.transformers import selftest
 from engine.transformers.forward import PackedForward, PaddedForward
 from engine.transformers.loading import load_model
 from engine.types import (
     Batch,
     ModelError,
-    OutputKind,
 )
 from tests.engine.folder_files import change
-from tests.engine.load_options import load_options
-from tests.engine.tiny_models import arbitrary, batch, save
-
-
-def load(folder: Path, **others: Any) -> TransformersEngine:
-    return engine.load(name="m", reason="asked", options=load_options(folder, **others))
-
-
-@pytest.fixture(scope="module")
-def no_network() -> Iterator[None]:
-    """Whoever opens a connection fails."""
-
-    def connect(_: socket.socket, address: Any) -> None:
-        raise AssertionError(f"something connects to {address}")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket.socket, "connect", connect)
-        yield
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return save("bert", tmp_path / "model")
-
-
-def raw_rows(loaded: TransformersEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    ticket = loaded.submit(batch(sequences))
-    collected, results = loaded.collect()
-    assert collected == ticket
-    assert isinstance(results, dict), results
-    values = results[OutputKind.POOLED].values
-    assert values.dtype == np.float32
-    return values
-
-
-def rows(loaded: TransformersEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """Scaled to length 1, as the model wants its rows handed out."""
-    values = raw_rows(loaded, sequences)
-    normalized: NDArray[np.float32] = values / np.linalg.norm(values, axis=1, keepdims=True)
-    return normalized
+from tests.engine.tiny_models import arbitrary, save
+from tests.engine.transformers.loaded import load, raw_rows, rows
 
 
 def refusal(action: Callable[[], Any]) -> str:

@@ -1,9 +1,7 @@
 """The transformers engine's rows against those of sentence-transformers, alone and in batches."""
 
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from sentence_transformers import SentenceTransformer
 from engine.model import model_folder
 from engine.rows.pooling_torch import pool
 from engine.selftest.warmup import warm_up
-from engine.transformers import engine
 from engine.transformers.engine import TransformersEngine
 from engine.transformers.forward import PaddedForward
 from engine.transformers.loading import load_model
@@ -22,8 +19,8 @@ from engine.types import (
     Batch,
     OutputKind,
 )
-from tests.engine.load_options import load_options
 from tests.engine.tiny_models import batch
+from tests.engine.transformers.loaded import load, raw_rows, rows
 
 TEXTS = (
     "",
@@ -45,22 +42,6 @@ TEXTS = (
     "dog cat bird fish",
     "naïve café Ångström",
 )
-
-
-def load(folder: Path, **others: Any) -> TransformersEngine:
-    return engine.load(name="m", reason="asked", options=load_options(folder, **others))
-
-
-@pytest.fixture(scope="module")
-def no_network() -> Iterator[None]:
-    """Whoever opens a connection fails."""
-
-    def connect(_: socket.socket, address: Any) -> None:
-        raise AssertionError(f"something connects to {address}")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket.socket, "connect", connect)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -86,23 +67,6 @@ def expected(reference: SentenceTransformer) -> NDArray[np.float32]:
 def sequences(reference: SentenceTransformer) -> list[list[int]]:
     """The ids that sentence-transformers makes of TEXTS."""
     return [reference.preprocess([text])["input_ids"][0].tolist() for text in TEXTS]
-
-
-def raw_rows(loaded: TransformersEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    ticket = loaded.submit(batch(sequences))
-    collected, results = loaded.collect()
-    assert collected == ticket
-    assert isinstance(results, dict), results
-    values = results[OutputKind.POOLED].values
-    assert values.dtype == np.float32
-    return values
-
-
-def rows(loaded: TransformersEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    """Scaled to length 1, as the model wants its rows handed out."""
-    values = raw_rows(loaded, sequences)
-    normalized: NDArray[np.float32] = values / np.linalg.norm(values, axis=1, keepdims=True)
-    return normalized
 
 
 def test_minilm_is_packed_and_left_unnormalized(minilm: TransformersEngine, sequences: list[list[int]]) -> None:

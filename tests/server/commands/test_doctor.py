@@ -8,7 +8,6 @@ import pytest
 
 from engine import registry
 from engine.machine.cuda_driver import Gpu
-from engine.store import hub
 from engine.tensorrt_llm.planning.quantization import BLOCKS
 from server.commands.doctor.command import doctor
 from server.settings.model import ModelSettings
@@ -17,30 +16,12 @@ from server.supervisor.planning import model_plan
 from tests.engine.folder_files import change
 from tests.engine.model.detection import shapes
 from tests.engine.tensorrt_llm import quantized_models
-from tests.engine.tensorrt_llm.header_models import write_model
 from tests.engine.tensorrt_llm.library_source import write_library
 from tests.server.commands.doctor_runs import GIB, H100, Computer, able, reasons, run_doctor
 
 T4 = Gpu(0, "Tesla T4", (7, 5), 15 * GIB)
 
-
-@pytest.fixture(autouse=True)
-def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Computer:
-    """Without a GPU, and with a cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub, "fetch", lambda *arguments, **more: pytest.fail("the hub was asked"))
-    for name in ("MODEL_ID", "ENGINE", "DEVICES", "QUANTIZATION", "DTYPE", "POOLING", "ENGINE_PYTHON"):
-        monkeypatch.delenv(name, raising=False)
-    return Computer(monkeypatch)
-
-
-@pytest.fixture
-def qwen3(tmp_path: Path) -> Path:
-    """An embedding model that pools by the last token."""
-    folder = tmp_path / "qwen3"
-    write_model(folder)
-    shapes.tokenizer(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("computer")
 
 
 def test_on_an_h100(capsys: pytest.CaptureFixture[str], computer: Computer, qwen3: Path) -> None:

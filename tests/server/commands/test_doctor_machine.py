@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.store import hub
 from server import cli
 from server.commands.doctor import machine as doctor_machine
 from server.commands.doctor.command import doctor
@@ -16,31 +15,12 @@ from server.commands.doctor.probe import Environment
 from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.supervisor.planning import model_plan
-from tests.engine.model.detection import shapes
-from tests.engine.tensorrt_llm.header_models import write_model
 from tests.engine.tensorrt_llm.library_source import write_library
 from tests.server.commands.doctor_runs import H100, Computer, able, reasons, run_doctor
 
 NUMPY_ALONE = '#!/bin/sh\nPYTHONPATH={} exec {} -S "$@"\n'
 
-
-@pytest.fixture(autouse=True)
-def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Computer:
-    """Without a GPU, and with a cache of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(hub, "fetch", lambda *arguments, **more: pytest.fail("the hub was asked"))
-    for name in ("MODEL_ID", "ENGINE", "DEVICES", "QUANTIZATION", "DTYPE", "POOLING", "ENGINE_PYTHON"):
-        monkeypatch.delenv(name, raising=False)
-    return Computer(monkeypatch)
-
-
-@pytest.fixture
-def qwen3(tmp_path: Path) -> Path:
-    """An embedding model that pools by the last token."""
-    folder = tmp_path / "qwen3"
-    write_model(folder)
-    shapes.tokenizer(folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("computer")
 
 
 @pytest.mark.holds("TensorRT-LLM")

@@ -26,7 +26,15 @@ class Run:
     """`embedline …` in this process, up to where the server would start."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No variable of ours is set."""
+
+        def run_server(settings: Settings) -> int:
+            raise Ran(settings)
+
         self._monkeypatch = monkeypatch
+        monkeypatch.setattr("server.commands.serve.serve", run_server)
+        for variable in ("EMBEDLINE_CONFIG", *VARIABLES):
+            monkeypatch.delenv(variable, raising=False)
 
     def settings(self, *arguments: str) -> Settings:
         with pytest.raises(Ran) as ran:

@@ -8,22 +8,7 @@ import pytest
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from tests.server.settings.cli_runs import VARIABLES, Ran, Run
-
-
-@pytest.fixture(autouse=True)
-def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_server(settings: Settings) -> int:
-        raise Ran(settings)
-
-    monkeypatch.setattr("server.commands.serve.serve", run_server)
-    for variable in ("EMBEDLINE_CONFIG", *VARIABLES):
-        monkeypatch.delenv(variable, raising=False)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> "Run":
-    return Run(monkeypatch)
+from tests.server.settings.cli_runs import Run
 
 
 def test_without_arguments_everything_has_its_default(run: Run) -> None:

@@ -11,26 +11,10 @@ from typer.main import get_command
 from embedline import __version__
 from server import cli
 from server.settings.flag import GROUPS
-from server.settings.settings import Settings
-from tests.server.settings.cli_runs import FLAGS, VARIABLES, Ran, Run
+from tests.server.settings.cli_runs import FLAGS, Run
 from tests.server_e2e.running import ROOT
 
 COMMANDS = {"serve", "inspect", "verify", "doctor", "convert", "quantize", "health", "bench", "version"}
-
-
-@pytest.fixture(autouse=True)
-def _no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_server(settings: Settings) -> int:
-        raise Ran(settings)
-
-    monkeypatch.setattr("server.commands.serve.serve", run_server)
-    for variable in ("EMBEDLINE_CONFIG", *VARIABLES):
-        monkeypatch.delenv(variable, raising=False)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> "Run":
-    return Run(monkeypatch)
 
 
 @pytest.mark.holds("There is one list of flags")

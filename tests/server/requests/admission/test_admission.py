@@ -110,8 +110,8 @@ def test_before_a_rate_is_known_nobody_is_refused() -> None:
         (500, 100, 0.25, 1.0, None),  # half a second of work, a batch of a quarter
         (500, 100, 0.25, 0.7, 0.125),  # a tenth more than is expected has to fit
         (500, 100, 0.0, 1.0, 0.21),  # how long batches take is not known: all that waits may be one
-        (100, 1000, 0.25, 1.0, 1.1 * (0.1 + 1000 / 600) - 1.0),  # its own tokens alone, with one batch manager
-        (0, 400, 0.25, 0.4, 1.1 * 400 / 600 - 0.4),
+        (100, 1000, 0.25, 1.0, 0.21),  # its own tokens alone take a second
+        (0, 400, 0.25, 0.4, 0.04),
         (1500, 10, 0.25, 100.0, None),
         (2500, 10, 0.25, 100.0, 0.5),  # the budget holds whatever the deadline
     ],
@@ -135,7 +135,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once(
 @pytest.mark.parametrize(("num_seqs", "over"), [(1, 1.1 * 2.0 - 1.0), (2, 0.1), (3, None), (100, None)])
 def test_a_sequence_is_computed_by_one_stream_however_many_there_are(num_seqs: int, over: float | None) -> None:
     page = a_page()
-    page.tokens_per_second[:, 0], page.streams[0, 0] = [1200, 0], 4  # 300 each
+    page.tokens_per_second[:, 0], page.streams[:, 0] = [900, 300], [3, 1]  # 300 each
 
     if over is None:
         admit(a_door(page), num_tokens=600, deadline=NOW + 1.0, num_seqs=num_seqs)
