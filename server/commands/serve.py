@@ -17,6 +17,7 @@ from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
 from server.http.tls import copied
 from server.settings.api_keys import ApiKey, KeyFile, api_keys, key_file
+from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
 from server.supervisor import open_files
@@ -32,6 +33,7 @@ from server.supervisor.stderr_relay import StderrRelay
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.takeover.succession import Succession
 from server.supervisor.watchdog import Watchdog
+from tokenizer_pool import cl100k
 from wire.control import Json
 from wire.dump import dump_stacks_on_signal
 from wire.process import begin, formatter
@@ -65,6 +67,8 @@ def prepare(settings: Settings) -> Prepared:
     check_engine_python(settings.engine_python)
     file = key_file(settings.api_key, settings.api_key_file)
     keys = api_keys(settings.api_key, settings.api_key_file)
+    if settings.token_ids == "cl100k":
+        _check_vocabulary(settings.tiktoken_vocabulary)
     ssl_copies = copied(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile is not None else []
     models = plan_models(settings)
     open_files.check(num_processes=_most_processes(settings, models))
@@ -76,6 +80,14 @@ def prepare(settings: Settings) -> Prepared:
         settings.allowed_hosts, hostname=settings.hostname, address=ports.http.address[0], has_keys=bool(keys)
     )
     return Prepared(models, keys, file, ssl_copies, hosts, cache_dir, ports)
+
+
+def _check_vocabulary(path: str | None) -> None:
+    """Raises SettingsError."""
+    try:
+        cl100k.vocabulary_for(path)
+    except cl100k.VocabularyError as error:
+        raise SettingsError(f"--tiktoken-vocabulary: {error}") from None
 
 
 def _most_processes(settings: Settings, models: Sequence[ModelPlan]) -> int:

@@ -15,9 +15,9 @@ from server.dialects.writing.forms import FLOATS
 from server.dialects.writing.rows import ROWS, as_json, headers, rows_alone
 from server.dialects.writing.text_errors import text_error
 from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.models import ServedModel, ServerState
 from server.requests.pipeline import Pipeline
-from server.requests.prompts import Purpose, prompt_for
 from server.requests.work import Embedded, EmbedRequest
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from batch_manager.client.managers import BatchManagers
 from server.frontend.request_log import Logged, RequestLog
@@ -19,10 +19,12 @@ from server.http.hosts import Hosts
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate
 from server.requests.admission.admission import Admission
+from server.requests.inputs.given_ids import GivenIds, TokenIds
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.settings.flag import SettingsError
+from tokenizer_pool import cl100k
 from tokenizer_pool.client import TokenizerPool
 from wire.child import Child, StartError, run
 from wire.control import Json, Request
@@ -35,7 +37,9 @@ _SUPERVISOR_SECONDS = 5.0  # for its answer; Prometheus waits for ten
 async def serve(child: Child, start: FrontendStart) -> None:
     """The role of a frontend."""
     page = Page.attach(start.page_fd)
-    state = ServerState(page, strict_model_name=start.strict_model_name)
+    rule = TokenIds(start.token_ids)
+    vocabulary = _vocabulary(start) if rule is TokenIds.CL100K else None
+    state = ServerState(page, strict_model_name=start.strict_model_name, decodes_ids=vocabulary is not None)
     tokenizers = TokenizerPool(start.tokenizer_paths, max_seqlens=start.max_seqlens)
     managers = BatchManagers(start.managers, page)
     admission = Admission(
@@ -47,7 +51,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
         keys=start.keys,
     )
     log = RequestLog(Logged(start.request_log), child.metrics, sample_rate=start.request_log_sample_rate)
-    pipeline = Pipeline(admission, tokenizers, managers)
+    pipeline = Pipeline(admission, tokenizers, managers, given_ids=GivenIds(rule, tokenizers, vocabulary))
     fallback = make_app(state, _metrics(child), needs_key=bool(start.keys), metrics_need_a_key=start.metrics_auth)
     app = _make_app(start, state, admission, pipeline, _Finished(child.metrics, log), fallback)
     server = _make_server(start, app, Share(page, child.index))
@@ -143,6 +147,14 @@ async def _follow_state(child: Child, state: ServerState, server: HttpServer) ->
     child.on_state = changed
     changed(await child.request(Request.STATE))
     return may_accept
+
+
+def _vocabulary(start: FrontendStart) -> Mapping[int, bytes]:
+    """Raises StartError."""
+    try:
+        return cl100k.vocabulary_for(start.tiktoken_vocabulary)
+    except cl100k.VocabularyError as error:
+        raise StartError(f"--tiktoken-vocabulary: {error}") from None
 
 
 def _certificate(start: FrontendStart) -> Certificate | None:

@@ -30,6 +30,8 @@ class FrontendStart:
     metrics_auth: bool  # whether /metrics needs a key too
     strict_model_name: bool
     rerank_document_format: str  # object, string
+    token_ids: str  # native, cl100k, any, reject
+    tiktoken_vocabulary: str | None  # a file; None = that of an installed package
     url_prefix: str  # that may stand before every path
     cors_allow_origin: list[str]
     hosts: tuple[str, ...] | None  # that requests may name, besides loopback; None = any

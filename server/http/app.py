@@ -45,6 +45,7 @@ _CORS_HEADERS = (
     "x-embedline-prompt-tokens",
     "x-embedline-scale",
     "x-embedline-shape",
+    "x-embedline-token-ids",
     "x-embedline-truncated-inputs",
     "x-request-id",
 )
@@ -231,6 +232,8 @@ class App:
         trace.status, trace.num_bytes = answer.status, len(answer.body)
         headers.append((b"content-length", b"%d" % len(answer.body)))
         headers.append((b"x-request-id", trace.request_id.encode()))
+        if trace.are_ids_decoded:
+            headers.append((b"x-embedline-token-ids", b"cl100k"))
         try:
             await send_answer(request.send, answer)
         except asyncio.CancelledError:  # the client left, or was cut off because it did not read

@@ -8,7 +8,7 @@ from engine.model.tasks import Activation
 from engine.types import OutputKind
 from server.requests.activation import activated, bounded
 from server.requests.errors import InvalidRequest
-from server.requests.groups import texts_and_pairs, tokenized
+from server.requests.inputs.groups import texts_and_pairs, tokenized
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace

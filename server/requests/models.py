@@ -110,7 +110,7 @@ def _ranges(fields: dict[str, str] | None) -> NDArray[np.float32] | None:
     return np.frombuffer(base64.b64decode(fields["numbers"]), "<f4").reshape(2, -1)
 
 
-def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
+def served_models(entries: list[dict[str, Any]], *, decodes_ids: bool = False) -> list[ServedModel]:
     """The models of a STATE."""
     return [
         ServedModel(
@@ -131,6 +131,7 @@ def served_models(entries: list[dict[str, Any]]) -> list[ServedModel]:
             late=_late(entry.get("late")),
             has_query_table=bool(entry.get("query_table")),
             ranges=_ranges(entry.get("int8_ranges")),
+            decodes_ids=decodes_ids,
             facts=entry,
         )
         for entry in entries
@@ -151,9 +152,10 @@ class QueueState:
 class ServerState:
     """Which models there are and whether they can compute. Set by the supervisor's STATE; read by every route."""
 
-    def __init__(self, page: Page, *, strict_model_name: bool = False) -> None:
+    def __init__(self, page: Page, *, strict_model_name: bool = False, decodes_ids: bool = False) -> None:
         self._page = page
         self._strict_model_name = strict_model_name
+        self._decodes_ids = decodes_ids
         self._state: Json = {}
         self._models: ModelTable | None = None
         self.draining = False
@@ -163,7 +165,9 @@ class ServerState:
         self._state = state
         if state["models"]:
             self._models = ModelTable(
-                served_models(state["models"]), names=state.get("names", ()), is_strict=self._strict_model_name
+                served_models(state["models"], decodes_ids=self._decodes_ids),
+                names=state.get("names", ()),
+                is_strict=self._strict_model_name,
             )
 
     @property

@@ -43,6 +43,7 @@ def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Awaitable[
 
 
 async def _embed_what_can_be(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
+    request = await pipeline.with_own_ids(request, trace)
     given = {field.name: getattr(request, field.name) for field in fields(EmbedRequest)}
     part = _Part(**given, places=[], failed={})
     width = request.dimensions or request.model.dimensions

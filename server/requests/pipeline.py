@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +19,11 @@ from batch_manager.client.managers import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
 from engine.types import QUERY_TOKEN, OutputKind
 from server.requests.admission.admission import Admission, Admitted, Asked
-from server.requests.errors import DeadlineExceeded, UnsupportedTask
-from server.requests.groups import texts_and_ids, tokenized
+from server.requests.errors import DeadlineExceeded
+from server.requests.inputs.given_ids import GivenIds
+from server.requests.inputs.groups import texts_and_ids, tokenized
 from server.requests.late_tokens import shaped
-from server.requests.models import ServedModel
-from server.requests.refusals import batch_error, details_error, text_error
+from server.requests.refusals import batch_error, details_error, lacks_outputs, text_error
 from server.requests.row_sizes import bytes_to_hold, check_sparse_rows, check_token_rows
 from server.requests.trace import Trace
 from server.requests.work import Computed, DecodeRequest, Embedded, EmbedRequest, Request, TokenizeRequest, Work
@@ -39,13 +40,23 @@ _SCORES = OutputKind.LOGITS | OutputKind.TOKEN_LOGITS
 _CHARS_PER_TOKEN = 4  # about, to tell large requests to /tokenize from small ones
 
 
+_Work = TypeVar("_Work", bound=Work)
 Tokenize = Callable[[RequestClass], Awaitable[TokenizedTexts]]  # of one request; raises TextRefused
 
 
 class Pipeline:
     """Carries requests through the tokenizer pool and the batch managers."""
 
-    def __init__(self, admission: Admission, tokenizers: TokenizerPool, managers: BatchManagers) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        tokenizers: TokenizerPool,
+        managers: BatchManagers,
+        *,
+        given_ids: GivenIds | None = None,
+    ) -> None:
+        """`given_ids` None takes all token ids for the model's own."""
+        self._given_ids = given_ids
         self._admission = admission
         self._tokenizers = tokenizers
         self._managers = managers
@@ -71,13 +82,24 @@ class Pipeline:
     async def _compute(self, request: Work, trace: Trace, tokenize: Tokenize | None) -> Computed:
         model = request.model
         if request.outputs not in model.outputs:
-            raise unsupported(model, f"no {_names(request.outputs & ~model.outputs)}")
+            raise lacks_outputs(model, request.outputs & ~model.outputs)
+        if request.token_ids is not None:
+            request = await self.with_own_ids(request, trace)
         num_tokens = self._measure(request, trace)
         request_class = _choose_class(request, trace, num_tokens)
         trace.stage = "admit"
         asked = Asked(model.index, request_class, num_tokens, request.deadline, trace.key, request.num_items)
         with self._admission.admit(asked) as admitted:
             return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
+
+    async def with_own_ids(self, request: _Work, trace: Trace) -> _Work:
+        """A request whose token ids, if it has any, are the model's own, as far as can be told. Raises RequestError.
+
+        For those who tokenize a request themselves: `compute` does the same.
+        """
+        if request.token_ids is None or self._given_ids is None:
+            return request
+        return await self._given_ids.taken(request, trace)
 
     async def _answer(self, request: Work, trace: Trace, admitted: Admitted, tokenize: Tokenize) -> Computed:
         model, request_class = request.model, admitted.asked.request_class
@@ -253,25 +275,6 @@ async def _answer_of_the_pool(request: TokenizeRequest | DecodeRequest, trace: T
         raise details_error(refused, request) from None
     trace.stage, trace.responds_since = "respond", time.perf_counter()
     trace.tokenize_seconds = trace.responds_since - began
-
-
-_OUTPUT_NAMES = {
-    OutputKind.POOLED: "embeddings",
-    OutputKind.LOGITS: "scores of texts",
-    OutputKind.TOKENS: "rows of single tokens",
-    OutputKind.SPARSE: "sparse embeddings",
-    OutputKind.TOKEN_LOGITS: "labels of tokens",
-    OutputKind.MULTI_VECTOR: "rows for late interaction",
-}
-
-
-def _names(outputs: OutputKind) -> str:
-    return ", ".join(_OUTPUT_NAMES[output] for output in outputs)
-
-
-def unsupported(model: ServedModel, lack: str) -> UnsupportedTask:
-    """The error for what a model does not do. It says what the model does."""
-    return UnsupportedTask(f"this model gives {lack}; it is for {model.task.value}")
 
 
 def _marked_queries(tokens: TokenizedTexts, *, num_queries: int) -> TokenizedTexts:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
+from engine.types import OutputKind
 from server.requests.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -12,6 +13,7 @@ from server.requests.errors import (
     NotReady,
     NotTokenizable,
     RequestError,
+    UnsupportedTask,
 )
 from server.requests.models import ServedModel
 from server.requests.work import DecodeRequest, TokenizeRequest
@@ -89,3 +91,23 @@ def batch_error(refused: RequestRefused, name_of: NameOf) -> RequestError:
             return EngineFailed(f"the model gives numbers that are not finite for {where}", param=param)
         case _:
             return EngineFailed(f"the engine failed on {where}", param=param)
+
+
+_OUTPUT_NAMES = {
+    OutputKind.POOLED: "embeddings",
+    OutputKind.LOGITS: "scores of texts",
+    OutputKind.TOKENS: "rows of single tokens",
+    OutputKind.SPARSE: "sparse embeddings",
+    OutputKind.TOKEN_LOGITS: "labels of tokens",
+    OutputKind.MULTI_VECTOR: "rows for late interaction",
+}
+
+
+def unsupported(model: ServedModel, lack: str) -> UnsupportedTask:
+    """The error for what a model does not do. It says what the model does."""
+    return UnsupportedTask(f"this model gives {lack}; it is for {model.task.value}")
+
+
+def lacks_outputs(model: ServedModel, outputs: OutputKind) -> UnsupportedTask:
+    """The same for kinds of rows that the model does not give."""
+    return unsupported(model, f"no {', '.join(_OUTPUT_NAMES[output] for output in outputs)}")

@@ -16,11 +16,12 @@ from engine.types import OutputKind
 from server.requests.activation import bounded
 from server.requests.document_cut import tokenize_cut
 from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.late_interaction import max_sim
 from server.requests.late_tokens import counted
 from server.requests.models import ServedModel
-from server.requests.pipeline import Pipeline, unsupported
-from server.requests.prompts import Purpose, prompt_for
+from server.requests.pipeline import Pipeline
+from server.requests.refusals import unsupported
 from server.requests.time_slices import steps
 from server.requests.trace import Trace
 from server.requests.work import Computed, Work

@@ -28,6 +28,7 @@ class Trace:
     encoding: str = ""  # of the rows in the answer: float, base64, bytes
     is_single: bool = False  # one text or list of ids, not a list of them
     is_prediction: bool = False  # whether scores of labels or pairs are wanted, not embeddings
+    are_ids_decoded: bool = False  # token ids were given, and made texts first
     num_items: int = 0
     num_characters: int = 0
     num_tokens: int = 0  # after truncation

