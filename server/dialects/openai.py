@@ -34,7 +34,7 @@ class EmbeddingsBody(PromptFields, kw_only=True):
 
     input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
     model: str | None = None
-    encoding_format: str | list[str] | None = None  # Mixedbread's may be a list
+    encoding_format: str | tuple[str, ...] | None = None  # Mixedbread's may be a list
     dimensions: int | None = None
     user: str | None = None
     output_dimension: int | None = None  # Voyage's

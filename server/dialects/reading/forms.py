@@ -1,7 +1,9 @@
 """The fields that say how rows are written, by the names of OpenAI, vLLM, Voyage, Jina and Mixedbread."""
 
+from functools import lru_cache
+
 from server.dialects.writing.dtypes import DType
-from server.dialects.writing.forms import BYTES, FLOATS, Encoding, Endianness, RowForm
+from server.dialects.writing.forms import BYTES, FLOATS, Container, Encoding, Endianness, RowForm
 from server.requests.errors import InvalidRequest
 
 _TYPES_AS_FORMATS = (DType.FLOAT16, DType.INT8, DType.UINT8, DType.BINARY, DType.UBINARY)
@@ -13,15 +15,16 @@ _DTYPES = {"float": DType.FLOAT32, **{dtype.value: dtype for dtype in DType}}  #
 _ENDIANNESS = {"native": Endianness.LITTLE, **{order.value: order for order in Endianness}}
 
 
+@lru_cache(maxsize=256)  # most requests of a server ask for the same few forms
 def read_form(
-    encoding_format: str | list[str] | None,
+    encoding_format: str | tuple[str, ...] | None,
     *,
     embedding_type: str | None = None,  # Jina's; as encoding_format, an encoding or a type
     endianness: str | None = None,
     **dtypes: str | None,  # the other fields that name a type: embed_dtype, output_dtype
 ) -> RowForm:
     """The form that all fields together ask for. Raises InvalidRequest, naming the field."""
-    if isinstance(encoding_format, list):
+    if isinstance(encoding_format, tuple):
         if len(encoding_format) != 1:
             beside = {"embedding_type": embedding_type, "endianness": endianness, **dtypes}
             return _read_several(encoding_format, beside)
@@ -35,7 +38,8 @@ def read_form(
     order = Endianness.LITTLE if endianness is None else _read_endianness(endianness)
     if encoding is None and dtype is None and order is Endianness.LITTLE:
         return FLOATS
-    return RowForm(encoding or Encoding.FLOAT, dtype or DType.FLOAT32, order)
+    container = Container.RAW if encoding in BYTES else Container.JSON
+    return RowForm(encoding or Encoding.FLOAT, dtype or DType.FLOAT32, order, container)
 
 
 def read_dtype(name: str, field: str) -> DType:
@@ -53,7 +57,7 @@ def _read_format(name: str | None, field: str) -> tuple[Encoding | None, DType |
     return _FORMATS[name]
 
 
-def _read_several(names: list[str], beside: dict[str, str | None]) -> RowForm:
+def _read_several(names: tuple[str, ...], beside: dict[str, str | None]) -> RowForm:
     """Mixedbread's list. Raises InvalidRequest."""
     for field, value in beside.items():
         if value is not None:

@@ -17,14 +17,14 @@ from server.dialects.reading.truncation import TruncationFields, read_max_tokens
 from server.dialects.rerank.documents import DOCUMENT_LIST, read_documents, read_texts
 from server.dialects.route import Call, ErrorShape
 from server.dialects.tei.shared import tei_error
-from server.dialects.writing.forms import FLOATS, Encoding, RowForm
+from server.dialects.writing.forms import FLOATS, RAW_FLOATS, RowForm
 from server.dialects.writing.openai_shapes import openai_error
 from server.dialects.writing.text_errors import text_error
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.models import ServedModel
 from server.requests.rerank import RerankRequest
 
-_FORMS = {None: FLOATS, "float": FLOATS, "bytes": RowForm(Encoding.BYTES_ONLY)}
+_FORMS = {None: FLOATS, "float": FLOATS, "bytes": RAW_FLOATS}
 _TEXT_LIST = {"type": "array", "items": {"type": "string"}}
 
 

@@ -39,7 +39,7 @@ class DType(enum.Enum):
 
 # Members are found slowly under their class.
 _FLOAT32, _FLOAT16, _BFLOAT16 = DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
-_FP8 = frozenset((DType.FP8_E4M3, DType.FP8_E5M2))
+_MANTISSAS = {DType.FP8_E4M3: (3, 7), DType.FP8_E5M2: (2, 15)}  # bits, and what is taken from the exponent
 SCALED = frozenset((DType.INT8, DType.UINT8))
 _LARGEST = {_FLOAT16: 65504.0, _BFLOAT16: 3.3895313892515355e38, DType.FP8_E4M3: 448.0, DType.FP8_E5M2: 57344.0}
 
@@ -57,7 +57,7 @@ def packed(rows: NDArray[np.float32], dtype: DType, ranges: Ranges | None = None
         return rows.astype(np.float16)
     if dtype is _BFLOAT16:
         return _to_bfloat16(rows)
-    if dtype in _FP8:
+    if dtype in _MANTISSAS:
         return _to_fp8(rows, dtype)
     if dtype in SCALED:
         return _to_int8(rows, ranges, is_signed=dtype is DType.INT8)
@@ -76,7 +76,7 @@ def rounded(rows: NDArray[np.float32], dtype: DType, ranges: Ranges | None = Non
         wide = values.astype(np.uint32)
         wide <<= 16
         return wide.view(np.float32)
-    if dtype in _FP8:
+    if dtype in _MANTISSAS:
         return np.take(_fp8_numbers(dtype), values)
     return values
 
@@ -94,7 +94,7 @@ def scales_of(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _check_range(rows: NDArray[np.float32], dtype: DType) -> None:
-    if rows.size and max(rows.max(), -rows.min()) > _LARGEST[dtype]:
+    if (np.abs(rows) > _LARGEST[dtype]).any():  # NaN, which stands for a row that failed, is not
         raise InvalidRequest(f"the rows have numbers that are too large for {dtype.value}; ask for float32")
 
 
@@ -115,27 +115,24 @@ def _to_int8(rows: NDArray[np.float32], ranges: Ranges | None, *, is_signed: boo
 
 
 def _to_fp8(rows: NDArray[np.float32], dtype: DType) -> NDArray[np.uint8]:
-    """Found among all numbers that there are, since numpy has no such type."""
-    codes: NDArray[np.uint8] = np.searchsorted(_fp8_bounds(dtype), np.abs(rows)).astype(np.uint8)
-    codes[np.signbit(rows)] |= 128
-    return codes
+    """As for bfloat16: the upper bits of a float32, with an exponent that counts from elsewhere. Numbers below the
+    smallest with a whole mantissa are multiples of one step."""
+    num_bits, bias = _MANTISSAS[dtype]
+    sizes, shift = np.abs(rows), 23 - num_bits
+    bits = sizes.view(np.uint32)
+    codes = ((bits + ((1 << (shift - 1)) - 1 + ((bits >> shift) & 1))) >> shift) - np.uint32((127 - bias) << num_bits)
+    small = sizes < 2.0 ** (1 - bias)
+    codes[small] = np.rint(sizes[small] * np.float32(2.0 ** (bias - 1 + num_bits)))
+    return (codes | (np.signbit(rows) << np.uint32(7))).astype(np.uint8)
 
 
 @cache
 def _fp8_numbers(dtype: DType) -> NDArray[np.float32]:
     """The number of each of the 256 codes: sign, exponent, mantissa. What the last codes of each sign get is never
     used: they are no finite numbers."""
-    steps, bias = (8, 7) if dtype is DType.FP8_E4M3 else (4, 15)  # of the mantissa
-    exponents, mantissas = np.divmod(np.arange(128), steps)
-    normal = (1 + mantissas / steps) * 2.0 ** (exponents - bias)
-    positive = np.where(exponents == 0, mantissas / steps * 2.0 ** (1 - bias), normal).astype(np.float32)
+    num_bits, bias = _MANTISSAS[dtype]
+    exponents, mantissas = np.divmod(np.arange(128), 1 << num_bits)
+    normal = (1 + mantissas / (1 << num_bits)) * 2.0 ** (exponents - bias)
+    small = mantissas * 2.0 ** (1 - bias - num_bits)
+    positive = np.where(exponents == 0, small, normal).astype(np.float32)
     return np.concatenate((positive, -positive))
-
-
-@cache
-def _fp8_bounds(dtype: DType) -> NDArray[np.float32]:
-    """Up to which number each code is the nearest one, for all but the last. Of two that are as near it is the even."""
-    numbers = _fp8_numbers(dtype)[:128]
-    numbers = numbers[numbers <= _LARGEST[dtype]]
-    middles = (numbers[:-1] + numbers[1:]) / 2
-    return np.where(np.arange(len(middles)) % 2 == 0, middles, np.nextafter(middles, np.float32(0)))

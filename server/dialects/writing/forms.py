@@ -60,24 +60,23 @@ class RowForm:
     @property
     def has_rows_alone(self) -> bool:
         """Whether the answer's body is nothing but rows."""
-        return self.container is _RAW or self.container is _NPY
+        container = self.container
+        return container is _RAW or container is _NPY
 
     @property
     def label(self) -> str:
         """A short word for metrics and logs."""
-        return _LABELS.get(self.container) or self.encoding.value
+        return self.encoding.value if self.container is _JSON else _LABELS[self.container]
 
     def put_into(self, accepted: Container, offers: frozenset[Container]) -> "RowForm":
-        """In what the `accept` header prefers, if the route offers it; else JSON, which has no place for bytes."""
-        container = accepted if accepted in offers and not self.several else _JSON
-        if container is _JSON and self.encoding in BYTES:
-            container = _RAW
-        if container is _JSON:
+        """In what the `accept` header prefers, if the route offers it; else in JSON, or alone where that has no place
+        for them."""
+        if accepted is _JSON or accepted not in offers or self.several:
             return self
-        encoding = self.encoding
-        if container is not _MSGPACK and encoding is not _BYTES:
-            encoding = _BYTES_ONLY
-        return replace(self, encoding=encoding, container=container)
+        if accepted is _RAW and self is FLOATS:
+            return RAW_FLOATS
+        encoding = self.encoding if accepted is _MSGPACK or self.encoding is _BYTES else _BYTES_ONLY
+        return replace(self, encoding=encoding, container=accepted)
 
 
 _LABELS = {_RAW: "bytes", _NPY: "npy", _MSGPACK: "msgpack"}

@@ -26,16 +26,16 @@ from server.requests.work import Embedded
 
 ROWS = "rows of float32, or of the type that is asked for"  # raw bytes, for the OpenAPI page
 _NUMPY_HAS_NOT = frozenset((DType.BFLOAT16, DType.FP8_E4M3, DType.FP8_E5M2))
-_CONTENT_TYPES = {container: container.value.encode() for container in Container}
+_JSON = (b"content-type", b"application/json")
 
 
 def headers(embedded: Embedded, form: RowForm = FLOATS, ranges: Ranges | None = None) -> Headers:
     """The headers of an answer in JSON or msgpack, without its length."""
     return [
-        (b"content-type", _CONTENT_TYPES[form.container]),
+        _JSON if form.container is Container.JSON else (b"content-type", form.container.value.encode()),
         (b"x-embedline-truncated-inputs", b"%d" % embedded.num_truncated),
-        *_scale_header(embedded, form, ranges),
-        *_failed_header(embedded),
+        *(_scale_header(embedded, form, ranges) if form.dtype is not DType.FLOAT32 or form.several else ()),
+        *(_failed_header(embedded) if embedded.failed is not None else ()),
     ]
 
 
@@ -61,7 +61,7 @@ def _scale_header(embedded: Embedded, form: RowForm, ranges: Ranges | None) -> H
 
 def _failed_header(embedded: Embedded) -> Headers:
     """How many inputs have an error of their own, if they may."""
-    return [] if embedded.failed is None else [(b"x-embedline-failed-inputs", b"%d" % len(embedded.failed))]
+    return [(b"x-embedline-failed-inputs", b"%d" % len(embedded.failed or ()))]
 
 
 async def rows_alone(

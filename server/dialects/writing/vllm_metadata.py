@@ -6,6 +6,7 @@ for one to 8,190 bytes; so it is left out where it would be large. Our own heade
 
 import json
 import time
+from functools import lru_cache
 
 from server.dialects.route import Answer, Headers
 from server.dialects.writing.forms import Container, Encoding, RowForm
@@ -13,6 +14,8 @@ from server.requests.work import Embedded
 
 _MAX_BYTES = 6000
 _MIN_ROW_BYTES = 80  # of the header, for each row
+_ROW = '{"index":%d,"embed_dtype":"%s","endianness":"%s","start":%d,"end":%d,"shape":[%d]}'
+_ALL = '{"id":"embd-%s","created":%d,"model":%s,"data":[%s],"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
 
 
 def metadata_header(answer: Answer, embedded: Embedded, form: RowForm, *, model: str, request_id: str) -> Headers:
@@ -23,19 +26,15 @@ def metadata_header(answer: Answer, embedded: Embedded, form: RowForm, *, model:
     if num_rows * _MIN_ROW_BYTES > _MAX_BYTES:
         return []
     size = len(answer.body) // num_rows
-    shape = [size // form.dtype.num_bytes]
-    rows = [
-        {
-            "index": index,
-            "embed_dtype": form.dtype.value,
-            "endianness": form.endianness.value,
-            "start": index * size,
-            "end": (index + 1) * size,
-            "shape": shape,
-        }
-        for index in range(num_rows)
-    ]
-    usage = {"prompt_tokens": embedded.num_tokens, "total_tokens": embedded.num_tokens}
-    content = {"id": f"embd-{request_id}", "created": int(time.time()), "model": model, "data": rows, "usage": usage}
-    value = json.dumps(content, separators=(",", ":")).encode()  # with nothing but ASCII, as headers must
+    width = size // form.dtype.num_bytes
+    of_all = (form.dtype.value, form.endianness.value)
+    rows = ",".join([_ROW % (index, *of_all, index * size, (index + 1) * size, width) for index in range(num_rows)])
+    num_tokens = embedded.num_tokens
+    value = (_ALL % (request_id, time.time(), _in_json(model), rows, num_tokens, num_tokens)).encode()
     return [(b"metadata", value)] if len(value) <= _MAX_BYTES else []
+
+
+@lru_cache(maxsize=64)
+def _in_json(name: str) -> str:
+    """With nothing but ASCII, as headers must be."""
+    return json.dumps(name)

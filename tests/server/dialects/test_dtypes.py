@@ -128,3 +128,13 @@ def test_rows_that_are_cut_are_not_contiguous() -> None:
     for dtype in DType:
         assert np.array_equal(packed(cut, dtype), packed(np.ascontiguousarray(cut), dtype))
     assert list(row_values(cut, FLOATS)) == list(row_values(np.ascontiguousarray(cut), FLOATS))
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16])
+def test_not_a_number_stays_none(dtype: DType) -> None:
+    """What stands for a row that failed, beside numbers that are checked as ever."""
+    rows = np.array([[np.nan, 1.0]], np.float32)
+    assert np.isnan(rounded(rows, dtype)).tolist() == [[True, False]]
+    if dtype in LARGEST:
+        with pytest.raises(InvalidRequest):
+            packed(np.array([[np.nan, 1e9]], np.float32), dtype)

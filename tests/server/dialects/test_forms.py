@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from server.dialects.openai import encode
+from server.dialects.reading.forms import read_form
 from server.dialects.writing.dtypes import DType, packed, rounded
-from server.dialects.writing.forms import EVERY_CONTAINER, Container, Encoding, Endianness, RowForm
+from server.dialects.writing.forms import Container, Endianness, RowForm
 from server.requests.work import Embedded, EmbedRequest
 from tests.server.edge import Called, Edge, call, new_call, ready_state, served_model
 
@@ -133,7 +134,7 @@ def test_vllms_metadata_says_where_each_row_stands() -> None:
 @pytest.mark.holds("Forms of rows")
 def test_headers_stay_small_however_many_rows_there_are() -> None:
     asked = new_call()
-    asked.form = RowForm(Encoding.BYTES).put_into(Container.JSON, EVERY_CONTAINER)
+    asked.form = read_form("bytes")
     for num_rows, is_given in ((1, True), (50, True), (70, False), (2048, False)):
         embedded = Embedded(some_rows(num_rows), 7, np.zeros(num_rows, np.uint8))
         answer = asyncio.run(encode(asked, EmbedRequest(model=served_model(name="m"), texts=["a"]), embedded))

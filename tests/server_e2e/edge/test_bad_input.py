@@ -174,8 +174,8 @@ def test_80_megabytes_are_refused_before_they_are_read(server: Server, dialect: 
         (400, "x-embedline-class", {"x_embedline_class": SECRET}),
         (400, "request-timeout-ms", {"request_timeout_ms": SECRET}),
         (400, "request-timeout-ms", {"request_timeout_ms": "1" + "0" * 5000}),
-        (415, None, {"content_encoding": "gzip"}),
-        (415, None, {"content_encoding": SECRET}),
+        (415, "content-encoding", {"content_encoding": "br"}),
+        (415, "content-encoding", {"content_encoding": SECRET}),
     ],
 )
 def test_bad_headers(server: Server, status: int, param: str | None, headers: dict[str, str]) -> None:
