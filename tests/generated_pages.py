@@ -1,7 +1,8 @@
 """The pages of docs/ that are made from the source: `make docs` writes them, tests/test_docs.py compares them.
 
 The code map comes from docstrings, the lists of tests from the marker `holds`; flags, metrics and the table of models
-come from their own modules. The first two import nothing, so files may be moved freely.
+come from their own modules, and fields from the routes' bodies. The first two import nothing, so files may be moved
+freely.
 """
 
 import ast
@@ -10,7 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from engine.model import coverage
+from server.dialects.reading.known_fields import KNOWN_FIELDS
+from server.dialects.table import ROUTES
 from server.metrics import page as metrics_page
 from server.settings import flags_page
 
@@ -123,8 +128,31 @@ def models() -> str:
     return coverage.in_page((ROOT / "docs" / "models.md").read_text())
 
 
+def api() -> str:
+    """docs/api.md with the table of fields as it is now."""
+    before, begin, rest = (ROOT / "docs" / "api.md").read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}\n\n{fields()}\n\n{end}{after}"
+
+
+def fields() -> str:
+    """A line for each field that changes a result in any dialect."""
+    # the first of the routes with one body; POST / has the bodies of others
+    by_body = {route.body: route for route in reversed(ROUTES) if route.path not in ("/", "/invocations")}
+    honoured: dict[str, list[str]] = defaultdict(list)
+    for route in reversed(by_body.values()):
+        for name in (field.encode_name for field in msgspec.structs.fields(route.body)):
+            honoured[name].append(f"`{route.path}`")
+    lines = ["| field | honoured by | elsewhere refused, unless it is null |", "|---|---|---|"]
+    for name, values in KNOWN_FIELDS.items():
+        neutral = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in values)
+        lines.append(f"| `{name}` | {', '.join(honoured[name])} | {f'or {neutral}' if neutral else ''} |")
+    return "\n".join(lines)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/ARCHITECTURE.md": architecture,
+    "docs/api.md": api,
     "docs/code-map.md": code_map,
     "docs/flags.md": flags_page.page,
     "docs/held-by.md": held_by_page,
