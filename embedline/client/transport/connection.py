@@ -33,6 +33,8 @@ class Connection:
         """Connect to the first address that answers; each may take so many seconds."""
         try:
             self._http.sock = self._open(seconds)
+        except ssl.SSLCertVerificationError as error:
+            raise Failure(Kind.ANSWER, f"its certificate is not trusted: {error.verify_message}") from error
         except OSError as error:
             raise self._lost(f"no connection: {error.strerror or error}") from error
 

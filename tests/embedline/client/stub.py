@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,7 @@ class Stub:
     """The running server."""
 
     script: Script
+    tls: ssl.SSLContext | None = None
     port: int = 0
     seen: list[Seen] = field(default_factory=list)
     num_connections: int = 0
@@ -56,7 +58,7 @@ class Stub:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://localhost:{self.port}"
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         """Until a request or the end of a connection makes it so."""
@@ -64,7 +66,14 @@ class Stub:
             assert self.changed.wait_for(is_so, 30)
 
     def serve(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, EOFError), connection, connection.makefile("rb") as received:
+        with contextlib.suppress(OSError, EOFError), connection:
+            self._serve(self.tls.wrap_socket(connection, server_side=True) if self.tls else connection)
+        with self.changed:
+            self.open.discard(connection)
+            self.changed.notify_all()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as received:
             while True:
                 request = self._read(received)
                 steps = self.script(request)
@@ -73,9 +82,6 @@ class Stub:
                 with self.changed:
                     self.num_in_flight -= 1
                     self.changed.notify_all()
-        with self.changed:
-            self.open.discard(connection)
-            self.changed.notify_all()
 
     def _read(self, received: Any) -> Seen:
         first = received.readline()
@@ -112,9 +118,9 @@ class Stub:
 
 
 @contextlib.contextmanager
-def stub(script: Script) -> Iterator[Stub]:
+def stub(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[Stub]:
     """A server on a free port; in the end its connections are closed and its threads waited for."""
-    running = Stub(script)
+    running = Stub(script, tls)
     threads: list[threading.Thread] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         running.port = listener.getsockname()[1]
