@@ -110,10 +110,11 @@ async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answe
     width = embedded.rows.shape[1]
     rows, sizes = await as_json(embedded.rows), b'"dim":%d,"dims":%d' % (width, width)
     if not request.is_single:
-        return Answer(200, headers(embedded), b'{"vectors":%b,%b}' % (rows, sizes))
+        return Answer(200, headers(embedded), b"".join((b'{"vectors":', rows, b",", sizes, b"}")))
     assert request.texts is not None
     text = msgspec.json.encode(request.texts[0])
-    return Answer(200, headers(embedded), b'{"text":%b,"vector":%b,%b}' % (text, rows[1:-1], sizes))
+    parts = (b'{"text":', text, b',"vector":', rows[1:-1], b",", sizes, b"}")
+    return Answer(200, headers(embedded), b"".join(parts))
 
 
 class _Sizes(msgspec.Struct, kw_only=True):

@@ -128,7 +128,7 @@ async def encode_embeddings(call: Call, request: EmbedRequest, embedded: Embedde
     if call.form and call.form.has_rows_alone:
         return await rows_alone(embedded, call.form, request.model.ranges)
     row = (await as_json(embedded.rows))[1:-1] or b"[]"
-    return Answer(200, headers(embedded), b'{"embedding":%b}' % row)
+    return Answer(200, headers(embedded), b"".join((b'{"embedding":', row, b"}")))
 
 
 class EmbedAnswer(msgspec.Struct):

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import shlex
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from server.dialects.reading.forms import read_form
 from server.dialects.writing.dtypes import DType, packed, rounded
 from server.dialects.writing.forms import Container, Endianness, RowForm
 from server.requests.work import Embedded, EmbedRequest
+from tests.documents import ROOT
 from tests.server.edge import Called, Edge, call, new_call, ready_state, served_model
 
 OPENAI, TEI, TOKENS = "/v1/embeddings", "/embed", "/embed_all"
@@ -226,3 +228,19 @@ def test_integers_by_the_models_ranges() -> None:
     assert np.array_equal(written(OPENAI, whole), packed(some_rows(), DType.INT8, ranges))
     assert cut.headers["x-embedline-scale"] == "row"  # they are of whole rows
     assert np.array_equal(written(OPENAI, cut), packed(some_rows()[:, :4], DType.INT8))
+
+
+@pytest.mark.holds("Forms of rows")
+def test_the_examples_of_the_page_give_what_they_ask_for() -> None:
+    section = (ROOT / "docs" / "api.md").read_text().partition("## Forms of rows")[2].partition("\n## ")[0]
+    lines = [shlex.split(line) for line in section.splitlines() if line.startswith("curl ")]
+    assert len(lines) >= 6
+
+    async def run(path: str, headers: dict[str, str], body: str) -> Called:
+        return await call(Edge().app, "POST", path, body.encode(), headers)
+
+    for words in lines:
+        path = words[2].removeprefix("http://localhost:8080")
+        headers = dict([words[words.index("-H") + 1].split(": ")]) if "-H" in words else {}
+        called = asyncio.run(run(path, headers, words[words.index("-d") + 1]))
+        assert (called.status, called.headers["content-type"]) == (200, headers.get("accept", "application/json"))
