@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.server.mutations import mutate
 from tests.server_e2e.edge.bad_bodies import CASES, DEEP_LISTS, OPENAI, SECRET, TEI, Case, Dialect
 from tests.server_e2e.expected import DIMENSIONS, FAKE, PAYLOAD_LIMIT, rows_of
 from tests.server_e2e.running import PATIENCE, Reply, Server, send, serving
@@ -322,7 +323,6 @@ SEEDS = [
     b'{"input":[101,7592,102],"encoding_format":"bytes"}',
     '{"input":["日本語 🙂","naïve"],"encoding_format":"float"}'.encode(),
 ]
-GRAINS = [b'"', b"\\", b"[", b"]", b"{", b"}", b",", b":", b"-", b"1e999", b"null", b"true", b"\\ud800", b"\xff", b"\0"]
 HEADERS: list[dict[str, str]] = [
     {},
     {},
@@ -338,18 +338,7 @@ HEADERS: list[dict[str, str]] = [
 def mutated(rng: random.Random) -> bytes:
     body = bytearray(rng.choice(SEEDS))
     for _ in range(rng.randint(0, 4)):
-        at = rng.randrange(len(body) + 1)
-        match rng.randrange(5):
-            case 0:
-                body[at : at + 1] = rng.randbytes(1)
-            case 1:
-                body[at:at] = rng.choice(GRAINS)
-            case 2:
-                del body[at : at + rng.randint(1, 8)]
-            case 3:
-                body[at:at] = body[max(0, at - rng.randint(1, 30)) : at] * rng.randint(1, 20)
-            case 4:
-                del body[at:]
+        mutate(rng, body)
     return bytes(body)
 
 

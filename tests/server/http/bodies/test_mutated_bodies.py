@@ -21,6 +21,7 @@ from server.dialects.table import ROUTES
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from tests.server.edge import Edge, call, good_body, state_with_everything
+from tests.server.mutations import mutate
 from tests.server_e2e.expected import minilm
 from tests.tiers import full
 from tests.tokenizer_pool.scripted import num_live, until
@@ -51,23 +52,6 @@ WEIRD: list[Any] = [
         ["a", 5],
     ),
     *({}, {"text": "a"}, [{"text": ""}], [{}], [[[5]]], {"a": {"a": {}}}, ["a"] * 5, [""] * 3, [None]),
-]
-GRAINS = [
-    b'"',
-    b"\\",
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b",",
-    b":",
-    b"-",
-    b"1e999",
-    b"NaN",
-    b"\\ud800",
-    b"\xff",
-    b"\0",
-    b"\xef\xbb\xbf",
 ]
 FIELDS = ["dimensions", "encoding_format", "truncate", "truncation_direction", "prompt_name", "normalize", "raw_scores"]
 FIELDS += [
@@ -108,22 +92,6 @@ def replace(rng: random.Random, value: Any) -> None:
         replace(rng, value[place])
     else:
         value[place] = copy.deepcopy(rng.choice(WEIRD))
-
-
-def mutate(rng: random.Random, body: bytearray) -> None:
-    """Some bytes, anywhere."""
-    at = rng.randrange(len(body) + 1)
-    match rng.randrange(5):
-        case 0:
-            body[at : at + 1] = rng.randbytes(1)
-        case 1:
-            body[at:at] = rng.choice(GRAINS)
-        case 2:
-            del body[at : at + rng.randint(1, 8)]
-        case 3:
-            body[at:at] = body[max(0, at - rng.randint(1, 30)) : at] * rng.randint(1, 20)
-        case 4:
-            del body[at:]
 
 
 def hostile(good: bytes) -> Iterator[bytes]:
