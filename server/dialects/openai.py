@@ -22,7 +22,7 @@ from server.dialects.writing.msgpack import as_msgpack, list_head, msgpack_value
 from server.dialects.writing.openai_shapes import Usage, error_fields, openai_error
 from server.dialects.writing.rows import ROWS, headers, rows_alone
 from server.dialects.writing.vllm_metadata import metadata_header
-from server.requests.partial import embed
+from server.requests.inputs.partial import embed
 from server.requests.time_slices import steps
 from server.requests.work import Embedded, EmbedRequest
 

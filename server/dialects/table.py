@@ -1,6 +1,8 @@
 """Every route of a dialect: one line for each dialect. ROUTES take POST and a body, PLAIN_ROUTES need no body."""
 
 from server.dialects import classify, infinity, openai, predict_tokens, weaviate
+from server.dialects.cohere import embed as cohere_embed
+from server.dialects.cohere import tokens as cohere_tokens
 from server.dialects.ollama import embed as ollama_embed
 from server.dialects.ollama import models as ollama_models
 from server.dialects.rerank import answers as rerank
@@ -17,6 +19,8 @@ _ROUTES: tuple[Route, ...] = (
     *predict_tokens.ROUTES,
     *classify.ROUTES,
     *rerank.ROUTES,
+    *cohere_embed.ROUTES,
+    *cohere_tokens.ROUTES,
     *ollama_embed.ROUTES,
     *ollama_models.ROUTES,
     *weaviate.ROUTES,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from engine.model.tasks import Activation
 from engine.types import OutputKind
 from server.requests.activation import bounded
-from server.requests.document_cut import tokenize_cut
 from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.inputs.document_cut import tokenize_cut
 from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.late_interaction import max_sim
 from server.requests.late_tokens import counted

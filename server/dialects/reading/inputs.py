@@ -132,9 +132,9 @@ def _text_of(item: "str | list[int] | _Object", place: str) -> str | list[int]:
     return item.text
 
 
-def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Inputs:
+def read_texts(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty: bool = False) -> Inputs:
     """As read_inputs, but refuses token ids."""
-    given = read_inputs(value, field, max_items=max_items)
+    given = read_inputs(value, field, max_items=max_items, may_be_empty=may_be_empty)
     if given.texts is None or given.token_ids is not None:
         raise InvalidRequest(f"{field} must be a text or a list of texts", param=field)
     return given

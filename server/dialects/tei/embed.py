@@ -26,8 +26,8 @@ from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, RAGGED_ONLY, 
 from server.dialects.writing.ragged import RAGGED, ragged_answer
 from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, in_container, rows_alone, rows_or_null
 from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.inputs.partial import embed
 from server.requests.late_interaction import embed_tokens
-from server.requests.partial import embed
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded, EmbedRequest

@@ -1,1 +1,1 @@
-"""What becomes of a request's texts and token ids before they are tokenized: prompts, given ids, mixed lists."""
+"""A request's texts and token ids before an engine gets them: prompts, given ids, mixed lists, failed items."""

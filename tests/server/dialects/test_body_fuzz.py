@@ -105,6 +105,32 @@ CLASSIFY = Case(
     {"input": inputs},
     {"use_activation": booleans, "raw_scores": booleans, "messages": values, "user": secrets | values},
 )
+contents = st.lists(
+    st.fixed_dictionaries(
+        {
+            "content": st.lists(
+                st.fixed_dictionaries({"type": st.just("text") | values}, optional={"text": secrets | values}),
+                max_size=3,
+            )
+        }
+    ),
+    max_size=5,
+)
+COHERE = Case(
+    {},
+    {
+        "texts": inputs,
+        "inputs": contents | values,
+        "images": values,
+        "input_type": st.sampled_from(["search_query", "image"]) | values,
+        "embedding_types": st.lists(st.sampled_from(["float", "int8", "base64"]) | secrets, max_size=3) | values,
+        "output_dimension": dimensions,
+        "truncate": st.sampled_from(["NONE", "START", "END"]) | values,
+        "max_tokens": dimensions,
+        "priority": dimensions,
+        "on_error": st.just("null") | values,
+    },
+)
 ANY = Case({"inputs": inputs | similar}, {"parameters": parameters, **EMBED})
 CASES = {
     "/api/embed": Case(
@@ -138,6 +164,10 @@ CASES = {
         {"add_special_tokens": booleans, "prompt_name": secrets | values},
     ),
     "/decode": Case({"ids": inputs}, {"skip_special_tokens": booleans}),
+    "/v1/embed": COHERE,
+    "/v2/embed": COHERE,
+    "/v1/tokenize": Case({"text": inputs}),
+    "/v1/detokenize": Case({"tokens": inputs}),
 }
 
 WAYS = ("cut", "drop", "double", "flip", "insert")
@@ -178,7 +208,15 @@ def is_echoed(text: str, message: str) -> bool:
 
 
 # the others are the same twice
-TWICE = {"/embeddings", "/invocations", "/v1/classify", "/v1/rerank", "/v2/rerank", "/v1/reranking"}
+TWICE = {
+    "/embeddings",
+    "/invocations",
+    "/v1/classify",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/reranking",
+    "/v1/embed",
+}
 EACH_PATH = pytest.mark.parametrize("path", sorted(BY_PATH.keys() - TWICE))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.dialects.rerank_requests import DOCUMENTS, post
+from tests.server.dialects.rerank.rerank_requests import DOCUMENTS, post
 
 
 def answer(body: Any) -> Any:

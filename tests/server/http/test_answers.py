@@ -128,7 +128,7 @@ def test_no_answer_leads_to_where_a_client_says(path: str) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_what_was_cut_is_said_where_rows_are_made(path: str) -> None:
     header = ask("POST", path, good_body(path)).headers.get("x-embedline-truncated-inputs")
-    assert (header is None) == (path in ("/tokenize", "/decode", "/api/show"))
+    assert (header is None) == (path in ("/tokenize", "/decode", "/v1/tokenize", "/v1/detokenize", "/api/show"))
 
 
 @pytest.mark.holds("OpenAI's route")

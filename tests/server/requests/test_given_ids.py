@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from server.requests import partial
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
+from server.requests.inputs import partial
 from server.requests.inputs.given_ids import GivenIds, TokenIds
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace

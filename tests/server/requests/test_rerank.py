@@ -1,7 +1,7 @@
 """How a query and documents are scored by each kind of model: what is asked for, and what is made of the answers."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from batch_manager.messages import Refusal as BatchRefusal
 from batch_manager.messages import RequestRefused
 from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import EXPANSION_TOKEN, OutputKind
-from server.requests.errors import DeadlineExceeded, InvalidRequest, RequestError, UnsupportedTask
+from server.requests.errors import DeadlineExceeded, EmptyInput, InvalidRequest, RequestError, UnsupportedTask
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.row_sizes import MAX_COMPARISONS
 from server.requests.trace import Trace
@@ -290,3 +290,32 @@ def test_the_deadline_holds() -> None:
 def test_what_was_cut_is_counted() -> None:
     found, _, trace = ranked(a_request(PAIRS, documents=["a" * 20, "b", "c" * 14]))
     assert (found.num_truncated, trace.num_truncated) == (2, 2)
+
+
+class WithoutSpecialTokens(Tokenizers):
+    """Has no tokens for blank texts, as static embeddings have it."""
+
+    async def tokenize(self, texts: Sequence[str], **how: Any) -> TokenizedTexts:
+        for index, text in enumerate(texts):
+            if not text.strip():
+                raise TextRefused(Refusal.EMPTY, index)
+        return await super().tokenize(texts, **how)
+
+
+def set_tokenizers(edge: Edge) -> None:
+    edge.tokenizers = edge.pipeline._tokenizers = WithoutSpecialTokens()  # type: ignore[assignment]
+
+
+def test_a_blank_document_that_has_no_tokens_gets_0() -> None:
+    def prepare(edge: Edge) -> None:
+        set_tokenizers(edge)
+        edge.managers.rows = np.array([[1, 0], [1, 1], [1, 0], [2, 0], [1, 0]], np.float32)
+
+    found, _, _ = ranked(a_request({}, documents=["a", "", "b", " \n"]), prepare)
+    assert np.allclose(found.scores, [0.5**0.5, 0, 1, 0])
+    assert found.best_first().tolist() == [2, 0, 1, 3]
+
+
+def test_a_blank_query_that_has_no_tokens_is_refused_by_name() -> None:
+    error = error_of(a_request({}, query=" ", documents=["a", ""]), set_tokenizers)
+    assert (type(error), error.param) == (EmptyInput, "query")

@@ -10,7 +10,7 @@ import pytest
 from engine.model.tasks import Task
 from engine.types import OutputKind
 from server.requests import time_slices
-from tests.server.dialects.rerank_requests import (
+from tests.server.dialects.rerank.rerank_requests import (
     DOCUMENTS,
     MIXEDBREAD,
     PATHS,

@@ -7,8 +7,8 @@ import pytest
 
 from engine.model.tasks import Activation, Task
 from engine.types import OutputKind
-from server.requests import document_cut
 from server.requests.errors import NotTokenizable
+from server.requests.inputs import document_cut
 from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.trace import Trace
 from tests.server.edge import Edge, served_model

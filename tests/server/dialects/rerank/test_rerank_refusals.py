@@ -13,7 +13,7 @@ from engine.types import OutputKind
 from server.dialects.rerank.bodies import Family, Habits, decode, family_of
 from server.requests.errors import Overloaded, RequestError
 from server.settings.api_keys import ApiKey, digest
-from tests.server.dialects.rerank_requests import MIXEDBREAD, PATHS, RESULTS, TEI, VOYAGE, post
+from tests.server.dialects.rerank.rerank_requests import MIXEDBREAD, PATHS, RESULTS, TEI, VOYAGE, post
 from tests.server.edge import ERROR_KEYS, Called, Edge, call, new_call, state_with
 from tokenizer_pool.messages import Refusal, TextRefused
 

@@ -10,8 +10,8 @@ import pytest
 
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
-from server.requests import partial
 from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, NotTokenizable, RequestError
+from server.requests.inputs import partial
 from server.requests.trace import Trace
 from server.requests.work import Embedded
 from tests.server.edge import DIMENSIONS, Edge, Tokenizers

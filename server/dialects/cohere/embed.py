@@ -1,0 +1,242 @@
+"""Cohere's POST /v1/embed and /v2/embed, for texts.
+
+https://docs.cohere.com/reference/embed. Version 1 answers `embeddings_floats` if no types are asked for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
+
+from server.dialects.cohere.contents import CONTENTS, read_contents
+from server.dialects.reading.inputs import Inputs, read_texts
+from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.on_error import read_on_error
+from server.dialects.reading.prompts import PromptFields, read_prompt
+from server.dialects.reading.row_numbers import read_dimensions
+from server.dialects.reading.truncation import read_max_tokens, read_truncation
+from server.dialects.route import Answer, Call, Route
+from server.dialects.writing.dtypes import DType, Ranges
+from server.dialects.writing.forms import FLOATS, WITH_ROWS_ONLY, Container, Encoding, RowForm
+from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, rows_alone, rows_or_null
+from server.requests.errors import InvalidRequest
+from server.requests.inputs.partial import embed
+from server.requests.time_slices import TimeSlice
+from server.requests.work import Embedded, EmbedRequest
+from wire.vocabulary import RequestClass
+
+_TEXT_LIST = {"type": "array", "items": {"type": "string"}}
+_FORMS = {
+    "float": FLOATS,
+    "base64": RowForm(Encoding.BASE64),
+    "int8": RowForm(dtype=DType.INT8),
+    "uint8": RowForm(dtype=DType.UINT8),
+    "binary": RowForm(dtype=DType.BINARY),
+    "ubinary": RowForm(dtype=DType.UBINARY),
+}
+_JSON_ONLY = frozenset((Container.JSON,))
+_MAX_PRIORITY = 999
+
+
+def _raw() -> msgspec.Raw:
+    return msgspec.Raw(b"")
+
+
+class EmbedBody(PromptFields, kw_only=True):
+    """The body of POST /v1/embed and /v2/embed. One of `texts` and `inputs` is needed."""
+
+    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = msgspec.field(default_factory=_raw)
+    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=CONTENTS)] = msgspec.field(default_factory=_raw)
+    model: str | None = None
+    embedding_types: list[str] | None = None
+    output_dimension: int | None = None
+    priority: int | None = None  # 0 is the highest
+    on_error: str | None = None  # ours
+
+
+_BODY = BodyReader(EmbedBody)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CohereRequest(EmbedRequest):
+    """What is to be embedded, and how the answer looks."""
+
+    version: int
+    types: Sequence[str]  # names in _FORMS; () = rows without a name
+
+
+def _decode(call: Call, body: bytes, *, version: int) -> CohereRequest:
+    """Raises RequestError, naming the field or index."""
+    fields = _BODY.read(body)
+    model = call.models.choose(fields.model, with_prompt=True)
+    types = _read_types(fields.embedding_types, version=version)
+    call.set_form(_FORMS[types[0]] if types else FLOATS, offers=WITH_ROWS_ONLY if len(types) < 2 else _JSON_ONLY)
+    allows_errors = read_on_error(fields.on_error, call)
+    field, given = _read_items(fields, max_items=call.max_items, may_be_empty=allows_errors)
+    return CohereRequest(
+        model=model,
+        texts=given.texts,
+        prompt=read_prompt(fields, given, model, name=fields.model),
+        truncation=read_truncation(fields, model),
+        max_tokens=read_max_tokens(fields, model),
+        dimensions=read_dimensions(fields.output_dimension, model.dimensions, field="output_dimension"),
+        request_class=_read_class(fields.priority, call),
+        deadline=call.options.deadline,
+        field=field,
+        allows_errors=allows_errors,
+        version=version,
+        types=types,
+    )
+
+
+def _read_items(fields: EmbedBody, *, max_items: int, may_be_empty: bool) -> tuple[str, Inputs]:
+    """The texts, and the name of their field. Raises InvalidRequest, EmptyInput and MalformedBody."""
+    has_texts, has_inputs = (bytes(value) not in (b"", b"null") for value in (fields.texts, fields.inputs))
+    if has_texts == has_inputs:
+        problem = "texts and inputs can't both be given" if has_texts else "texts is missing (or inputs)"
+        raise InvalidRequest(problem, param="texts")
+    if has_inputs:
+        texts = read_contents(fields.inputs, "inputs", max_items=max_items, may_be_empty=may_be_empty)
+        return "inputs", Inputs(texts=texts)
+    given = read_texts(fields.texts, "texts", max_items=max_items, may_be_empty=may_be_empty)
+    if given.is_single:
+        raise InvalidRequest("texts must be a list of texts", param="texts")
+    return "texts", given
+
+
+def _read_types(wanted: list[str] | None, *, version: int) -> Sequence[str]:
+    """Each type once. Raises InvalidRequest."""
+    if not wanted:
+        return () if version == 1 else ("float",)
+    for index, name in enumerate(wanted):
+        if name not in _FORMS:
+            raise InvalidRequest(
+                f"embedding_types[{index}] must be one of {', '.join(_FORMS)}", param=f"embedding_types[{index}]"
+            )
+    return tuple(dict.fromkeys(wanted))
+
+
+def _read_class(priority: int | None, call: Call) -> RequestClass | None:
+    """All but the highest priority is bulk, unless the header says otherwise. Raises InvalidRequest."""
+    if priority is None:
+        return call.options.request_class
+    if not 0 <= priority <= _MAX_PRIORITY:
+        raise InvalidRequest(f"priority must be from 0 to {_MAX_PRIORITY}", param="priority")
+    return call.options.request_class or (RequestClass.BULK if priority else None)
+
+
+class ApiVersion(msgspec.Struct):
+    """The version of Cohere's API."""
+
+    version: str
+
+
+class _BilledUnits(msgspec.Struct):
+    input_tokens: int
+
+
+class _Meta(msgspec.Struct):
+    api_version: ApiVersion
+    billed_units: _BilledUnits
+    warnings: list[str] | msgspec.UnsetType = msgspec.UNSET  # of texts that failed alone
+
+
+async def encode(call: Call, request: CohereRequest, embedded: Embedded) -> Answer:
+    """Long work is done in slices, so that other requests run in between."""
+    form, ranges = call.form or FLOATS, request.model.ranges
+    if form.has_rows_alone:
+        return await rows_alone(embedded, form, ranges)
+    out = bytearray(b'{"id":')
+    out += msgspec.json.encode(call.trace.request_id)
+    if request.types:
+        await _add_rows_by_type(out, request, embedded)
+    else:
+        out += b',"response_type":"embeddings_floats","embeddings":'
+        out += await _rows(embedded, FLOATS)
+    out += b',"texts":['
+    await _add_texts(out, request.texts or ())
+    out += b'],"meta":'
+    out += msgspec.json.encode(_meta(request, embedded))
+    out += b"}"
+    scaled = next((_FORMS[name] for name in request.types if name.endswith("int8")), form)
+    return Answer(200, headers(embedded, scaled, ranges), out)
+
+
+async def _add_rows_by_type(out: bytearray, request: CohereRequest, embedded: Embedded) -> None:
+    out += b',"response_type":"embeddings_by_type","embeddings":{'
+    for index, name in enumerate(request.types):
+        out += b'%b"%b":' % (b"," if index else b"", name.encode())
+        out += await _rows(embedded, _FORMS[name], request.model.ranges)
+    out += b"}"
+
+
+async def _rows(embedded: Embedded, form: RowForm, ranges: Ranges | None = None) -> bytearray:
+    if embedded.failed:
+        return await as_list_of(rows_or_null(embedded, form, ranges))
+    return await as_json(embedded.rows, form, ranges)
+
+
+def _meta(request: CohereRequest, embedded: Embedded) -> _Meta:
+    """With a warning for each text that failed alone."""
+    failed = [error.message for error in (embedded.failed or {}).values()]
+    units = _BilledUnits(embedded.num_tokens)
+    return _Meta(ApiVersion(str(request.version)), units, failed or msgspec.UNSET)
+
+
+async def _add_texts(out: bytearray, texts: Sequence[str]) -> None:
+    """Cohere's clients read them from the answer."""
+    time_slice = TimeSlice()
+    for index, text in enumerate(texts):
+        if index:
+            out += b","
+        out += msgspec.json.encode(text)
+        await time_slice.end_if_over()
+
+
+class EmbeddingsFloats(msgspec.Struct):
+    """The answer of version 1 where no types are asked for."""
+
+    id: str
+    response_type: Literal["embeddings_floats"]
+    embeddings: list[list[float]]
+    texts: list[str]
+    meta: _Meta
+
+
+class _ByType(msgspec.Struct, omit_defaults=True):
+    floats: list[list[float]] = msgspec.field(name="float", default_factory=list)
+    int8: list[list[int]] = []
+    uint8: list[list[int]] = []
+    binary: list[list[int]] = []
+    ubinary: list[list[int]] = []
+    base64: list[str] = []
+
+
+class EmbeddingsByType(msgspec.Struct):
+    """The other answer; it has the types that are asked for."""
+
+    id: str
+    response_type: Literal["embeddings_by_type"]
+    embeddings: _ByType
+    texts: list[str]
+    meta: _Meta
+
+
+ROUTES = tuple(
+    Route(
+        path=f"/v{version}/embed",
+        decode=partial(_decode, version=version),
+        run=embed,
+        encode=encode,
+        error_shape=openai_error,
+        summary=f"Embed texts with version {version} of Cohere's API",
+        body=EmbedBody,
+        example={"texts": ["The ferry leaves at seven."], "input_type": "search_document"},
+        answers=(EmbeddingsFloats, EmbeddingsByType) if version == 1 else (EmbeddingsByType,),
+        raw_answer=ROWS,
+    )
+    for version in (1, 2)
+)
