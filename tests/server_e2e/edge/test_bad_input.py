@@ -229,8 +229,8 @@ def raw_reply(server: Server, *parts: bytes) -> bytes:
         for part in parts:
             connection.sendall(part)
         received = b""
-        while not received.endswith(b"}}"):
-            received += connection.recv(65536) or b"}}"
+        while not received.endswith(b"}"):
+            received += connection.recv(65536) or b"}"
         return received
 
 
