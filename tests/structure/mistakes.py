@@ -316,4 +316,32 @@ MISTAKES = (
         "hashlib.blake2b(digest_size=16)",
         "tests/batch_manager/test_quarantine.py",
     ),
+    Mistake(
+        "The client comes back before it is asked to",
+        "embedline",
+        "return failure.retry_after + chance.uniform(0.0, 0.1 + 0.1 * failure.retry_after)",
+        "return chance.uniform(0.0, 0.1 + failure.retry_after)",
+        "tests/embedline/client/test_jobs.py",
+    ),
+    Mistake(
+        "The client takes rows for other texts than they are for",
+        "embedline",
+        "return self._place(batch.start, batch.stop, width)",
+        "return self._place(0, len(batch.items), width)",
+        "tests/embedline/client/test_embed.py",
+    ),
+    Mistake(
+        "The client believes an answer that has too few rows",
+        "embedline",
+        "if found != len(batch.items):",
+        "if found > len(batch.items):",
+        "tests/embedline/client/test_wrong_servers.py",
+    ),
+    Mistake(
+        "The loser of a hedged request goes on",
+        "embedline",
+        "if loser is not winner:",
+        "if loser is winner and len(copies) > 2:",
+        "tests/embedline/client/test_time.py",
+    ),
 )

@@ -1,6 +1,7 @@
 """Cancellation, deadlines and hedging over real connections: events decide the order, no time is asserted."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from embedline import (
     RequestFailed,
     RequestProcessingPreference,
 )
+from embedline.client.calls import runner
 from tests.embedline.client.stub import CLOSE, RESET, Seen, Step, Stub, http, raw, rows_of, stub, texts
 
 
@@ -77,6 +79,29 @@ def test_an_attempt_that_takes_too_long_is_made_again() -> None:
         assert np.array_equal(client.embed("text 3", preference=preference).numpy(), rows_of(["text 3"]))
         never.set()
     assert len(server.seen) == 2
+
+
+class JumpingClock:
+    """Goes on by half a second between any two looks at it, as on a machine that has no time for this process."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def monotonic(self) -> float:
+        self._ahead += 0.49
+        return time.monotonic() + self._ahead
+
+
+def test_no_wake_up_is_missed_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for a retry may come after it was looked what is due, and before the wait for it begins."""
+    monkeypatch.setattr(runner, "time", JumpingClock())
+    preference = RequestProcessingPreference(initial_backoff_ms=1000, total_timeout_s=60)
+    script = lambda seen: [RESET] if seen.number % 2 == 0 else [raw(seen.texts)]  # noqa: E731
+    with stub(script) as server:
+        for _ in range(3):
+            with Client(server.url) as client:
+                client.embed("text", preference=preference)
+    assert len(server.seen) == 6
 
 
 def hedging(share: float = 1.0) -> RequestProcessingPreference:
