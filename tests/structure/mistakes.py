@@ -338,10 +338,10 @@ MISTAKES = (
         "tests/embedline/client/test_wrong_servers.py",
     ),
     Mistake(
-        "The loser of a hedged request goes on",
+        "The budget of hedged requests is not kept",
         "embedline",
-        "if loser is not winner:",
-        "if loser is winner and len(copies) > 2:",
-        "tests/embedline/client/test_time.py",
+        "if share <= 0 or self._num_hedges >= max(1.0, share * self._num_requests):",
+        "if share <= 0:",
+        "tests/embedline/client/test_limit.py",
     ),
 )
