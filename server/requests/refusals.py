@@ -41,7 +41,7 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
             together = " together with the text it is paired with" if is_pair else ""
             problem = f"is longer than {limit}{together} and truncation is off"
         case tokenizing.Refusal.NO_ROOM:
-            problem = f"may have {refused.max_tokens} tokens, and {refused.num_tokens} are not of the text"
+            problem = f"has no room: {refused.num_tokens} special tokens leave none of {refused.max_tokens}"
         case tokenizing.Refusal.EMPTY:
             problem = "has no tokens"
         case tokenizing.Refusal.OUT_OF_VOCABULARY:

@@ -25,13 +25,27 @@ numbers = st.one_of(st.integers(), st.floats(allow_nan=True, allow_infinity=True
 leaves = st.one_of(secrets, secrets, numbers, st.booleans(), st.none())
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(secrets, inner, max_size=3))
 ids = st.lists(st.integers(-5, 200), min_size=1, max_size=5)
-inputs = st.one_of(secrets, st.lists(secrets, max_size=6), ids, st.lists(ids, max_size=6), values)
+objects = st.fixed_dictionaries({"text": secrets | values}, optional={"image": values, "id": values})
+inputs = st.one_of(
+    secrets,
+    st.lists(secrets, max_size=6),
+    ids,
+    st.lists(ids, max_size=6),
+    st.lists(secrets | ids | objects, max_size=4),
+    values,
+)
 dimensions = st.integers(-2, 20) | values
 booleans = st.booleans() | values
 how = {
     "truncate": booleans,
     "truncation_direction": st.sampled_from(["left", "Left", "right", "Right"]) | values,
+    "truncation_side": st.sampled_from(["left", "right"]) | values,
+    "truncate_prompt_tokens": dimensions,
+    "max_tokens": dimensions,
     "prompt_name": secrets | values,
+    "prompt": secrets | values,
+    "input_type": st.sampled_from(["query", "document", "clustering"]) | secrets | values,
+    "task": secrets | values,
 }
 similar = st.fixed_dictionaries(
     {"source_sentence": secrets | values, "sentences": st.lists(secrets, max_size=6) | values}
@@ -53,7 +67,17 @@ class Case:
     @property
     def names(self) -> set[str]:
         """Fields, which a refusal may name."""
-        return {"model", "source_sentence", "sentences", "parameters", *self.required, *self.optional, *how}
+        return {
+            "model",
+            "text",
+            "image",
+            "source_sentence",
+            "sentences",
+            "parameters",
+            *self.required,
+            *self.optional,
+            *how,
+        }
 
 
 EMBED = {"normalize": booleans, "dimensions": dimensions, **how}
@@ -63,7 +87,9 @@ OPENAI = Case(
         "encoding_format": st.sampled_from(["float", "base64", "bytes"]) | values,
         "dimensions": dimensions,
         "user": secrets | values,
-        "prompt_name": secrets | values,
+        "output_dimension": dimensions,
+        "normalized": booleans,
+        **how,
     },
 )
 documents = (
@@ -254,7 +280,7 @@ def decode_or_refuse(path: str, data: st.DataObject) -> None:
 def check(request: object) -> None:
     """There is something to do."""
     if isinstance(request, EmbedRequest | ClassifyRequest | ClassifyTokensRequest):
-        assert (request.texts is None) != (request.token_ids is None)
+        assert request.texts or request.token_ids
         assert request.num_items >= 1
     elif isinstance(request, RerankRequest):
         assert request.query

@@ -81,7 +81,7 @@ def is_well(server: Server) -> bool:
         ({"input": [[-(10**30)]]}, "input[0]"),
         ({"input": [[101, *range(1000), 102], [101, 99999, *range(1000), 102]]}, "input[1]"),
         # the other fields
-        ({"input": SECRET, "dimensions": 0}, "dimensions"),
+        ({"input": SECRET, "output_dimension": 0}, "output_dimension"),
         ({"input": SECRET, "dimensions": DIMENSIONS + 1}, "dimensions"),
         ({"input": SECRET, "dimensions": SECRET}, "dimensions"),
         ({"input": SECRET, "encoding_format": SECRET}, "encoding_format"),
