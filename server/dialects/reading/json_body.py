@@ -18,16 +18,6 @@ _OTHERS = bytes(set(range(256)) - set(b'[{]}"'))
 _MARKS_A_STEP = 1 << 14  # so that int16 has room for the levels, and numpy's arrays stay in the cache
 
 
-def parse_body(decoder: "msgspec.json.Decoder[_Parsed]", body: bytes) -> _Parsed:
-    """A route's whole body. Fields that the route does not know are ignored, but nothing may be nested too deeply.
-
-    Raises MalformedBody and InvalidRequest.
-    """
-    parsed = parse(decoder, body)
-    check_depth(body)
-    return parsed
-
-
 def check_depth(body: bytes) -> None:
     """Raises MalformedBody for valid JSON that is nested too deeply."""
     if body.count(b"[") + body.count(b"{") > _MAX_DEPTH and _is_deep(body):

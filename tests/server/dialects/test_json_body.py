@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from server.dialects.reading.json_body import parse_body
+from server.dialects.reading.known_fields import BodyReader
 from server.requests.errors import MalformedBody
 
 
@@ -20,7 +20,7 @@ class Body(msgspec.Struct):
     inner: Inner | None = None
 
 
-DECODER = msgspec.json.Decoder(Body)
+BODIES = BodyReader(Body)
 
 
 def body(other: Any) -> bytes:
@@ -38,27 +38,27 @@ def nested(depth: int, *, kind: str) -> Any:
 @pytest.mark.holds("Limits")
 @pytest.mark.parametrize("kind", ["lists", "objects", "both"])
 def test_a_field_that_is_passed_over_may_be_nested_64_levels_deep_with_the_body(kind: str) -> None:
-    assert parse_body(DECODER, body(nested(63, kind=kind))).text == "a"
+    assert BODIES.read(body(nested(63, kind=kind))).text == "a"
     for depth in (64, 65, 400, 100_000):
         deep = b'{"text":"a","other":' + b"[" * depth + b"]" * depth + b"}"
         with pytest.raises(MalformedBody):
-            parse_body(DECODER, deep if depth > 400 else body(nested(depth, kind=kind)))
+            BODIES.read(deep if depth > 400 else body(nested(depth, kind=kind)))
 
 
 @pytest.mark.parametrize("depth", [65, 100_000])
 def test_the_refusal_says_that_it_is_the_depth(depth: int) -> None:
     """Also where the decoder itself gives up."""
     with pytest.raises(MalformedBody, match="nested"):
-        parse_body(DECODER, b'{"text":"a","other":' + b"[" * depth + b"]" * depth + b"}")
+        BODIES.read(b'{"text":"a","other":' + b"[" * depth + b"]" * depth + b"}")
 
 
 def test_so_it_is_in_an_object_that_is_known() -> None:
     inner = {"text": "b", "other": nested(62, kind="lists")}
 
-    assert parse_body(DECODER, json.dumps({"text": "a", "inner": inner}).encode()).inner == Inner("b")
+    assert BODIES.read(json.dumps({"text": "a", "inner": inner}).encode()).inner == Inner("b")
     inner["other"] = nested(63, kind="lists")
     with pytest.raises(MalformedBody):
-        parse_body(DECODER, json.dumps({"text": "a", "inner": inner}).encode())
+        BODIES.read(json.dumps({"text": "a", "inner": inner}).encode())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_so_it_is_in_an_object_that_is_known() -> None:
     ids=["text", "quotes and backslashes", "many beside each other", "objects", "names"],
 )
 def test_brackets_in_texts_and_beside_each_other_are_no_levels(other: Any) -> None:
-    assert parse_body(DECODER, body(other)).text == "a"
+    assert BODIES.read(body(other)).text == "a"
 
 
 @pytest.mark.holds("Limits")
@@ -88,10 +88,10 @@ def test_the_levels_of_any_body_are_counted_right() -> None:
             deepest = nested(extra, kind="lists")
             given = body([*other, deepest]) if random_.random() < 0.5 else body([deepest, *other])
             if extra == 62:
-                assert parse_body(DECODER, given).text == "a"
+                assert BODIES.read(given).text == "a"
             else:
                 with pytest.raises(MalformedBody, match="nested deeper than 64"):
-                    parse_body(DECODER, given)
+                    BODIES.read(given)
 
 
 @pytest.mark.holds("Limits")
@@ -100,7 +100,7 @@ def test_the_levels_of_any_body_are_counted_right() -> None:
 )
 def test_megabytes_of_brackets_and_quotes_are_looked_through(value: str) -> None:
     given = '{"text":"a","other":[' + ",".join([value] * (1_000_000 // len(value))) + ",[[]]]}"
-    assert parse_body(DECODER, given.encode()).text == "a"
+    assert BODIES.read(given.encode()).text == "a"
     deep = given.replace("[[]]", "[" * 64 + "]" * 64)
     with pytest.raises(MalformedBody, match="nested deeper than 64"):
-        parse_body(DECODER, deep.encode())
+        BODIES.read(deep.encode())
