@@ -48,7 +48,12 @@ def test_waits_end_over_tls_too(contexts: tuple[ssl.SSLContext, ssl.SSLContext],
         with pytest.raises(DeadlineExceeded):
             client.embed("text", preference=RequestProcessingPreference(timeout_s=0.2, max_retries=0))
         number = len(server.seen)
-        thread = threading.Thread(target=lambda: (server.wait_until(lambda: len(server.seen) > number), token.cancel()))
+
+        def cancel() -> None:
+            server.wait_until(lambda: len(server.seen) > number)
+            token.cancel()
+
+        thread = threading.Thread(target=cancel)
         thread.start()
         with pytest.raises(Cancelled):
             client.embed("text", preference=RequestProcessingPreference(cancel_token=token))
