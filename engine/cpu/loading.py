@@ -18,6 +18,7 @@ from engine.model import model_folder
 from engine.model.arrays import weights_files
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, TokenScores, VocabularyWeights
+from engine.model.weights import weights_of
 from engine.store import fingerprint
 from engine.store.cache import Cache
 from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OutputKind
@@ -27,6 +28,7 @@ logger = logging.getLogger("embedline.engine")
 # Tokens of a batch for each stream. Twice as many would save another 2 % of padding at most.
 _TARGET_NUM_TOKENS = 2048
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default
+_GRAPH_BYTES = 16 << 20
 _EXTRA = "'embedline[server]'"
 
 # Packages and files of ours that the compiled model depends on, besides the backend's.
@@ -167,7 +169,7 @@ class _Loader:
     def _load_cold(self, key: str, makers: Makers) -> tuple[Executor, Facts]:
         from engine.cpu.conversion import build  # imports torch
 
-        with self._cache.new_folder() as target:
+        with self._cache.new_folder(_most_bytes(self._folder.path)) as target:
             converted = build.convert(self._backend, self._folder, self.choices, target=target)
             try:
                 executor = self._open(target)
@@ -184,6 +186,11 @@ class _Loader:
 
     def _open(self, folder: Path) -> Executor:
         return self._backend.open(folder, dtype=self.choices.dtype, num_threads=self._num_threads)
+
+
+def _most_bytes(folder: Path) -> int:
+    """That the converted model takes on the disk: every number as a float32, and the graph."""
+    return 4 * sum(weights_of(folder).num_parameters.values()) + _GRAPH_BYTES
 
 
 def _info(

@@ -80,16 +80,29 @@ class Cache:
         return self._writable_root() is not None
 
     @contextlib.contextmanager
-    def new_folder(self) -> Iterator[Path]:
-        """An empty folder, for `put`, or removed at the end. Raises ModelError where none can be made."""
+    def new_folder(self, num_bytes: int = 0) -> Iterator[Path]:
+        """An empty folder with room for so much, for `put`, or removed at the end. Where the cache has no room it is a
+        temporary one. Raises ModelError where none can be made."""
         try:
-            folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._writable_root()))
+            folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._root_with_room(num_bytes)))
         except OSError as error:
             raise ModelError(f"there is no folder to make the model in: {one_line(error)}") from error
         try:
+            _check_room(folder, num_bytes)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _root_with_room(self, num_bytes: int) -> Path | None:
+        """None = the temporary folder."""
+        root = self._writable_root()
+        try:
+            if root is not None:
+                _check_room(root, num_bytes)
+        except ModelError as error:
+            logger.warning("the model is not cached: %s", error)
+            return None
+        return root
 
     def put(self, key: str, folder: Path, facts: Json) -> None:
         """Keep the content of a new folder, which is gone afterwards. An entry that is there already stays."""
@@ -139,6 +152,13 @@ class Cache:
             gone = [file.parent for file in entries[: -self._max_entries]]
             for folder in gone + [folder for folder in leftovers if folder.stat().st_mtime < earliest]:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_room(folder: Path, num_bytes: int) -> None:
+    """Raises ModelError. What a library writes to a full disk it may cut short without an error."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise ModelError(f"it takes up to {num_bytes >> 20} MiB, and {free >> 20} MiB are free in {folder}")
 
 
 def _write_manifest(folder: Path, facts: Json) -> None:

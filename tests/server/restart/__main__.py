@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.report import Report
 from tests.server.restart.load import Load
+from tests.server.restart.test_haproxy_faults import rolling
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import PATIENCE, Server, serving
 
@@ -67,16 +68,22 @@ def takeovers(rounds: int, num_requests: int) -> Counter[str]:
         return asyncio.run(_take_over(rounds, num_requests, Path(folder)))
 
 
+def behind_haproxy(rounds: int, num_requests: int) -> Counter[str]:
+    """Two servers are restarted in turn, so often each."""
+    with tempfile.TemporaryDirectory() as folder:
+        return rolling(Path(folder), rounds=rounds, num_requests=num_requests).outcomes
+
+
 def main() -> int:
     """The exit code: 1 if a request was lost."""
     parser = argparse.ArgumentParser(prog="python -m tests.server.restart", description=__doc__)
-    parser.add_argument("what", choices=("stops", "takeovers", "all"))
+    parser.add_argument("what", choices=("stops", "takeovers", "rolling", "all"))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--requests", type=int, default=5000, help="before each stop or takeover")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     report = Report("restarts", "Requests lost in stops and takeovers under load")
-    runs = {"stops": stops, "takeovers": takeovers}
+    runs = {"stops": stops, "takeovers": takeovers, "rolling": behind_haproxy}
     lost = 0
     for name in runs if arguments.what == "all" else [arguments.what]:
         outcomes = runs[name](arguments.rounds, arguments.requests)

@@ -5,7 +5,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,27 +59,43 @@ def accepts(port: int) -> bool:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
-async def restarted(servers: list[Server], balancer: int, folder: Path, stack: contextlib.ExitStack) -> Load:
+async def _restart_all(
+    servers: list[Server], load: Load, folder: Path, stack: contextlib.ExitStack, *, num_requests: int
+) -> None:
+    """One after another, while clients ask; `servers` are the new ones then."""
+    for index, server in enumerate(servers):
+        server.process.terminate()
+        assert await asyncio.to_thread(server.process.wait, PATIENCE) == 0
+        after = Server(*FLAGS, *DELAY, "--port", str(server.port), folder=folder)
+        stack.enter_context(contextlib.closing(after))
+        await asyncio.to_thread(after.wait_ready)
+        servers[index] = after
+        await load.wait_for(num_requests)  # haproxy has noticed by then
+
+
+async def _rolling(folder: Path, stack: contextlib.ExitStack, *, rounds: int, num_requests: int) -> Load:
+    servers = [stack.enter_context(serving(*FLAGS, *DELAY, folder=folder)) for _ in range(2)]
+    balancer = stack.enter_context(balancing(servers[0].port, servers[1].port, folder))
     async with Load(balancer) as load:
         await load.wait_for(300)
-        for server in servers:
-            server.process.terminate()
-            assert await asyncio.to_thread(server.process.wait, PATIENCE) == 0
-            after = Server(*FLAGS, *DELAY, "--port", str(server.port), folder=folder)
-            stack.enter_context(contextlib.closing(after))
-            await asyncio.to_thread(after.wait_ready)
-            await load.wait_for(1000)  # haproxy has noticed by then
+        for number in range(rounds):
+            await _restart_all(servers, load, folder, stack, num_requests=num_requests)
+            print(f"rolling restart {number + 1}: {dict(load.outcomes)}", flush=True)
     return load
+
+
+def rolling(folder: Path, *, rounds: int, num_requests: int) -> Load:
+    """Restart both servers so often, with so many requests after each."""
+    with contextlib.ExitStack() as stack:
+        return asyncio.run(_rolling(folder, stack, rounds=rounds, num_requests=num_requests))
 
 
 @pytest.mark.full
 @pytest.mark.faults
 @pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
 @pytest.mark.holds("A connection that was established is answered")
-def test_a_rolling_restart_behind_haproxy_loses_nothing(tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(serving(*FLAGS, *DELAY, folder=tmp_path)) for _ in range(2)]
-        balancer = stack.enter_context(balancing(servers[0].port, servers[1].port, tmp_path))
-        load = asyncio.run(restarted(servers, balancer, tmp_path, stack))
+def test_a_rolling_restart_behind_haproxy_loses_nothing(tmp_path: Path, reached: Callable[[str, str], None]) -> None:
+    load = rolling(tmp_path, rounds=1, num_requests=1000)
+    reached("R10", f"{load.outcomes['answered']:,} requests behind haproxy, {load.lost or 'none'} lost")
     assert load.lost == {}
     assert load.outcomes["refused"] == 0
