@@ -6,6 +6,8 @@ import gc
 import socket
 from collections.abc import Callable, Mapping
 
+from fastapi import FastAPI
+
 from batch_manager.client.managers import BatchManagers
 from server.frontend.request_log import Logged, RequestLog
 from server.frontend.request_metrics import RequestMetrics
@@ -13,11 +15,12 @@ from server.frontend.start import FrontendStart
 from server.http.acceptor import Share
 from server.http.app import App, with_cors
 from server.http.auth import Keys
-from server.http.body import ASGIApp, BodyReader
-from server.http.get_routes import MetricsSource, make_app
+from server.http.body import BodyReader
+from server.http.get_routes import make_app
 from server.http.hosts import Hosts
 from server.http.http_server import HttpServer
 from server.http.tls import Certificate
+from server.metrics.registry import MetricsSource
 from server.requests.admission.admission import Admission
 from server.requests.inputs.given_ids import GivenIds, TokenIds
 from server.requests.models import ServerState
@@ -104,7 +107,7 @@ def _make_app(
     admission: Admission,
     pipeline: Pipeline,
     finished: Callable[[Trace], None],
-    fallback: ASGIApp,
+    fallback: FastAPI,
 ) -> App:
     return App(
         state=state,
