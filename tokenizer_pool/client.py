@@ -1,4 +1,4 @@
-"""The tokenizer pool as a frontend uses it: texts of a whole request in, flat ids out; or tokens, or texts of ids.
+"""The tokenizer pool as a frontend uses it: texts of a request in, flat ids out; or tokens, or texts of ids or chats.
 
 Cuts requests into pieces, spreads them over the workers and joins the answers. Knows nothing of HTTP or batches.
 """
@@ -6,15 +6,15 @@ Cuts requests into pieces, spreads them over the workers and joins the answers. 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
-from itertools import zip_longest
 
 import numpy as np
 
+from tokenizer_pool.chat import Chat, ChatPiece, RenderedPiece
 from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece, Token
 from tokenizer_pool.lane import AnyJob, Lane
 from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizedPiece, Truncation
 from tokenizer_pool.pieces import MAX_PIECE_SECONDS, Answer, Job, Pace, Part, cap, cut
-from tokenizer_pool.tasks import AnyAnswer, AnyPiece
+from tokenizer_pool.tasks import AnyAnswer, AnyPiece, first_unencodable
 from tokenizer_pool.token_ids import TokenizedTexts, flatten, join, offsets_of
 from wire.vocabulary import RequestClass
 
@@ -169,6 +169,24 @@ class TokenizerPool:
         job: Job[DecodedPiece] = Job(_parts(token_ids, piece, pace=self._paces[model, DecodePiece]))
         return [text for answer in await self._answers(job, request_class) for text in answer.texts]
 
+    async def render(
+        self, conversations: Sequence[str], *, model: int, request_class: RequestClass, chat: Chat
+    ) -> list[str]:
+        """The text of each conversation, which is a JSON list of messages; at least one conversation.
+
+        Raises TextRefused with the index in `conversations`: NO_TEMPLATE, TOO_MUCH for more than MAX_DETAIL_CHARS in
+        all, FAILED for one that the template does not take.
+        """
+        assert conversations, "a request without conversations is refused at the edge"
+        if sum(map(len, conversations)) > MAX_DETAIL_CHARS:
+            raise TextRefused(Refusal.TOO_MUCH, -1)
+
+        def piece(start: int, stop: int) -> ChatPiece:
+            return ChatPiece(model, request_class, conversations[start:stop], chat)
+
+        job: Job[RenderedPiece] = Job(_parts(conversations, piece, pace=self._paces[model, ChatPiece]))
+        return [text for answer in await self._answers(job, request_class) for text in answer.texts]
+
     async def _answers(self, job: Job[Answer], request_class: RequestClass) -> list[Answer]:
         """What workers say to each part, in order. Raises TextRefused."""
         waiting = self._waiting[request_class]
@@ -211,7 +229,7 @@ class TokenizerPool:
         try:
             lane.send(job, part)
         except UnicodeEncodeError:
-            job.refuse(part, TextRefused(Refusal.FAILED, _first_unencodable(part.piece)))
+            job.refuse(part, TextRefused(Refusal.FAILED, first_unencodable(part.piece)))
 
     def _pace(self, part: Part) -> Pace:
         return self._paces[part.piece.model, type(part.piece)]
@@ -269,19 +287,6 @@ def _blame(owed: Sequence[tuple[AnyJob, Part]]) -> None:
         if part.deaths == _MAX_DEATHS:
             job.refuse(part, TextRefused(Refusal.FAILED, 0 if part.piece.num_items == 1 else -1))
             break
-
-
-def _first_unencodable(piece: AnyPiece) -> int:
-    """Index of the first text or pair with a lone surrogate, -1 where there is none."""
-    if isinstance(piece, DecodePiece):
-        return -1
-    pair_texts = piece.pair_texts if isinstance(piece, Piece) else ()
-    for index, texts in enumerate(zip_longest(piece.texts, pair_texts, fillvalue="")):
-        try:
-            "".join(texts).encode()
-        except UnicodeEncodeError:
-            return index
-    return -1
 
 
 def _mark_truncated(tokenized: TokenizedTexts, indices: Sequence[int]) -> TokenizedTexts:

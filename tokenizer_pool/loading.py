@@ -16,7 +16,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 Config = dict[str, Any]
 
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class TokenizerError(Exception):
@@ -46,11 +46,11 @@ def load_as_it_stands(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: bool) -> None:
-    config = _read_config(folder / "tokenizer_config.json")
+    config = read_config(folder / "tokenizer_config.json")
     family = _FAMILIES.get(_tokenizer_class(folder, config))
     if family is not None:
         family(tokenizer, config, folder)
-    _add_tokens(tokenizer, config, _read_config(folder / "special_tokens_map.json"))
+    _add_tokens(tokenizer, config, read_config(folder / "special_tokens_map.json"))
     if do_lower_case:
         _prepend_lowercase(tokenizer)
     tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
@@ -64,7 +64,7 @@ def has_token_types(folder: Path) -> bool:
 
     Raises TokenizerError.
     """
-    config = _read_config(folder / "tokenizer_config.json")
+    config = read_config(folder / "tokenizer_config.json")
     names = config.get("model_input_names")
     return "token_type_ids" in names if isinstance(names, list) else _tokenizer_class(folder, config) in _WITH_TYPES
 
@@ -81,7 +81,7 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(f"{path} can't be read by tokenizers {tokenizers.__version__}: {reason}") from None
 
 
-def _read_config(path: Path) -> Config:
+def read_config(path: Path) -> Config:
     """The JSON object in a file, {} where there is no such file."""
     if not path.is_file():
         return {}
@@ -96,7 +96,7 @@ def _read_config(path: Path) -> Config:
 
 def _tokenizer_class(folder: Path, config: Config) -> str:
     """The class that transformers would take, without "Fast"; "" where no file names one."""
-    model = _read_config(folder / "config.json")
+    model = read_config(folder / "config.json")
     name = config.get("tokenizer_class") or model.get("tokenizer_class")
     return str(name or _CLASS_OF_MODEL_TYPE.get(model.get("model_type", ""), "")).removesuffix("Fast")
 
@@ -162,7 +162,7 @@ def _scores(folder: Path) -> list[tuple[str, float]]:
     The library's own reader is off by the last bit for some, and where two ways to cut a text score the same, that bit
     decides.
     """
-    return [(piece, score) for piece, score in _read_config(folder / "tokenizer.json")["model"]["vocab"]]
+    return [(piece, score) for piece, score in read_config(folder / "tokenizer.json")["model"]["vocab"]]
 
 
 def _split_at_spaces(tokenizer: tokenizers.Tokenizer, config: Config) -> None:
@@ -243,7 +243,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Config, special_tokens_
 
 
 def _named_tokens(config: Config) -> Iterator[str | Config]:
-    yield from (config[name] for name in _NAMED_TOKENS if config.get(name))
+    yield from (config[name] for name in NAMED_TOKENS if config.get(name))
     more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     yield from more.values() if isinstance(more, dict) else more
 

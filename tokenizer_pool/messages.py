@@ -1,7 +1,8 @@
 """What a tokenizer worker is sent and what it sends: START, and the frames between it and a frontend.
 
 The worker sends READY on each connection it accepts. Under the same id it answers TOKENIZE with TOKENIZED, DETAIL with
-DETAILED and DECODE with DECODED, or any of them with REFUSED. What DETAIL and DECODE carry is in `details`.
+DETAILED, DECODE with DECODED and CHAT with RENDERED, or any of them with REFUSED. What DETAIL and DECODE carry is in
+`details`, what CHAT carries in `chat`.
 """
 
 import enum
@@ -23,6 +24,8 @@ DETAIL = 0x0204
 DETAILED = 0x0205
 DECODE = 0x0206
 DECODED = 0x0207
+CHAT = 0x0208
+RENDERED = 0x0209
 
 # model (u16), class (u8), truncation (u8), number of texts (u32), bytes of the prompt (u32), pairing (u8), whether
 # special tokens are added (u8), most tokens of a text (u32, 0 = as many as the model takes);
@@ -59,6 +62,7 @@ class Refusal(enum.IntEnum):
     OUT_OF_VOCABULARY = 3  # an id that the model has no row for: a given one, or of an added token in the text
     TOO_MUCH = 4  # all items of a request together: more than it may have for details, or to be decoded
     NO_ROOM = 5  # the special tokens alone are as many as a text may have in this request
+    NO_TEMPLATE = 6  # the model has no chat template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

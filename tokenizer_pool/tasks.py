@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
-from tokenizer_pool import details, messages
+from tokenizer_pool import chat, details, messages
+from tokenizer_pool.chat import ChatPiece, RenderedPiece
 from tokenizer_pool.details import DecodedPiece, DecodePiece, DetailedPiece, DetailPiece
 from tokenizer_pool.messages import Piece, TokenizedPiece
 from wire.frames import Buffer
 
-AnyPiece = Piece | DetailPiece | DecodePiece
-AnyAnswer = TokenizedPiece | DetailedPiece | DecodedPiece
+AnyPiece = Piece | DetailPiece | DecodePiece | ChatPiece
+AnyAnswer = TokenizedPiece | DetailedPiece | DecodedPiece | RenderedPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +52,26 @@ TASKS: dict[type[AnyPiece], Task] = {
         details.encode_decoded,
         details.decode_decoded,
     ),
+    ChatPiece: Task(
+        messages.CHAT,
+        messages.RENDERED,
+        chat.encode_chat,
+        chat.decode_chat,
+        chat.encode_rendered,
+        chat.decode_rendered,
+    ),
 }
 BY_KIND = {task.asked: task for task in TASKS.values()}
+
+
+def first_unencodable(piece: AnyPiece) -> int:
+    """Index of the first text or pair with a lone surrogate, -1 where there is none."""
+    if isinstance(piece, DecodePiece | ChatPiece):
+        return -1
+    pair_texts = piece.pair_texts if isinstance(piece, Piece) else ()
+    for index, texts in enumerate(zip_longest(piece.texts, pair_texts, fillvalue="")):
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError:
+            return index
+    return -1

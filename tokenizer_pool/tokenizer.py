@@ -10,6 +10,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from tokenizer_pool.chat_template import ChatTemplate
 from tokenizer_pool.details import DecodedPiece, DetailedPiece, Token
 from tokenizer_pool.guarded import of_each
 from tokenizer_pool.loading import TokenizerError, has_token_types, load, load_as_it_stands
@@ -100,6 +101,11 @@ class Tokenizer:
         lists = [ids.tolist() for ids in np.split(token_ids, offsets[1:-1])]
         decode = partial(self._backend.decode_batch, skip_special_tokens=skip_special_tokens)
         return DecodedPiece(of_each(decode, lists), time.perf_counter() - start)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """Raises TextRefused (NO_TEMPLATE) if the model has none."""
+        return ChatTemplate(Path(self._spec.folder))
 
     def _encode_pairs(
         self, texts: Sequence[str], pair_texts: Sequence[str], prompt: str, truncation: Truncation, max_seqlen: int

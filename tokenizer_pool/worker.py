@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tokenizer_pool import messages
+from tokenizer_pool.chat import ChatPiece, RenderedPiece
 from tokenizer_pool.details import DecodedPiece, DetailPiece
 from tokenizer_pool.loading import TokenizerError
 from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizerSpec, TokenizerStart
@@ -135,7 +136,7 @@ class Worker:
             raise TextRefused(Refusal.TOO_MUCH, -1) from None
 
     def _count(self, model: int, answer: AnyAnswer) -> None:
-        if isinstance(answer, DecodedPiece):
+        if isinstance(answer, DecodedPiece | RenderedPiece):
             return
         name = self._models[model]
         self._metrics.count("embedline_tokenized_texts_total", name, by=answer.num_items)
@@ -170,6 +171,8 @@ def _do(tokenizer: Tokenizer, piece: AnyPiece) -> AnyAnswer:
         )
     if isinstance(piece, DetailPiece):
         return tokenizer.details(piece.texts, prompt=piece.prompt, add_special_tokens=piece.add_special_tokens)
+    if isinstance(piece, ChatPiece):
+        return tokenizer.chat_template.render(piece.conversations, piece.chat)
     return tokenizer.decode(piece.token_ids, piece.offsets, skip_special_tokens=piece.skip_special_tokens)
 
 

@@ -5,21 +5,22 @@ The two answers can't be one: each item of `data` is an object in vLLM's, and a 
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.predict import prompt_for
+from server.dialects.vllm.chat import TextOrChatReader, work_of
 from server.dialects.writing.openai_shapes import Usage, openai_error
 from server.dialects.writing.predictions import Prediction, classes, predictions
 from server.dialects.writing.rows import ROWS, as_list, headers, rows_alone
 from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.errors import InvalidRequest
+from server.requests.models import ServedModel
 from server.requests.work import Embedded
 
 
@@ -30,10 +31,11 @@ class ClassifyBody(TruncationFields, kw_only=True):
     model: str | None = None
     use_activation: bool | None = None  # vLLM's; None = true
     raw_scores: bool | UnsetType = UNSET  # Infinity's, which always sends it
+    add_special_tokens: bool = True  # vLLM's
     user: str | None = None
 
 
-_BODY = BodyReader(ClassifyBody)
+_BODY = TextOrChatReader(ClassifyBody, field="input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,8 @@ def decode_v1(call: Call, body: bytes) -> _Request:
 
 
 def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Request:
-    fields = _BODY.read(body)
+    fields, chat = _BODY.read(body)
     model = call.models.choose(fields.model)
-    given = read_inputs(fields.input, "input", max_items=call.max_items)
     has_raw_scores = fields.raw_scores is not UNSET
     if has_raw_scores and fields.use_activation is not None:
         raise InvalidRequest(
@@ -63,17 +64,26 @@ def _decode(call: Call, body: bytes, *, has_infinitys_form: bool | None) -> _Req
     call.set_form()
     return _Request(
         model=model,
-        texts=given.texts,
-        token_ids=given.token_ids,
-        prompt=prompt_for(model),
         truncation=read_truncation(fields, model),
         max_tokens=read_max_tokens(fields, model),
         raw_scores=fields.raw_scores is True or fields.use_activation is False,
         request_class=call.options.request_class,
         deadline=call.options.deadline,
-        is_single=given.is_single,
         has_infinitys_form=has_raw_scores if has_infinitys_form is None else has_infinitys_form,
+        **(_texts(call, fields, model) if chat is None else work_of(chat, max_items=call.max_items)),
     )
+
+
+def _texts(call: Call, fields: ClassifyBody, model: ServedModel) -> dict[str, Any]:
+    """The fields of a Work that say of what it is. Raises what read_inputs raises."""
+    given = read_inputs(fields.input, "input", max_items=call.max_items)
+    return {
+        "texts": given.texts,
+        "token_ids": given.token_ids,
+        "prompt": prompt_for(model),
+        "add_special_tokens": fields.add_special_tokens,
+        "is_single": given.is_single,
+    }
 
 
 async def encode(call: Call, request: _Request, scored: Embedded) -> Answer:
@@ -141,6 +151,7 @@ ROUTES = (
         example={"input": "The ferry leaves at seven."},
         answers=(ClassesAnswer, PredictionsAnswer),
         raw_answer=ROWS,
+        more_bodies=(_BODY.chat_body,),
     ),
     Route(
         path="/v1/classify",
@@ -153,5 +164,6 @@ ROUTES = (
         example={"input": "The ferry leaves at seven."},
         answers=(ClassesAnswer,),
         raw_answer=ROWS,
+        more_bodies=(_BODY.chat_body,),
     ),
 )

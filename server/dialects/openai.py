@@ -3,26 +3,28 @@
 https://platform.openai.com/docs/api-reference/embeddings; types of numbers and raw bytes as vLLM and Voyage have them.
 """
 
+import time
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
 
 from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.on_error import read_on_error
-from server.dialects.reading.prompts import PromptFields, read_prompt
+from server.dialects.reading.prompts import PROMPT_FIELDS, PromptFields, read_prompt
 from server.dialects.reading.row_numbers import read_normalize, read_output_dimension
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
+from server.dialects.vllm.chat import TextOrChatReader, work_of
 from server.dialects.writing.forms import EVERY_CONTAINER, FLOATS, WITH_ROWS_ONLY, Container, RowForm, row_values
 from server.dialects.writing.msgpack import as_msgpack, list_head, msgpack_values
 from server.dialects.writing.openai_shapes import Usage, error_fields, openai_error
 from server.dialects.writing.rows import ROWS, headers, rows_alone
 from server.dialects.writing.vllm_metadata import metadata_header
 from server.requests.inputs.partial import embed
+from server.requests.models import ServedModel
 from server.requests.time_slices import steps
 from server.requests.work import Embedded, EmbedRequest
 
@@ -50,15 +52,15 @@ class EmbeddingsBody(PromptFields, kw_only=True):
 
 
 _NUMBERS_AN_ITEM = 64  # what writing an item costs beside its row, counted in plain numbers
-_BODY = BodyReader(EmbeddingsBody)
-_MSGPACK_HEAD = b"\x84" + as_msgpack("object") + as_msgpack("list") + as_msgpack("data")  # 0x84: four fields follow
+_BODY = TextOrChatReader(EmbeddingsBody, field="input", without=PROMPT_FIELDS)
+_MSGPACK_HEAD = b"\x86" + as_msgpack("object") + as_msgpack("list") + as_msgpack("data")  # 0x86: six fields follow
 _MSGPACK_ITEM = b"\x83" + as_msgpack("object") + as_msgpack("embedding") + as_msgpack("index")
 _MSGPACK_ROW = as_msgpack("embedding")
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
     """Raises InvalidRequest and ModelNotFound, naming the field or index."""
-    fields = _BODY.read(body)
+    fields, chat = _BODY.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
     call.set_form(
         read_form(
@@ -71,22 +73,33 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         offers=EVERY_CONTAINER if fields.on_error is None else WITH_ROWS_ONLY,
     )
     allows_errors = read_on_error(fields.on_error, call)
-    given = read_inputs(fields.input, "input", max_items=call.max_items, may_be_empty=allows_errors)
+    if chat is None:
+        own = _texts(call, fields, model, may_be_empty=allows_errors)
+    else:
+        own = work_of(chat, max_items=call.max_items)
     return EmbedRequest(
         model=model,
-        texts=given.texts,
-        token_ids=given.token_ids,
-        prompt=read_prompt(fields, given, model, name=call.models.asked_name(fields.model)),
         truncation=read_truncation(fields, model),
         max_tokens=read_max_tokens(fields, model),
-        add_special_tokens=fields.add_special_tokens,
         dimensions=read_output_dimension(fields.dimensions, fields.output_dimension, model.dimensions),
         normalize=read_normalize(fields.normalize, fields.normalized, fields.use_activation),
         request_class=call.options.request_class,
         deadline=call.options.deadline,
-        is_single=given.is_single,
         allows_errors=allows_errors,
+        **own,
     )
+
+
+def _texts(call: Call, fields: EmbeddingsBody, model: ServedModel, *, may_be_empty: bool) -> dict[str, Any]:
+    """The fields of a Work that say of what it is. Raises what read_inputs and read_prompt raise."""
+    given = read_inputs(fields.input, "input", max_items=call.max_items, may_be_empty=may_be_empty)
+    return {
+        "texts": given.texts,
+        "token_ids": given.token_ids,
+        "prompt": read_prompt(fields, given, model, name=call.models.asked_name(fields.model)),
+        "add_special_tokens": fields.add_special_tokens,
+        "is_single": given.is_single,
+    }
 
 
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
@@ -97,13 +110,14 @@ async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answe
         more = metadata_header(answer, embedded, form, model=name, request_id=call.trace.request_id)
         return Answer(200, [*answer.headers, *more], answer.body)
     write = _in_msgpack if form.container is Container.MSGPACK else _in_json
-    return Answer(200, headers(embedded, form, ranges), await write(request, embedded, form))
+    content = await write(request, embedded, form, request_id=f"embd-{call.trace.request_id}")
+    return Answer(200, headers(embedded, form, ranges), content)
 
 
 # Both write into one buffer, because the answer can be a hundred megabytes.
 
 
-async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm) -> bytearray:
+async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm, *, request_id: str) -> bytearray:
     out, kind = bytearray(b'{"object":"list","data":['), b"embedding_dict" if form.several else b"embedding"
     failed = embedded.failed or {}
     async for part in _steps(embedded):
@@ -111,8 +125,12 @@ async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm) -> 
             out += b'%b{"object":"%b","index":%d,"embedding":' % (b"," if index else b"", kind, index)
             out += b'null,"error":' + msgspec.json.encode(error_fields(failed[index])) if index in failed else value
             out += b"}"
-    out += b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}}' % (
+    out += b'],"model":%b,"id":"%b","created":%d,' % (
         orjson.dumps(request.model.name),
+        request_id.encode(),
+        time.time(),
+    )
+    out += b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"truncated_inputs":%d}}' % (
         embedded.num_tokens,
         embedded.num_tokens,
         embedded.num_truncated,
@@ -120,7 +138,7 @@ async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm) -> 
     return out
 
 
-async def _in_msgpack(request: EmbedRequest, embedded: Embedded, form: RowForm) -> bytearray:
+async def _in_msgpack(request: EmbedRequest, embedded: Embedded, form: RowForm, *, request_id: str) -> bytearray:
     out = bytearray(_MSGPACK_HEAD + list_head(len(embedded.rows)))
     async for part in _steps(embedded):
         for index, value in enumerate(msgpack_values(embedded.rows[part], form, request.model.ranges), part.start):
@@ -129,7 +147,9 @@ async def _in_msgpack(request: EmbedRequest, embedded: Embedded, form: RowForm) 
             out += _MSGPACK_ROW
             out += value
     usage = Usage(embedded.num_tokens, embedded.num_tokens, embedded.num_truncated)
-    out += as_msgpack("model") + as_msgpack(request.model.name) + as_msgpack("usage") + as_msgpack(usage)
+    rest = {"model": request.model.name, "id": request_id, "created": int(time.time()), "usage": usage}
+    for name, content in rest.items():
+        out += as_msgpack(name) + as_msgpack(content)
     return out
 
 
@@ -154,6 +174,8 @@ class EmbeddingsAnswer(msgspec.Struct):
     object: Literal["list"]
     data: list[_Embedding]
     model: str
+    id: str  # vLLM's, as the next one
+    created: int
     usage: Usage
 
 
@@ -169,6 +191,7 @@ ROUTES = tuple(
         example={"input": "The ferry leaves at seven."},
         answers=(EmbeddingsAnswer,),
         raw_answer=ROWS,
+        more_bodies=(_BODY.chat_body,),
     )
     for path in EMBEDDINGS_PATHS
 )

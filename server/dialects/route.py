@@ -72,6 +72,7 @@ class Route:
     example: dict[str, Any]  # a body that the route takes; tests send it
     answers: tuple[Any, ...]  # types that msgspec knows: the forms of the answer in JSON
     raw_answer: str = ""  # what the raw bytes are; "" = the route has none
+    more_bodies: tuple[type[msgspec.Struct], ...] = ()  # other forms of the body
     other_error_shapes: tuple[ErrorShape, ...] = ()  # which the body may ask for
 
     @property

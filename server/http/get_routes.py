@@ -19,7 +19,7 @@ from server.http.info import info as describe
 from server.http.info import output_names
 from server.http.openapi import describe as describe_api
 from server.metrics.registry import MetricsSource
-from server.requests.errors import NoSuchRoute, WrongMethod
+from server.requests.errors import ModelNotFound, NoSuchRoute, WrongMethod
 from server.requests.models import ServedModel, ServerState
 
 _POST_PATHS = frozenset(route.path for route in ROUTES)
@@ -70,6 +70,18 @@ def make_app(
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": _model_cards(state)})
 
+    @app.get("/v1/models/{name:path}", summary="One of them; its name may have slashes")
+    async def model_card(name: str) -> Response:
+        card = next((card for card in _model_cards(state) if card["id"] == name), None)
+        if card is None:
+            refused = openai_error(ModelNotFound("no model has that name; GET /v1/models lists them", param="model"))
+            return Response(bytes(refused.body), status_code=refused.status, media_type="application/json")
+        return JSONResponse(card)
+
+    @app.get("/api-doc/openapi.json", include_in_schema=False)  # the same as /openapi.json, where TEI has it
+    async def api_doc() -> Response:
+        return JSONResponse(app.openapi())
+
     @app.get("/metrics", summary="Prometheus metrics of the whole server", response_class=PlainTextResponse)
     async def metrics_page() -> Response:
         try:
@@ -109,6 +121,9 @@ def _model_cards(state: ServerState) -> list[dict[str, Any]]:
             "object": "model",
             "created": loaded[name].facts["loaded_at"] if name in loaded else 0,
             "owned_by": "embedline",
+            "root": loaded[name].facts["model_id"] if name in loaded else name,  # vLLM's, as the next two
+            "parent": None,
+            "permission": [],
             "ready": state.why_model_not_ready(name) is None,
             "stats": _stats(state, name),
             **(_facts(loaded[name]) if name in loaded else {}),
@@ -153,8 +168,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     path = request.scope["path"].removeprefix(request.scope["root_path"])
-    if path in _POST_PATHS:  # POST never comes here
-        headers["allow"] = ", ".join(filter(None, (headers.get("allow"), "POST")))
+    methods = {"POST"} if path in _POST_PATHS else set()  # POST never comes here
+    for route in request.app.routes:
+        methods |= route.methods if getattr(route, "path", None) == path else set()
+    if methods:
+        headers["allow"] = ", ".join(sorted(methods))
     if "allow" in headers:
         answer = openai_error(WrongMethod("this route does not have this method"))
     else:

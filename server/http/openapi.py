@@ -13,7 +13,7 @@ from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.auth import is_health
 from server.http.error_schemas import component_name, error_statuses, schema_of_errors
-from server.requests.errors import Forbidden, NotReady, RequestError, Unauthorized, WrongMethod
+from server.requests.errors import Forbidden, ModelNotFound, NotReady, RequestError, Unauthorized, WrongMethod
 
 Schema = dict[str, Any]
 
@@ -56,13 +56,14 @@ def describe(app: FastAPI, *, needs_key: bool, metrics_need_a_key: bool) -> Call
 
 def _add_dialects(schema: Schema) -> Schema:
     """Adds the operations; returns the schemas that they refer to."""
-    types = [kind for route in ROUTES for kind in (route.body, *route.answers)]
+    types = [kind for route in ROUTES for kind in (route.body, *route.more_bodies, *route.answers)]
     types += [route.content for route in PLAIN_ROUTES if route.content is not None]
     found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schemas = iter(found)
     for route in ROUTES:
-        body, answers = next(schemas), [next(schemas) for _ in route.answers]
-        schema["paths"].setdefault(route.path, {})["post"] = _operation(route, body, answers)
+        bodies = [next(schemas) for _ in (route.body, *route.more_bodies)]
+        answers = [next(schemas) for _ in route.answers]
+        schema["paths"].setdefault(route.path, {})["post"] = _operation(route, _any_of(bodies), answers)
     for plain in PLAIN_ROUTES:
         content = next(schemas) if plain.content is not None else None
         schema["paths"].setdefault(plain.path, {})[plain.method.lower()] = _plain_operation(plain, content)
@@ -131,7 +132,7 @@ def _any_of(schemas: Iterable[Schema]) -> Schema:
 
 def _describe_own_routes(paths: Schema) -> None:
     """What FastAPI can't know of its own routes."""
-    of_dialects = {route.path for route in PLAIN_ROUTES}
+    of_dialects = {route.path for route in PLAIN_ROUTES if route.method == "GET"}
     for path, methods in paths.items():
         operation = methods.get("get")
         if operation is None or path in of_dialects:
@@ -144,6 +145,8 @@ def _describe_own_routes(paths: Schema) -> None:
         if any(parameter["name"] == "model" for parameter in operation.get("parameters", ())):
             responses["404"] = {"description": _NO_MODEL, "content": _TEXT if is_text else _OBJECT}
             responses["503"] = {"description": "Not ready", "content": _TEXT if is_text else _OBJECT}
+        if "{" in path:
+            responses.update(_errors(error_statuses([openai_error], of=[ModelNotFound])))
         if path == "/metrics":
             responses["503"] = {"description": "The supervisor does not answer", "content": _TEXT}
         responses.update(_errors(error_statuses([openai_error], of=_OF_EVERY_ROUTE)))

@@ -25,6 +25,7 @@ class ClassifyRequest(Work):
     alone: frozenset[int] = frozenset()  # indices of texts without a partner, "" in pair_texts, if others have one
     raw_scores: bool = False  # without an activation
     is_bounded: bool = False  # with softmax or, of one label, sigmoid; otherwise as the model's files say
+    activation: Activation | None = None  # instead of all that
 
 
 async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -> Embedded:
@@ -43,7 +44,9 @@ async def classify(pipeline: Pipeline, request: ClassifyRequest, trace: Trace) -
     computed = await pipeline.compute(request, trace, tokenize=tokenize if has_pairs and has_texts_alone else None)
     scores = computed.results[OutputKind.LOGITS].values
     activation = request.model.activation
-    if not request.raw_scores:
+    if request.activation is not None:
+        scores = await activated(scores, request.activation)
+    elif not request.raw_scores:
         has_own = not request.is_bounded and activation is not Activation.SOFTMAX
         scores = await (activated(scores, activation) if has_own else bounded(scores))
     return Embedded(scores, computed.num_tokens, computed.tokens.truncated)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from engine.types import OutputKind, Rows
 from server.requests.late_tokens import counted
 from server.requests.pipeline import Pipeline
-from server.requests.time_slices import steps
+from server.requests.time_slices import TimeSlice, steps
 from server.requests.trace import Trace
 from server.requests.work import Computed, Embedded, EmbedRequest, Work
 
@@ -62,6 +62,21 @@ async def max_sim(
                     scores[first - 1] = best.sum(dtype=np.float32) if np.isfinite(best).all() else 0
                     best.fill(-np.inf)
             first += 1
+    return scores
+
+
+async def max_sim_of_pairs(
+    rows: NDArray[np.float32], offsets: NDArray[np.int32], counts: NDArray[np.bool_] | None = None
+) -> NDArray[np.float32]:
+    """The same of S / 2 queries, which come first, each with a document of its own; float32 [S / 2]."""
+    num_pairs = (len(offsets) - 1) // 2
+    scores, time_slice = np.empty(num_pairs, np.float32), TimeSlice()
+    for query in range(num_pairs):
+        spans = [slice(offsets[at], offsets[at + 1]) for at in (query, num_pairs + query)]
+        parts = [rows[span] if counts is None else rows[span][counts[span]] for span in spans]
+        own = np.cumsum([0, *map(len, parts)], dtype=np.int32)
+        scores[query] = (await max_sim(np.concatenate(parts), own))[0]
+        await time_slice.end_if_over()
     return scores
 
 

@@ -6,13 +6,13 @@ Shape legend: S sequences, T tokens of all of them.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.model.tasks import LateInteraction
-from engine.types import EXPANSION_TOKEN
+from engine.types import EXPANSION_TOKEN, QUERY_TOKEN
 from server.requests.time_slices import NUMBERS_A_STEP, TimeSlice
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join, offsets_of
@@ -38,6 +38,14 @@ async def shaped(
             first += len(part.truncated)
             done.append(_filled(_marked(part, form.marker_id), form))
     return join(done)
+
+
+def marked_queries(tokens: TokenizedTexts, *, num_queries: int) -> TokenizedTexts:
+    """For engines that look up the tokens of queries: the first `num_queries` texts marked."""
+    types = tokens.token_type_ids
+    types = np.zeros(len(tokens.token_ids), np.int32) if types is None else types.copy()
+    types[: tokens.offsets[num_queries]] |= QUERY_TOKEN
+    return replace(tokens, token_type_ids=types)
 
 
 def counted(tokens: TokenizedTexts, late: LateInteraction | None, *, num_queries: int) -> NDArray[np.bool_] | None:

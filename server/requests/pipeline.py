@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -17,12 +16,13 @@ from numpy.typing import NDArray
 
 from batch_manager.client.managers import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
-from engine.types import QUERY_TOKEN, OutputKind
+from engine.types import OutputKind
 from server.requests.admission.admission import Admission, Admitted, Asked
 from server.requests.errors import DeadlineExceeded
+from server.requests.inputs.chats import rendered
 from server.requests.inputs.given_ids import GivenIds
 from server.requests.inputs.groups import texts_and_ids, tokenized
-from server.requests.late_tokens import shaped
+from server.requests.late_tokens import marked_queries, shaped
 from server.requests.refusals import batch_error, details_error, lacks_outputs, text_error
 from server.requests.row_sizes import bytes_to_hold, check_sparse_rows, check_token_rows
 from server.requests.trace import Trace
@@ -113,7 +113,7 @@ class Pipeline:
             if num_bytes := bytes_to_hold(request, num_tokens=trace.num_tokens, encoding=trace.encoding):
                 await self._hold(trace, num_bytes)
             if request.num_queries and model.has_query_table:
-                tokens = _marked_queries(tokens, num_queries=request.num_queries)
+                tokens = marked_queries(tokens, num_queries=request.num_queries)
             trace.seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [trace.num_tokens]
             answer = await self._managers.submit(
                 Submission(
@@ -161,6 +161,8 @@ class Pipeline:
         trace.num_characters = sum(map(len, request.texts))
         request_class = _choose_class(request, trace, trace.num_characters // _CHARS_PER_TOKEN)
         async with _answer_of_the_pool(request, trace):
+            if request.chat is not None:
+                request = await rendered(self._tokenizers, request, request_class)
             tokens = await self.token_details(request, request_class)
         trace.num_tokens = sum(map(len, tokens))
         return tokens
@@ -201,6 +203,8 @@ class Pipeline:
                 max_seqlen=request.max_seqlen,
                 truncation=request.truncation,
             )
+        if request.chat is not None:
+            return await self.token_ids(await rendered(self._tokenizers, request, request_class), request_class)
         tokens = await self._tokenize_texts(request, request_class)
         if not tokens.truncated.any():
             num_characters = sum(map(len, request.texts)) + sum(map(len, request.pair_texts))
@@ -275,14 +279,6 @@ async def _answer_of_the_pool(request: TokenizeRequest | DecodeRequest, trace: T
         raise details_error(refused, request) from None
     trace.stage, trace.responds_since = "respond", time.perf_counter()
     trace.tokenize_seconds = trace.responds_since - began
-
-
-def _marked_queries(tokens: TokenizedTexts, *, num_queries: int) -> TokenizedTexts:
-    """For engines that look up the tokens of queries: the first `num_queries` texts marked."""
-    types = tokens.token_type_ids
-    types = np.zeros(len(tokens.token_ids), np.int32) if types is None else types.copy()
-    types[: tokens.offsets[num_queries]] |= QUERY_TOKEN
-    return replace(tokens, token_type_ids=types)
 
 
 def finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float32]:

@@ -22,6 +22,7 @@ from tokenizer_pool.messages import TextRefused
 from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 
 TOO_LARGE = "the answer would be too large; send fewer inputs a request"
+_NO_TEMPLATE = "can't be taken: this model has no chat template; send texts instead"
 _TOO_MUCH = "is too large for one request; send fewer items a request"
 
 NameOf = Callable[[int], str]  # what a message calls an item; all of them where the index is -1
@@ -50,6 +51,8 @@ def text_error(refused: TextRefused, name_of: NameOf, model: ServedModel, *, is_
             problem = "can't be tokenized"
         case tokenizing.Refusal.TOO_MUCH:
             problem = _TOO_MUCH
+        case tokenizing.Refusal.NO_TEMPLATE:
+            problem = _NO_TEMPLATE
     return _TEXT_ERRORS.get(refused.reason, InvalidRequest)(f"{param} {problem}", param=param)
 
 
@@ -63,6 +66,8 @@ def details_error(refused: TextRefused, request: TokenizeRequest | DecodeRequest
             problem = _TOO_MUCH
         case tokenizing.Refusal.OUT_OF_VOCABULARY:
             problem = "has an id that the tokenizer has no token for"
+        case tokenizing.Refusal.NO_TEMPLATE:
+            problem = _NO_TEMPLATE
         case tokenizing.Refusal.FAILED | tokenizing.Refusal.EMPTY | tokenizing.Refusal.NO_ROOM:
             verb = "tokenized" if isinstance(request, TokenizeRequest) else "decoded"
             return NotTokenizable(f"{param} can't be {verb}", param=param)

@@ -17,7 +17,7 @@ from server.requests.activation import bounded
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.inputs.document_cut import tokenize_cut
 from server.requests.inputs.prompts import Purpose, prompt_for
-from server.requests.late_interaction import max_sim
+from server.requests.late_interaction import max_sim, max_sim_of_pairs
 from server.requests.late_tokens import counted
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
@@ -32,10 +32,10 @@ from wire.vocabulary import RequestClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest:
-    """A query and at least one document; any may be empty, but not both of a pair."""
+    """A query and at least one document, or as many queries as documents; any may be empty, but not both of a pair."""
 
     model: ServedModel
-    query: str
+    queries: Sequence[str]  # one for all documents, or one for each of them
     documents: Sequence[str]
     raw_scores: bool = False  # scores as the model gives them
     is_bounded: bool = False  # scores of pairs with sigmoid; otherwise as the model's files say
@@ -45,9 +45,14 @@ class RerankRequest:
     max_document_tokens: int | None = None  # of a document's own text; None = as many as fit
     request_class: RequestClass | None = None  # None = by size
     deadline: float = math.inf  # time.monotonic() seconds
-    query_field: str = "query"  # what the dialect calls them, for error messages
+    queries_field: str = "query"  # what the dialect calls them, for error messages
     documents_field: str = "documents"
     instruction_field: str = "instruction"
+
+    @property
+    def num_items(self) -> int:
+        """Documents."""
+        return len(self.documents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Ranked:
 
     scores: NDArray[np.float32]  # [documents], in the request's order; larger is better
     num_tokens: int  # of all that was computed
-    truncated: NDArray[np.uint8]  # [pairs, or texts with the query first], 1 where tokens were cut off
+    truncated: NDArray[np.uint8]  # [pairs, or texts with the queries first], 1 where tokens were cut off
 
     @property
     def num_truncated(self) -> int:
@@ -100,7 +105,7 @@ async def _rank_pairs(pipeline: Pipeline, request: RerankRequest, trace: Trace) 
     instruction = model.instruction if request.instruction is None else request.instruction
     work = Work(
         model=model,
-        texts=[request.query] * len(documents),
+        texts=list(request.queries) * (len(documents) // len(request.queries)),
         pair_texts=documents,
         prompt=model.default_prompt if instruction is None else instruction,
         truncation=request.truncation,
@@ -123,26 +128,29 @@ async def _rank_embeddings(pipeline: Pipeline, request: RerankRequest, trace: Tr
         return await _rank_by_cosine(pipeline, request, trace)
     except EmptyInput:
         is_blank = np.array([not text.strip() for text in request.documents])
-        if not is_blank.any() or not request.query.strip():
+        if not is_blank.any() or not all(query.strip() for query in request.queries):
             raise
-    # The query stands in for them, so that error messages have the right index.
-    filled = [text if text.strip() else request.query for text in request.documents]
+    # A query stands in for them, so that error messages have the right index.
+    filled = [text if text.strip() else request.queries[0] for text in request.documents]
     ranked = await _rank_by_cosine(pipeline, replace(request, documents=filled), trace)
     return replace(ranked, scores=np.where(is_blank, np.float32(0), ranked.scores))
 
 
 async def _rank_by_cosine(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
-    computed = await _compute(pipeline, _query_and_documents(request, OutputKind.POOLED), request, trace)
-    scores = await _cosines(computed.results[OutputKind.POOLED].values)
+    computed = await _compute(pipeline, _queries_and_documents(request, OutputKind.POOLED), request, trace)
+    scores = await _cosines(computed.results[OutputKind.POOLED].values, num_queries=len(request.queries))
     return Ranked(scores, computed.num_tokens, computed.tokens.truncated)
 
 
 async def _rank_token_rows(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
     """By late interaction."""
-    computed = await _compute(pipeline, _query_and_documents(request, OutputKind.MULTI_VECTOR), request, trace)
+    num_queries = len(request.queries)
+    computed = await _compute(pipeline, _queries_and_documents(request, OutputKind.MULTI_VECTOR), request, trace)
     rows, tokens = computed.results[OutputKind.MULTI_VECTOR], computed.tokens
     assert rows.offsets is not None, "rows of tokens are ragged"
-    scores = await max_sim(rows.values, rows.offsets, counted(tokens, request.model.late, num_queries=1))
+    counts = counted(tokens, request.model.late, num_queries=num_queries)
+    compare = max_sim if num_queries == 1 else max_sim_of_pairs
+    scores = await compare(rows.values, rows.offsets, counts)
     return Ranked(scores, computed.num_tokens, tokens.truncated)
 
 
@@ -152,13 +160,13 @@ async def _compute(pipeline: Pipeline, work: Work, request: RerankRequest, trace
     return await pipeline.compute(work, trace, tokenize=tokenize)
 
 
-def _query_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
-    """The query as the first text; queries and documents get the model's prompts for them."""
+def _queries_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
+    """The queries as the first texts; queries and documents get the model's prompts for them."""
     return Work(
         model=request.model,
-        texts=[request.query, *request.documents],
+        texts=[*request.queries, *request.documents],
         prompt=prompt_for(request.model, Purpose.DOCUMENT) or "",
-        num_queries=1,
+        num_queries=len(request.queries),
         query_prompt=prompt_for(request.model, Purpose.QUERY) or "",
         truncation=request.truncation,
         max_tokens=request.max_tokens,
@@ -166,17 +174,24 @@ def _query_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
         request_class=request.request_class,
         deadline=request.deadline,
         field=request.documents_field,
-        first_field=request.query_field,
+        first_field=request.queries_field,
+        num_first=len(request.queries),
     )
 
 
-async def _cosines(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Cosines of the first row with each of the others, float32 [rows - 1]. Long work is done in slices."""
-    query = rows[0] / _lengths(rows[:1])
-    cosines = np.empty(len(rows) - 1, np.float32)
-    documents = rows[1:]
+async def _cosines(rows: NDArray[np.float32], *, num_queries: int) -> NDArray[np.float32]:
+    """Cosines of the first rows, which are of queries, with the others, float32 [rows - num_queries]: of a single query
+    with each, else of each query with a row of its own. Long work is done in slices.
+    """
+    queries = rows[:num_queries] / _lengths(rows[:num_queries])[:, None]
+    documents = rows[num_queries:]
+    cosines = np.empty(len(documents), np.float32)
     async for part in steps(*documents.shape):
-        cosines[part] = (documents[part] @ query) / _lengths(documents[part])
+        if num_queries == 1:
+            products = documents[part] @ queries[0]
+        else:
+            products = np.einsum("nd,nd->n", documents[part], queries[part])
+        cosines[part] = products / _lengths(documents[part])
     return cosines
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tokenizer_pool.details import Token
 
-_OUTSIDE = "O"
+OUTSIDE = "O"
 
 
 class Aggregation(enum.StrEnum):
@@ -46,7 +46,7 @@ def spans(
     """
     words = _words(tokens) if aggregation is not Aggregation.SIMPLE else _tokens(tokens)
     for span in _joined(_labelled(tokens, word, scores, labels, aggregation) for word in words):
-        if span.label != _OUTSIDE:
+        if span.label != OUTSIDE:
             yield span
 
 

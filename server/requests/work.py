@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from engine.types import OutputKind, Results
 from server.requests.errors import RequestError
 from server.requests.models import ServedModel
+from tokenizer_pool.chat import Chat
 from tokenizer_pool.messages import Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
 from wire.vocabulary import RequestClass
@@ -23,7 +24,8 @@ class Request:
     request_class: RequestClass | None = None  # what the client calls it; None = nothing
     deadline: float = math.inf  # time.monotonic() seconds
     field: str  # the dialect's name of the items, for error messages
-    first_field: str = ""  # its name of the first item, if that is not in `field`
+    first_field: str = ""  # its name of the first items, if those are not in `field`
+    num_first: int = 1  # how many they are
     is_single: bool = False  # whether the field holds one item, not a list
 
     @property
@@ -33,9 +35,10 @@ class Request:
 
     def name_of(self, index: int) -> str:
         """What an error message calls an item; all of them if the index is -1."""
-        if index == 0 and self.first_field:
-            return self.first_field
-        return self.field if index < 0 or self.is_single else f"{self.field}[{index - bool(self.first_field)}]"
+        if self.first_field and 0 <= index < self.num_first:
+            return self.first_field if self.num_first == 1 else f"{self.first_field}[{index}]"
+        num_before = self.num_first if self.first_field else 0
+        return self.field if index < 0 or self.is_single else f"{self.field}[{index - num_before}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,7 @@ class Work(Request):
     prompt: str = ""  # put before each text, not before ids; for pairs in a template, the instruction
     num_queries: int = 0  # the first texts, so many, are queries; the others are documents
     query_prompt: str = ""  # put before queries instead of `prompt`
+    chat: Chat | None = None  # `texts` are conversations, as tokenizer_pool.chat has them; None = they are texts
     truncation: Truncation = Truncation.RIGHT
     max_tokens: int | None = None  # of each text, pair or list of ids; None = as many as the model takes
     add_special_tokens: bool = True  # to texts; never to pairs or ids
@@ -88,6 +92,7 @@ class TokenizeRequest(Request):
     texts: Sequence[str]
     prompt: str = ""  # put before each text
     add_special_tokens: bool = True
+    chat: Chat | None = None  # as in Work
     field: str = "inputs"
 
     @property

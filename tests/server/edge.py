@@ -96,8 +96,10 @@ def good_body(path: str) -> bytes:
 
 @dataclass
 class Tokenizers:
-    """One id for each character, of type 1 in the second text of a pair; what it was asked, and what it raises
-    instead; waits for `gate` where there is one."""
+    """One id for each character, of type 1 in the second text of a pair; chats are their messages, one after another.
+
+    What it was asked, and what it raises instead; waits for `gate` where there is one.
+    """
 
     error: Exception | None = None
     gate: asyncio.Event | None = None
@@ -124,6 +126,10 @@ class Tokenizers:
     async def decode(self, token_ids: Sequence[Sequence[int]], **how: Any) -> list[str]:
         await self._work(tuple(map(str, token_ids)), how)
         return [" ".join(map(str, ids)) for ids in token_ids]
+
+    async def render(self, conversations: Sequence[str], **how: Any) -> list[str]:
+        await self._work(conversations, how)
+        return ["".join(message["content"] for message in json.loads(each)) for each in conversations]
 
     async def _work(self, what: Sequence[str], how: dict[str, Any]) -> None:
         self.asked.append((what, how))

@@ -28,6 +28,9 @@ _PURPOSES = {
 }
 
 
+PROMPT_FIELDS = ("prompt_name", "prompt", "input_type", "task")
+
+
 class PromptFields(TruncationFields, kw_only=True):
     """How texts become tokens."""
 

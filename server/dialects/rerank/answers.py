@@ -68,8 +68,8 @@ async def encode(call: Call, request: FamilyRequest, ranked: Ranked) -> Answer:
 async def _in_json(request: FamilyRequest, ranked: Ranked, *, request_id: str) -> bytes:
     if request.family is Family.WEAVIATE:
         if request.documents_field == PROPERTY:
-            return weaviate_property_answer(request.query, request.documents[0], ranked)
-        return await weaviate_answer(request.query, request.documents, ranked, request.top_n)
+            return weaviate_property_answer(request.queries[0], request.documents[0], ranked)
+        return await weaviate_answer(request.queries[0], request.documents, ranked, request.top_n)
     chosen = ranked.best_first()[: request.top_n]
     results = await _results(ranked.scores[chosen], chosen, request, _form_of(request))
     name, num_tokens = orjson.dumps(request.model.name), ranked.num_tokens

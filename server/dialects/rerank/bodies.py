@@ -164,7 +164,7 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
     is_ambiguous = fields.top_n is fields.raw_scores is fields.max_tokens_per_doc is fields.max_chunks_per_doc is None
     return FamilyRequest(
         model=model,
-        query=fields.query,
+        queries=[fields.query],
         documents=documents,
         raw_scores=bool(fields.raw_scores) or fields.use_activation is False,
         is_bounded=family is not Family.WEAVIATE and (family is not Family.RESULTS or fields.use_activation is None),

@@ -1,28 +1,45 @@
-"""POST / and /invocations, as text-embeddings-inference has them for SageMaker: the route for the model's task."""
+"""POST / and /invocations: the route that the body's fields ask for, else the one for the model's task.
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+text-embeddings-inference has both, for SageMaker, and knows `inputs` and `query`; vLLM has /invocations, and knows
+`input`, `messages`, `query` and `queries`. Hugging Face's clients post to / and expect shapes of their own.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from engine.model.tasks import Task
+from server.dialects import huggingface
+from server.dialects.choice import Chosen, decode_as, encode, other_error_shapes, run
 from server.dialects.reading.json_body import parse
+from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.prompts import PromptFields
-from server.dialects.route import Answer, Call, Route
+from server.dialects.route import Call, Route
 from server.dialects.tei.embed import EmbedBody
 from server.dialects.tei.shared import tei_error
+from server.dialects.writing.forms import Container
 from server.dialects.writing.rows import ROWS
-from server.requests.models import ServedModel
-from server.requests.pipeline import Pipeline
-from server.requests.trace import Trace
 
 _BY_TASK = {
     Task.CLASSIFY: "/predict",
+    Task.RERANK: "/predict",
     Task.TOKEN_CLASSIFY: "/predict_tokens",
     Task.SPARSE: "/embed_sparse",
     Task.LATE_INTERACTION: "/embed_all",
 }
+_BY_TASK_AT_VLLM = {
+    Task.EMBED: "/v1/embeddings",
+    Task.CLASSIFY: "/v1/classify",
+    Task.RERANK: "/v1/classify",
+}
+_HUGGING_FACE = {
+    Task.CLASSIFY: huggingface.TEXT_CLASSIFICATION,
+    Task.RERANK: huggingface.TEXT_CLASSIFICATION,
+    Task.TOKEN_CLASSIFY: huggingface.TOKEN_CLASSIFICATION,
+}
+_TEIS = ("raw_scores", "truncate", "truncation_direction", "aggregation_strategy")
 
 
 class RootBody(EmbedBody, kw_only=True):
@@ -31,63 +48,84 @@ class RootBody(EmbedBody, kw_only=True):
     parameters: PromptFields | None = None  # of a similarity
 
 
-class _Marks(msgspec.Struct):
-    """The fields that decide which route it is."""
-
-    model: str | None = None
-    inputs: msgspec.Raw = msgspec.Raw()
-
-
-_MARKS = msgspec.json.Decoder(_Marks)
+_MARKS = ("inputs", "parameters", "input", "messages", "query", "queries", "data_1", "text_1", *_TEIS)
+_Marks = msgspec.defstruct(
+    "Marks", [("model", str | None, None), *((name, msgspec.Raw | UnsetType, UNSET) for name in _MARKS)]
+)
+_DECODER = msgspec.json.Decoder(_Marks)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What another route made of the body."""
+class _NoParameters(msgspec.Struct):
+    """What routes take that have their parameters at the top."""
 
-    route: Route
-    request: Any
+
+_NO_PARAMETERS = BodyReader(_NoParameters)
+
+Choose = Callable[[Call, bytes], Route]  # raises RequestError
+
+
+def chooser(routes: Iterable[Route], *, has_hugging_faces: bool) -> Choose:
+    """What says which of `routes` answers a body, perhaps with a single text as Hugging Face's clients send it."""
+    by_path = {route.path: route for route in routes}
+
+    def choose(call: Call, body: bytes) -> Route:
+        marks = parse(_DECODER, body)
+        fields: dict[str, Any] = msgspec.structs.asdict(marks)
+        task = call.models.choose(fields["model"], with_prompt=True).task
+        given = {name: bytes(fields[name]) for name in _MARKS if fields[name] is not UNSET}
+        given = {name: value for name, value in given.items() if value != b"null"}
+        if _is_hugging_faces(given, call, takes_texts=has_hugging_faces) and task in _HUGGING_FACE:
+            return _HUGGING_FACE[task]
+        return by_path[_path(task, given)]
+
+    return choose
+
+
+def _is_hugging_faces(given: dict[str, bytes], call: Call, *, takes_texts: bool) -> bool:
+    if "parameters" in given:
+        return True
+    is_text = given.get("inputs", b"").startswith(b'"') and given.keys().isdisjoint(_TEIS)
+    return takes_texts and is_text and call.options.accepts is Container.JSON
+
+
+def _path(task: Task, given: dict[str, bytes]) -> str:
+    """Raises InvalidRequest for parameters that the route would not see."""
+    if inputs := given.get("inputs", b""):
+        if task not in _BY_TASK and inputs.startswith(b"{"):
+            return "/similarity"
+        if "parameters" in given:
+            _NO_PARAMETERS.read(given["parameters"], "parameters")
+        return _BY_TASK.get(task, "/embed")
+    if "query" in given:
+        return "/rerank"
+    if not given.keys().isdisjoint(("queries", "data_1", "text_1")):
+        return "/score"
+    if "input" in given or "messages" in given:
+        return _BY_TASK_AT_VLLM.get(task, "/pooling")
+    return _BY_TASK.get(task, "/embed")
 
 
 def root_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
     """The two of them; `routes` are the others."""
-    by_path = {route.path: route for route in routes}
 
-    def decode(call: Call, body: bytes) -> _Request:
-        marks = parse(_MARKS, body)
-        route = by_path[_path(call.models.choose(marks.model), bytes(marks.inputs))]
-        return _Request(route, route.decode(call, body))
+    def route(path: str) -> Route:
+        choose = chooser(routes, has_hugging_faces=path == "/")
 
-    return tuple(
-        Route(
+        def decode(call: Call, body: bytes) -> Chosen:
+            return decode_as(choose(call, body), call, body)
+
+        return Route(
             path=path,
             decode=decode,
-            run=_run,
-            encode=_encode,
+            run=run,
+            encode=encode,
             error_shape=tei_error,
-            other_error_shapes=tuple(
-                dict.fromkeys(shape for route in by_path.values() for shape in route.all_error_shapes)
-            ),
-            summary="Do what the model is for: embed, compare (if `inputs` has a source sentence), classify or rerank",
+            other_error_shapes=other_error_shapes(routes),
+            summary="Do what the body asks for, or what the model is for: embed, compare, classify, score or rerank",
             body=RootBody,
             example={"inputs": "The ferry leaves at seven."},
             answers=(list[list[float]], list[Any]),
             raw_answer=ROWS,
         )
-        for path in ("/", "/invocations")
-    )
 
-
-def _path(model: ServedModel, inputs: bytes) -> str:
-    """Of the route for the model's task."""
-    if model.task is Task.RERANK:
-        return "/predict" if inputs else "/rerank"
-    return _BY_TASK.get(model.task) or ("/similarity" if inputs.startswith(b"{") else "/embed")
-
-
-async def _run(pipeline: Pipeline, chosen: _Request, trace: Trace) -> Any:
-    return await chosen.route.run(pipeline, chosen.request, trace)
-
-
-async def _encode(call: Call, chosen: _Request, result: Any) -> Answer:
-    return await chosen.route.encode(call, chosen.request, result)
+    return tuple(route(path) for path in ("/", "/invocations"))

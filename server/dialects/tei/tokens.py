@@ -107,27 +107,26 @@ async def encode_texts(call: Call, request: DecodeRequest, texts: list[str]) -> 
     return Answer(200, [_JSON], msgspec.json.encode(texts))
 
 
-ROUTES = (
-    Route(
-        path="/tokenize",
-        decode=decode_tokenize,
-        run=Pipeline.tokenize,
-        encode=encode_tokens,
-        error_shape=tei_error,
-        summary="Show the tokens of texts with TEI's API",
-        body=TokenizeBody,
-        example={"inputs": "The ferry leaves at seven."},
-        answers=(list[list[TokenInText]],),
-    ),
-    Route(
-        path="/decode",
-        decode=decode_decode,
-        run=Pipeline.decode,
-        encode=encode_texts,
-        error_shape=tei_error,
-        summary="Make texts of token ids with TEI's API",
-        body=DecodeBody,
-        example={"ids": [101, 7592, 102]},
-        answers=(list[str],),
-    ),
+TOKENIZE = Route(
+    path="/tokenize",
+    decode=decode_tokenize,
+    run=Pipeline.tokenize,
+    encode=encode_tokens,
+    error_shape=tei_error,
+    summary="Show the tokens of texts with TEI's API",
+    body=TokenizeBody,
+    example={"inputs": "The ferry leaves at seven."},
+    answers=(list[list[TokenInText]],),
 )
+DECODE = Route(
+    path="/decode",
+    decode=decode_decode,
+    run=Pipeline.decode,
+    encode=encode_texts,
+    error_shape=tei_error,
+    summary="Make texts of token ids with TEI's API",
+    body=DecodeBody,
+    example={"ids": [101, 7592, 102]},
+    answers=(list[str],),
+)
+ROUTES = (TOKENIZE, DECODE)

@@ -18,12 +18,15 @@ class Prediction(msgspec.Struct):
     label: str
 
 
-async def predictions(scores: NDArray[np.float32], labels: Sequence[str]) -> list[bytes]:
-    """For each row of float32 [items, labels] a list of objects with label and score, the highest first."""
+async def predictions(scores: NDArray[np.float32], labels: Sequence[str], *, top_k: int | None = None) -> list[bytes]:
+    """For each row of float32 [items, labels] a list of objects with label and score, the highest first.
+
+    `top_k` of them; None = all.
+    """
     ends = [b',"label":%b}' % msgspec.json.encode(label) for label in labels]
     items, time_slice = [], TimeSlice()
     for row in scores:
-        order = np.argsort(-row, kind="stable")
+        order = np.argsort(-row, kind="stable")[:top_k]
         numbers = numbers_as_json(row[order])[1:-1].split(b",")
         items.append(
             as_list([b'{"score":%b%b' % (number, ends[at]) for number, at in zip(numbers, order.tolist(), strict=True)])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.dialects.choice import Chosen
 from server.dialects.table import ROUTES
 from server.requests.classify import ClassifyRequest
 from server.requests.classify_tokens import ClassifyTokensRequest
@@ -273,8 +274,11 @@ def decode_or_refuse(path: str, data: st.DataObject) -> None:
         said = bytes(call.error_shape(error).body).decode()
         assert [text for text in texts_in(value) if text not in case.names and is_echoed(text, said)] == []
     else:
-        if not path.startswith("/api/"):  # Ollama's clients may ask for nothing
-            check(decoded.request if path == "/" else decoded)
+        for one in decoded if isinstance(decoded, list) else [decoded]:  # a list is of /vertex
+            chosen = one.chosen if path == "/vertex" else one
+            request = chosen.request if isinstance(chosen, Chosen) else chosen
+            if not path.startswith("/api/"):  # Ollama's clients may ask for nothing
+                check(request.work if path == "/pooling" else request)
 
 
 def check(request: object) -> None:
@@ -283,7 +287,8 @@ def check(request: object) -> None:
         assert request.texts or request.token_ids
         assert request.num_items >= 1
     elif isinstance(request, RerankRequest):
-        assert request.query
+        assert request.queries
+        assert all(request.queries)
         assert request.documents
         assert all(request.documents)
     elif isinstance(request, TokenizeRequest):

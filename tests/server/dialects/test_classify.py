@@ -94,7 +94,7 @@ def test_texts_and_ids() -> None:
         ({"input": ["a"] * 5}, InvalidRequest, "input"),
         ({"input": {"text": "a"}}, InvalidRequest, "input"),
         ({"input": [{"image": "a"}]}, InvalidRequest, "input[0].image"),
-        ({"messages": [{"role": "user", "content": "a"}]}, InvalidRequest, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, InvalidRequest, "messages[0].content"),
         ({"input": "a", "messages": []}, InvalidRequest, "messages"),
         ({"input": "a", "use_activation": True, "raw_scores": False}, InvalidRequest, "raw_scores"),
         ({"input": "a", "raw_scores": None}, InvalidRequest, "raw_scores"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from server.dialects.table import ROUTES
+from server.dialects.vllm.shared import vllm_error
 from server.dialects.writing.openai_shapes import openai_error
 from server.dialects.writing.text_errors import text_error
 from server.http import body as asgi
@@ -16,7 +17,7 @@ from tests.server.edge import ERROR_KEYS, Called, Edge, call, good_body, state_w
 
 PATHS = [route.path for route in ROUTES]
 RAW = {route.path for route in ROUTES if route.raw_answer}
-OPENAI = {route.path for route in ROUTES if route.error_shape is openai_error}
+OPENAI = {route.path for route in ROUTES if route.error_shape in (openai_error, vllm_error)}
 TEXT_ERRORS = {route.path for route in ROUTES if route.error_shape is text_error}
 NEEDS_NOTHING = {path for path in PATHS if path.startswith("/api/")}  # Ollama's clients load a model with an empty body
 
@@ -128,7 +129,8 @@ def test_no_answer_leads_to_where_a_client_says(path: str) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_what_was_cut_is_said_where_rows_are_made(path: str) -> None:
     header = ask("POST", path, good_body(path)).headers.get("x-embedline-truncated-inputs")
-    assert (header is None) == (path in ("/tokenize", "/decode", "/v1/tokenize", "/v1/detokenize", "/api/show"))
+    without = ("/tokenize", "/decode", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/api/show")
+    assert (header is None) == (path in without)
 
 
 @pytest.mark.holds("OpenAI's route")

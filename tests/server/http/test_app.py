@@ -97,6 +97,9 @@ def test_the_slow_routes() -> None:
         "object": "model",
         "created": 7,
         "owned_by": "embedline",
+        "root": "somebody/the-model",
+        "parent": None,
+        "permission": [],
         "ready": True,
         "dimensions": 8,
         "max_model_len": 16,
@@ -270,3 +273,20 @@ def test_a_request_is_open_from_its_head_to_its_answers_last_byte() -> None:
         assert (await call(edge.app, "POST", PATH, BODY)).status == 200
 
     asyncio.run(run())
+
+
+def test_one_model_and_the_pages_that_other_servers_have() -> None:
+    async def run() -> list[Called]:
+        loaded = ready_state(names=["org/the-model"])
+        loaded["models"][0]["info"] |= {"name": "org/the-model"}
+        edge = Edge(loaded=loaded)
+        paths = ("/v1/models/org/the-model", "/v1/models/nobody", "/version", "/api-doc/openapi.json", "/openapi.json")
+        asked = [("GET", path) for path in paths] + [("POST", "/ping")]
+        return [await call(edge.app, method, path) for method, path in asked]
+
+    card, unknown, version, api_doc, openapi, ping = asyncio.run(run())
+    assert (json.loads(card.body)["id"], json.loads(card.body)["max_model_len"]) == ("org/the-model", 16)
+    assert (unknown.status, unknown.error()["code"]) == (404, "model_not_found")
+    assert set(json.loads(version.body)) == {"version"}
+    assert api_doc.body == openapi.body
+    assert (ping.status, json.loads(ping.body)) == (200, {"status": "ok"})

@@ -12,7 +12,7 @@ from tests.server.edge import Called, Edge, call, good_body, state_with_everythi
 from wire.vocabulary import RequestClass
 
 PATHS = [route.path for route in ROUTES]
-WITHOUT_ENGINE = ("/tokenize", "/decode", "/v1/tokenize", "/v1/detokenize", "/api/show")
+WITHOUT_ENGINE = ("/tokenize", "/decode", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/api/show")
 COMPUTING = [path for path in PATHS if path not in WITHOUT_ENGINE]
 INTERACTIVE, BULK = RequestClass.INTERACTIVE, RequestClass.BULK
 # an edge's budgets are 1 s for interactive work and 10 s for bulk

@@ -25,7 +25,7 @@ PROMPTS = {"facts": {"prompts": {"query": "Q: ", "passage": "P: ", "other": "O: 
 
 
 def a_request(model: dict[str, Any], **fields: Any) -> RerankRequest:
-    given: dict[str, Any] = {"query": "who", "documents": ["a", "bcdef", "gh"], **fields}
+    given: dict[str, Any] = {"queries": ["who"], "documents": ["a", "bcdef", "gh"], **fields}
     return RerankRequest(model=served_model(**model), **given)
 
 
@@ -317,5 +317,5 @@ def test_a_blank_document_that_has_no_tokens_gets_0() -> None:
 
 
 def test_a_blank_query_that_has_no_tokens_is_refused_by_name() -> None:
-    error = error_of(a_request({}, query=" ", documents=["a", ""]), set_tokenizers)
+    error = error_of(a_request({}, queries=[" "], documents=["a", ""]), set_tokenizers)
     assert (type(error), error.param) == (EmptyInput, "query")

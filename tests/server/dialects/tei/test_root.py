@@ -10,6 +10,7 @@ from tests.server.asking import RAW, ask, tei_error
 
 LOGITS = OutputKind.LOGITS
 ONE = {"inputs": "ab"}
+LIST = {"inputs": [["ab"]]}  # a text alone is Hugging Face's at POST /
 
 
 @pytest.mark.holds("Labels, sparse and multi-vector embeddings")
@@ -17,14 +18,15 @@ ONE = {"inputs": "ab"}
 @pytest.mark.parametrize(
     ("path", "body", "outputs", "model"),
     [
-        ("/predict", ONE, LOGITS, {"task": "classify", "labels": ["a", "b"], "num_labels": 2}),
+        ("/predict", LIST, LOGITS, {"task": "classify", "labels": ["a", "b"], "num_labels": 2}),
         ("/predict", {"inputs": ["a", "b"]}, LOGITS, {"task": "rerank", "labels": ["a"]}),
         ("/rerank", {"query": "a", "texts": ["b", "cd"]}, LOGITS, {"task": "rerank", "labels": ["a"]}),
-        ("/predict_tokens", ONE, OutputKind.TOKEN_LOGITS, {"task": "token-classify", "labels": ["a"]}),
+        ("/predict_tokens", LIST, OutputKind.TOKEN_LOGITS, {"task": "token-classify", "labels": ["a"]}),
         ("/embed_sparse", ONE, OutputKind.SPARSE, {"task": "sparse"}),
         ("/embed_all", ONE, OutputKind.MULTI_VECTOR, {"task": "late-interaction"}),
         ("/embed", ONE, OutputKind.POOLED, {"task": "embed"}),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, OutputKind.POOLED, {"task": "embed"}),
+        ("/rerank", {"query": "a", "texts": ["b", "cd"]}, OutputKind.POOLED, {"task": "embed"}),
     ],
 )
 def test_it_is_the_route_for_the_models_task(
@@ -55,3 +57,41 @@ def test_it_is_the_route_for_the_models_task(
 def test_bad_bodies(task: str, body: bytes, status: int, kind: str) -> None:
     outputs = OutputKind.SPARSE if task == "sparse" else LOGITS
     assert tei_error(ask("/", body, outputs, task=task))[:2] == (status, kind)
+
+
+# the bodies of vLLM's routes, which its /invocations takes too
+
+CLASSIFIER = {"task": "classify", "labels": ["a", "b"], "num_labels": 2}
+
+
+@pytest.mark.holds("Labels, sparse and multi-vector embeddings")
+@pytest.mark.parametrize(
+    ("path", "body", "outputs", "model"),
+    [
+        ("/v1/embeddings", {"input": "ab"}, OutputKind.POOLED, {"task": "embed"}),
+        ("/v1/classify", {"input": "ab"}, LOGITS, CLASSIFIER),
+        ("/score", {"queries": "a", "documents": ["b"]}, OutputKind.POOLED, {"task": "embed"}),
+        ("/score", {"text_1": "a", "text_2": ["b"]}, LOGITS, {"task": "rerank", "labels": ["a"]}),
+        ("/rerank", {"query": "a", "documents": ["b", "cd"]}, LOGITS, {"task": "rerank", "labels": ["a"]}),
+    ],
+)
+def test_the_fields_choose_vllms_routes(
+    path: str, body: dict[str, Any], outputs: OutputKind, model: dict[str, Any]
+) -> None:
+    expected, called = ask(path, body, outputs, **model), ask("/invocations", body, outputs, **model)
+
+    assert called.status == expected.status == 200
+    answers = [json.loads(each.body) for each in (called, expected)]
+    for answer in answers:
+        for name in ("id", "created"):
+            answer.pop(name, None)
+    assert {**answers[0], "meta": None} == {**answers[1], "meta": None}
+
+
+def test_parameters_that_would_be_dropped_are_refused() -> None:
+    body = {"inputs": "ab", "parameters": {"normalize": False}}
+    status, kind, message = tei_error(ask("/", body, OutputKind.POOLED, task="embed"))
+
+    assert (status, kind) == (422, "Validation")
+    assert "parameters.normalize" in message
+    assert ask("/", {"inputs": "ab", "parameters": {}}, OutputKind.POOLED, task="embed").status == 200

@@ -56,6 +56,7 @@ def test_every_route_is_there_once(schema: Any) -> None:
         *(("post", route.path) for route in ROUTES),
         *((route.method.lower(), route.path) for route in PLAIN_ROUTES),
         *(("get", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/info", "/v1/models", "/metrics")),
+        ("get", "/v1/models/{name}"),
     }
     names = [operation["operationId"] for methods in schema["paths"].values() for operation in methods.values()]
     assert len(set(names)) == len(names)
@@ -63,8 +64,9 @@ def test_every_route_is_there_once(schema: Any) -> None:
 
 def test_the_hot_route_says_what_it_takes(schema: Any) -> None:
     operation = schema["paths"]["/v1/embeddings"]["post"]
-    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    body = schema["components"]["schemas"][reference.rpartition("/")[2]]
+    texts, chat = operation["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
+    body = schema["components"]["schemas"][texts["$ref"].rpartition("/")[2]]
+    assert schema["components"]["schemas"][chat["$ref"].rpartition("/")[2]]["required"] == ["messages"]
 
     properties = set(body["properties"])
     assert {"input", "model", "encoding_format", "dimensions", "user", "prompt_name", "truncate"} <= properties
@@ -86,10 +88,11 @@ def test_each_route_lists_the_statuses_of_its_own_family(schema: Any) -> None:
 def test_every_route_describes_its_body_and_its_answer(schema: Any) -> None:
     for route in ROUTES:
         operation = schema["paths"][route.path]["post"]
-        reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        body = schema["components"]["schemas"][reference.rpartition("/")[2]]
-        for required in body["required"]:
-            assert body["properties"][required].keys() & {"anyOf", "properties", "type"}
+        bodies = operation["requestBody"]["content"]["application/json"]["schema"]
+        for reference in bodies.get("anyOf", [bodies]):
+            body = schema["components"]["schemas"][reference["$ref"].rpartition("/")[2]]
+            for required in body.get("required", ()):
+                assert body["properties"][required].keys() & {"anyOf", "properties", "type"}
         assert operation["responses"]["200"]["content"]["application/json"]["schema"]
 
 
@@ -131,7 +134,7 @@ def test_keys_are_asked_for_where_they_are_needed(metrics_need_a_key: bool) -> N
 
     operations = {(method, path): one for path, methods in locked["paths"].items() for method, one in methods.items()}
     open_paths = [*HEALTH_PATHS, "/", *([] if metrics_need_a_key else ["/metrics"])]
-    is_open = {("get", path) for path in open_paths} & operations.keys()
+    is_open = {("get", path) for path in open_paths} & operations.keys() | {("post", "/ping")}
     assert {place for place, operation in operations.items() if "security" not in operation} == is_open
     names = {name for place in operations.keys() - is_open for one in operations[place]["security"] for name in one}
     assert names == locked["components"]["securitySchemes"].keys() == {"bearer", "x-api-key", "api-key"}

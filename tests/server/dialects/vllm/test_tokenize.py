@@ -1,0 +1,132 @@
+"""vLLM's /tokenize and /detokenize: ids of texts and of chats, and texts of ids."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.types import OutputKind
+from server.dialects.vllm.tokenize import decode_tokenize
+from server.requests.errors import InvalidRequest, RequestError
+from tests.server.asking import ask
+from tests.server.edge import Edge, new_call
+from tokenizer_pool.chat import Chat
+from tokenizer_pool.messages import Refusal, TextRefused
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def answer(path: str, body: dict[str, Any]) -> Any:
+    called = ask(path, body, OutputKind.POOLED)
+    assert called.status == 200, called.body
+    return json.loads(called.body)
+
+
+@pytest.mark.holds("vLLM's own routes")
+def test_ids_of_a_text_and_of_several() -> None:
+    assert answer("/tokenize", {"prompt": "ab", "model": "x"}) == {
+        "count": 2,
+        "max_model_len": 16,
+        "tokens": [97, 98],
+        "token_strs": None,
+    }
+    assert answer("/tokenize", {"prompt": "ab", "return_token_strs": True})["token_strs"] == ["a", "b"]
+    several = answer("/tokenize", {"prompt": ["ab", "c"], "return_token_strs": True})
+    assert (several["count"], several["tokens"]) == ([2, 1], [[97, 98], [99]])
+    assert several["token_strs"] == [["a", "b"], ["c"]]
+
+
+@pytest.mark.holds("vLLM's own routes")
+def test_the_field_says_whose_body_it_is() -> None:
+    assert isinstance(answer("/tokenize", {"inputs": "ab"}), list)
+    refused = ask("/tokenize", {"inputs": "ab", "prompt": "cd"}, OutputKind.POOLED)
+    assert (refused.status, json.loads(refused.body)["error_type"]) == (422, "Validation")
+    missing = ask("/tokenize", {}, OutputKind.POOLED)
+    assert json.loads(missing.body)["error"] == "inputs is missing"
+    assert ask("/tokenize", {"prompt": ""}, OutputKind.POOLED).error()["type"] == "BadRequestError"
+
+
+@pytest.mark.holds("vLLM's own routes")
+def test_texts_of_ids_under_both_names() -> None:
+    assert answer("/detokenize", {"tokens": [5, 6]}) == {"prompt": "5 6", "text": "5 6"}
+    assert answer("/detokenize", {"tokens": [[5, 6], [7]]})["text"] == ["5 6", "7"]
+    assert ask("/detokenize", {"tokens": "a"}, OutputKind.POOLED).error()["param"] == "tokens"
+
+
+@pytest.mark.holds("Chats")
+def test_a_chat_is_rendered_and_gets_no_special_tokens() -> None:
+    asked: list[Any] = []
+
+    async def render(conversations: list[str], *, model: int, request_class: Any, chat: Chat) -> list[str]:
+        asked.append((conversations, chat))
+        return ["user: hi\n"]
+
+    def prepare(edge: Edge) -> None:
+        edge.tokenizers.render = render  # type: ignore[attr-defined]
+
+    def look(edge: Edge) -> None:
+        ((texts, how),) = edge.tokenizers.asked
+        assert (list(texts), how["add_special_tokens"], how["prompt"]) == (["user: hi\n"], False, "")
+
+    called = ask("/tokenize", {"messages": HELLO}, OutputKind.POOLED, before=prepare, look=look)
+
+    assert json.loads(called.body)["count"] == 9
+    assert asked == [(['[{"role":"user","content":"hi"}]'], Chat(add_generation_prompt=True))]
+
+
+@pytest.mark.holds("Chats")
+def test_a_model_without_a_template_says_so() -> None:
+    async def render(*_: Any, **__: Any) -> list[str]:
+        raise TextRefused(Refusal.NO_TEMPLATE, -1)
+
+    def prepare(edge: Edge) -> None:
+        edge.tokenizers.render = render  # type: ignore[attr-defined]
+
+    error = ask("/tokenize", {"messages": HELLO}, OutputKind.POOLED, before=prepare).error()
+    assert (error["param"], "no chat template" in error["message"]) == ("messages", True)
+
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+def decoded(body: dict[str, Any]) -> Any:
+    return decode_tokenize(new_call(), json.dumps(body).encode())
+
+
+def test_chats_become_plain_messages() -> None:
+    request = decoded({"messages": [{"role": "user", "content": PARTS}, {"role": "assistant", "content": None}]})
+    assert json.loads(request.texts[0]) == [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": ""}]
+    several = decoded({"messages": [HELLO, HELLO], "continue_final_message": True})
+    assert (len(several.texts), several.is_single, several.chat) == (2, False, Chat(continue_final_message=True))
+    assert decoded({"messages": HELLO, "add_generation_prompt": False, "add_special_tokens": True}).add_special_tokens
+
+
+@pytest.mark.holds("Chats")
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [HELLO, []]}, "messages[1]"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [HELLO] * 5}, "messages"),
+        ({"messages": HELLO, "chat_template": "{{ messages }}"}, "chat_template"),
+        (
+            {"messages": HELLO, "add_generation_prompt": True, "continue_final_message": True},
+            "continue_final_message",
+        ),
+        ({"messages": [{"role": "user", "content": "a" * 2_000_000}]}, "messages"),
+    ],
+)
+def test_chats_that_are_refused(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        decoded(body)
+    assert refused.value.param == param
+
+
+def test_a_text_that_is_the_word_is_no_chat() -> None:
+    assert decoded({"prompt": "messages"}).texts == ["messages"]
+    with pytest.raises(InvalidRequest):
+        decoded({"messages": None})

