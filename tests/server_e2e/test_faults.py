@@ -73,7 +73,7 @@ def test_a_stopped_engine_is_killed_and_its_requests_are_answered(tmp_path: Path
 @pytest.mark.full
 @pytest.mark.holds("Slow and stuck engines are told apart", "When a process dies")
 def test_a_batch_that_never_ends_is_given_up(tmp_path: Path) -> None:
-    flags = ("--fake-fault", f"hang@token:{POISON}", "--batch-timeout", "1")
+    flags = ("--token-ids", "any", "--fake-fault", f"hang@token:{POISON}", "--batch-timeout", "1")
     with serving(*FAKE_FLAGS, *flags, folder=tmp_path) as server:
         reply = server.embed([[5, POISON], [6]], encoding_format="bytes")
 
@@ -95,7 +95,9 @@ def test_a_slow_batch_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.holds("A bad input fails alone", "OpenAI's route", "When a process dies")
 @pytest.mark.parametrize("fault", ["exit", *full("fail", "nan")])
 def test_poison_takes_nobody_with_it(fault: str, tmp_path: Path) -> None:
-    with serving(*FAKE_FLAGS, "--fake-fault", f"{fault}@token:{POISON}", folder=tmp_path) as server:
+    with serving(
+        *FAKE_FLAGS, "--token-ids", "any", "--fake-fault", f"{fault}@token:{POISON}", folder=tmp_path
+    ) as server:
         with Load(server, num_clients=4) as load:
             load.wait_for(20)
             reply = server.embed([[5], [6], [7, POISON, 8], [9]])

@@ -51,7 +51,7 @@ def test_rows_that_turn_wrong_are_found_out(tmp_path: Path) -> None:
 
 @pytest.mark.holds("A bad input fails alone", "When a process dies")
 def test_the_culprit_among_a_thousand_inputs_costs_three_deaths(tmp_path: Path) -> None:
-    with serving(*FAKE, "--fake-fault", f"exit@token:{POISON}", folder=tmp_path) as server:
+    with serving(*FAKE, "--token-ids", "any", "--fake-fault", f"exit@token:{POISON}", folder=tmp_path) as server:
         inputs = [[5, at] for at in range(6, 1000)]
         inputs[333] = [POISON]
 

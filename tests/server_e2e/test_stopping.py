@@ -12,7 +12,7 @@ from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import PATIENCE, Reply, Server, is_running, serving
 
 POISON = 29_000
-HANGS = ("--fake-fault", f"hang@token:{POISON}", "--frontends", "1")
+HANGS = ("--token-ids", "any", "--fake-fault", f"hang@token:{POISON}", "--frontends", "1")
 BODY = b'{"input": [%d]}' % POISON
 
 
