@@ -23,7 +23,7 @@ PLAIN_ROUTES = tuple(
         answer=partial(refuse, what),
         error_shape=openai_error,
         summary=f"Refused: {what} can't be embedded",
-        statuses=(400,),
+        is_listed=False,
     )
     for path, what in (("/embeddings_image", "images"), ("/embeddings_audio", "sound"))
 )

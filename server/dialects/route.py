@@ -89,7 +89,8 @@ class PlainRoute:
     method: str = "GET"
     answer: Callable[[ServerState], Answer]
     error_shape: ErrorShape
-    summary: str  # this and what follows is for the OpenAPI page
+    summary: str
+    is_listed: bool = True  # on the OpenAPI page; this and what follows is for it
     content: Any = None  # a type that msgspec knows: the answer in JSON; None = there is none
     statuses: tuple[int, ...] = (200,)  # of answers
 

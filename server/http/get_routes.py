@@ -38,7 +38,7 @@ def make_app(
         redirect_slashes=False,  # a redirect would repeat the client's Host header, and lose a proxy's https
     )
     app.add_exception_handler(HTTPException, _http_error)
-    app.openapi = describe_api(app, needs_key=needs_key, metrics_need_a_key=metrics_need_a_key)  # type: ignore[method-assign]  # FastAPI's own way of extending it
+    app.openapi = describe_api(app, state, needs_key=needs_key, metrics_need_a_key=metrics_need_a_key)  # type: ignore[method-assign]  # FastAPI's own way of extending it
 
     for route in PLAIN_ROUTES:
         app.add_api_route(route.path, _endpoint(route, state), methods=[route.method], include_in_schema=False)

@@ -12,8 +12,10 @@ from server.dialects.route import PlainRoute, Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.auth import is_health
+from server.http.body_schemas import refine
 from server.http.error_schemas import component_name, error_statuses, schema_of_errors
 from server.requests.errors import Forbidden, ModelNotFound, NotReady, RequestError, Unauthorized, WrongMethod
+from server.requests.models import ServerState
 
 Schema = dict[str, Any]
 
@@ -34,13 +36,22 @@ _OBJECT = {"application/json": {"schema": {"type": "object"}}}
 _NO_MODEL = "The server has no such model"
 
 
-def describe(app: FastAPI, *, needs_key: bool, metrics_need_a_key: bool) -> Callable[[], Schema]:
-    """The function that FastAPI calls for its schema, which is made once."""
+def describe(app: FastAPI, state: ServerState, *, needs_key: bool, metrics_need_a_key: bool) -> Callable[[], Schema]:
+    """The function that FastAPI calls for its schema, which is made once, when the first model is loaded."""
 
     def openapi() -> Schema:
-        if app.openapi_schema is None:
+        if app.openapi_schema is None or not app.openapi_schema["x-is-complete"]:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
             components = _add_dialects(schema)
+            schema["x-is-complete"] = state.models is not None  # the limits of the model are there
+            refine(
+                components,
+                msgspec.json.schema_components([kind for route in ROUTES for kind in (route.body, *route.more_bodies)])[
+                    1
+                ],
+                max_items=state.newest.get("limits", {}).get("max_client_batch_size", 1),
+                model=state.models.models[0] if state.models else None,
+            )
             for path, methods in schema["paths"].items():
                 for method, operation in methods.items():
                     is_open = is_health(method.upper(), path) or (path == "/metrics" and not metrics_need_a_key)
@@ -57,14 +68,15 @@ def describe(app: FastAPI, *, needs_key: bool, metrics_need_a_key: bool) -> Call
 def _add_dialects(schema: Schema) -> Schema:
     """Adds the operations; returns the schemas that they refer to."""
     types = [kind for route in ROUTES for kind in (route.body, *route.more_bodies, *route.answers)]
-    types += [route.content for route in PLAIN_ROUTES if route.content is not None]
+    listed = [route for route in PLAIN_ROUTES if route.is_listed]
+    types += [route.content for route in listed if route.content is not None]
     found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schemas = iter(found)
     for route in ROUTES:
         bodies = [next(schemas) for _ in (route.body, *route.more_bodies)]
         answers = [next(schemas) for _ in route.answers]
         schema["paths"].setdefault(route.path, {})["post"] = _operation(route, _any_of(bodies), answers)
-    for plain in PLAIN_ROUTES:
+    for plain in listed:
         content = next(schemas) if plain.content is not None else None
         schema["paths"].setdefault(plain.path, {})[plain.method.lower()] = _plain_operation(plain, content)
     shapes = {openai_error, *(shape for route in ROUTES for shape in route.all_error_shapes)}
@@ -99,8 +111,6 @@ def _plain_operation(route: PlainRoute, content: Schema | None) -> Schema:
     if "503" in responses:
         responses["503"] |= {"description": inspect.cleandoc(NotReady.__doc__ or ""), "content": _TEXT}
     refused = error_statuses([route.error_shape], of=_OF_EVERY_ROUTE)
-    if 400 in route.statuses:
-        refused |= {"400": (["The server does not do this."], [component_name(route.error_shape)])}
     return {
         "summary": route.summary,
         "operationId": _operation_id(route.method, route.path),

@@ -36,7 +36,7 @@ def _raw() -> msgspec.Raw:
     return msgspec.Raw(b"")
 
 
-class EmbedBody(msgspec.Struct, kw_only=True):
+class OllamaEmbedBody(msgspec.Struct, kw_only=True):
     """The body of POST /api/embed."""
 
     model: str | None = None
@@ -47,7 +47,7 @@ class EmbedBody(msgspec.Struct, kw_only=True):
     keep_alive: str | float | None = None  # without effect: models stay loaded
 
 
-class EmbeddingsBody(msgspec.Struct, kw_only=True):
+class OllamaPromptBody(msgspec.Struct, kw_only=True):
     """The body of POST /api/embeddings, which embeds one text."""
 
     model: str | None = None
@@ -56,8 +56,8 @@ class EmbeddingsBody(msgspec.Struct, kw_only=True):
     keep_alive: str | float | None = None  # without effect: models stay loaded
 
 
-_EMBED = BodyReader(EmbedBody)
-_EMBEDDINGS = BodyReader(EmbeddingsBody)
+_EMBED = BodyReader(OllamaEmbedBody)
+_EMBEDDINGS = BodyReader(OllamaPromptBody)
 
 
 def decode_embed(call: Call, body: bytes) -> EmbedRequest:
@@ -79,9 +79,15 @@ def decode_embeddings(call: Call, body: bytes) -> EmbedRequest:
 
 
 def _request(
-    call: Call, fields: EmbedBody | EmbeddingsBody, given: Inputs, model: ServedModel, *, field: str, **rest: Any
+    call: Call,
+    fields: OllamaEmbedBody | OllamaPromptBody,
+    given: Inputs,
+    model: ServedModel,
+    *,
+    field: str,
+    **rest: Any,
 ) -> EmbedRequest:
-    truncate = fields.truncate if isinstance(fields, EmbedBody) else None
+    truncate = fields.truncate if isinstance(fields, OllamaEmbedBody) else None
     call.set_form(FLOATS)
     return EmbedRequest(
         model=model,
@@ -131,7 +137,7 @@ async def encode_embeddings(call: Call, request: EmbedRequest, embedded: Embedde
     return Answer(200, headers(embedded), b"".join((b'{"embedding":', row, b"}")))
 
 
-class EmbedAnswer(msgspec.Struct):
+class OllamaEmbedAnswer(msgspec.Struct):
     """The answer of POST /api/embed."""
 
     model: str
@@ -141,7 +147,7 @@ class EmbedAnswer(msgspec.Struct):
     prompt_eval_count: int
 
 
-class EmbeddingsAnswer(msgspec.Struct):
+class OllamaPromptAnswer(msgspec.Struct):
     """The answer of POST /api/embeddings."""
 
     embedding: list[float]
@@ -155,9 +161,9 @@ ROUTES = (
         encode=encode_embed,
         error_shape=text_error,
         summary="Embed texts with Ollama's API",
-        body=EmbedBody,
+        body=OllamaEmbedBody,
         example={"model": "all-minilm", "input": ["The ferry leaves at seven."]},
-        answers=(EmbedAnswer,),
+        answers=(OllamaEmbedAnswer,),
         raw_answer=ROWS,
     ),
     Route(
@@ -167,9 +173,9 @@ ROUTES = (
         encode=encode_embeddings,
         error_shape=text_error,
         summary="Embed one text with Ollama's older API",
-        body=EmbeddingsBody,
+        body=OllamaPromptBody,
         example={"model": "all-minilm", "prompt": "The ferry leaves at seven."},
-        answers=(EmbeddingsAnswer,),
+        answers=(OllamaPromptAnswer,),
         raw_answer=ROWS,
     ),
 )

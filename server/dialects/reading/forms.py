@@ -13,6 +13,11 @@ _FORMATS: dict[str, tuple[Encoding | None, DType | None]] = {
 }
 _DTYPES = {"float": DType.FLOAT32, **{dtype.value: dtype for dtype in DType}}  # float is Voyage's and Cohere's word
 _ENDIANNESS = {"native": Endianness.LITTLE, **{order.value: order for order in Endianness}}
+FORMAT_WORDS, DTYPE_WORDS, ENDIANNESS_WORDS = (
+    tuple(_FORMATS),
+    tuple(_DTYPES),
+    tuple(_ENDIANNESS),
+)  # for the OpenAPI page
 
 
 @lru_cache(maxsize=256)  # most requests of a server ask for the same few forms

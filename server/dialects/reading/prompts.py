@@ -26,6 +26,7 @@ _PURPOSES = {
     "separation": Purpose.CLUSTERING,
     "text-matching": Purpose.SIMILARITY,
 }
+PURPOSE_WORDS = tuple(_PURPOSES)  # for the OpenAPI page
 
 
 PROMPT_FIELDS = ("prompt_name", "prompt", "input_type", "task")

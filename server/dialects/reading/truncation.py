@@ -17,6 +17,7 @@ _DIRECTIONS = {
     "right": Truncation.RIGHT,
     "Right": Truncation.RIGHT,
 }
+DIRECTION_WORDS = tuple(_DIRECTIONS)  # for the OpenAPI page
 _ENDS = {"NONE": Truncation.NONE, "START": Truncation.LEFT, "END": Truncation.RIGHT}  # Cohere names what is cut off
 _AS_THE_MODEL = -1  # of truncate_prompt_tokens
 

@@ -193,7 +193,7 @@ ROUTES = (
         summary="Embed texts with TEI's API",
         body=EmbedBody,
         example={"inputs": "The ferry leaves at seven."},
-        answers=(list[list[float] | None],),
+        answers=(list[list[float] | str | None],),
         raw_answer=ROWS,
     ),
     Route(
@@ -205,7 +205,7 @@ ROUTES = (
         summary="Embed each token of texts with TEI's API",
         body=EmbedAllBody,
         example={"inputs": "The ferry leaves at seven."},
-        answers=(list[list[list[float]]],),
+        answers=(list[list[list[float] | str]],),
         raw_answer=RAGGED,
     ),
     Route(
