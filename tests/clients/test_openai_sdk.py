@@ -58,10 +58,12 @@ def test_token_ids(client: openai.OpenAI) -> None:
     ids = [101, 7592, 2088, 102]
 
     one = client.embeddings.create(model=MODEL, input=ids)
-    two = client.embeddings.create(model=MODEL, input=[ids, [5]])
+    two = client.embeddings.create(model=MODEL, input=[ids, [101, 5, 102]])
 
     assert np.array_equal(rows_in(one), rows_of(["hello world"]))
-    assert np.array_equal(rows_in(two), np.stack([row_of_ids(ids), row_of_ids([5])]))
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+        client.embeddings.create(model=MODEL, input=[[9906, 1917]])  # as LangChain sends them by default
+    assert np.array_equal(rows_in(two), np.stack([row_of_ids(ids), row_of_ids([101, 5, 102])]))
 
 
 @pytest.mark.holds("OpenAI's route")
