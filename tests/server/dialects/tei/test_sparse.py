@@ -11,7 +11,7 @@ from engine.types import QUERY_TOKEN, OutputKind
 from server.dialects.tei.hybrid import decode
 from server.dialects.tei.sparse import sparse_by_item
 from server.dialects.writing.ragged import sparse_bytes, sparse_headers
-from server.requests import pipeline, row_sizes
+from server.requests import late_tokens, row_sizes
 from server.requests.errors import InvalidRequest
 from server.requests.work import Embedded
 from tests.server.asking import RAW, ask, tei_error
@@ -131,7 +131,7 @@ def test_the_types_that_tokens_have_already_stay() -> None:
         np.zeros(2, np.uint8),
         np.array([0, 1, 1], np.int32),
     )
-    marked = pipeline._marked_queries(tokens, num_queries=1)
+    marked = late_tokens.marked_queries(tokens, num_queries=1)
     assert marked.token_type_ids is not None
     assert marked.token_type_ids.tolist() == [QUERY_TOKEN, QUERY_TOKEN + 1, 1]
     assert tokens.token_type_ids is not None

@@ -11,10 +11,15 @@ from engine.types import OutputKind
 from tests.server.asking import RAW, ask
 from tests.server.edge import Called, Edge
 
-EMBED = {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "task": "embed"}
-LABELS = {"outputs": OutputKind.LOGITS, "task": "classify", "labels": ["a", "b"], "num_labels": 2}
-TAGS = {"outputs": OutputKind.TOKEN_LOGITS, "task": "token-classify", "labels": ["a", "b"], "num_labels": 2}
-LATE = {"outputs": OutputKind.MULTI_VECTOR, "task": "late-interaction"}
+EMBED: dict[str, Any] = {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "task": "embed"}
+LABELS: dict[str, Any] = {"outputs": OutputKind.LOGITS, "task": "classify", "labels": ["a", "b"], "num_labels": 2}
+TAGS: dict[str, Any] = {
+    "outputs": OutputKind.TOKEN_LOGITS,
+    "task": "token-classify",
+    "labels": ["a", "b"],
+    "num_labels": 2,
+}
+LATE: dict[str, Any] = {"outputs": OutputKind.MULTI_VECTOR, "task": "late-interaction"}
 HELLO = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
 
 

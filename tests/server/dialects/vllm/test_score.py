@@ -10,9 +10,9 @@ from engine.types import OutputKind
 from tests.server.asking import RAW, ask
 from tests.server.edge import Called
 
-PAIRS = {"outputs": OutputKind.LOGITS, "task": "rerank", "labels": ["yes"], "activation": "sigmoid"}
-EMBED = {"outputs": OutputKind.POOLED, "task": "embed"}
-LATE = {"outputs": OutputKind.MULTI_VECTOR, "task": "late-interaction"}
+PAIRS: dict[str, Any] = {"outputs": OutputKind.LOGITS, "task": "rerank", "labels": ["yes"], "activation": "sigmoid"}
+EMBED: dict[str, Any] = {"outputs": OutputKind.POOLED, "task": "embed"}
+LATE: dict[str, Any] = {"outputs": OutputKind.MULTI_VECTOR, "task": "late-interaction"}
 NAMES = [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")]
 
 

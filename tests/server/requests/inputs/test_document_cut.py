@@ -22,7 +22,7 @@ DOCUMENTS = ["abc", "abcdef", "é", "ghijk"]  # the stand-in has a token for eac
 def ranked(model: dict[str, Any], **fields: Any) -> tuple[Ranked, Edge]:
     async def run() -> tuple[Ranked, Edge]:
         edge = Edge()
-        given: dict[str, Any] = {"query": "who", "documents": DOCUMENTS, "max_document_tokens": 3, **fields}
+        given: dict[str, Any] = {"queries": ["who"], "documents": DOCUMENTS, "max_document_tokens": 3, **fields}
         request = RerankRequest(model=served_model(**model), **given)
         return await rank(edge.pipeline, request, Trace()), edge
 
@@ -49,7 +49,7 @@ def test_the_last_tokens_stay_where_the_first_are_cut() -> None:
 
 
 def test_documents_that_are_embedded_are_cut_and_the_query_is_not() -> None:
-    found, edge = ranked({}, query="a long one")
+    found, edge = ranked({}, queries=["a long one"])
     assert list(edge.tokenizers.asked[1][0]) == ["a long one", "abc", "abc", "é", "ghi"]
     assert found.truncated.tolist() == [0, 0, 1, 0, 1]
 
@@ -71,7 +71,9 @@ def test_a_document_that_is_refused_is_named(model: dict[str, Any], named: str) 
     async def run() -> None:
         edge = Edge()
         edge.tokenizers.error = TextRefused(Refusal.FAILED, 1)
-        request = RerankRequest(model=served_model(**model), query="who", documents=DOCUMENTS, max_document_tokens=3)
+        request = RerankRequest(
+            model=served_model(**model), queries=["who"], documents=DOCUMENTS, max_document_tokens=3
+        )
         await rank(edge.pipeline, request, Trace())
 
     with pytest.raises(NotTokenizable) as refused:
