@@ -22,6 +22,7 @@ TORCH_INDEX = $(shell $(BIN)/python .ci/torch_index.py)
 endif
 QUICK ?=
 PEERS ?= .peers/infinity
+CLIENTS := .clients
 MODEL ?= sentence-transformers/all-MiniLM-L6-v2
 
 # Several processes with one OpenMP thread each: with more, they take the cores from each other.
@@ -40,8 +41,8 @@ GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
 ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'import importlib.util as found, torch; \
 	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: help serve test test-all test-rest test-faults test-clients nightly bench bench-gpu test-tensorrt-llm verify docs \
-	check constraints fix clean
+.PHONY: help serve test test-all test-rest test-faults test-clients clients nightly bench bench-gpu test-tensorrt-llm verify \
+	docs check constraints fix clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,7 +63,11 @@ test-faults: $(VENV)/.test ## faults, overload and abuse of whole servers: at mo
 	$(PYTEST) --tier=all -m faults $(ARGS)
 
 test-clients: $(VENV)/.test ## the server with the clients that people use
-	$(PYTEST) -m clients $(ARGS)
+	-$(MAKE) --keep-going clients
+	$(PYTEST) --tier=all -m clients $(ARGS)
+
+# Tests of a client that can't be installed are skipped by its name.
+clients: $(CLIENTS)/sdks/.made $(CLIENTS)/frameworks/.made $(CLIENTS)/node/.made ## install other people's clients in .clients
 
 nightly: $(VENV)/.test ## the tests that take long or need root and Debian tools
 	$(BIN)/pytest --tier=nightly $(ARGS)
@@ -130,6 +135,19 @@ $(VENV)/.test: pyproject.toml $(VENV)/.server
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.test
 	$(PIP) --editable '.[server,test,bench]'
+	touch $@
+
+# requirements.txt has the exact versions of all that is needed, so nothing has to be resolved.
+$(CLIENTS)/%/.made: tests/clients/%/requirements.txt $(VENV)/.created
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
+	touch $@
+
+$(CLIENTS)/node/.made: tests/clients/node/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)/package.json
+	ln -sfn ../../tests/clients/node $(@D)/scripts
+	cd $(@D) && npm install --no-audit --no-fund --no-package-lock --ignore-scripts
 	touch $@
 
 $(PEERS)/bin/infinity_emb: benchmarks/make_peer_env.sh
