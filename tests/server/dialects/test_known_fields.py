@@ -27,24 +27,24 @@ def read(**fields: Any) -> Body:
 
 
 @pytest.mark.holds("Fields of other dialects")
-@pytest.mark.parametrize("name", KNOWN_FIELDS)
 @pytest.mark.parametrize(
     "route", [route for route in ROUTES if route.path not in ANY_MODEL], ids=lambda route: route.path
 )
-def test_every_route_honours_or_refuses_every_known_field(route: Any, name: str) -> None:
+def test_every_route_honours_or_refuses_every_known_field(route: Any) -> None:
     bodies = (route.body, *route.more_bodies)
     honoured = {field.encode_name for body in bodies for field in msgspec.structs.fields(body)}
-    if name in honoured:
-        return
     body = json.loads(good_body(route.path))
-    for value in (None, *KNOWN_FIELDS[name]):
-        route.decode(new_call(), json.dumps({**body, name: value}).encode())
-    for value in ("another", 7, True, {"a": 1}):
-        if value in KNOWN_FIELDS[name]:
+    for name, harmless in KNOWN_FIELDS.items():
+        if name in honoured:
             continue
-        with pytest.raises(InvalidRequest, match=rf"^{name} ") as refused:
+        for value in (None, *harmless):
             route.decode(new_call(), json.dumps({**body, name: value}).encode())
-        assert refused.value.param == name
+        for value in ("another", 7, True, {"a": 1}):
+            if value in harmless:
+                continue
+            with pytest.raises(InvalidRequest, match=rf"^{name} ") as refused:
+                route.decode(new_call(), json.dumps({**body, name: value}).encode())
+            assert refused.value.param == name
 
 
 @pytest.mark.holds("Fields of other dialects")
