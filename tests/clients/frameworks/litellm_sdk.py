@@ -19,7 +19,7 @@ def embed_hosted_vllm(task: Any) -> Result:
 
 
 def embed_cohere(task: Any) -> Result:
-    answer = litellm.embedding(model="cohere/m", input=task.texts, api_base=f"{task.url}/v1/embed", api_key=task.key)
+    answer = litellm.embedding(model="cohere/m", input=task.texts, api_base=f"{task.url}/v2/embed", api_key=task.key)
     return rows(item["embedding"] for item in answer.data)
 
 
