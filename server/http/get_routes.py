@@ -70,6 +70,13 @@ def make_app(
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": _model_cards(state)})
 
+    @app.get("/models", summary="The same in Infinity's words")
+    async def infinity_models() -> Response:
+        """Infinity's client takes no other owner."""
+        return JSONResponse(
+            {"object": "list", "data": [card | {"owned_by": "infinity"} for card in _model_cards(state)]}
+        )
+
     @app.get("/v1/models/{name:path}", summary="One of them; its name may have slashes")
     async def model_card(name: str) -> Response:
         card = next((card for card in _model_cards(state) if card["id"] == name), None)

@@ -58,7 +58,7 @@ def ask(script: str, url: str, *, key: str = KEY, only: tuple[str, ...] = ()) ->
         capture_output=True,
         timeout=200,
         check=False,
-        env={**variables, "PYTHONPATH": str(HERE / "sdks"), "CHROMA_KEY": key},
+        env={**variables, "PYTHONPATH": f"{HERE / 'sdks'}{os.pathsep}{ROOT}", "CHROMA_KEY": key},
     )
     assert done.returncode == 0, done.stderr.decode()[-3000:]
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
