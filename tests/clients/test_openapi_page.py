@@ -26,7 +26,7 @@ EXAMPLES = os.environ.get("EMBEDLINE_EXAMPLES", "30")  # for each route
 @pytest.mark.parametrize("keys", [[], [ApiKey("team", digest(b"sesame"))]], ids=["no keys", "keys"])
 def test_every_answer_is_as_the_page_says(keys: list[ApiKey], tmp_path: Path) -> None:
     if not PROGRAM.exists():
-        pytest.skip(f"no {PROGRAM}: python3 -m venv, then pip install -r {HERE / 'requirements.txt'}")
+        pytest.skip(f"no {PROGRAM} (make .clients/schemathesis/.made)")
 
     async def run() -> tuple[int | None, str]:
         edge = Edge(loaded=state_with_everything(), max_bytes=1 << 20, max_requests=100, keys=keys)
