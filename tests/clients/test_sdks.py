@@ -73,8 +73,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def scaled(rows: NDArray[Any]) -> NDArray[Any]:
     """Some APIs normalise, so directions are compared; those of two texts differ."""
-    lengths: NDArray[Any] = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / lengths
+    unit: NDArray[Any] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return unit
 
 
 def cosines() -> NDArray[np.float64]:

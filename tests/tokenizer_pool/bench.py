@@ -28,7 +28,7 @@ class SpyTokenizer:
         self.during: dict[str, Callable[[], object]] = {}
 
     def encode(
-        self, texts: Sequence[str], *, prompt: str, truncation: Truncation, pair_texts: Sequence[str]
+        self, texts: Sequence[str], *, prompt: str, truncation: Truncation, pair_texts: Sequence[str], **_: object
     ) -> TokenizedPiece:
         self.taken += texts
         self.during.pop(texts[0], lambda: None)()

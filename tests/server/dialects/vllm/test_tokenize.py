@@ -62,7 +62,7 @@ def test_a_chat_is_rendered_and_gets_no_special_tokens() -> None:
         return ["user: hi\n"]
 
     def prepare(edge: Edge) -> None:
-        edge.tokenizers.render = render  # type: ignore[method-assign,assignment]
+        edge.tokenizers.render = render  # type: ignore[method-assign]
 
     def look(edge: Edge) -> None:
         ((texts, how),) = edge.tokenizers.asked
@@ -80,7 +80,7 @@ def test_a_model_without_a_template_says_so() -> None:
         raise TextRefused(Refusal.NO_TEMPLATE, -1)
 
     def prepare(edge: Edge) -> None:
-        edge.tokenizers.render = render  # type: ignore[method-assign,assignment]
+        edge.tokenizers.render = render  # type: ignore[method-assign]
 
     error = ask("/tokenize", {"messages": HELLO}, OutputKind.POOLED, before=prepare).error()
     assert (error["param"], "no chat template" in error["message"]) == ("messages", True)
