@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizer_pool.chat import Chat, RenderedPiece
-from tokenizer_pool.loading import NAMED_TOKENS, TokenizerError, read_config
+from tokenizer_pool.loading import NAMED_TOKENS, read_config
 from tokenizer_pool.messages import Refusal, TextRefused
 
 Message = dict[str, str]
@@ -24,7 +24,6 @@ class ChatTemplate:
     def __init__(self, folder: Path) -> None:
         """Raises TextRefused (NO_TEMPLATE) if the folder has none, or one that is no template."""
         # Only chats need the library, and most servers never get one.
-        from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
@@ -36,9 +35,9 @@ class ChatTemplate:
         try:
             config = read_config(folder / "special_tokens_map.json") | read_config(folder / "tokenizer_config.json")
             self._template = environment.from_string(_source(folder, config))
-        except (TokenizerError, TemplateError, OSError, ValueError) as error:
+            self._tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
+        except Exception as error:  # a folder's files can be wrong in every way, and none may end the worker
             raise TextRefused(Refusal.NO_TEMPLATE, -1) from error
-        self._tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
 
     def render(self, conversations: Sequence[str], chat: Chat) -> RenderedPiece:
         """The text of each conversation, which is a JSON list of messages.
@@ -69,7 +68,7 @@ def _source(folder: Path, config: dict[str, Any]) -> str:
     """Raises ValueError if there is none."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):  # several with names
         template = {each["name"]: each["template"] for each in template if isinstance(each, dict)}.get("default")

@@ -44,6 +44,17 @@ def read(path: Path) -> Mapping[int, bytes]:
     return {int(token_id): base64.b64decode(token) for token, token_id in lines}
 
 
-def text_of(vocabulary: Mapping[int, bytes], token_ids: Sequence[int]) -> str:
-    """A character that a client has cut in two becomes U+FFFD. Raises KeyError for an id that is none of cl100k's."""
-    return b"".join([vocabulary[token_id] for token_id in token_ids]).decode(errors="replace")
+def text_of(
+    vocabulary: Mapping[int, bytes], token_ids: Sequence[int], *, max_bytes: int, keeps_end: bool = False
+) -> str:
+    """A character that a client has cut in two becomes U+FFFD. Raises KeyError for an id that is none of cl100k's.
+
+    A token may have 128 bytes, so what lies beyond `max_bytes` is not looked at: from the start, or from the end.
+    """
+    pieces, num_bytes = [], 0
+    for token_id in reversed(token_ids) if keeps_end else token_ids:
+        if num_bytes > max_bytes:
+            break
+        pieces.append(vocabulary[token_id])
+        num_bytes += len(pieces[-1])
+    return b"".join(reversed(pieces) if keeps_end else pieces).decode(errors="replace")

@@ -102,10 +102,20 @@ class Tokenizer:
         decode = partial(self._backend.decode_batch, skip_special_tokens=skip_special_tokens)
         return DecodedPiece(of_each(decode, lists), time.perf_counter() - start)
 
-    @cached_property
+    @property
     def chat_template(self) -> ChatTemplate:
         """Raises TextRefused (NO_TEMPLATE) if the model has none."""
-        return ChatTemplate(Path(self._spec.folder))
+        if self._chat_template is None:
+            raise TextRefused(Refusal.NO_TEMPLATE, -1)
+        return self._chat_template
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate | None:
+        """Read once, also where there is none: that would be looked for again with each chat."""
+        try:
+            return ChatTemplate(Path(self._spec.folder))
+        except TextRefused:
+            return None
 
     def _encode_pairs(
         self, texts: Sequence[str], pair_texts: Sequence[str], prompt: str, truncation: Truncation, max_seqlen: int

@@ -64,7 +64,7 @@ def test_one_of_several_and_a_file_of_its_own(tmp_path: Path) -> None:
     assert ChatTemplate(folder).render([json.dumps(TALK)], Chat()).texts == ["a file"]
 
 
-@pytest.mark.parametrize("template", [None, "{% if %}", [], 5, "{% generation %}"])
+@pytest.mark.parametrize("template", [None, "{% if %}", [], 5, "{% generation %}", [{"template": "x"}]])
 def test_a_folder_without_a_template_that_works(tmp_path: Path, template: Any) -> None:
     with pytest.raises(TextRefused) as refused:
         ChatTemplate(folder_with(tmp_path, template))

@@ -15,10 +15,13 @@ from server.requests.trace import Trace
 from server.requests.work import Work
 from tokenizer_pool.cl100k import text_of
 from tokenizer_pool.client import TokenizerPool
+from tokenizer_pool.messages import TextRefused, Truncation
+from tokenizer_pool.pieces import MAX_CHARS_PER_TOKEN
 from wire.vocabulary import RequestClass
 
 _Work = TypeVar("_Work", bound=Work)
 
+_MAX_BYTES_PER_CHAR = 4  # in UTF-8
 _BOTH_FIXES = (
     "Send texts (with LangChain's OpenAIEmbeddings: check_embedding_ctx_length=False), or start the server with "
     "--token-ids cl100k"
@@ -89,13 +92,20 @@ class GivenIds:
         """As the model's tokenizer puts it around a text. Asked once."""
         frame = self._frames.get(model)
         if frame is None:
+            frame = self._frames[model] = await self._ask_for_frame(model)
+        return frame
+
+    async def _ask_for_frame(self, model: int) -> _Frame:
+        """One without tokens, which all ids fit, where the vocabulary has no letter to ask with."""
+        try:
             (tokens,) = await self._tokenizers.tokenize_details(
                 ["a"], model=model, request_class=RequestClass.INTERACTIVE
             )
-            inner = [place for place, token in enumerate(tokens) if not token.is_special]
-            ids = [token.token_id for token in tokens]
-            frame = self._frames[model] = _Frame(ids[: inner[0]], ids[inner[-1] + 1 :])
-        return frame
+        except TextRefused:
+            return _Frame([], [])
+        inner = [place for place, token in enumerate(tokens) if not token.is_special]
+        ids = [token.token_id for token in tokens]
+        return _Frame(ids[: inner[0]], ids[inner[-1] + 1 :]) if inner else _Frame([], [])
 
     async def _decoded(self, request: _Work) -> _Work:
         assert self._vocabulary is not None, "there is no start without it"
@@ -107,7 +117,12 @@ class GivenIds:
             if not token_ids:
                 raise EmptyInput(f"{request.name_of(index)} has no tokens", param=request.name_of(index))
             try:
-                texts[index] = text_of(self._vocabulary, token_ids)
+                texts[index] = text_of(
+                    self._vocabulary,
+                    token_ids,
+                    max_bytes=_MAX_BYTES_PER_CHAR * MAX_CHARS_PER_TOKEN * request.model.max_seqlen,
+                    keeps_end=request.truncation is Truncation.LEFT,
+                )
             except KeyError:
                 name = request.name_of(index)
                 raise InvalidRequest(f"{name} has an id that is not one of cl100k_base", param=name) from None

@@ -156,4 +156,10 @@ def test_the_vocabulary_is_read_and_checked(tmp_path: Path, monkeypatch: pytest.
         cl100k.read(tmp_path / "nowhere")
     monkeypatch.setattr(cl100k, "SHA256", hashlib.sha256(content).hexdigest())
     assert cl100k.read(file) == VOCABULARY
-    assert cl100k.text_of(VOCABULARY, [1, 2]) == "the fer"
+    assert cl100k.text_of(VOCABULARY, [1, 2], max_bytes=100) == "the fer"
+
+
+def test_the_text_of_many_ids_is_made_no_further_than_it_can_count() -> None:
+    """Four more bytes than the limit, so that the tokenizer sees that the text is longer."""
+    assert cl100k.text_of(VOCABULARY, [1] * 1000 + [7], max_bytes=10) == "the the the "
+    assert cl100k.text_of(VOCABULARY, [7] + [2] * 1000, max_bytes=5, keeps_end=True) == "ferfer"
