@@ -1,16 +1,24 @@
 """Cuts inputs into batches by count and characters, as they are asked for: the inputs may be a stream without end."""
 
 import itertools
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 from embedline.client.tasks.task import Batch, Task
 
+_CHECKED_TOGETHER = 1024
+
 
 class Batches:
-    """The batches of one call. Reads the inputs in the thread that asks."""
+    """The batches of one call. Reads the inputs in the thread that asks.
+
+    Raises TypeError for a wrong item: of a list or tuple at once, before anything is sent; of a stream when it is read.
+    """
 
     def __init__(self, task: Task[Any], items: Iterable[Any], *, batch_size: int, max_chars: int | None) -> None:
+        if isinstance(items, Sequence):
+            for start in range(0, len(items), _CHECKED_TOGETHER):  # what is made of them is not kept: it may be large
+                task.prepare(list(items[start : start + _CHECKED_TOGETHER]), start)
         self.total = len(items) if isinstance(items, Sized) else None
         self._task = task
         self._items = iter(items)

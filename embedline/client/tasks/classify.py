@@ -42,7 +42,7 @@ class ClassifyTask:
             return as_json({"inputs": items, **fields})
         if any(len(item) > 1 for item in items):
             raise wrong("it has no /predict, and pairs are not sent in another way")
-        fields = without_none(model=self._model)
+        fields = without_none(model=self._model, **self._truncation)
         # Infinity's name, which chooses Infinity's form of the answer at a server that has both: all labels by name.
         return as_json({"input": [item[0] for item in items], "raw_scores": bool(self._raw_scores), **fields})
 

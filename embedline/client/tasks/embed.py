@@ -30,6 +30,8 @@ from embedline.client.transport.answer import Answer
 _OCTETS = "application/octet-stream"
 _MAX_WIDTH = 1 << 20  # numbers of a row
 _CHARS_PER_ID = 6  # of a token id in JSON
+_FORM_FIELDS = ("encoding_format", "embed_dtype", "output_dtype", "embedding_type", "endianness")
+_OUR_FORM = ("float", "float32", "little", "native", None)
 
 Place = Callable[[int, int, int], NDArray[np.float32]]  # (start, stop, width) to where these rows are to be written
 
@@ -85,6 +87,10 @@ class EmbedTask:
     )
 
     def __init__(self, fields: Mapping[str, Any], place: Place, *, dimensions: int | None) -> None:
+        """Raises ValueError for a field that asks for other rows than float32, which are not read."""
+        for name in _FORM_FIELDS:
+            if fields.get(name) not in _OUR_FORM:
+                raise ValueError(f"extra_body must leave out {name}: the client asks for float32, little-endian")
         self._fields = {**without_none(dimensions=dimensions), **fields}
         self._place = place
         self._dimensions = dimensions
@@ -108,6 +114,9 @@ class EmbedTask:
         dtype = answer.header("x-embedline-dtype") or "float32"
         if dtype != "float32":
             raise wrong(f"rows of dtype {dtype[:20]} where float32 was asked for")
+        order = answer.header("x-embedline-endianness") or "little"
+        if order != "little":
+            raise wrong(f"rows of byte order {order[:20]} where little was asked for")
         shape = answer.header("x-embedline-shape")
         if shape is None:
             rows = self._read_shapeless(batch, answer)

@@ -30,17 +30,26 @@ class PostTask:
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}")
         self.method = method
+        self._has_body = method in _WITH_BODY
         self.ways: tuple[Way, ...] = (Way(url_path, "", f"{JSON}, */*"),)
 
     def prepare(self, items: list[Any], start: int) -> list[Any]:
-        return items
+        """Their JSON, which is written before anything is sent: a payload may have none."""
+        return [_written(item, index) for index, item in enumerate(items, start)] if self._has_body else items
 
     def length(self, item: Any) -> int:
         return 0
 
     def body(self, items: Sequence[Any], way: Way) -> bytes | None:
-        return as_json(items[0]) if self.method in _WITH_BODY else None
+        return items[0] if self._has_body else None
 
     def read(self, batch: Batch, way: Way, answer: Answer) -> ValuePart:
         is_json = answer.content_type == JSON or answer.content_type.endswith("+json")
         return ValuePart(value=answer.json() if is_json and answer.length != 0 else bytes(answer.read_all()))
+
+
+def _written(payload: Any, index: int) -> bytes:
+    try:
+        return as_json(payload)
+    except (TypeError, ValueError, RecursionError) as error:  # another type, a value in itself, too deep
+        raise TypeError(f"payloads[{index}] can't be written as JSON") from error

@@ -63,9 +63,27 @@ def test_no_texts_are_no_requests(client: Client, server: Stub) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[*texts(20), 5], [*texts(20), b"x"], [*texts(20), [1.5]], [*texts(20), []]])
-def test_a_wrong_input_is_named(client: Client, wrong: list[object]) -> None:
+def test_a_wrong_input_is_named_before_anything_is_sent(client: Client, server: Stub, wrong: list[object]) -> None:
     with pytest.raises(TypeError, match=r"input\[20\] must be a text or a list of token ids"):
         client.embed(wrong)  # type: ignore[arg-type]
+    assert not server.seen
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("endianness", "big"),
+        ("embed_dtype", "float16"),
+        ("output_dtype", "int8"),
+        ("embedding_type", ["binary"]),
+        ("encoding_format", "binary"),
+    ],
+)
+def test_fields_that_ask_for_other_rows_are_refused(client: Client, server: Stub, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^extra_body must leave out {name}: "):
+        client.embed("text", extra_body={name: value})
+    client.embed("text", extra_body={"endianness": "native", "embed_dtype": "float32", "encoding_format": "float"})
+    assert len(server.seen) == 1
 
 
 def test_bodies_and_headers(server: Stub) -> None:

@@ -106,6 +106,14 @@ def test_classify(script: Any) -> None:
     assert answer.best()[3:7] == ["bad", "bad", "good", "good"]
 
 
+@pytest.mark.parametrize("script", [predict, infinity])
+def test_classify_says_how_to_cut_in_every_way_to_ask(script: Any) -> None:
+    with stub(script) as server, Client(server.url) as client:
+        client.classify(texts(1), truncate=True, truncation_direction="Left")
+    body = server.seen[-1].json()
+    assert (body["truncate"], body["truncation_direction"]) == (True, "Left")
+
+
 def test_pairs_are_sent_as_such_and_never_cut_for_another_route() -> None:
     with stub(predict) as server, Client(server.url) as client:
         assert client.classify([("text 1", "text 2")]).best() == ["bad"]
@@ -159,6 +167,21 @@ def test_other_methods_have_no_body(method: str) -> None:
 def test_a_wrong_path_or_method_is_named(path: str, method: str) -> None:
     with Client("http://localhost:1") as client, pytest.raises(ValueError, match=r"^(url_path|method) must "):
         client.batch_post(path, [1], method=method)
+
+
+def test_a_wrong_item_late_in_a_list_is_named_before_anything_is_sent() -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    preference = RequestProcessingPreference(batch_size=2, max_concurrent_requests=1)
+    with stub(lambda _: [as_json(1)]) as server, Client(server.url, preference=preference) as client:
+        with pytest.raises(TypeError, match=r"^texts\[4\] must be a text"):
+            client.rerank("a query", [*texts(4), 5])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match=r"^inputs\[4\] must be a text or a pair"):
+            client.classify([*texts(4), ()])
+        for wrong in ({1, 2}, circle):
+            with pytest.raises(TypeError, match=r"^payloads\[2\] can't be written as JSON$"):
+                client.batch_post("/any", [1, 2, wrong])
+    assert not server.seen
 
 
 def test_posts_that_are_done_are_kept() -> None:

@@ -38,6 +38,7 @@ LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
         "a body of 64 bytes where the shape 2,4 takes 32",
     ),
     "another dtype": (lambda seen: [raw(seen.texts, x_embedline_dtype="float16")], "rows of dtype float16"),
+    "another byte order": (lambda seen: [raw(seen.texts, x_embedline_endianness="big")], "rows of byte order big"),
     "no rows at all": (lambda _: [http(200, b"abc", **RAW)], "3 bytes, which are no 2 rows of float32"),
     "an empty body": (lambda _: [http(200, b"", **RAW)], "0 bytes, which are no 2 rows"),
     "no JSON": (lambda _: [http(200, b"<html>")], "its body is no JSON"),
