@@ -135,8 +135,7 @@ class App:
                     trace.route = route.path
                     await self._send(request, await self._answer(route, request))
         finally:
-            if trace.held is not None:
-                trace.held.release()
+            trace.release()
             trace.status = trace.status or _CLIENT_LEFT  # it left while FastAPI was answering
             trace.end()
             self._finished(trace)
@@ -185,6 +184,7 @@ class App:
     def _hold(self, trace: Trace, answer: Answer) -> None:
         """Count a large answer until its client has read it, instead of the rows. Raises NotReady."""
         num_bytes = len(answer.body) if len(answer.body) > WRITE_BUFFER_BYTES else 0
+        trace.release_parts()
         if num_bytes and trace.held is None:
             trace.held = Held(self._admission.room_of(trace.request_class))
         if trace.held is not None:

@@ -37,6 +37,7 @@ class Trace:
     num_body_bytes: int = 0  # of the request
     num_bytes: int = 0  # of the answer's body
     held: Held | None = None  # large rows, then the large answer, as admission counts them
+    parts: Sequence["Trace"] = ()  # those of the requests that it is made of; each may hold rows
     read_seconds: float = 0.0
     tokenize_seconds: float = 0.0
     queue_seconds: float = 0.0  # the longest wait of a sequence for its batch
@@ -44,6 +45,17 @@ class Trace:
     responds_since: float = 0.0  # time.perf_counter() when all rows had come
     respond_seconds: float = 0.0  # from then to the answer's last byte
     total_seconds: float = 0.0  # from the request's head to the answer's last byte
+
+    def release(self) -> None:
+        """Hold no rows and no answer any more."""
+        self.release_parts()
+        if self.held is not None:
+            self.held.release()
+
+    def release_parts(self) -> None:
+        """Hold no rows of the parts any more."""
+        for part in self.parts:
+            part.release()
 
     def end(self) -> None:
         """The answer's last byte has left, or the client has."""

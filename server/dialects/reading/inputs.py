@@ -99,12 +99,7 @@ def read_inputs(value: msgspec.Raw, field: str, *, max_items: int, may_be_empty:
 
 def _read_mixed(raw: bytes, field: str, *, max_items: int, may_be_empty: bool) -> Inputs:
     """A list that has more than one kind of items, or objects."""
-    unescaped = raw.replace(rb"\\", b"").replace(rb"\"", b"")
-    check_num_items(unescaped.count(b'"') // 2 // _MARKS_AN_ITEM, field, max_items=max_items)
-    beside_texts = b"".join(unescaped.split(b'"')[::2])
-    num_marks = beside_texts.count(b"[") + beside_texts.count(b"{")
-    check_num_items(num_marks // _MARKS_AN_ITEM, field, max_items=max_items)
-    _check_num_ids(beside_texts, field)
+    _check_num_ids(beside_texts(raw, field, max_items=max_items), field)
     items = parse(_MIXED, raw, field)
     check_num_items(len(items), field, max_items=max_items)
     texts = ["" if isinstance(item, list) else item for item in map(_text_of, items, _places(field))]
@@ -113,6 +108,15 @@ def _read_mixed(raw: bytes, field: str, *, max_items: int, may_be_empty: bool) -
         if not (text or ids_ or may_be_empty):
             raise EmptyInput(f"{place} must not be empty", param=place)
     return Inputs(texts if any(texts) or not any(ids) else None, ids if any(ids) else None)
+
+
+def beside_texts(raw: bytes, field: str, *, max_items: int) -> bytes:
+    """The JSON without its strings. Raises InvalidRequest for far more strings, lists and objects than items."""
+    unescaped = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    check_num_items(unescaped.count(b'"') // 2 // _MARKS_AN_ITEM, field, max_items=max_items)
+    rest = b"".join(unescaped.split(b'"')[::2])
+    check_num_items((rest.count(b"[") + rest.count(b"{")) // _MARKS_AN_ITEM, field, max_items=max_items)
+    return rest
 
 
 def _places(field: str) -> Iterator[str]:

@@ -15,8 +15,9 @@ def read_output_dimension(dimensions: int | None, output_dimension: int | None, 
 
     Raises InvalidRequest.
     """
+    dimensions = dimensions or None
     if output_dimension is None:
-        return read_dimensions(dimensions or None, own)
+        return read_dimensions(dimensions, own)
     if dimensions is not None and dimensions != output_dimension:
         raise InvalidRequest("output_dimension differs from dimensions", param="output_dimension")
     return read_dimensions(output_dimension, own, field="output_dimension")

@@ -1,29 +1,28 @@
 """/vertex, text-embeddings-inference's route for Vertex AI: several bodies of other routes, answered together."""
 
 import asyncio
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 
 from server.dialects.choice import Chosen, decode_as, encode, other_error_shapes, run
-from server.dialects.reading.inputs import check_num_items
+from server.dialects.reading.inputs import beside_texts, check_num_items
+from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.root import Choose, chooser
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.writing.forms import Container
 from server.dialects.writing.rows import as_list
-from server.requests.errors import EmptyInput, InvalidRequest, MalformedBody, RequestError
+from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.pipeline import BULK_ITEMS, Pipeline
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 
 _OBJECTS = {"type": "array", "items": {"type": "object"}, "minItems": 1}
 _JSON = (b"content-type", b"application/json")
-_GAPS = " \t\n\r"
 
 
 class VertexBody(msgspec.Struct):
@@ -35,7 +34,13 @@ class VertexBody(msgspec.Struct):
     )  # none are known
 
 
+class _AnyObject(msgspec.Struct):
+    """Whose fields are passed over."""
+
+
 _BODY = BodyReader(VertexBody)
+_OBJECT_LIST = msgspec.json.Decoder(list[_AnyObject])
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ def vertex_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
         fields = _BODY.read(body)
         if bytes(fields.parameters) not in (b"null", b"{}"):
             raise InvalidRequest("parameters is not supported; put its fields into the instances", param="parameters")
-        bodies = _split(bytes(fields.instances), max_items=call.max_items)
+        bodies = _split(fields.instances, max_items=call.max_items)
         return _decode_all(call, bodies, choose)
 
     return (
@@ -79,52 +84,32 @@ class VertexAnswer(msgspec.Struct):
     predictions: list[Any]
 
 
-def _split(instances: bytes, *, max_items: int) -> list[bytes]:
-    """The items of a JSON list, one after the other, so that a list of millions is refused after a few of them."""
-    try:
-        text = instances.decode()
-    except UnicodeDecodeError:
-        raise MalformedBody("instances is not valid JSON in UTF-8", param="instances") from None
-    scanner, found, at = json.JSONDecoder(), list[bytes](), 1
-    if not text.startswith("["):
-        raise InvalidRequest("instances must be a list of objects", param="instances")
-    while True:
-        at = _after_gaps(text, at)
-        if text[at] == "]":
-            break
-        if text[at] == ",":
-            at = _after_gaps(text, at + 1)
-        try:
-            end = scanner.raw_decode(text, at)[1]
-        except (ValueError, RecursionError):
-            raise MalformedBody("instances can't be read", param="instances") from None
-        found.append(text[at:end].encode())
-        check_num_items(len(found), "instances", max_items=max_items)
-        at = end
-    if not found:
+def _split(instances: msgspec.Raw, *, max_items: int) -> list[msgspec.Raw]:
+    """The items of a JSON list of objects. Each route counts what is in its own before it decodes it."""
+    raw = bytes(instances)
+    if raw.count(b"{") > max_items:  # perhaps in texts
+        beside_texts(raw, "instances", max_items=max_items)
+    num_instances = len(parse(_OBJECT_LIST, raw, "instances"))  # ends at the first item that is no object
+    check_num_items(num_instances, "instances", max_items=max_items)
+    if not num_instances:
         raise EmptyInput("instances must not be empty", param="instances")
-    return found
+    return parse(_RAW_LIST, raw, "instances")
 
 
-def _after_gaps(text: str, at: int) -> int:
-    while text[at] in _GAPS:
-        at += 1
-    return at
-
-
-def _decode_all(call: Call, bodies: list[bytes], choose: Choose) -> list[_Instance]:
+def _decode_all(call: Call, bodies: Sequence[msgspec.Raw], choose: Choose) -> list[_Instance]:
     """Instances are of one class of work, as if they were the items of one request."""
     is_bulk = len(bodies) > BULK_ITEMS
     request_class = RequestClass.BULK if is_bulk else call.options.request_class
     options = replace(call.options, request_class=request_class, accepts=Container.JSON)
     found, num_items = list[_Instance](), 0
-    for index, body in enumerate(bodies):
+    for index, body in enumerate(map(bytes, bodies)):
         trace = Trace(call.trace.method, call.trace.route, call.trace.request_id, key=call.trace.key)
         own = Call(options, call.models, call.max_items, trace, call.error_shape)
         try:
             instance = _Instance(own, decode_as(choose(own, body), own, body))
             if own.form and own.form.has_rows_alone:
                 raise InvalidRequest("encoding_format must not be bytes here", param="encoding_format")
+            trace.encoding = own.form.label if own.form else ""
         except RequestError as error:
             raise _of_instance(error, index) from None
         num_items += instance.chosen.request.num_items
@@ -141,14 +126,15 @@ def _of_instance(error: RequestError, index: int) -> RequestError:
 
 
 async def _run(pipeline: Pipeline, instances: list[_Instance], trace: Trace) -> list[Any]:
-    """Results in order. The first error ends the others."""
+    """Results in order. The first error ends the others. What the instances hold is released with the request."""
+    trace.parts = [each.call.trace for each in instances]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_run_one(pipeline, each, index)) for index, each in enumerate(instances)]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     finally:
-        _sum_up(trace, [each.call.trace for each in instances])
+        _sum_up(trace, trace.parts)
     return [task.result() for task in tasks]
 
 
@@ -159,11 +145,12 @@ async def _run_one(pipeline: Pipeline, instance: _Instance, index: int) -> Any:
         raise _of_instance(error, index) from None
 
 
-def _sum_up(trace: Trace, parts: list[Trace]) -> None:
+def _sum_up(trace: Trace, parts: Sequence[Trace]) -> None:
     """What is known of the whole request."""
     first = parts[0]
     trace.model, trace.stage, trace.request_class = first.model, first.stage, first.request_class
     trace.is_prediction = any(part.is_prediction for part in parts)
+    trace.are_ids_decoded = any(part.are_ids_decoded for part in parts)
     trace.num_items = sum(part.num_items for part in parts)
     trace.num_characters = sum(part.num_characters for part in parts)
     trace.num_tokens = sum(part.num_tokens for part in parts)

@@ -60,6 +60,11 @@ class _Request:
     work: EmbedRequest | ClassifyRequest
     wanted: RowForm  # by the body, whatever the headers accept
 
+    @property
+    def num_items(self) -> int:
+        """Texts, conversations or lists of ids."""
+        return self.work.num_items
+
 
 def decode(call: Call, body: bytes) -> _Request:
     """Raises RequestError, naming the field or index."""

@@ -246,6 +246,7 @@ def test_dimensions_go_from_1_to_the_models_own() -> None:
     assert [request_of({"input": "a", "dimensions": wished}).dimensions for wished in (1, DIMENSIONS)] == [1, 8]
     assert request_of({"input": "a", "output_dimension": 4}).dimensions == 4
     assert request_of({"input": "a", "output_dimension": 4, "dimensions": 4}).dimensions == 4
+    assert request_of({"input": "a", "output_dimension": 4, "dimensions": 0}).dimensions == 4
 
 
 @pytest.mark.holds("OpenAI's route")

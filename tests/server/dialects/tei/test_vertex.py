@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from engine.types import OutputKind
+from server.dialects.tei import vertex
+from server.requests import row_sizes
+from server.requests.trace import Trace
 from tests.server.asking import ask, tei_error
 from tests.server.edge import Edge, call, state_with
 from wire.vocabulary import RequestClass
@@ -41,10 +44,10 @@ def test_a_rerankers_instances() -> None:
     [
         ({}, 422, "instances is missing"),
         ({"instances": []}, 400, "`instances` cannot be empty"),
-        ({"instances": {}}, 422, "instances must be a list"),
+        ({"instances": {}}, 422, "instances: expected `array`"),
         ({"instances": [EMBED, {"inputs": ""}]}, 400, "`instances[1].inputs` cannot be empty"),
         ({"instances": [{"inputs": "a", "dimensions": 99}]}, 422, "instances[0]: dimensions"),
-        ({"instances": [EMBED, 5]}, 422, "instances[1]: the body"),
+        ({"instances": [EMBED, 5]}, 422, "instances[1]: expected `object`"),
         ({"instances": [EMBED] * 5}, 422, "instances has more items"),
         ({"instances": [{"inputs": ["a"] * 3}] * 2}, 422, "instances has more items"),
         ({"instances": [{**EMBED, "encoding_format": "bytes"}]}, 422, "instances[0]: encoding_format"),
@@ -56,14 +59,55 @@ def test_one_wrong_instance_fails_all(body: dict[str, Any], status: int, start: 
     assert (given, message[: len(start)]) == (status, start)
 
 
-def test_a_list_of_millions_is_refused_early() -> None:
-    body = b'{"instances":[' + b"{}," * 400_000 + b"{}]}"
-
-    async def run() -> int:
+@pytest.mark.parametrize(
+    ("instances", "start"),
+    [
+        (b"[" + b"{}," * 400_000 + b"{}]", "instances has more items"),
+        (b'[{"inputs":[' + b"[]," * 400_000 + b"[]]}]", "instances[0]: inputs has more items"),
+        (b'[{"inputs":[' + b"{}," * 400_000 + b"{}]}]", "instances has more items"),
+        (b"[" + b"[]," * 400_000 + b"[]]", "instances[0]: expected `object`"),
+        (b'[{"inputs":["' + b"{" * 400 + b'"]},{}]', "instances[1]: inputs is missing"),
+    ],
+)
+def test_lists_of_millions_are_refused_before_they_are_decoded(instances: bytes, start: str) -> None:
+    async def run() -> str:
         edge = Edge(max_bytes=10_000_000)
-        return (await call(edge.app, "POST", "/vertex", body)).status
+        called = await call(edge.app, "POST", "/vertex", b'{"instances":%b}' % instances)
+        return tei_error(called)[2][: len(start)]
 
-    assert asyncio.run(run()) == 422
+    assert asyncio.run(run()) == start
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a bug")])
+def test_the_room_for_rows_is_given_back(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_sizes, "_SMALL_ROW_BYTES", 0)
+
+    async def run() -> tuple[int, int]:
+        edge = Edge()
+        edge.managers.gate, edge.managers.error = asyncio.Event(), error
+        body = json.dumps({"instances": [EMBED, OPENAI]}).encode()
+        called = asyncio.create_task(call(edge.app, "POST", "/vertex", body))
+        for _ in range(2):
+            await edge.managers.arrivals.get()
+        room = edge.admission.room_of("interactive")
+        held = room.num_held_bytes
+        edge.managers.gate.set()
+        await called
+        return held, room.num_held_bytes
+
+    assert asyncio.run(run()) == (2 * 8 * (4 + 12), 0)
+
+
+def test_an_instance_for_pooling() -> None:
+    called = ask("/vertex", {"instances": [{"input": "ab"}]}, OutputKind.TOKENS, task="late-interaction")
+    assert [item["object"] for item in json.loads(called.body)["predictions"][0]["data"]] == ["pooling"]
+
+
+def test_decoded_ids_are_told() -> None:
+    traces = [Trace(are_ids_decoded=decoded) for decoded in (False, True)]
+    whole = Trace()
+    vertex._sum_up(whole, traces)
+    assert whole.are_ids_decoded
 
 
 def test_an_engines_failure_names_the_instance_and_ends_the_others() -> None:
