@@ -221,8 +221,8 @@ MISTAKES = (
     Mistake(
         "TEI's single prediction comes in a list",
         "server",
-        "items[0] if request.is_single else as_list(items)",
-        "as_list(items)",
+        "content = items[0] if request.is_single else as_list(items)",
+        "content = as_list(items)",
         "tests/server/dialects",
     ),
     Mistake(
