@@ -104,7 +104,7 @@ def _texts(call: Call, fields: EmbeddingsBody, model: ServedModel, *, may_be_emp
 
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
-    form, ranges, name = call.form or FLOATS, request.model.ranges, request.model.name
+    form, ranges, name = call.form or FLOATS, request.ranges, request.model.name
     if form.has_rows_alone:
         answer = await rows_alone(embedded, form, ranges)
         more = metadata_header(answer, embedded, form, model=name, request_id=call.trace.request_id)
@@ -121,7 +121,7 @@ async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm, *, 
     out, kind = bytearray(b'{"object":"list","data":['), b"embedding_dict" if form.several else b"embedding"
     failed = embedded.failed or {}
     async for part in _steps(embedded):
-        for index, value in enumerate(row_values(embedded.rows[part], form, request.model.ranges), part.start):
+        for index, value in enumerate(row_values(embedded.rows[part], form, request.ranges), part.start):
             out += b'%b{"object":"%b","index":%d,"embedding":' % (b"," if index else b"", kind, index)
             out += b'null,"error":' + msgspec.json.encode(error_fields(failed[index])) if index in failed else value
             out += b"}"
@@ -141,7 +141,7 @@ async def _in_json(request: EmbedRequest, embedded: Embedded, form: RowForm, *, 
 async def _in_msgpack(request: EmbedRequest, embedded: Embedded, form: RowForm, *, request_id: str) -> bytearray:
     out = bytearray(_MSGPACK_HEAD + list_head(len(embedded.rows)))
     async for part in _steps(embedded):
-        for index, value in enumerate(msgpack_values(embedded.rows[part], form, request.model.ranges), part.start):
+        for index, value in enumerate(msgpack_values(embedded.rows[part], form, request.ranges), part.start):
             out += _MSGPACK_ITEM
             out += as_msgpack(index)
             out += _MSGPACK_ROW

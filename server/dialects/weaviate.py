@@ -106,7 +106,7 @@ def _prompt(task_type: str | None, model: ServedModel) -> str:
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """The row with its text, or all rows."""
     if call.form and call.form.has_rows_alone:
-        return await rows_alone(embedded, call.form, request.model.ranges)
+        return await rows_alone(embedded, call.form, request.ranges)
     width = embedded.rows.shape[1]
     rows, sizes = await as_json(embedded.rows), b'"dim":%d,"dims":%d' % (width, width)
     if not request.is_single:

@@ -78,6 +78,11 @@ class EmbedRequest(Work):
     normalize: bool | None = None  # None = as the model does with pooled rows, and not for token rows
     allows_errors: bool = False  # whether an item that can't be embedded fails alone; only for pooled rows
 
+    @property
+    def ranges(self) -> NDArray[np.float32] | None:
+        """The model's ranges for int8, which are of rows of the length that the model gives them; None for others."""
+        return self.model.ranges if self.normalize in (None, self.model.normalize) else None
+
 
 def no_rows(request: EmbedRequest) -> "Embedded":
     """The answer to a request without texts."""

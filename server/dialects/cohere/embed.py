@@ -146,7 +146,7 @@ class _Meta(msgspec.Struct):
 
 async def encode(call: Call, request: CohereRequest, embedded: Embedded) -> Answer:
     """Long work is done in slices, so that other requests run in between."""
-    form, ranges = call.form or FLOATS, request.model.ranges
+    form, ranges = call.form or FLOATS, request.ranges
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges)
     out = bytearray(b'{"id":')
@@ -169,7 +169,7 @@ async def _add_rows_by_type(out: bytearray, request: CohereRequest, embedded: Em
     out += b',"response_type":"embeddings_by_type","embeddings":{'
     for index, name in enumerate(request.types):
         out += b'%b"%b":' % (b"," if index else b"", name.encode())
-        out += await _rows(embedded, _FORMS[name], request.model.ranges)
+        out += await _rows(embedded, _FORMS[name], request.ranges)
     out += b"}"
 
 

@@ -119,7 +119,7 @@ async def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embe
 async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """A list of rows. Durations are nanoseconds."""
     if call.form and call.form.has_rows_alone:
-        return await rows_alone(embedded, call.form, request.model.ranges)
+        return await rows_alone(embedded, call.form, request.ranges)
     out = bytearray(b'{"model":%b,"embeddings":' % msgspec.json.encode(request.model.name))
     out += await as_json(embedded.rows)
     out += b',"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (
@@ -132,7 +132,7 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
 async def encode_embeddings(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """The one row."""
     if call.form and call.form.has_rows_alone:
-        return await rows_alone(embedded, call.form, request.model.ranges)
+        return await rows_alone(embedded, call.form, request.ranges)
     row = (await as_json(embedded.rows))[1:-1] or b"[]"
     return Answer(200, headers(embedded), b"".join((b'{"embedding":', row, b"}")))
 

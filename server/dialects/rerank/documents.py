@@ -12,6 +12,7 @@ from server.dialects.reading.json_body import parse
 from server.requests.errors import EmptyInput, InvalidRequest
 
 DOCUMENT_LIST = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}}
+_MAX_RANK_FIELDS = 64
 _STRINGS_AN_ITEM = 32  # that one document's object may have; for each 32 more it counts as another item
 _TEXT = "text"
 
@@ -68,7 +69,11 @@ def _read_rank_fields(value: msgspec.Raw) -> list[str]:
     raw = bytes(value)
     if raw in (b"", b"null"):
         return [_TEXT]
-    return parse(_NAMES, raw, "rank_fields") or [_TEXT]
+    num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2  # before they are decoded
+    names = parse(_NAMES, raw, "rank_fields") if num_strings <= _MAX_RANK_FIELDS else None
+    if names is None or len(names) > _MAX_RANK_FIELDS:
+        raise InvalidRequest(f"rank_fields must be at most {_MAX_RANK_FIELDS} names", param="rank_fields")
+    return list(dict.fromkeys(names)) or [_TEXT]
 
 
 def _joined(document: dict[str, msgspec.Raw], names: Sequence[str], param: str) -> str:

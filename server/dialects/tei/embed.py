@@ -150,7 +150,7 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
 
 async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
     """Rows of texts. As in all encoders, long work is done in slices, so that other requests run in between."""
-    form, ranges, timing = call.form or FLOATS, request.model.ranges, timing_headers(call.trace)
+    form, ranges, timing = call.form or FLOATS, request.ranges, timing_headers(call.trace)
     if form.has_rows_alone:
         return await rows_alone(embedded, form, ranges, beside=timing)
     own = [*headers(embedded, form, ranges), *timing]

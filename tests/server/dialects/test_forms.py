@@ -228,6 +228,11 @@ def test_integers_by_the_models_ranges() -> None:
     assert np.array_equal(written(OPENAI, whole), packed(some_rows(), DType.INT8, ranges))
     assert cut.headers["x-embedline-scale"] == "row"  # they are of whole rows
     assert np.array_equal(written(OPENAI, cut), packed(some_rows()[:, :4], DType.INT8))
+    normalised = asyncio.run(run({"normalize": True}))  # and of rows as long as the model gives them
+    lengths = np.linalg.norm(some_rows(), axis=1, keepdims=True)
+    assert normalised.headers["x-embedline-scale"] == "row"
+    assert np.array_equal(written(OPENAI, normalised), packed(some_rows() / lengths, DType.INT8))
+    assert asyncio.run(run({"normalize": False})).headers["x-embedline-scale"] == "ranges"
 
 
 @pytest.mark.holds("Forms of rows")

@@ -120,7 +120,7 @@ def test_objects_come_back_with_their_text() -> None:
 @pytest.mark.holds("Reranking")
 def test_rank_fields_are_joined_in_their_order() -> None:
     documents = [{"title": "A", "year": 1999, "text": "x" * 9, "is": True}, {"year": None, "title": "BB"}, "cccc"]
-    body = {**RESULTS, "documents": documents, "rank_fields": ["title", "year"], "raw_scores": True}
+    body = {**RESULTS, "documents": documents, "rank_fields": ["title", "year", "title"], "raw_scores": True}
     results = answer("/v1/rerank", {**body, "return_documents": True})["results"]
     assert column(results, "document") == ["A\n1999", "cccc", "BB"]
     assert column(results, "relevance_score") == [7, 5, 3]

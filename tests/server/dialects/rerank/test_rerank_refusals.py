@@ -60,6 +60,8 @@ def test_fields_that_are_wrong(path: str, family: dict[str, Any], change: dict[s
         ({"query": ""}, "query"),
         ({"rank_fields": "text"}, "rank_fields"),
         ({"rank_fields": [5]}, "rank_fields"),
+        ({"rank_fields": ["text"] * 65}, "rank_fields must be at most 64 names"),
+        ({"rank_fields": ["\\"] * 65}, "rank_fields must be at most 64 names"),
         ({"rank_fields": ["title"], "documents": ["a", {"text": "b"}]}, "documents[1] has none of rank_fields"),
         ({"rank_fields": ["title"], "documents": [{"title": ["a"]}]}, "documents[0]"),
     ],
