@@ -112,7 +112,7 @@ class AsyncClient:
                 while (part := await self._in_thread(lambda: next(slices, None), own)) is not None:
                     yield part
             finally:
-                slices.close()  # aborts what is in flight
+                await asyncio.to_thread(slices.close)  # aborts what is in flight, and waits for its end
 
     async def rerank(
         self,

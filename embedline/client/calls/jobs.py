@@ -97,8 +97,10 @@ class Jobs:
         return None if batch is None else Job(batch, endpoint)
 
     def wakes_at(self, now: float) -> float:
-        """When something may be begun without an answer's coming, or the call's time is over."""
-        times = [self._deadline]
+        """When something may be begun without an answer's coming, or the call's time will be over."""
+        times = [
+            self._deadline if now < self._deadline else float("inf")
+        ]  # then the attempts in flight end by themselves
         if self._again and self._again[0][0] > now:
             times.append(self._again[0][0])
         if not self._batches.are_over or (self._again and self._again[0][0] <= now):  # an endpoint has no room

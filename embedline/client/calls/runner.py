@@ -8,10 +8,10 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from embedline.client.calls.batches import Batches
 from embedline.client.calls.job import Job
@@ -20,7 +20,7 @@ from embedline.client.errors import Cancelled, EmbedlineError
 from embedline.client.preference import RequestProcessingPreference
 from embedline.client.tasks.task import Batch, Part, Task
 from embedline.client.transport.endpoints import Endpoints
-from embedline.client.transport.failure import Failure
+from embedline.client.transport.failure import Failure, Kind
 from embedline.client.transport.in_flight import Call, InFlight
 from embedline.client.transport.sender import Request, Sender
 
@@ -84,12 +84,14 @@ class Runner:
             if token is not None:
                 token.forget(one.cancel)
 
-    def begin(self, call: "_OneCall[Any]", job: Job, *, is_alone: bool) -> None:
-        """Make one attempt, in a thread unless it is all that there is to do."""
-        if is_alone:
-            call.attempt(job)
-        else:
-            self._threads.submit(call.attempt, job)
+    def submit(self, attempt: Callable[[Job], None], job: Job) -> "Future[None]":
+        """Make one attempt in a thread, once one is free."""
+        return self._threads.submit(attempt, job)
+
+    def abort(self, call: Call) -> None:
+        """End the attempts of a call that have a connection, or wait for one. From any thread."""
+        self.in_flight.abort(call)
+        self.endpoints.wake_all()
 
 
 class _OneCall(Generic[P]):
@@ -106,12 +108,15 @@ class _OneCall(Generic[P]):
         self._outcomes: queue.SimpleQueue[_Outcome[P] | None] = queue.SimpleQueue()  # None = look what is to be done
         self._request_id = f"embedline-{secrets.token_hex(5)}"
         total = preference.total_timeout_s
-        deadline = float("inf") if total is None else time.monotonic() + total
-        self._jobs = Jobs(task, batches, runner.endpoints, preference, request_id=self._request_id, deadline=deadline)
+        self._deadline = float("inf") if total is None else time.monotonic() + total
+        self._in_threads: dict[Job, Future[None]] = {}  # attempts in flight, those that wait for a thread too
+        self._jobs = Jobs(
+            task, batches, runner.endpoints, preference, request_id=self._request_id, deadline=self._deadline
+        )
 
     def cancel(self) -> None:
         """From any thread."""
-        self._runner.in_flight.abort(self._call)
+        self._runner.abort(self._call)
         self._outcomes.put(None)
 
     def results(self) -> Iterator[Finished[P]]:
@@ -131,14 +136,29 @@ class _OneCall(Generic[P]):
         if self._call.is_aborted:
             raise Cancelled("the call was cancelled")
         self._now = now = time.monotonic()
+        if now >= self._deadline:
+            self._take_back("total_timeout_s is over")
         self._jobs.check_deadline(now)
         for job in self._jobs.take(now):
-            try:
-                self._runner.begin(self, job, is_alone=self._jobs.is_last)
-            except RuntimeError:  # the client was closed meanwhile
-                self._jobs.dropped(job)
-                raise
+            self._begin(job)
         return not self._jobs.are_over
+
+    def _begin(self, job: Job) -> None:
+        """Make one attempt, in a thread unless it is all that there is to do."""
+        if self._jobs.is_last:
+            self.attempt(job)
+            return
+        try:
+            self._in_threads[job] = self._runner.submit(self.attempt, job)
+        except RuntimeError:  # the client was closed meanwhile
+            self._jobs.dropped(job)
+            raise
+
+    def _take_back(self, words: str) -> None:
+        """End the attempts that still wait for a thread."""
+        for job in [job for job, future in self._in_threads.items() if future.cancel()]:
+            del self._in_threads[job]
+            self._outcomes.put(_Outcome(job, 0.0, error=Failure(Kind.ABORTED, words)))
 
     def _next_outcome(self) -> _Outcome[P] | None:
         """None where none came before there is something to begin."""
@@ -151,6 +171,7 @@ class _OneCall(Generic[P]):
 
     def _settle(self, outcome: _Outcome[P]) -> Finished[P] | None:
         job = outcome.job
+        self._in_threads.pop(job, None)
         if outcome.part is not None:
             self._jobs.finished(job, outcome.part, outcome.seconds)
             return Finished(job.batch, outcome.part, outcome.seconds)
@@ -168,7 +189,8 @@ class _OneCall(Generic[P]):
         """Abort what is in flight and wait until it has ended: nothing writes into the result after the call. What had
         come before is a result still."""
         if self._jobs.num_in_flight:
-            self._runner.in_flight.abort(self._call)
+            self._runner.abort(self._call)
+            self._take_back("the call is over")
         while self._jobs.num_in_flight:
             outcome = self._outcomes.get()
             if outcome is None:

@@ -32,6 +32,11 @@ class Endpoints:
         others = [one for one in self.all if one is not endpoint and not one.is_failing and one.way(task) == way]
         return min(others, key=lambda one: one.load, default=endpoint)
 
+    def wake_all(self) -> None:
+        """Those that wait for a connection look whether their call is aborted."""
+        for endpoint in self.all:
+            endpoint.pool.wake_all()
+
     def close(self) -> None:
         for endpoint in self.all:
             endpoint.pool.close()

@@ -8,6 +8,7 @@ import time
 from embedline.client.transport.base_url import Origin
 from embedline.client.transport.connection import Connection
 from embedline.client.transport.failure import Failure, Kind
+from embedline.client.transport.in_flight import Call
 
 _CONNECT_SECONDS = 10.0  # that one address may take to answer
 
@@ -18,24 +19,42 @@ class ConnectionPool:
     def __init__(self, origin: Origin, tls: ssl.SSLContext | None, *, most: int) -> None:
         self._origin = origin
         self._tls = tls
-        self._free = threading.BoundedSemaphore(most)  # places for connections in use
-        self._lock = threading.Lock()
+        self._num_free = most  # places for connections in use
+        self._changed = threading.Condition(threading.Lock())
         self._idle: list[Connection] = []
         self._is_closed = False
 
-    def take(self, deadline: float) -> Connection:
-        """A connection, once fewer than the most are in use; not open if it is new. Raises Failure (TIMEOUT)."""
-        if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise Failure(Kind.TIMEOUT, "all connections were in use")
+    def take(self, deadline: float, call: Call) -> Connection:
+        """A connection, once fewer than the most are in use; not open if it is new. Raises Failure (TIMEOUT, ABORTED).
+
+        Who aborts the call calls `wake_all` then.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_free or call.is_aborted, max(0.0, deadline - time.monotonic()))
+            if call.is_aborted:
+                self._changed.notify()  # the place for which it was woken, if that was why, is for another
+                raise Failure(Kind.ABORTED, "the call is over")
+            if not self._num_free:
+                raise Failure(Kind.TIMEOUT, "all connections were in use")
+            self._num_free -= 1
         return self._idle_or_new()
+
+    def wake_all(self) -> None:
+        """All that wait look whether their call is aborted."""
+        with self._changed:
+            self._changed.notify_all()
 
     def try_take(self) -> Connection | None:
         """The same, but None where there would be a wait."""
-        return self._idle_or_new() if self._free.acquire(blocking=False) else None
+        with self._changed:
+            if not self._num_free:
+                return None
+            self._num_free -= 1
+        return self._idle_or_new()
 
     def _idle_or_new(self) -> Connection:
         while True:
-            with self._lock:
+            with self._changed:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 return Connection(self._origin, self._tls)
@@ -45,17 +64,19 @@ class ConnectionPool:
 
     def give_back(self, connection: Connection, *, is_kept: bool) -> None:
         """For each one that was taken. It is closed unless the next request may follow on it."""
-        with self._lock:
+        with self._changed:
             is_kept = is_kept and not self._is_closed
             if is_kept:
                 self._idle.append(connection)
         if not is_kept:
             connection.close()
-        self._free.release()
+        with self._changed:
+            self._num_free += 1
+            self._changed.notify()
 
     def close(self) -> None:
         """Close the idle connections; those in use are closed when they come back."""
-        with self._lock:
+        with self._changed:
             self._is_closed = True
             idle, self._idle = self._idle, []
         for connection in idle:

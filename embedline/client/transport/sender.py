@@ -71,7 +71,7 @@ class Sender:
     def _send(self, request: Request, read: Callable[[Answer], T], call: Call, to: Endpoint, hedge_to: Endpoint) -> T:
         copies: list[_Copy] = []
         try:
-            first = _Copy(to, to.pool.take(request.deadline))
+            first = _Copy(to, to.pool.take(request.deadline, call))
             copies.append(first)
             self._start(first, request, call)
             self._hedge(copies, request, call, hedge_to)

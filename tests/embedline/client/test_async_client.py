@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from embedline import AsyncClient, CancellationToken, Cancelled, RequestFailed, RequestProcessingPreference
+from embedline import AsyncClient, CancellationToken, Cancelled, Client, RequestFailed, RequestProcessingPreference
 from tests.embedline.client.stub import as_json, raw, rows_of, stub, texts
 from tests.embedline.client.test_tasks import predict, tei
 
@@ -72,6 +73,24 @@ async def test_a_cancelled_iteration_drops_its_requests() -> None:
                 await task
             never.set()
             await asyncio.to_thread(server.wait_until, lambda: len(server.open) <= 1)
+
+
+async def test_an_iteration_left_early_is_ended_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended_in = []
+
+    def slices(*_: object, **__: object) -> Iterator[int]:
+        try:
+            yield from range(9)
+        finally:
+            ended_in.append(threading.current_thread())
+
+    monkeypatch.setattr(Client, "iter_embed", slices)
+    async with AsyncClient("http://localhost:1") as client:
+        rows = client.iter_embed(texts(9))
+        await anext(rows)
+        await rows.aclose()
+    assert ended_in
+    assert threading.current_thread() not in ended_in
 
 
 async def test_the_callers_own_token_works_too() -> None:

@@ -67,6 +67,13 @@ def status(number: int, retry_after: float | None = None, body: bytes = b"") -> 
 LOST = Failure(Kind.CONNECTION, "lost")
 
 
+def test_once_the_calls_time_is_over_only_the_end_of_an_attempt_wakes_it() -> None:
+    course = Course(deadline=20)
+    course.take_one()
+    assert course.wait() == 20
+    assert course.jobs.wakes_at(course.now) == INFINITE
+
+
 @pytest.mark.parametrize("failure", [status(500), status(503), status(429), status(408), LOST], ids=str)
 def test_waits_grow_by_four_with_jitter_and_end_after_the_retries(failure: Failure) -> None:
     course = Course()

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -69,6 +69,43 @@ def test_the_time_of_the_whole_call() -> None:
         never.set()
     assert late.value.partial.done.sum() == 3
     assert all(int(seen.headers["request-timeout-ms"]) <= 200 for seen in server.seen)
+
+
+@pytest.fixture
+def all_in_use() -> Iterator[Client]:
+    """A client whose only connection, and with it the only thread, waits for an answer in another call."""
+    never, token = threading.Event(), CancellationToken()
+    with stub(lambda _: [never]) as server, Client(server.url, max_connections=1) as client:
+        preference = RequestProcessingPreference(batch_size=1, cancel_token=token)
+
+        def hold() -> None:
+            with pytest.raises(Cancelled):
+                client.embed(texts(2), preference=preference)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        server.wait_until(lambda: len(server.seen) == 1)
+        yield client
+        assert holder.is_alive()
+        assert len(server.seen) == 1
+        token.cancel()
+        holder.join()
+        never.set()
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["for a connection", "for a thread"])
+def test_a_wait_for_its_turn_is_cancelled_too(all_in_use: Client, count: int) -> None:
+    token = CancellationToken()
+    threading.Timer(0.05, token.cancel).start()
+    with pytest.raises(Cancelled):
+        all_in_use.embed(texts(count), preference=RequestProcessingPreference(batch_size=1, cancel_token=token))
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["for a connection", "for a thread"])
+def test_a_wait_for_its_turn_ends_with_the_calls_time(all_in_use: Client, count: int) -> None:
+    with pytest.raises(DeadlineExceeded) as late:
+        all_in_use.embed(texts(count), preference=RequestProcessingPreference(batch_size=1, total_timeout_s=0.05))
+    assert not late.value.partial.done.any()
 
 
 def test_an_attempt_that_takes_too_long_is_made_again() -> None:
