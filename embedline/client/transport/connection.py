@@ -16,6 +16,8 @@ from embedline.client.transport.answer import Answer
 from embedline.client.transport.base_url import Origin
 from embedline.client.transport.failure import Failure, Kind
 
+_BROKE_WHILE_SENT = "the connection broke while the request was sent"
+
 
 class Connection:
     """Opened by `open`; the methods raise Failure. After one the connection is of no more use."""
@@ -27,6 +29,7 @@ class Connection:
         self._lock = threading.Lock()  # so that a socket is not shut down after another took its number
         self._socket: socket.socket | None = None
         self._aborted: Kind | None = None
+        self._broke_while_sent = False
         self.num_answers = 0
 
     def open(self, seconds: float) -> None:
@@ -65,21 +68,24 @@ class Connection:
                 raise OSError("aborted")
 
     def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> None:
-        """Send a whole request."""
+        """Send a whole request. One that the server stopped reading may have its answer all the same, as 413."""
         try:
             self._http.request(method, target, body, headers)
+        except (BrokenPipeError, ConnectionResetError):
+            self._broke_while_sent = True
         except OSError as error:
-            raise self._lost("the connection broke while the request was sent") from error
+            raise self._lost(_BROKE_WHILE_SENT) from error
 
     def answer(self) -> Answer:
         """Wait for the head of the answer."""
         try:
             response = self._http.getresponse()
         except OSError as error:
-            raise self._lost("the server closed the connection without an answer") from error
+            words = "the server closed the connection without an answer"
+            raise self._lost(_BROKE_WHILE_SENT if self._broke_while_sent else words) from error
         except (http.client.HTTPException, ValueError) as error:
-            if self._aborted is not None:
-                raise self._lost("") from error
+            if self._aborted is not None or self._broke_while_sent:
+                raise self._lost(_BROKE_WHILE_SENT) from error
             raise Failure(Kind.ANSWER, "what came is not HTTP") from error
         if self._aborted is not None:  # half of a head and the end of the connection look like a head
             response.close()
@@ -110,7 +116,8 @@ class Connection:
     @property
     def is_idle(self) -> bool:
         """Whether it is open and nothing has come unasked: that would be the server's good-bye."""
-        return self._aborted is None and self.fileno() >= 0 and not readable([self], 0.0)
+        is_whole = self._aborted is None and not self._broke_while_sent
+        return is_whole and self.fileno() >= 0 and not readable([self], 0.0)
 
     def _lost(self, words: str) -> Failure:
         is_stale = self._aborted is None and self.num_answers > 0

@@ -1,5 +1,7 @@
 """Servers that stop, reset, answer half or lie: the error names the request and what was done; rows are kept."""
 
+import socket
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -153,11 +155,32 @@ def test_a_request_on_a_connection_that_ends_with_it_is_sent_once_more() -> None
     assert (len(server.seen), server.num_connections) == (3, 2)
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(http(413, b"too large"), "HTTP 413: too large"), (b"", "the connection broke while the request was sent")],
+)
+def test_an_answer_that_comes_while_the_body_is_sent_is_read(answer: bytes, words: str) -> None:
+    """The server reads only the head, answers and goes; the body is larger than what the sockets hold."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse_in_the_middle() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(answer)
+
+        server = threading.Thread(target=refuse_in_the_middle)
+        server.start()
+        preference = RequestProcessingPreference(max_retries=0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Client(url, preference=preference) as client, pytest.raises(RequestFailed, match=words):
+            client.embed("a" * (1 << 25))
+        server.join()
+
+
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\nabc"])
 def test_a_server_that_stops_is_left_at_the_deadline(sent: bytes) -> None:
     """Whether no byte came, half of a head or half of a body."""
-    import threading
-
     never = threading.Event()
     preference = RequestProcessingPreference(timeout_s=0.05, max_retries=0, batch_size=2, max_concurrent_requests=1)
     script = wrong_from(1, lambda _: [sent, never])
