@@ -1,5 +1,6 @@
 """Which numbers a row has: how many, and whether it is scaled to length 1. Several names of one option may agree."""
 
+from server.dialects.reading.synonyms import read_one
 from server.requests.errors import InvalidRequest
 
 
@@ -27,10 +28,4 @@ def read_normalize(normalize: bool | None, normalized: bool | None, use_activati
     """TEI's, Jina's and vLLM's name of it; None = as the model does. Raises InvalidRequest."""
     if normalize is normalized is use_activation:
         return normalize
-    names = {"normalize": normalize, "normalized": normalized, "use_activation": use_activation}
-    given = {name: value for name, value in names.items() if value is not None}
-    (first, wanted), *others = given.items()
-    for name, value in others:
-        if value is not wanted:
-            raise InvalidRequest(f"{name} differs from {first}", param=name)
-    return wanted
+    return read_one(normalize=normalize, normalized=normalized, use_activation=use_activation)

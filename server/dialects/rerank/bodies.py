@@ -13,6 +13,7 @@ import msgspec
 
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.synonyms import read_one
 from server.dialects.reading.truncation import TruncationFields, read_max_tokens, read_truncation
 from server.dialects.rerank.documents import DOCUMENT_LIST, read_documents, read_texts
 from server.dialects.route import Call, ErrorShape
@@ -157,8 +158,9 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
     if family is Family.WEAVIATE and field != PROPERTY and fields.one_document:
         raise InvalidRequest("property can't be given with documents", param=PROPERTY)
     call.set_form(_read_form(fields))
-    wanted = {Family.TEI: fields.return_text, Family.MIXEDBREAD: fields.return_input}
-    has_texts = wanted.get(family, fields.return_documents)
+    asks_for_texts = has_texts = read_one(
+        return_text=fields.return_text, return_documents=fields.return_documents, return_input=fields.return_input
+    )
     if has_texts is None and family is Family.RESULTS:
         has_texts = habits.repeats_documents and fields.raw_scores is None
     is_ambiguous = fields.top_n is fields.raw_scores is fields.max_tokens_per_doc is fields.max_chunks_per_doc is None
@@ -168,7 +170,7 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         documents=documents,
         raw_scores=bool(fields.raw_scores) or fields.use_activation is False,
         is_bounded=family is not Family.WEAVIATE and (family is not Family.RESULTS or fields.use_activation is None),
-        instruction=fields.instruct if fields.instruction is None else fields.instruction,
+        instruction=read_one(instruction=fields.instruction, instruct=fields.instruct),
         truncation=read_truncation(fields, model),
         max_tokens=read_max_tokens(fields, model),
         max_document_tokens=_read_max_document_tokens(fields, model),
@@ -183,7 +185,7 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         # Infinity's client always sends raw_scores, and wants texts
         has_texts_in_objects=call.has_documents_in_objects and fields.raw_scores is None,
         has_data=family is Family.RESULTS and habits.is_also_voyages and is_ambiguous,
-        has_texts_in_data=fields.return_documents is True,
+        has_texts_in_data=asks_for_texts is True,
     )
 
 
@@ -239,7 +241,7 @@ def _read_form(fields: RerankBody) -> RowForm:
 
 def _read_top_n(fields: RerankBody) -> int | None:
     """Raises InvalidRequest."""
-    name, number = ("top_n", fields.top_n) if fields.top_k is None else ("top_k", fields.top_k)
-    if number is not None and number < 0:
-        raise InvalidRequest(f"{name} must not be negative", param=name)
-    return number or None
+    for name, number in (("top_n", fields.top_n), ("top_k", fields.top_k)):
+        if number is not None and number < 0:
+            raise InvalidRequest(f"{name} must not be negative", param=name)
+    return read_one(top_n=fields.top_n or None, top_k=fields.top_k or None)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from server.requests.errors import EmptyInput, InvalidRequest
 from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace
-from server.requests.work import Work
+from server.requests.work import EmbedRequest, Work
 from tokenizer_pool.cl100k import text_of
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TextRefused, Truncation
@@ -114,6 +114,8 @@ class GivenIds:
         for index, token_ids in enumerate(given):
             if texts[index]:
                 continue
+            if not token_ids and isinstance(request, EmbedRequest) and request.allows_errors:
+                continue  # it fails alone, as an empty text
             if not token_ids:
                 raise EmptyInput(f"{request.name_of(index)} has no tokens", param=request.name_of(index))
             try:

@@ -70,12 +70,15 @@ def test_items_that_may_fail_alone_have_their_ids_decoded_too() -> None:
         edge = Edge()
         given = GivenIds(TokenIds.CL100K, cast(TokenizerPool, edge.tokenizers), VOCABULARY)
         pipeline = Pipeline(edge.admission, cast(Any, edge.tokenizers), cast(Any, edge.managers), given_ids=given)
-        request = a_request(texts=None, token_ids=[[1, 2, 3], [2, 3]], allows_errors=True)
+        request = a_request(texts=None, token_ids=[[1, 2, 3], [], [2, 3]], allows_errors=True)
         return edge, await partial.embed(pipeline, request, Trace())
 
     edge, embedded = asyncio.run(run())
     assert edge.tokenizers.asked[0][0] == ["the ferry", "ferry"]
-    assert embedded.rows[:, 0].tolist() == [9, 5]
+    assert embedded.rows[:, 0].tolist() == [9, 0, 5]
+    assert [(index, type(found), found.param) for index, found in (embedded.failed or {}).items()] == [
+        (1, EmptyInput, "input[1]")
+    ]
 
 
 def ids_of(edge: Edge) -> list[int]:

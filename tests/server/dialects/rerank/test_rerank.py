@@ -3,6 +3,7 @@
 import asyncio
 import json
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -115,6 +116,17 @@ def test_objects_come_back_with_their_text() -> None:
     body = {**RESULTS, "documents": ["aa", {"text": 'b\n"é', "title": "t"}], "return_documents": True}
     results = answer("/v1/rerank", body)["results"]
     assert column(results, "document") == [{"text": 'b\n"é'}, {"text": "aa"}]
+
+
+@pytest.mark.parametrize("name", ["return_text", "return_documents", "return_input"])
+def test_documents_are_returned_by_any_name_of_the_option(name: str) -> None:
+    best = DOCUMENTS[ORDER[0]]
+    assert answer("/rerank", {**TEI, name: True, "top_n": 0, "top_k": 1}) == [
+        {"index": ORDER[0], "score": ANY, "text": best}
+    ]
+    assert answer("/v2/rerank", {**RESULTS, name: True})["results"][0]["document"] == {"text": best}
+    assert answer("/rerank", {**VOYAGE, name: True})["data"][0]["document"] == best
+    assert answer("/rerank", {**MIXEDBREAD, name: True})["data"][0]["input"] == best
 
 
 @pytest.mark.holds("Reranking")

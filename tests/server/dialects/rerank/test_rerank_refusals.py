@@ -43,6 +43,11 @@ def problem(called: Called, family: dict[str, Any]) -> str:
         ({"max_tokens_per_doc": -1}, "max_tokens_per_doc"),
         ({"max_chunks_per_doc": 0}, "max_chunks_per_doc"),
         ({"instruction": "be kind"}, "instruction"),
+        ({"instruction": "be kind", "instruct": "be strict"}, "instruct differs from instruction"),
+        ({"top_n": 2, "top_k": 3}, "top_k differs from top_n"),
+        ({"top_n": -1, "top_k": 3}, "top_n"),
+        ({"return_text": True, "return_documents": False}, "return_documents differs from return_text"),
+        ({"return_documents": True, "return_input": False}, "return_input differs from return_documents"),
     ],
     ids=str,
 )
