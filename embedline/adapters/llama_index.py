@@ -20,6 +20,7 @@ class EmbedlineEmbedding(BaseEmbedding):
 
     _client: Client = PrivateAttr()
     _async_client: AsyncClient = PrivateAttr()
+    _dimensions: int | None = PrivateAttr()
     _query_fields: Mapping[str, Any] | None = PrivateAttr()
     _text_fields: Mapping[str, Any] | None = PrivateAttr()
 
@@ -29,15 +30,20 @@ class EmbedlineEmbedding(BaseEmbedding):
         api_key: str | None = None,
         *,
         model_name: str = "unknown",
+        dimensions: int | None = None,
         query_fields: Mapping[str, Any] | None = None,
         text_fields: Mapping[str, Any] | None = None,
         preference: RequestProcessingPreference | None = None,
         **more: Any,
     ) -> None:
+        """`more`: what LlamaIndex's own embeddings take. Raises TypeError for other names, which it passes over."""
+        if unknown := more.keys() - type(self).model_fields.keys():
+            raise TypeError(f"EmbedlineEmbedding has no argument {', '.join(sorted(unknown))}")
         super().__init__(model_name=model_name, **{"embed_batch_size": 1024, **more})
         model = None if model_name == "unknown" else model_name  # LlamaIndex's word for none
         self._client = Client(base_url, api_key, model=model, preference=preference)
         self._async_client = AsyncClient(base_url, api_key, model=model, preference=preference)
+        self._dimensions = dimensions
         self._query_fields = query_fields
         self._text_fields = text_fields
 
@@ -47,18 +53,20 @@ class EmbedlineEmbedding(BaseEmbedding):
         return "EmbedlineEmbedding"
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        rows: list[list[float]] = self._client.embed(texts, extra_body=self._text_fields).numpy().tolist()
+        answer = self._client.embed(texts, dimensions=self._dimensions, extra_body=self._text_fields)
+        rows: list[list[float]] = answer.numpy().tolist()
         return rows
 
     def _get_text_embedding(self, text: str) -> list[float]:
         return self._get_text_embeddings([text])[0]
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        row: list[float] = self._client.embed(query, extra_body=self._query_fields).numpy()[0].tolist()
+        answer = self._client.embed(query, dimensions=self._dimensions, extra_body=self._query_fields)
+        row: list[float] = answer.numpy()[0].tolist()
         return row
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        answer = await self._async_client.embed(texts, extra_body=self._text_fields)
+        answer = await self._async_client.embed(texts, dimensions=self._dimensions, extra_body=self._text_fields)
         rows: list[list[float]] = answer.numpy().tolist()
         return rows
 
@@ -66,6 +74,6 @@ class EmbedlineEmbedding(BaseEmbedding):
         return (await self._aget_text_embeddings([text]))[0]
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
-        answer = await self._async_client.embed(query, extra_body=self._query_fields)
+        answer = await self._async_client.embed(query, dimensions=self._dimensions, extra_body=self._query_fields)
         row: list[float] = answer.numpy()[0].tolist()
         return row

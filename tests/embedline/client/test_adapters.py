@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.embedline.client.stub import Stub, raw, rows_of, stub, texts
+from tests.embedline.client.stub import WIDTH, Stub, raw, rows_of, stub, texts
 
 pytestmark = pytest.mark.clients
 
@@ -53,6 +53,20 @@ def test_llama_index(server: Stub) -> None:
     assert asyncio.run(embedding.aget_query_embedding("text 5")) == rows_of(["text 5"])[0].tolist()
     assert {seen.json()["model"] for seen in server.seen} == {"m"}
     assert sum(seen.json().get("prompt_name") == "query" for seen in server.seen) == 2
+
+
+def test_llama_index_sends_dimensions_and_refuses_unknown_names(server: Stub) -> None:
+    made = adapter("llama_index", "llama_index.core").EmbedlineEmbedding
+    embedding = made(server.url, dimensions=WIDTH, embed_batch_size=2)
+
+    embedding.get_text_embedding_batch(texts(3))
+    embedding.get_query_embedding("text 5")
+    asyncio.run(embedding.aget_text_embedding_batch(texts(3)))
+    asyncio.run(embedding.aget_query_embedding("text 5"))
+
+    assert {seen.json()["dimensions"] for seen in server.seen} == {WIDTH}
+    with pytest.raises(TypeError, match=r"^EmbedlineEmbedding has no argument apikey, dimension$"):
+        made(server.url, apikey="secret", dimension=WIDTH)
 
 
 def test_haystack(server: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
