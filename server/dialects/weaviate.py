@@ -87,7 +87,7 @@ def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs:
 
 def _check_pooling(strategy: str | None, model: ServedModel) -> None:
     """Raises InvalidRequest for a pooling that is not the model's."""
-    if strategy not in _UNASKED and strategy != model.facts["info"]["pooling"]:
+    if strategy not in _UNASKED and strategy != model.facts.get("info", {}).get("pooling"):
         raise InvalidRequest(
             "config.pooling_strategy must be masked_mean, which stands for the model's own, or name it",
             param="config.pooling_strategy",
