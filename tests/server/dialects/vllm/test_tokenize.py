@@ -62,7 +62,7 @@ def test_a_chat_is_rendered_and_gets_no_special_tokens() -> None:
         return ["user: hi\n"]
 
     def prepare(edge: Edge) -> None:
-        edge.tokenizers.render = render  # type: ignore[method-assign]
+        edge.tokenizers.render = render  # type: ignore[method-assign,assignment]
 
     def look(edge: Edge) -> None:
         ((texts, how),) = edge.tokenizers.asked
