@@ -11,9 +11,8 @@
   it held): any of its n sequences may be the cause. They become suspects, in groups of about the square root of n, or
   alone if they are few. Suspects have their engine to themselves (`Engine.has_room`, `may_be_suspect`), so that the
   next death is their doing. If a group is computed, it has its rows and is cleared. If its engine dies, each of it is
-  tried alone; what is alone at a death is refused as poison. So one culprit costs at most 64 batches: two deaths in a
-  batch of up to 64 sequences, three among 1,024. Trying each of 1,024 alone would cost two deaths and 1,024 batches,
-  halving eleven deaths and 20 batches.
+  tried alone; what is alone at a death is refused as poison. One culprit among 1,024 costs three deaths and at most 64
+  batches. Trying each alone would cost two deaths and 1,024 batches, halving eleven deaths and 20 batches.
 - Suspects take turns with the other work of their class (`Backlog`), so that neither waits for all of the other.
 Whatever is tried again is refused instead if its deadline has come or its client has left.
 """
@@ -26,7 +25,9 @@ from batch_manager.scheduling.engines import Engine
 from batch_manager.scheduling.model import Model
 from engine.types import EngineErrorKind
 
-_FEW = 64  # sequences that are tried one by one: groups would save some of these batches and cost a death
+# Sequences that are tried one by one. With more, an engine that is killed from outside is often killed while an
+# innocent one is alone with it.
+_FEW = 16
 
 
 def after_failure(model: Model, batch: Batch, *, engine: Engine, kind: EngineErrorKind) -> list[Slice]:
