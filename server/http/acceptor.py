@@ -3,7 +3,7 @@
 The kernel wakes every process that waits at the socket, and the first one gets the connection. That alone gave one of
 four frontends 57 of 64 connections, and another one none. So each says how many it has (`Share`), and one that has
 more than another waits for a moment: the others come first. If they are stuck or busy, it accepts after all.
-docs/decisions/0015-connections.md compares this with a socket for each frontend (SO_REUSEPORT).
+docs/decisions/0016-connections.md compares this with a socket for each frontend (SO_REUSEPORT).
 """
 
 import asyncio

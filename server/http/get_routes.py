@@ -43,6 +43,29 @@ def make_app(
     for route in PLAIN_ROUTES:
         app.add_api_route(route.path, _endpoint(route, state), methods=[route.method], include_in_schema=False)
 
+    _add_health(app, state)
+    _add_models(app, state)
+
+    @app.get("/info", summary="What is served, by which engine, and why")
+    async def info() -> Response:
+        return JSONResponse(describe(state))
+
+    @app.get("/api-doc/openapi.json", include_in_schema=False)  # the same as /openapi.json, where TEI has it
+    async def api_doc() -> Response:
+        return JSONResponse(app.openapi())
+
+    @app.get("/metrics", summary="Prometheus metrics of the whole server", response_class=PlainTextResponse)
+    async def metrics_page() -> Response:
+        try:
+            page = await metrics()
+        except TimeoutError:
+            return PlainTextResponse("the supervisor does not answer", status_code=503, headers={"retry-after": "5"})
+        return PlainTextResponse(page, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
+
+
+def _add_health(app: FastAPI, state: ServerState) -> None:
     @app.get("/livez", summary="Whether this process answers", response_class=PlainTextResponse)
     async def livez() -> Response:
         return PlainTextResponse("ok")
@@ -62,10 +85,8 @@ def make_app(
         content = {"status": reason, "unix": int(time.time())}
         return JSONResponse(content, status_code=status, headers=_RETRY if status == 503 else None)
 
-    @app.get("/info", summary="What is served, by which engine, and why")
-    async def info() -> Response:
-        return JSONResponse(describe(state))
 
+def _add_models(app: FastAPI, state: ServerState) -> None:
     @app.get("/v1/models", summary="The served models, as OpenAI lists them")
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": _model_cards(state)})
@@ -84,20 +105,6 @@ def make_app(
             refused = openai_error(ModelNotFound("no model has that name; GET /v1/models lists them", param="model"))
             return Response(bytes(refused.body), status_code=refused.status, media_type="application/json")
         return JSONResponse(card)
-
-    @app.get("/api-doc/openapi.json", include_in_schema=False)  # the same as /openapi.json, where TEI has it
-    async def api_doc() -> Response:
-        return JSONResponse(app.openapi())
-
-    @app.get("/metrics", summary="Prometheus metrics of the whole server", response_class=PlainTextResponse)
-    async def metrics_page() -> Response:
-        try:
-            page = await metrics()
-        except TimeoutError:
-            return PlainTextResponse("the supervisor does not answer", status_code=503, headers={"retry-after": "5"})
-        return PlainTextResponse(page, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    return app
 
 
 def _endpoint(route: PlainRoute, state: ServerState) -> Callable[[], Awaitable[Response]]:
