@@ -41,6 +41,15 @@ def sockets(pid: int) -> set[str]:
 
 
 @contextlib.contextmanager
+def four_frontends(folder: Path) -> Iterator[Server]:
+    """All of them accept; a server is ready as soon as one does."""
+    with serving(*FAKE, *FRONTENDS, folder=folder) as server:
+        for number in range(4):
+            server.log.wait_for(f"frontend {number} is ready")
+        yield server
+
+
+@contextlib.contextmanager
 def asked(server: Server, number: int) -> Iterator[list[float]]:
     """So many connections, one after another, each with an answer; they stay open. The seconds that each took."""
     with contextlib.ExitStack() as stack:
@@ -55,7 +64,7 @@ def asked(server: Server, number: int) -> Iterator[list[float]]:
 
 @pytest.mark.holds("Connections")
 def test_connections_are_shared_out_equally(tmp_path: Path, reached: Reached) -> None:
-    with serving(*FAKE, *FRONTENDS, folder=tmp_path) as server, asked(server, 64):
+    with four_frontends(tmp_path) as server, asked(server, 64):
         numbers = num_connections(server)
         reached("connections", f"64 connections one after another on 4 frontends: {numbers}")
         assert sum(numbers) == 64
@@ -65,7 +74,7 @@ def test_connections_are_shared_out_equally(tmp_path: Path, reached: Reached) ->
 
 @pytest.mark.holds("Connections", "When a process dies")
 def test_a_frontend_that_is_stopped_or_dead_delays_nobody_else(tmp_path: Path, reached: Reached) -> None:
-    with serving(*FAKE, *FRONTENDS, folder=tmp_path) as server, asked(server, 40):
+    with four_frontends(tmp_path) as server, asked(server, 40):
         stopped = server.processes()["frontend 0"]
         os.kill(stopped, signal.SIGSTOP)
         with asked(server, 60) as took:
