@@ -5,7 +5,6 @@ import atexit
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -107,11 +106,12 @@ def serve(settings: Settings) -> int:
     warn_of_flags_without_effect(settings)
     open_files.raise_limit()
     prepared = prepare(settings)
-    _on_stop_signal(_exit)  # until the supervisor takes them
+    early: list[int] = []  # signals before the supervisor takes them; an exception here would end in a traceback
+    _on_stop_signal(lambda number, frame: early.append(number))
     _log_models_and_keys(prepared, scheme="https" if settings.ssl_certfile else "http")
     folder = SocketFolder()
     try:
-        return asyncio.run(_supervise(settings, prepared, folder, relay))
+        return asyncio.run(_supervise(settings, prepared, folder, relay, early))
     finally:
         folder.remove()
 
@@ -125,10 +125,6 @@ def _exit_at_once(relay: StderrRelay, number: int, frame: object) -> NoReturn:
     """An ordinary exit would wait for the threads that download from the hub. A later start resumes them."""
     relay.close()
     os._exit(0)
-
-
-def _exit(number: int, frame: object) -> NoReturn:
-    sys.exit(0)
 
 
 def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
@@ -151,7 +147,9 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
         )
 
 
-async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolder, relay: StderrRelay) -> int:
+async def _supervise(
+    settings: Settings, prepared: Prepared, folder: SocketFolder, relay: StderrRelay, early: Sequence[int]
+) -> int:
     ports = prepared.ports
     topology = Topology(
         settings,
@@ -189,12 +187,18 @@ async def _supervise(settings: Settings, prepared: Prepared, folder: SocketFolde
     )
     succession = Succession(supervisor, ports, monitoring, devices=prepared.devices)
     await succession.start()
+    loop.call_soon(_signal_again, early)  # by then `run` has its handlers
     try:
         return await supervisor.run(drain_delay=settings.drain_delay, shutdown_seconds=settings.shutdown_timeout)
     finally:
         relay.on_dropped = lambda number: None
         await monitoring.stop(0)
         succession.close()
+
+
+def _signal_again(numbers: Sequence[int]) -> None:
+    for number in numbers:
+        signal.raise_signal(number)
 
 
 def _limits(settings: Settings) -> Json:

@@ -112,7 +112,9 @@ def test_a_signal_in_every_phase(line: str, number: signal.Signals, tmp_path: Pa
         server.process.send_signal(number)
         assert server.process.wait(PATIENCE) == 0
         server.log.join()
-        assert not [line for line in server.log.lines if "Traceback" in line or " ERROR " in line]
+        assert not [line for line in server.log.lines if "Traceback" in line or " ERROR " in line], "\n".join(
+            server.log.lines
+        )
 
 
 @pytest.mark.full
