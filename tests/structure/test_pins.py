@@ -13,7 +13,7 @@ from tests.structure.sources import ROOT
 
 # What only builds of torch for GPUs require; their own requirements pin it.
 OF_CUDA = re.compile("nvidia-|cuda-")
-INSTALLED_BY_MAKE = ("", "frontend", "server", "test", "bench")
+INSTALLED_BY_MAKE = ("", "frontend", "server", "cl100k", "test", "bench")
 
 
 def constraints() -> dict[str, str]:

