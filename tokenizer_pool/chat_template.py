@@ -7,7 +7,6 @@ conversation, and the worker that runs it ends if it does not.
 import json
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,21 @@ from tokenizer_pool.messages import Refusal, TextRefused
 
 Message = dict[str, str]
 
+_END = "CONTINUE_FINAL_MESSAGE_TAG "  # stands after the last message to find its end; transformers' word for it
+
 
 class ChatTemplate:
     """The template of one model."""
 
     def __init__(self, folder: Path) -> None:
         """Raises TextRefused (NO_TEMPLATE) if the folder has none, or one that is no template."""
-        # Only chats need the library, and most servers never get one.
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from tokenizer_pool.chat_environment import environment  # takes a while to import
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _now
         try:
             config = read_config(folder / "special_tokens_map.json") | read_config(folder / "tokenizer_config.json")
-            self._template = environment.from_string(_source(folder, config))
+            source = _source(folder, config)
+            self._template = environment().from_string(source)
+            self._shows_content = "content" in source
             self._tokens = {name: _text(config[name]) for name in NAMED_TOKENS if config.get(name)}
         except Exception as error:  # a folder's files can be wrong in every way, and none may end the worker
             raise TextRefused(Refusal.NO_TEMPLATE, -1) from error
@@ -54,6 +50,11 @@ class ChatTemplate:
         return RenderedPiece(texts, time.perf_counter() - start)
 
     def _render(self, messages: list[Message], chat: Chat) -> str:
+        last = messages[-1]["content"]
+        if chat.continue_final_message:
+            if not self._shows_content:
+                raise ValueError("the template does not show what messages say")
+            messages[-1]["content"] = last + _END
         text = self._template.render(
             messages=messages,
             tools=None,
@@ -61,7 +62,7 @@ class ChatTemplate:
             add_generation_prompt=chat.add_generation_prompt,
             **self._tokens,
         )
-        return _cut_after(messages[-1]["content"], text) if chat.continue_final_message else text
+        return _cut_after(last, text) if chat.continue_final_message else text
 
 
 def _source(folder: Path, config: dict[str, Any]) -> str:
@@ -77,24 +78,13 @@ def _source(folder: Path, config: dict[str, Any]) -> str:
     return template
 
 
-def _cut_after(final: str, text: str) -> str:
+def _cut_after(last: str, text: str) -> str:
     """Without what comes after the last message, as transformers does it. Raises ValueError if that is not there."""
-    start = text.rindex(final.strip())
-    whole = start + len(final.lstrip())
-    return text[:whole] if text[start:whole] == final.lstrip() else text[: start + len(final.strip())]
+    if last.strip() not in text:
+        raise ValueError("the last message is not in the text")
+    end = text.rindex(_END.strip())
+    return text[:end] if text.startswith(_END, end) else text[:end].rstrip()  # the template has cut spaces off
 
 
 def _text(token: Any) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> None:
-    raise ValueError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -26,6 +26,15 @@ TEMPLATES = {
     "tokens": "{{ cls_token }}{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}"
     "{{ m.content }}{{ sep_token }}{% endfor %}",
     "json": "{{ messages | tojson }}\n{%- if tools is none %} none{% endif %}",
+    "json in forms": "{% for m in messages %}{{ m | tojson(indent=2) }}{{ m.content | tojson(true) }}"
+    "{{ m | tojson(separators=(',', ':'), sort_keys=true) }}{{ m | tojson(ensure_ascii=true, indent=none) }}"
+    "{% endfor %}",
+    "generation": "{% set who = 'nobody' %}{% for m in messages %}{{ m.role }}:\n{% if m.role == 'assistant' %}"
+    "    {% generation %}\n{% set who = m.role %}{{ m.content }}{{ who }}<|im_end|>\n{%- endgeneration -%}\n"
+    "{% else %}{{ m.content }}{% endif %}{{ who }}{% endfor %}",
+    "namespaces": "{% set ns = namespace({'n': 1}, last='') %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+    "{% set ns.last = m.content %}{% endfor %}{{ ns.n }}{{ dict(a=ns.n) }}{{ dict.fromkeys('ab', 1) }}{{ ns.last }}",
+    "a word of its own": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|By the Rhine.|>{% endfor %}",
 }
 
 
@@ -45,15 +54,20 @@ def folder_with(folder: Path, template: Any) -> Path:
 def test_the_text_is_transformers(tmp_path: Path, name: str, chat: Chat) -> None:
     folder = folder_with(tmp_path, TEMPLATES[name])
     talk = TALK[:2] if name == "tokens" else TALK
-    if name == "json" and chat.continue_final_message:
-        pytest.skip("transformers refuses a template that does not show messages as they are")
-    expected = AutoTokenizer.from_pretrained(str(folder)).apply_chat_template(
-        talk,
-        tokenize=False,
-        add_generation_prompt=chat.add_generation_prompt,
-        continue_final_message=chat.continue_final_message,
-    )
-    assert ChatTemplate(folder).render([json.dumps(talk)], chat).texts == [expected]
+    own, theirs = ChatTemplate(folder), AutoTokenizer.from_pretrained(str(folder))
+    try:
+        expected = theirs.apply_chat_template(
+            talk,
+            tokenize=False,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+        )
+    except ValueError:
+        assert (name, chat.continue_final_message) == ("json", True)  # it does not show what messages say
+        with pytest.raises(TextRefused):
+            own.render([json.dumps(talk)], chat)
+        return
+    assert own.render([json.dumps(talk)], chat).texts == [expected]
 
 
 def test_one_of_several_and_a_file_of_its_own(tmp_path: Path) -> None:
@@ -80,6 +94,9 @@ def test_a_folder_without_a_template_that_works(tmp_path: Path, template: Any) -
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{% for a in range(10 ** 9) %}{% endfor %}",
         "{% include '/etc/passwd' %}",
+        "{{ namespace(_a=1)._a }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ dict.__subclasses__() }}",
         "{{ 1 / 0 }}",
     ],
 )
