@@ -26,6 +26,12 @@ class Peer:
     uid: int
 
 
+def peer_of(channel: socket.socket) -> Peer:
+    """Who connected, or called listen() at the other end."""
+    pid, uid, _ = _UCRED.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Peer(pid, uid)
+
+
 class DescriptorConnection:
     """One end of the connection. The handshake is sent at once.
 
@@ -42,8 +48,7 @@ class DescriptorConnection:
     @property
     def peer(self) -> Peer:
         """Who connected, or listened."""
-        pid, uid, _ = _UCRED.unpack(self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-        return Peer(pid, uid)
+        return peer_of(self._socket)
 
     def fileno(self) -> int:
         """For an event loop to wait on."""

@@ -43,17 +43,28 @@ class Ports:
 
 def open_ports(settings: Settings, devices: Sequence[str]) -> Ports:
     """`devices` are those of all engines that this server will have. Raises SettingsError."""
-    uds = UnixPort(settings.uds, takes_over=settings.takeover) if settings.uds is not None else None
+    running = _running_server(settings) if settings.takeover else None
     try:
-        return replace(_open_tcp(settings, devices), uds=uds)
+        uds = _unix_port(settings, running)
+    except SettingsError:
+        if running is not None:
+            running.close()
+        raise
+    try:
+        return replace(_open_tcp(settings, running, devices), uds=uds)
     except BaseException:
         if uds is not None:
             uds.close()
         raise
 
 
-def _open_tcp(settings: Settings, devices: Sequence[str]) -> Ports:
-    running = _running_server(settings) if settings.takeover else None
+def _unix_port(settings: Settings, running: Predecessor | None) -> UnixPort | None:
+    if settings.uds is None:
+        return None
+    return UnixPort(settings.uds, predecessor=None if running is None else running.pid)
+
+
+def _open_tcp(settings: Settings, running: Predecessor | None, devices: Sequence[str]) -> Ports:
     passed = inherited(os.environ)
     if running is not None:
         try:

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from server.settings.flag import SettingsError
+from wire.descriptors import peer_of
 
 _BACKLOG = 2048
 _CONNECT_SECONDS = 1.0
@@ -21,14 +22,16 @@ class UnixPort:
 
     kept_elsewhere = False  # a successor has a socket of its own
 
-    def __init__(self, path: str, *, takes_over: bool = False) -> None:
+    def __init__(self, path: str, *, predecessor: int | None = None) -> None:
         """Listens, but not at the path yet. Raises SettingsError.
 
-        takes_over  whether another server may be there already
+        predecessor  process id of the server that may listen there, as this one takes over from it
         """
         self._path = Path(path).absolute()
         self._unnamed = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        _check_free(self._path, may_be_served=takes_over)
+        self._predecessor = predecessor
+        self._replaced = _identity(self._path)
+        _check_free(self._path, predecessor)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             self._unnamed.unlink(missing_ok=True)
@@ -40,7 +43,12 @@ class UnixPort:
             raise SettingsError(f"--uds: can't listen there: {error.strerror or error}") from None
 
     def publish(self) -> None:
-        """From now on who connects to the path reaches this server. Raises OSError."""
+        """From now on who connects to the path reaches this server. Raises OSError.
+
+        Raises SettingsError if another server has come to the path since the start.
+        """
+        if _identity(self._path) != self._replaced:
+            _check_free(self._path, self._predecessor)
         self._unnamed.rename(self._path)
 
     def refuse_new(self) -> None:
@@ -70,16 +78,15 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _check_free(path: Path, *, may_be_served: bool) -> None:
-    """Raises SettingsError for what must not be replaced: a file that is no socket, and a socket that is served."""
+def _check_free(path: Path, predecessor: int | None) -> None:
+    """Raises SettingsError for what must not be replaced: a file that is no socket, and a socket that another process
+    serves."""
     try:
         mode = path.lstat().st_mode
     except OSError:
         return  # binding says what is wrong
     if not stat.S_ISSOCK(mode):
         raise SettingsError("--uds: something else than a socket is there already")
-    if may_be_served:
-        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(_CONNECT_SECONDS)
         try:
@@ -88,4 +95,8 @@ def _check_free(path: Path, *, may_be_served: bool) -> None:
             return  # whoever made it is gone
         except OSError as error:
             raise SettingsError(f"--uds: a socket is there already: {error.strerror or error}") from None
-    raise SettingsError("--uds: another server listens there; stop it first, or take over from it with --takeover")
+        pid = peer_of(client).pid
+    if predecessor is None:
+        raise SettingsError("--uds: another server listens there; stop it first, or take over from it with --takeover")
+    if pid != predecessor:
+        raise SettingsError(f"--uds: process {pid} listens there, and --takeover takes over from process {predecessor}")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from server.http.http_server import HttpServer
+from server.settings.flag import SettingsError
 from server.supervisor.listening.opening import Ports
 from server.supervisor.supervisor import Supervisor
 from server.supervisor.takeover.handover import Handover, RunningServer
@@ -61,6 +62,8 @@ class Succession:
             self._uds.publish()
         except OSError as error:
             logger.error("nobody can connect to the socket of --uds: %s", error.strerror)
+        except SettingsError as error:
+            logger.error("nobody can connect to this server there: %s", error)
 
     def _wait_for_successor(self) -> None:
         try:

@@ -327,6 +327,42 @@ def test_where_no_server_runs_it_is_an_ordinary_start(caplog: pytest.LogCaptureF
     ports.close()
 
 
+@pytest.mark.holds("Taking over", "A Unix socket")
+def test_a_socket_of_another_server_is_not_taken_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel says who listens; here all is one process, so the running server has to be said to be another."""
+    monkeypatch.chdir(tmp_path)
+
+    async def test() -> None:
+        with running() as server, socket.socket(socket.AF_UNIX) as other:
+            other.bind("http.sock")
+            other.listen(1)
+            ports = await elsewhere(lambda: open_ports(server.settings(uds="http.sock"), ["cpu"]))
+            ports.close()
+            await until(lambda: not server.http.kept_elsewhere)
+
+            monkeypatch.setattr(Predecessor, "pid", 1)
+            with pytest.raises(SettingsError, match=r"^--uds: process .* takes over from process 1$"):
+                await elsewhere(lambda: open_ports(server.settings(uds="http.sock"), ["cpu"]))
+            await until(lambda: not server.http.kept_elsewhere)
+
+    run(test)
+
+
+@pytest.mark.holds("Taking over", "A Unix socket")
+def test_where_no_server_runs_a_socket_that_is_served_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.socket(socket.AF_UNIX) as other:
+        other.bind("http.sock")
+        other.listen(1)
+        settings = Settings(
+            port=free.getsockname()[1], takeover=True, uds="http.sock", models=(ModelSettings(engine="fake"),)
+        )
+        with pytest.raises(SettingsError, match=r"^--uds: another server listens there"):
+            open_ports(settings, ["cpu"])
+
+
 @pytest.mark.holds("Taking over")
 def test_the_newest_server_is_the_one_that_is_found() -> None:
     """A takeover of a takeover: the successor's socket takes the place of the other's, who leaves it alone."""

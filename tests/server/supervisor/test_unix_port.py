@@ -63,11 +63,12 @@ def test_the_umask_says_who_may_connect(path: str, umask: int, mode: int) -> Non
 
 
 @pytest.mark.holds("A Unix socket")
-def test_what_a_killed_server_left_is_replaced(path: str) -> None:
+@pytest.mark.parametrize("predecessor", [None, 1])
+def test_what_a_killed_server_left_is_replaced(path: str, predecessor: int | None) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
 
-    port = UnixPort(path)
+    port = UnixPort(path, predecessor=predecessor)
     port.publish()
 
     connect(path).close()
@@ -101,7 +102,7 @@ def test_a_successor_takes_the_path_and_both_serve_who_reached_them(path: str) -
     old.publish()
     before = connect(path)
 
-    new = UnixPort(path, takes_over=True)
+    new = UnixPort(path, predecessor=os.getpid())
     with connect(path):
         assert (old.num_waiting(), new.num_waiting()) == (1, 0)  # until it is published
     new.publish()
@@ -113,6 +114,33 @@ def test_a_successor_takes_the_path_and_both_serve_who_reached_them(path: str) -
     for client in (before, after):
         client.close()
     new.close()
+
+
+@pytest.mark.holds("A Unix socket", "Taking over")
+def test_a_successor_takes_no_path_of_another_server(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen(1)
+        with pytest.raises(SettingsError, match=rf"^--uds: process {os.getpid()} listens there, .* from process 1$"):
+            UnixPort(path, predecessor=1)
+
+
+@pytest.mark.holds("A Unix socket")
+@pytest.mark.parametrize("predecessor", [None, 1])
+def test_a_server_that_came_to_the_path_meanwhile_keeps_it(path: str, predecessor: int | None) -> None:
+    late = UnixPort(path, predecessor=predecessor)
+    first = UnixPort(path + ".of another")
+    first.publish()
+    Path(path + ".of another").rename(path)
+
+    with pytest.raises(SettingsError, match=r"^--uds: "):
+        late.publish()
+
+    late.close()
+    with connect(path):
+        assert first.num_waiting() == 1
+    Path(path).unlink()
+    first.close()
 
 
 @pytest.mark.holds("Shutdown")
