@@ -19,7 +19,7 @@ from server.dialects.tei import shared as tei
 from server.dialects.writing import openai_shapes
 from server.http import answers, headers, http_server, protocol
 from server.http import body as asgi
-from server.http.connection import head
+from server.http.connection import answer_clock, head
 from server.metrics.declared import ALL
 from server.metrics.gauges import GAUGES
 from server.metrics.processes import PROCESS_GAUGES
@@ -123,9 +123,9 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
         ("for each 1,024 bytes that have come |", asgi._BYTES_PER_SECOND, 1024),
         ("at most 256 processes of each kind", settings.MAX_PROCESSES, 256),
         (
-            "an answer of over 64 KiB | 300 s |",
-            (answers.WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds),
-            (65_536, 300),
+            "an answer of over 64 KiB | 300 s, and a second more for each 262,144 bytes that have been read |",
+            (answers.WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds, answer_clock.BYTES_PER_SECOND),
+            (65_536, 300, 262_144),
         ),
         ("objects in a body | 64, the body counted |", json_body._MAX_DEPTH, 64),
         ("that gives ids | 4,194,304 |", inputs._MAX_IDS, 4_194_304),

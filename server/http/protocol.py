@@ -202,7 +202,10 @@ class Protocol(Connection):
         super().on_response_complete()
         if self.transport.is_closing():
             self._limit_unread()
-        elif self._is_in_body:
+            return
+        if self._answer_clock is not None and not self.flow.write_paused:
+            self._stop_answer_clock()
+        if self._is_in_body:
             self._wait_for_rest()
         elif self._received:
             self._unset_keepalive_if_required()

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from server.http.connection.answer_clock import AnswerClock
 from server.http.connection.flow import Flow
 
 _HEAD_SECONDS = 10.0  # for a whole head, from its first byte
-_ANSWER_SECONDS = 300.0  # for a client to read an answer that is larger than the buffer
+_ANSWER_SECONDS = 300.0  # for a client to read an answer that is larger than the buffer; AnswerClock adds to it
 _REST_SECONDS = 30.0  # for what still comes of a request after its answer
 _MAX_REST_BYTES = 128 * 1024 * 1024  # of that
 
@@ -25,7 +26,7 @@ class Connection(HttpToolsProtocol):
     _is_over = False  # nothing is parsed any more
     _num_dropped = 0  # bytes that came after the answer to their request
     _timer: asyncio.TimerHandle | None = None  # for a head, or for what comes after an answer
-    _answer_timer: asyncio.TimerHandle | None = None  # while the client reads more slowly than the server writes
+    _answer_clock: AnswerClock | None = None  # while the client reads an answer more slowly than the server writes
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's is
         super().connection_made(transport)
@@ -38,8 +39,7 @@ class Connection(HttpToolsProtocol):
         self._is_over = True
         self._unset_keepalive_if_required()
         self._unset_timer()
-        if self._answer_timer is not None:
-            self._answer_timer.cancel()
+        self._stop_answer_clock()
 
     # waiting for the client to send
 
@@ -86,13 +86,25 @@ class Connection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._answer_timer is not None and not self.transport.is_closing():
-            self._answer_timer.cancel()
+        if self._answer_clock is not None:
+            self._answer_clock.read()
+            if not self.transport.is_closing() and not self._is_answering():
+                self._stop_answer_clock()
+
+    def _is_answering(self) -> bool:
+        """Whether an answer has begun of which more has to be written."""
+        return self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
 
     def _limit_reading_time(self) -> None:
-        if self._answer_timer is None or self._answer_timer.cancelled():
-            # `close` would wait until the client has read all
-            self._answer_timer = self.loop.call_later(self.answer_seconds, self.transport.abort)
+        if self._answer_clock is None:
+            self._answer_clock = AnswerClock(self.transport, self.answer_seconds)
+        else:
+            self._answer_clock.written()
+
+    def _stop_answer_clock(self) -> None:
+        if self._answer_clock is not None:
+            self._answer_clock.stop()
+            self._answer_clock = None
 
     # the end
 

@@ -1,0 +1,107 @@
+"""How long a client may take for an answer, however often it reads a piece of it. The loop's time is the test's."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from server.http.connection.answer_clock import BYTES_PER_SECOND
+from server.http.protocol import Protocol
+from tests.server.http.bare import Bare, Connected, turns
+from tests.server.http.running import POST, App
+
+PIECE = 256 * 1024  # what an answer is written in
+NUM_PIECES = 40
+
+
+class Clock:
+    """The loop's time stands still until it is moved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 1000.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self._now)
+
+    async def advance(self, seconds: float) -> None:
+        """Also runs what is due meanwhile, in steps of a second at most."""
+        while seconds > 0:
+            self._now += min(1.0, seconds)
+            seconds -= 1.0
+            await turns(4)
+
+
+Test = Callable[[Clock, Bare, App], Awaitable[None]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
+    def run(test: Test) -> None:
+        async def main() -> None:
+            app = App()
+            server = Bare(app)
+            await test(Clock(monkeypatch), server, app)
+            monkeypatch.undo()
+            server.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+async def asked(server: Bare) -> Connected:
+    client = server.connect()
+    client.transport.is_read = False
+    await client.send(POST % (b"echo", NUM_PIECES * PIECE), b"x" * (NUM_PIECES * PIECE))
+    return client
+
+
+async def read(client: Connected) -> None:
+    """All that was written so far; more is written then."""
+    client.transport.num_unread = 0
+    client.protocol.resume_writing()
+    await turns(4)
+
+
+@pytest.mark.holds("Clients that do not read their answers are disconnected", "Limits")
+def test_who_reads_too_slowly_is_cut_off_however_often_it_reads(run: Callable[[Test], None]) -> None:
+    async def test(clock: Clock, server: Bare, app: App) -> None:
+        client = await asked(server)
+        num_read = 0
+        while not client.transport.is_closing():
+            await clock.advance(50)  # each piece in a sixth of the time that one alone could take
+            if not client.transport.is_closing():
+                await read(client)
+                num_read += 1
+        assert num_read == 6  # 300 s, and one second more for each piece
+
+    run(test)
+
+
+@pytest.mark.holds("Limits")
+def test_who_reads_at_the_lowest_rate_gets_all(run: Callable[[Test], None]) -> None:
+    async def test(clock: Clock, server: Bare, app: App) -> None:
+        client = await asked(server)
+        await clock.advance(Protocol.answer_seconds - 5)
+        for _ in range(NUM_PIECES + 1):
+            await clock.advance(PIECE / BYTES_PER_SECOND)
+            await read(client)
+        assert not client.transport.is_closing()
+        assert client.protocol._answer_clock is None
+        await clock.advance(5)
+        assert not client.transport.is_closing()
+
+    run(test)
+
+
+def test_the_next_answer_has_a_clock_of_its_own(run: Callable[[Test], None]) -> None:
+    async def test(clock: Clock, server: Bare, app: App) -> None:
+        client = server.connect()
+        for _ in range(3):
+            client.transport.is_read = False
+            await client.send(POST % (b"echo", 2 * PIECE), b"x" * (2 * PIECE))
+            await clock.advance(200)
+            for _ in range(3):
+                await read(client)
+        assert not client.transport.is_closing()
+        assert app.paths == ["/echo"] * 3
+
+    run(test)
