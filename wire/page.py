@@ -20,7 +20,7 @@ from wire.vocabulary import NUM_CLASSES
 
 _HEADER = struct.Struct("<8sIIIII")  # magic, version, frontends, batch managers, models, keys
 _MAGIC = b"EMBLPAGE"
-_VERSION = 3
+_VERSION = 4
 _Cell = TypeVar("_Cell", np.int64, np.float64)
 _CELLS_AT = 64  # bytes: the header's own cache line
 
@@ -40,8 +40,9 @@ class Page:
                                work of a class
     batch_seconds      float64 [M, N]     how long its largest batch computes; 0 = not known yet
     admitted_tokens    int64   [F, N, C]  tokens that a frontend let in and has no answer for; estimated until they are
-                               tokenized
+                               tokenized. Without those that it keeps back
     admitted_by_key    int64   [F, N, C, K]  the same by API key, where there are several
+    kept_back_tokens   int64   [F, N, C, K]  those that it keeps back until there is room for their rows
     key_names          int64   [K]        hash of the name of the key whose place it is; 0 = nobody's
     spent_minute       int64   [F, K]     the minute (of time.monotonic()) in which a key last spent tokens
     spent_tokens       int64   [F, K]     what it spent in that minute
@@ -49,8 +50,8 @@ class Page:
     num_connections    int64   [F]        connections that a frontend has, and one more; 0 = it accepts none
 
     The first nine are written by their batch manager, `key_names` by any frontend that holds the lock, the others by
-    their frontend. The supervisor clears the row of a process that died, but not what keys have spent: the next process
-    goes on with that.
+    their frontend; who gives a place to another key clears its `spent_minute`. The supervisor clears the row of a
+    process that died, but not what keys have spent: the next process goes on with that.
     """
 
     def __init__(self, fd: int, num_frontends: int, num_managers: int, num_models: int, num_keys: int) -> None:
@@ -72,6 +73,7 @@ class Page:
         by_key = (num_frontends, num_models, NUM_CLASSES, num_keys)
         self.admitted_tokens: NDArray[np.int64] = self._take(np.int64, by_key[:3])
         self.admitted_by_key: NDArray[np.int64] = self._take(np.int64, by_key)
+        self.kept_back_tokens: NDArray[np.int64] = self._take(np.int64, by_key)
         self.key_names: NDArray[np.int64] = self._take(np.int64, (num_keys,))
         spent = (num_frontends, num_keys)
         self.spent_minute: NDArray[np.int64] = self._take(np.int64, spent)
@@ -84,7 +86,7 @@ class Page:
         """Make a page of zeros; its descriptor is `fd`."""
         fd = os.memfd_create("embedline-page", os.MFD_CLOEXEC)
         of_managers = num_managers * num_models * (5 + 4 * NUM_CLASSES)
-        of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + num_keys) + 3 * num_keys + 1)
+        of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + 2 * num_keys) + 3 * num_keys + 1)
         os.ftruncate(fd, _CELLS_AT + 8 * (of_managers + of_frontends + num_keys))
         os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, num_frontends, num_managers, num_models, num_keys), 0)
         return cls(fd, num_frontends, num_managers, num_models, num_keys)
@@ -113,7 +115,7 @@ class Page:
 
     def clear_frontend(self, index: int) -> None:
         """Forget what a dead frontend had admitted and accepted."""
-        for cells in (self.admitted_tokens, self.admitted_by_key, self.num_connections):
+        for cells in (self.admitted_tokens, self.admitted_by_key, self.kept_back_tokens, self.num_connections):
             cells[index] = 0
 
     def _take(self, dtype: type[_Cell], shape: tuple[int, ...]) -> NDArray[_Cell]:

@@ -184,7 +184,6 @@ class App:
     def _hold(self, trace: Trace, answer: Answer) -> None:
         """Count a large answer until its client has read it, instead of the rows. Raises NotReady."""
         num_bytes = len(answer.body) if len(answer.body) > WRITE_BUFFER_BYTES else 0
-        trace.release_parts()
         if num_bytes and trace.held is None:
             trace.held = Held(self._admission.room_of(trace.request_class))
         if trace.held is not None:

@@ -88,7 +88,10 @@ class Pipeline:
         num_tokens = self._measure(request, trace)
         request_class = _choose_class(request, trace, num_tokens)
         trace.stage = "admit"
-        asked = Asked(model.index, request_class, num_tokens, request.deadline, trace.key, request.num_items)
+        needs_room = bytes_to_hold(request, num_tokens=num_tokens, encoding=trace.encoding) > 0
+        asked = Asked(
+            model.index, request_class, num_tokens, request.deadline, trace.key, request.num_items, needs_room
+        )
         with self._admission.admit(asked) as admitted:
             return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
 
@@ -110,8 +113,11 @@ class Pipeline:
             admitted.correct(len(tokens.token_ids))
             trace.num_tokens = len(tokens.token_ids)
             check_token_rows(request, tokens)
-            if num_bytes := bytes_to_hold(request, num_tokens=trace.num_tokens, encoding=trace.encoding):
-                await self._hold(trace, num_bytes)
+            is_part = trace.joint_room is not None
+            num_bytes = bytes_to_hold(request, num_tokens=trace.num_tokens, encoding=trace.encoding, is_part=is_part)
+            if num_bytes or is_part:
+                with admitted.kept_back():
+                    await trace.hold(self._admission.room_of(trace.request_class), num_bytes)
             if request.num_queries and model.has_query_table:
                 tokens = marked_queries(tokens, num_queries=request.num_queries)
             trace.seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [trace.num_tokens]
@@ -137,12 +143,6 @@ class Pipeline:
         check_sparse_rows(answer.results)
         trace.num_truncated = tokens.truncated.tobytes().count(1)
         return Computed(answer.results, tokens)
-
-    async def _hold(self, trace: Trace, num_bytes: int) -> None:
-        """Wait for room for the rows and the answer. Raises NotReady."""
-        if trace.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
-            trace.held.release()
-        trace.held = await self._admission.room_of(trace.request_class).take(num_bytes)
 
     def _measure(self, request: Work, trace: Trace) -> int:
         """The estimated number of tokens."""

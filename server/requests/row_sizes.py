@@ -1,6 +1,7 @@
 """How large the rows of a request may be, and how much memory they will take together with the answer."""
 
 from engine.types import ROWS_OF_TOKENS, OutputKind, Results
+from server.requests.admission.room import SMALL_BYTES
 from server.requests.errors import InvalidRequest
 from server.requests.refusals import TOO_LARGE
 from server.requests.work import EmbedRequest, Work
@@ -9,7 +10,6 @@ from tokenizer_pool.token_ids import TokenizedTexts
 MAX_TOKEN_ROW_BYTES = 1 << 28  # of a request's token rows; as JSON they are five times that
 MAX_SPARSE_ROW_BYTES = 1 << 28  # of a request's sparse rows; as JSON they are four times that
 MAX_COMPARISONS = 1 << 34  # products of two numbers to compare token rows: about a second of a frontend
-_SMALL_ROW_BYTES = 64 * 1024
 _EMBEDDED_TOKENS = OutputKind.TOKENS | OutputKind.MULTI_VECTOR
 _ANSWER_BYTES = {"float": 12, "msgpack": 9, "base64": 6, "bytes": 4, "npy": 4}  # of a number, at most, about
 
@@ -33,8 +33,9 @@ def check_sparse_rows(results: Results) -> None:
         raise InvalidRequest(TOO_LARGE)
 
 
-def bytes_to_hold(request: Work, *, num_tokens: int, encoding: str) -> int:
-    """What embeddings or rows of tokens and the answer with them will take, about; 0 for at most 64 KiB of rows.
+def bytes_to_hold(request: Work, *, num_tokens: int, encoding: str, is_part: bool = False) -> int:
+    """What embeddings or rows of tokens and the answer with them will take, about; 0 for at most 64 KiB of rows, unless
+    they are a part of a request's.
 
     Scores are few, and nobody knows how many numbers sparse rows will have.
     """
@@ -45,7 +46,7 @@ def bytes_to_hold(request: Work, *, num_tokens: int, encoding: str) -> int:
     if outputs is not OutputKind.POOLED and outputs & _EMBEDDED_TOKENS:
         of_tokens = num_tokens * (model.token_dimensions or model.dimensions)
     row_bytes = 4 * (pooled + of_tokens)
-    if row_bytes <= _SMALL_ROW_BYTES:
+    if row_bytes <= SMALL_BYTES and not is_part:
         return 0
     if isinstance(request, EmbedRequest) and request.dimensions is not None:
         pooled = request.num_items * min(request.dimensions, model.dimensions)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from server.requests.admission.room import Held
+from server.requests.admission.joint_room import JointRoom
+from server.requests.admission.room import Held, Room
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Trace:
     num_body_bytes: int = 0  # of the request
     num_bytes: int = 0  # of the answer's body
     held: Held | None = None  # large rows, then the large answer, as admission counts them
-    parts: Sequence["Trace"] = ()  # those of the requests that it is made of; each may hold rows
+    joint_room: JointRoom | None = None  # of a part of a request, until it has asked there; the whole holds the room
     read_seconds: float = 0.0
     tokenize_seconds: float = 0.0
     queue_seconds: float = 0.0  # the longest wait of a sequence for its batch
@@ -46,16 +47,20 @@ class Trace:
     respond_seconds: float = 0.0  # from then to the answer's last byte
     total_seconds: float = 0.0  # from the request's head to the answer's last byte
 
+    async def hold(self, room: Room, num_bytes: int) -> None:
+        """Wait for room for large rows and the answer. Raises NotReady."""
+        joint, self.joint_room = self.joint_room, None
+        if joint is not None:
+            await joint.take(room, num_bytes)
+            return
+        if self.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
+            self.held.release()
+        self.held = await room.take(num_bytes)
+
     def release(self) -> None:
         """Hold no rows and no answer any more."""
-        self.release_parts()
         if self.held is not None:
             self.held.release()
-
-    def release_parts(self) -> None:
-        """Hold no rows of the parts any more."""
-        for part in self.parts:
-            part.release()
 
     def end(self) -> None:
         """The answer's last byte has left, or the client has."""

@@ -47,6 +47,7 @@ def _page(page: Page) -> dict[str, object]:
     return {
         "queued_tokens": page.queued_tokens.tolist(),
         "admitted_tokens": page.admitted_tokens.tolist(),
+        "kept_back_tokens": page.kept_back_tokens.sum(axis=-1).tolist(),
         "engines_ready": page.engines_ready.tolist(),
         "tokens_per_second": page.tokens_per_second.round(1).tolist(),
     }

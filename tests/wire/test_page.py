@@ -28,6 +28,7 @@ def test_a_second_mapping_sees_every_array() -> None:
     page.streams[1, 1] = 17
     page.key_names[3] = 18
     page.num_connections[1] = 17
+    page.kept_back_tokens[2, 1, 1, 3] = 19
 
     assert other.queued_tokens[1, 0, RequestClass.BULK] == 7
     assert other.tokens_per_second[0, 1] == 2.5
@@ -53,6 +54,7 @@ def test_a_second_mapping_sees_every_array() -> None:
         (other.streams, 17),
         (other.key_names, 18),
         (other.num_connections, 17),
+        (other.kept_back_tokens, 19),
     ):
         assert cells.sum() == total
 
@@ -65,6 +67,7 @@ def test_a_dead_process_is_forgotten() -> None:
     page.engines_ready[:] = 1
     page.admitted_tokens[:] = 3
     page.admitted_by_key[:] = 2
+    page.kept_back_tokens[:] = 1
     page.spent_tokens[:] = 8
     page.num_connections[:] = 6
 
@@ -77,6 +80,7 @@ def test_a_dead_process_is_forgotten() -> None:
     assert page.free_at.sum(axis=(1, 2)).tolist() == [0, 19]
     assert page.admitted_tokens.sum(axis=(1, 2)).tolist() == [6, 0]
     assert page.admitted_by_key.sum(axis=(1, 2, 3)).tolist() == [8, 0]
+    assert page.kept_back_tokens.sum(axis=(1, 2, 3)).tolist() == [4, 0]
     assert page.num_connections.tolist() == [6, 0]
     assert page.spent_tokens.sum(axis=1).tolist() == [16, 16]  # its successor goes on with it
 

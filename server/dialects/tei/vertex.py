@@ -16,6 +16,7 @@ from server.dialects.tei.root import Choose, chooser
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.writing.forms import Container
 from server.dialects.writing.rows import as_list
+from server.requests.admission.joint_room import JointRoom
 from server.requests.errors import EmptyInput, InvalidRequest, RequestError
 from server.requests.pipeline import BULK_ITEMS, Pipeline
 from server.requests.trace import Trace
@@ -126,29 +127,37 @@ def _of_instance(error: RequestError, index: int) -> RequestError:
 
 
 async def _run(pipeline: Pipeline, instances: list[_Instance], trace: Trace) -> list[Any]:
-    """Results in order. The first error ends the others. What the instances hold is released with the request."""
-    trace.parts = [each.call.trace for each in instances]
+    """Results in order. The first error ends the others. They take room for their rows as one."""
+    parts, room = [each.call.trace for each in instances], JointRoom(len(instances))
+    for part in parts:
+        part.joint_room = room
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_run_one(pipeline, each, index)) for index, each in enumerate(instances)]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     finally:
-        _sum_up(trace, trace.parts)
+        trace.held = room.held
+        _sum_up(trace, parts)
     return [task.result() for task in tasks]
 
 
 async def _run_one(pipeline: Pipeline, instance: _Instance, index: int) -> Any:
+    trace = instance.call.trace
     try:
-        return await run(pipeline, instance.chosen, instance.call.trace)
+        result = await run(pipeline, instance.chosen, trace)
     except RequestError as error:
         raise _of_instance(error, index) from None
+    if trace.joint_room is not None:  # it has computed nothing
+        trace.joint_room.needs_none()
+    return result
 
 
 def _sum_up(trace: Trace, parts: Sequence[Trace]) -> None:
     """What is known of the whole request."""
     first = parts[0]
-    trace.model, trace.stage, trace.request_class = first.model, first.stage, first.request_class
+    trace.model, trace.stage = first.model, first.stage
+    trace.request_class = "bulk" if any(part.request_class == "bulk" for part in parts) else first.request_class
     trace.is_prediction = any(part.is_prediction for part in parts)
     trace.are_ids_decoded = any(part.are_ids_decoded for part in parts)
     trace.num_items = sum(part.num_items for part in parts)

@@ -52,6 +52,7 @@ class Asked(NamedTuple):
     deadline: float = math.inf  # time.monotonic() seconds
     key: str = ""  # name of the API key
     num_seqs: int = 1
+    needs_room: bool = False  # whether its rows have to wait until there is room for them
 
 
 class Admission:
@@ -72,6 +73,7 @@ class Admission:
         # one view a model: numpy itself takes three times as long to add to one number
         self._admitted = [memoryview(cells) for cells in page.admitted_tokens[frontend]]
         self._admitted_by_key = [memoryview(cells) for cells in page.admitted_by_key[frontend]]
+        self._kept_back = [memoryview(cells) for cells in page.kept_back_tokens[frontend]]
         self._models = [ModelPage(page, model) for model in range(page.num_models)]
         self._budgets = budgets
         self._max_requests = max_requests
@@ -141,18 +143,23 @@ class Admission:
         if self._keys.are_several:
             self._admitted_by_key[asked.model][asked.request_class, key.index] += num_tokens
 
+    def keep_back(self, asked: Asked, key: KeyShare, num_tokens: int) -> None:
+        """Count tokens that were let in as waiting for room; less than none when they have it."""
+        self.count(asked, key, -num_tokens)
+        self._kept_back[asked.model][asked.request_class, key.index] += num_tokens
+
     def correct_spent(self, key: KeyShare, num_tokens: int) -> None:
         """What an estimate was short of; less than none where it was too high."""
         if key.tokens_per_minute is not None:
             self._ceilings.spend(key, num_tokens, self._clock())
 
     def _check_wait(self, asked: Asked, key: KeyShare, now: float) -> None:
-        ahead = self._models[asked.model].ahead(asked.request_class, now)
+        ahead = self._models[asked.model].ahead(asked.request_class, now, needs_room=asked.needs_room)
         if not ahead.tokens_per_second or (over := self._seconds_over(asked, ahead, now, part=1.0)) <= 0:
             return
         turn = _ALONE
         if self._keys.are_several:
-            queued = self._models[asked.model].queued_by_key(asked.request_class)
+            queued = self._models[asked.model].queued_by_key(asked.request_class, needs_room=asked.needs_room)
             turn = self._keys.turn(key, asked.num_tokens, queued)
             if (over := self._seconds_over(asked, ahead, now, part=turn.ahead)) <= 0:
                 return
@@ -217,6 +224,16 @@ class Admitted:
             self._num_tokens = num_tokens
             self._admission.count(self.asked, self.key, missing)
             self._admission.correct_spent(self.key, missing)
+
+    @contextlib.contextmanager
+    def kept_back(self) -> Iterator[None]:
+        """While the block runs it waits for room. Its tokens go to no engine, so only others that wait there too
+        are behind them."""
+        self._admission.keep_back(self.asked, self.key, self._num_tokens)
+        try:
+            yield
+        finally:
+            self._admission.keep_back(self.asked, self.key, -self._num_tokens)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -48,6 +48,7 @@ class ModelPage:
         self._streams = page.streams[:, model]
         self._admitted = page.admitted_tokens[:, model]
         self._by_key = page.admitted_by_key[:, model]
+        self._kept_back = page.kept_back_tokens[:, model]
         self._computing = page.computing_tokens[:, model]
         self._free_at = [page.free_at[:, model, request_class] for request_class in RequestClass]
         self._batch_seconds = page.batch_seconds[:, model]
@@ -57,15 +58,17 @@ class ModelPage:
         """Whether nothing has been computed for so long that an idle engine is better tried than judged."""
         return now - float(self._last_batch_at.max()) >= _POLICY.forecast_memory
 
-    def ahead(self, request_class: RequestClass, now: float) -> Ahead:
-        """What is there now. Lists, as they are quicker than numpy's sums over one or two cells."""
+    def ahead(self, request_class: RequestClass, now: float, *, needs_room: bool = False) -> Ahead:
+        """What is there now. What waits for room is ahead only of what needs room too: it stands in the same line."""
+        # lists, as they are quicker than numpy's sums over one or two cells
         rates: list[float] = self._rates.tolist()
         rate = sum(rates)
         interactive = bulk = 0
         for of_frontend in self._admitted.tolist():
             interactive += of_frontend[RequestClass.INTERACTIVE]
             bulk += of_frontend[RequestClass.BULK]
-        is_idle = not (interactive or bulk)
+        kept_back = int(self._kept_back[:, request_class].sum()) if needs_room else 0
+        is_idle = not (interactive or bulk or kept_back)
         for of_manager in self._computing.tolist():
             interactive -= of_manager[RequestClass.INTERACTIVE]
             bulk -= of_manager[RequestClass.BULK]
@@ -75,6 +78,10 @@ class ModelPage:
                 busy += (free_at - now) * its_rate
         # a frontend and its batch manager do not hear of the end of a request in the same moment
         interactive, bulk = max(0, interactive), max(0, bulk)
+        if request_class is RequestClass.BULK:
+            bulk += kept_back
+        else:
+            interactive += kept_back
         return Ahead(rate, busy / rate if rate else 0.0, max(self._batch_seconds.tolist()), interactive, bulk, is_idle)
 
     def rate_of_one(self, num_seqs: int) -> float:
@@ -82,10 +89,10 @@ class ModelPage:
         rate, streams = float(sum(self._rates.tolist())), int(sum(self._streams.tolist()))
         return rate if num_seqs >= streams else rate * num_seqs / streams
 
-    def queued_by_key(self, request_class: RequestClass) -> NDArray[np.int64]:
+    def queued_by_key(self, request_class: RequestClass, *, needs_room: bool) -> NDArray[np.int64]:
         """int64 [K]: what of one class is let in and not answered, by API key."""
         queued: NDArray[np.int64] = self._by_key[:, request_class].sum(axis=0)
-        return queued
+        return queued + self._kept_back[:, request_class].sum(axis=0) if needs_room else queued
 
 
 def expected_wait(page: Page, model: int, request_class: RequestClass) -> float:

@@ -16,6 +16,7 @@ class KeyCeilings:
 
     def __init__(self, page: Page, *, frontend: int) -> None:
         self._minutes, self._tokens, self._before = page.spent_minute, page.spent_tokens, page.spent_before
+        self._owners = page.key_names
         self._frontend = frontend
 
     def seconds_until_room(self, key: KeyShare, num_tokens: int, now: float) -> float:
@@ -31,7 +32,9 @@ class KeyCeilings:
         return _MINUTE * (1 - passed + 1 - (room + this) / this)
 
     def spend(self, key: KeyShare, num_tokens: int, now: float) -> None:
-        """Count tokens; less than none where an estimate was too high."""
+        """Count tokens; less than none where an estimate was too high. Nothing for a key whose place another has."""
+        if self._owners[key.index] != key.owner:
+            return
         at, minute = (self._frontend, key.index), int(now // _MINUTE)
         elapsed = minute - int(self._minutes[at])
         if elapsed:

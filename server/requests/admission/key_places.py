@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from wire.page import Page
 
+_LONG_AGO = -2  # a minute that is over, and the one after it too
+
 
 class KeyPlaces:
     """The page itself says whose each place is. So a frontend that was restarted, or has missed a change of the key
@@ -36,7 +38,12 @@ class KeyPlaces:
                 if one not in places and unused:
                     places[one] = unused.popleft()
                     self._page.key_names[places[one]] = one
+                    self._page.spent_minute[:, places[one]] = _LONG_AGO  # another key has spent that
             return {name: places.get(one, self.num_places - 1) for name, one in hashes.items()}
+
+    def owner(self, place: int) -> int:
+        """A number for the key whose place it is."""
+        return int(self._page.key_names[place])
 
 
 def _hash(name: str) -> int:

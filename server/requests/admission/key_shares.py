@@ -17,6 +17,7 @@ class KeyShare:
     index: int  # its place on the shared page, and what batch managers know it by
     weight: float = 1.0
     tokens_per_minute: int | None = None  # None = no ceiling
+    owner: int = 0  # what its place says of whose it is, as long as it is not another key's
 
 
 ANYBODY = KeyShare(0)  # where no request needs a key
@@ -44,7 +45,10 @@ class KeyShares:
     def renew(self, keys: Sequence[ApiKey]) -> None:
         """These are the keys from now on."""
         places = self._places.of([key.name for key in keys])
-        self._by_name = {key.name: KeyShare(places[key.name], key.weight, key.tokens_per_minute) for key in keys}
+        self._by_name = {
+            key.name: KeyShare(place, key.weight, key.tokens_per_minute, self._places.owner(place))
+            for key, place in ((key, places[key.name]) for key in keys)
+        }
         for share in self._by_name.values():
             self._weights[share.index] = share.weight
 

@@ -5,6 +5,7 @@ import asyncio
 from server.requests.errors import NotReady
 
 MAX_HELD_BYTES = 128 * 1024 * 1024  # of all frontends
+SMALL_BYTES = 64 * 1024  # of one request; so few are not counted
 
 
 class Room:
@@ -12,7 +13,7 @@ class Room:
 
     def __init__(self, max_bytes: int, *, max_wait: float) -> None:
         """`max_wait` is in seconds."""
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._max_wait = max_wait
         self._waiting: dict[asyncio.Future[None], int] = {}  # in the order in which they came
         self.num_held_bytes = 0  # to be read only, but by Held
@@ -40,7 +41,7 @@ class Room:
 
     def fits(self, num_bytes: int, *, held_by_others: int) -> bool:
         """Whether so many bytes may be held beside those of others."""
-        return not held_by_others or held_by_others + num_bytes <= self._max_bytes
+        return not held_by_others or held_by_others + num_bytes <= self.max_bytes
 
     def grant(self) -> None:
         """Give room to those who wait, in order, as far as it goes."""

@@ -8,10 +8,11 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.tei import vertex
-from server.requests import row_sizes
+from server.requests.admission import joint_room
 from server.requests.trace import Trace
 from tests.server.asking import ask, tei_error
 from tests.server.edge import Edge, call, state_with
+from wire.control import Json
 from wire.vocabulary import RequestClass
 
 EMBED, SIMILAR = {"inputs": "abc", "normalize": False}, {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
@@ -80,7 +81,7 @@ def test_lists_of_millions_are_refused_before_they_are_decoded(instances: bytes,
 
 @pytest.mark.parametrize("error", [None, ValueError("a bug")])
 def test_the_room_for_rows_is_given_back(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_sizes, "_SMALL_ROW_BYTES", 0)
+    monkeypatch.setattr(joint_room, "SMALL_BYTES", 0)
 
     async def run() -> tuple[int, int]:
         edge = Edge()
@@ -132,3 +133,58 @@ def test_many_instances_are_bulk() -> None:
 
     asyncio.run(run())
     assert seen == [RequestClass.BULK] * 9
+
+
+def large_rows() -> Json:
+    """A model with rows of over 64 KiB."""
+    loaded = state_with(OutputKind.POOLED, task="embed")
+    loaded["models"][0]["info"] |= {"dimensions": 17_000}
+    return loaded
+
+
+@pytest.mark.holds("Limits")
+def test_instances_that_exceed_the_room_together_take_it_as_one() -> None:
+    """One request always fits. By themselves they would wait for each other, and so would those of two requests."""
+
+    async def run() -> tuple[list[int], int]:
+        edge = Edge(max_held_bytes=1, max_wait=10, loaded=large_rows())
+        body = json.dumps({"instances": [OPENAI, EMBED, OPENAI]}).encode()
+        called = await asyncio.gather(*[call(edge.app, "POST", "/vertex", body) for _ in range(3)])
+        return [each.status for each in called], edge.admission.room_of("interactive").num_held_bytes
+
+    assert asyncio.run(asyncio.wait_for(run(), 5)) == ([200] * 3, 0)
+
+
+@pytest.mark.holds("Limits")
+def test_instances_wait_for_room_until_it_is_refused_to_all() -> None:
+    async def run() -> tuple[int, str, int]:
+        edge = Edge(max_held_bytes=1, max_wait=0, loaded=large_rows())
+        room = edge.admission.room_of("interactive")
+        others = await room.take(100)
+        called = await call(edge.app, "POST", "/vertex", json.dumps({"instances": [OPENAI, EMBED]}).encode())
+        assert room.num_held_bytes == 100
+        others.release()
+        assert not edge.page.kept_back_tokens.any()
+        return called.status, json.loads(called.body)["error"], len(edge.managers.submitted)
+
+    status, message, num_submitted = asyncio.run(run())
+    assert (status, num_submitted) == (503, 0)
+    assert "too many rows and answers wait" in message
+
+
+def test_instances_with_small_rows_count_together() -> None:
+    async def run() -> int:
+        loaded = large_rows()
+        loaded["models"][0]["info"] |= {"dimensions": 10_000}
+        edge = Edge(loaded=loaded)
+        edge.managers.gate = asyncio.Event()
+        body = json.dumps({"instances": [OPENAI, OPENAI]}).encode()
+        called = asyncio.create_task(call(edge.app, "POST", "/vertex", body))
+        for _ in range(2):
+            await edge.managers.arrivals.get()
+        num_bytes = edge.admission.room_of("interactive").num_held_bytes
+        edge.managers.gate.set()
+        await called
+        return num_bytes
+
+    assert asyncio.run(run()) == 2 * 10_000 * (4 + 12)

@@ -120,6 +120,38 @@ def test_rows_are_not_computed_until_there_is_room() -> None:
     asyncio.run(test())
 
 
+@pytest.mark.holds("Limits", "Back-pressure")
+def test_who_waits_for_room_keeps_out_nobody_who_needs_none() -> None:
+    """While slow readers hold the room: what waits for it goes to no engine."""
+
+    async def test() -> None:
+        served = Edge(max_held_bytes=1, loaded=state_of_large_rows())
+        served.page.tokens_per_second[:] = 1  # a second for a token; the budget is one second
+        server = Bare(served.app)
+        served.managers.rows = np.random.default_rng(7).standard_normal((4, 10_000), np.float32)
+        slow = await unread(server, request(OPENAI))
+        assert slow.transport.num_unread > 200_000
+        served.managers.rows = None
+        waiting = await unread(server, request(OPENAI))
+        assert served.page.kept_back_tokens.sum() == 4
+        statuses = []
+        for num_items in (1, 4):
+            client = server.connect()
+            await client.send(request(OPENAI, num_items))
+            await turns(20)
+            statuses.append(client.statuses())
+        assert statuses == [[200], [429]]
+        slow.transport.abort()
+        await turns(20)
+        waiting.transport.abort()
+        await turns(20)
+        assert not served.page.kept_back_tokens.any()
+        assert not served.page.admitted_tokens.any()
+        server.close()
+
+    asyncio.run(test())
+
+
 @pytest.mark.holds("Limits")
 def test_a_request_that_fails_gives_its_room_back() -> None:
     async def test() -> None:

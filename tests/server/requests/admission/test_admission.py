@@ -251,3 +251,45 @@ def test_the_estimate_follows_what_tokenizing_gives() -> None:
 
     assert 395 <= door.estimate(0, num_characters=400, num_texts=1) <= 402
     assert door.estimate(1, num_characters=400, num_texts=1) == 102  # another model's
+
+
+@pytest.mark.holds("Back-pressure")
+@pytest.mark.parametrize("request_class", [INTERACTIVE, BULK])
+def test_what_waits_for_room_is_ahead_only_of_what_waits_there_too(request_class: RequestClass) -> None:
+    page = a_page()
+    door = a_door(page)
+
+    with door.admit(asked(request_class, 30_000)) as admitted:
+        with admitted.kept_back():
+            assert not page.admitted_tokens.any()
+            admit(door, request_class)
+            admit(door, request_class, deadline=NOW + 0.1)
+            refused = refusal(door, request_class, needs_room=True)
+            assert refused.retry_after == pytest.approx(30.0 - BUDGETS.of(request_class))
+            assert refusal(door, request_class, needs_room=True, deadline=NOW + 29.0).reason == "wait"
+        refusal(door, request_class)
+
+    assert not page.admitted_tokens.any()
+    assert not page.kept_back_tokens.any()
+
+
+@pytest.mark.holds("Deadlines")
+def test_a_deadline_counts_what_waits_for_room_before_it() -> None:
+    page = a_page()
+    page.kept_back_tokens[1, 0, INTERACTIVE] = 1500
+    door = a_door(page)
+
+    admit(door, needs_room=True)
+    admit(door, deadline=NOW + 1.0)
+    assert refusal(door, needs_room=True, deadline=NOW + 1.0).reason == "deadline_wait"
+
+
+@pytest.mark.holds("Fair shares")
+def test_a_key_with_little_that_waits_for_room_is_let_in() -> None:
+    page = a_page(num_keys=3)
+    page.kept_back_tokens[1, 0, INTERACTIVE] = [100, 2900, 0]
+    door = a_door(page, keys=KEYS)
+
+    admit(door, key="light", needs_room=True)
+    assert refusal(door, key="greedy", needs_room=True).reason == "key_share"
+    admit(door, key="greedy")

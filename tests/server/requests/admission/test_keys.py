@@ -11,6 +11,7 @@ from server.requests.admission.admission import Admission, Asked, WaitBudgets
 from server.requests.admission.key_ceilings import KeyCeilings
 from server.requests.admission.key_places import KeyPlaces
 from server.requests.admission.key_shares import ANYBODY, KeyShare, KeyShares
+from server.requests.errors import Overloaded
 from server.settings.api_keys import ApiKey
 from wire.page import Page
 from wire.vocabulary import RequestClass
@@ -202,3 +203,29 @@ def test_over_an_hour_a_key_gets_what_its_ceiling_says() -> None:
             got += 7
         now += 0.5
     assert 0.9 * 6000 <= got <= 6000
+
+
+@pytest.mark.holds("API keys")
+def test_a_key_does_not_inherit_what_another_has_spent() -> None:
+    """It has the place of a key that is gone, of which a request is still open."""
+    page = Page.create(num_frontends=2, num_managers=1, num_models=1, num_keys=2)
+    keys = {name: ApiKey(name, name.encode(), tokens_per_minute=100) for name in ("old", "kept", "new")}
+    before, after = [keys["old"], keys["kept"]], [keys["new"], keys["kept"]]
+    frontends = [
+        Admission(page, frontend=index, budgets=WaitBudgets(1, 1), max_requests=9, keys=before, clock=lambda: MINUTE)
+        for index in range(2)
+    ]
+    for frontend in frontends:
+        for name in ("old", "kept"):
+            with frontend.admit(Asked(0, RequestClass.INTERACTIVE, 40, key=name)):
+                pass
+    with frontends[0].admit(Asked(0, RequestClass.INTERACTIVE, 10, key="old")) as admitted:
+        for frontend in frontends:
+            frontend.renew_keys(after)
+        admitted.correct(90)
+
+    with pytest.raises(Overloaded):
+        frontends[0].admit(Asked(0, RequestClass.INTERACTIVE, 40, key="kept"))
+    frontends[1].admit(Asked(0, RequestClass.INTERACTIVE, 100, key="new"))
+    with pytest.raises(Overloaded):
+        frontends[0].admit(Asked(0, RequestClass.INTERACTIVE, 1, key="new"))
