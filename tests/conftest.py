@@ -45,6 +45,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if tier_of(item) == tier or (tier == "all" and tier_of(item) != "nightly")]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+    for item in kept:
+        if item.get_closest_marker("faults"):
+            item.add_marker(pytest.mark.flaky(reruns=1))  # CONTRIBUTING.md says why
 
 
 def tier_of(item: pytest.Item) -> str:
@@ -61,7 +64,10 @@ def reached(record_property: Callable[[str, object], None]) -> Callable[[str, st
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Lists what was measured."""
+    """Lists what was measured, and why tests of faults were tried again."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"failed at first: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
     figures = [value for report in reports for name, value in report.user_properties if name == "reached"]
     for figure in sorted(set(figures)):
