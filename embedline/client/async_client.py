@@ -1,15 +1,21 @@
 """`AsyncClient`: the same client for asyncio. Each call runs in a thread; cancelling the task aborts its requests."""
 
 import asyncio
+import contextlib
 import ssl
+import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from embedline.client.calls.threads import Threads
 from embedline.client.client import Client, Inputs
+from embedline.client.errors import Cancelled
 from embedline.client.preference import CancellationToken, RequestProcessingPreference
 from embedline.client.responses import (
     BatchPostResponse,
@@ -19,7 +25,8 @@ from embedline.client.responses import (
     RerankResponse,
 )
 
-_MAX_CALLS = 64  # at a time; others wait
+_MAX_CALLS = 512  # at a time; others wait
+_NO_SECONDS = 0.001  # the least that a call may be given
 
 R = TypeVar("R")
 
@@ -45,7 +52,8 @@ class AsyncClient:
             max_connections=max_connections,
             ssl_context=ssl_context,
         )
-        self._threads = ThreadPoolExecutor(_MAX_CALLS, thread_name_prefix="embedline calls")
+        self._threads = Threads(_MAX_CALLS, name="embedline calls")
+        self._close_threads = weakref.finalize(self, self._threads.close)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -56,9 +64,9 @@ class AsyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections. Calls that are under way end with an error."""
+        """Close the connections. Calls that are under way raise Cancelled."""
         self._client.close()
-        self._threads.shutdown(wait=False)
+        self._close_threads()
 
     async def embed(
         self,
@@ -72,19 +80,18 @@ class AsyncClient:
         progress: bool = False,
     ) -> EmbedResponse:
         """As Client.embed."""
-        with self._cancellable(preference) as own:
-            return await self._in_thread(
-                lambda: self._client.embed(
-                    input,
-                    model,
-                    dimensions=dimensions,
-                    user=user,
-                    extra_body=extra_body,
-                    preference=own,
-                    progress=progress,
-                ),
-                own,
-            )
+        return await self._call(
+            lambda own: self._client.embed(
+                input,
+                model,
+                dimensions=dimensions,
+                user=user,
+                extra_body=extra_body,
+                preference=own,
+                progress=progress,
+            ),
+            preference,
+        )
 
     async def iter_embed(
         self,
@@ -127,20 +134,19 @@ class AsyncClient:
         progress: bool = False,
     ) -> RerankResponse:
         """As Client.rerank."""
-        with self._cancellable(preference) as own:
-            return await self._in_thread(
-                lambda: self._client.rerank(
-                    query,
-                    texts,
-                    model,
-                    raw_scores=raw_scores,
-                    truncate=truncate,
-                    truncation_direction=truncation_direction,
-                    preference=own,
-                    progress=progress,
-                ),
-                own,
-            )
+        return await self._call(
+            lambda own: self._client.rerank(
+                query,
+                texts,
+                model,
+                raw_scores=raw_scores,
+                truncate=truncate,
+                truncation_direction=truncation_direction,
+                preference=own,
+                progress=progress,
+            ),
+            preference,
+        )
 
     async def classify(
         self,
@@ -154,19 +160,18 @@ class AsyncClient:
         progress: bool = False,
     ) -> ClassifyResponse:
         """As Client.classify."""
-        with self._cancellable(preference) as own:
-            return await self._in_thread(
-                lambda: self._client.classify(
-                    inputs,
-                    model,
-                    raw_scores=raw_scores,
-                    truncate=truncate,
-                    truncation_direction=truncation_direction,
-                    preference=own,
-                    progress=progress,
-                ),
-                own,
-            )
+        return await self._call(
+            lambda own: self._client.classify(
+                inputs,
+                model,
+                raw_scores=raw_scores,
+                truncate=truncate,
+                truncation_direction=truncation_direction,
+                preference=own,
+                progress=progress,
+            ),
+            preference,
+        )
 
     async def batch_post(
         self,
@@ -178,11 +183,10 @@ class AsyncClient:
         progress: bool = False,
     ) -> BatchPostResponse:
         """As Client.batch_post."""
-        with self._cancellable(preference) as own:
-            return await self._in_thread(
-                lambda: self._client.batch_post(url_path, payloads, method=method, preference=own, progress=progress),
-                own,
-            )
+        return await self._call(
+            lambda own: self._client.batch_post(url_path, payloads, method=method, preference=own, progress=progress),
+            preference,
+        )
 
     @contextmanager
     def _cancellable(self, preference: RequestProcessingPreference | None) -> Iterator[RequestProcessingPreference]:
@@ -197,22 +201,51 @@ class AsyncClient:
             if given is not None:
                 given.forget(token.cancel)
 
+    async def _call(
+        self, call: Callable[[RequestProcessingPreference], R], preference: RequestProcessingPreference | None
+    ) -> R:
+        """Its result. The wait for a thread is a part of the call's time."""
+        called_at = time.monotonic()
+
+        def begin() -> R:
+            if own.total_timeout_s is None:
+                return call(own)
+            rest = own.total_timeout_s - (time.monotonic() - called_at)
+            return call(replace(own, total_timeout_s=max(_NO_SECONDS, rest)))
+
+        with self._cancellable(preference) as own:
+            return await self._in_thread(begin, own)
+
     async def _in_thread(self, call: Callable[[], R], own: RequestProcessingPreference) -> R:
         """Its result. If the task is cancelled the call is too, and its end is waited for."""
+        task, token = asyncio.current_task(), own.cancel_token
+        assert task is not None
+        assert token is not None
         running = self._threads.submit(call)
         answer = asyncio.wrap_future(running)
+        answer.add_done_callback(_forget_error)
+        drop = partial(_drop, running)
+        token.watch(drop)
         try:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
-            if not running.cancel():
-                assert own.cancel_token is not None
-                own.cancel_token.cancel()
-                await asyncio.wait([answer])
-                _forget_error(answer)
+            if not task.cancelling():  # the caller's token, before the call had a thread
+                raise Cancelled("the call was cancelled") from None
+            token.cancel()
+            while not answer.done():  # soon: its connections are closed
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([answer])
             raise
+        finally:
+            token.forget(drop)
+
+
+def _drop(waiting: "Future[Any]") -> None:
+    """It never begins, unless it has."""
+    waiting.cancel()
 
 
 def _forget_error(answer: "asyncio.Future[Any]") -> None:
-    """Nobody will ask for it, and asyncio would complain."""
+    """If nobody asks for it, asyncio would complain."""
     if not answer.cancelled():
         answer.exception()

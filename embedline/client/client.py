@@ -83,7 +83,7 @@ class Client:
         self._close = weakref.finalize(self, self._runner.close)
 
     def close(self) -> None:
-        """Close the connections. Calls that are under way end with an error."""
+        """Close the connections. Calls that are under way raise Cancelled."""
         self._close()
 
     def __enter__(self) -> "Client":
@@ -262,8 +262,10 @@ class Client:
             raise
         return response()
 
-    @staticmethod
-    def _slices(run: Generator[Finished[RowsPart], None, None], bar: _Bar) -> Generator[EmbeddedSlice, None, None]:
+    def _slices(
+        self, run: Generator[Finished[RowsPart], None, None], bar: _Bar
+    ) -> Generator[EmbeddedSlice, None, None]:
+        """Has the client itself, which would be closed if nobody had it any more."""
         with closing(run), bar as progress:
             for finished in run:
                 if progress is not None:

@@ -1,17 +1,21 @@
 """How a call is carried out: batches, timeouts, retries, hedging. Names as in Baseten's client, where it has them."""
 
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 _MAX_CONCURRENCY = 1024
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_FRAMING = ("connection", "content-length", "transfer-encoding")  # what the connection needs to be right
 
 
 class CancellationToken:
-    """Cancels the calls that were given it, from any thread. A cancelled token stays cancelled."""
+    """Cancels the calls that were given it, from any thread or signal handler. A cancelled token stays cancelled."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the handler of a signal may cancel while the thread has it
         self._is_cancelled = False
         self._callbacks: list[Callable[[], None]] = []
 
@@ -80,6 +84,16 @@ class RequestProcessingPreference:
         _check("initial_backoff_ms", self.initial_backoff_ms, 1, 30_000)
         _check("hedge_delay", self.hedge_delay, 0.001, 86_400)
         _check("hedge_budget_pct", self.hedge_budget_pct, 0, 1)
+        for name, value in self.extra_headers.items():
+            _check_header(name, value)
+
+
+def _check_header(name: str, value: str) -> None:
+    """Its value may be a secret, so messages name it alone."""
+    if not _HEADER_NAME.fullmatch(name) or name.lower() in _FRAMING:
+        raise ValueError(f"extra_headers must not have {name!r}")
+    if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+        raise ValueError(f"extra_headers[{name!r}] must be a text of one line in Latin-1")
 
 
 def _check(name: str, value: float | None, least: float, most: float) -> None:

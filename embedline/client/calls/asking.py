@@ -17,7 +17,7 @@ _NOT_IN_THIS_FORM = (400, 406, 415, 422)
 _ABOUT_THE_FORM = re.compile(rb"encoding_format|unknown variant|[`'\"](bytes|base64)[`'\"]")
 _TOO_MANY_ITEMS = re.compile(
     rb"batch.?size|too many|at most [\d,]+ (items|inputs|texts)|array is too long|"
-    rb"max\w* .{0,40}(items|inputs|texts|batch|array|tokens per request)",
+    rb"max\w{0,20} .{0,40}(items|inputs|texts|batch|array|tokens per request)",
     re.IGNORECASE,
 )
 

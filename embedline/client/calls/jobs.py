@@ -19,6 +19,7 @@ from embedline.client.transport.endpoints import Endpoints
 from embedline.client.transport.failure import Failure, Kind
 
 _TOO_BUSY = (429, 503)
+_LATE = (Kind.TIMEOUT, Kind.NO_TURN)
 
 
 class Jobs:
@@ -125,7 +126,7 @@ class Jobs:
             return
         failure = asking.most_telling(job.refusal, failure)
         if is_late or not may_help(failure) or job.num_retries >= self._preference.max_retries:
-            raise self._given_up(job, failure, is_late=is_late or failure.kind is Kind.TIMEOUT)
+            raise self._given_up(job, failure, is_late=is_late or failure.kind in _LATE)
         self._try_again(job, failure, now)
 
     def dropped(self, job: Job) -> None:

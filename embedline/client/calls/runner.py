@@ -4,18 +4,21 @@ All decisions are those of Jobs, which belongs to the caller's thread alone. A t
 puts its outcome into the call's queue. A call of one request makes it in the caller's thread: another would cost time.
 """
 
+import itertools
 import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from embedline.client.calls.batches import Batches
 from embedline.client.calls.job import Job
 from embedline.client.calls.jobs import Jobs
+from embedline.client.calls.threads import Threads
 from embedline.client.errors import Cancelled, EmbedlineError
 from embedline.client.preference import RequestProcessingPreference
 from embedline.client.tasks.task import Batch, Part, Task
@@ -55,13 +58,16 @@ class Runner:
         self.sender = sender
         self.headers = headers  # of each request
         most = sum(endpoint.max_connections for endpoint in endpoints.all)
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="embedline")
-        self._is_closed = False
+        self._threads = Threads(most, name="embedline")
+        self._under_way: set[_OneCall[Any]] = set()
 
     def close(self) -> None:
-        """A call that is under way ends with an error when it has a request to begin."""
-        self._is_closed = True
-        self._threads.shutdown(wait=False)
+        """The calls that are under way are cancelled. After a fork it does nothing: all is the other process's."""
+        if self._threads.are_elsewhere:
+            return
+        for one in tuple(self._under_way):
+            one.cancel("the client was closed")
+        self._threads.close()
         self.in_flight.close()
         self.endpoints.close()
 
@@ -72,21 +78,22 @@ class Runner:
 
         Whoever stops early closes the iterator: that aborts what is in flight.
         """
-        if self._is_closed:
-            raise RuntimeError("the client is closed")
+        self._threads.claim()
         one = _OneCall(self, task, batches, preference)
         token = preference.cancel_token
+        self._under_way.add(one)
         if token is not None:
             token.watch(one.cancel)
         try:
             yield from one.results()
         finally:
+            self._under_way.discard(one)
             if token is not None:
                 token.forget(one.cancel)
 
     def submit(self, attempt: Callable[[Job], None], job: Job) -> "Future[None]":
         """Make one attempt in a thread, once one is free."""
-        return self._threads.submit(attempt, job)
+        return self._threads.submit(partial(attempt, job))
 
     def abort(self, call: Call) -> None:
         """End the attempts of a call that have a connection, or wait for one. From any thread."""
@@ -104,6 +111,7 @@ class _OneCall(Generic[P]):
         self._task = task
         self._preference = preference
         self._call = Call()
+        self._why_cancelled = ""
         self._now = 0.0  # when it was last looked what is due
         self._outcomes: queue.SimpleQueue[_Outcome[P] | None] = queue.SimpleQueue()  # None = look what is to be done
         self._request_id = f"embedline-{secrets.token_hex(5)}"
@@ -114,8 +122,9 @@ class _OneCall(Generic[P]):
             task, batches, runner.endpoints, preference, request_id=self._request_id, deadline=self._deadline
         )
 
-    def cancel(self) -> None:
+    def cancel(self, words: str = "the call was cancelled") -> None:
         """From any thread."""
+        self._why_cancelled = words
         self._runner.abort(self._call)
         self._outcomes.put(None)
 
@@ -134,10 +143,9 @@ class _OneCall(Generic[P]):
     def _begin_what_is_due(self) -> bool:
         """Whether anything is left to wait for."""
         if self._call.is_aborted:
-            raise Cancelled("the call was cancelled")
+            raise Cancelled(self._why_cancelled)
         self._now = now = time.monotonic()
-        if now >= self._deadline:
-            self._take_back("total_timeout_s is over")
+        self._take_back(now)
         self._jobs.check_deadline(now)
         for job in self._jobs.take(now):
             self._begin(job)
@@ -150,19 +158,24 @@ class _OneCall(Generic[P]):
             return
         try:
             self._in_threads[job] = self._runner.submit(self.attempt, job)
-        except RuntimeError:  # the client was closed meanwhile
+        except RuntimeError:
             self._jobs.dropped(job)
+            if self._call.is_aborted:  # the client was closed meanwhile
+                raise Cancelled(self._why_cancelled) from None
             raise
 
-    def _take_back(self, words: str) -> None:
-        """End the attempts that still wait for a thread."""
-        for job in [job for job, future in self._in_threads.items() if future.cancel()]:
+    def _take_back(self, now: float) -> None:
+        """End the attempts that still wait for a thread although their time is over."""
+        late = list(itertools.takewhile(lambda job: job.deadline <= now, self._in_threads))  # they are in this order
+        for job in [job for job in late if self._in_threads[job].cancel()]:
             del self._in_threads[job]
-            self._outcomes.put(_Outcome(job, 0.0, error=Failure(Kind.ABORTED, words)))
+            self._outcomes.put(_Outcome(job, 0.0, error=Failure(Kind.NO_TURN, "all threads were in use")))
 
     def _next_outcome(self) -> _Outcome[P] | None:
         """None where none came before there is something to begin."""
-        wakes_at = self._jobs.wakes_at(self._now)  # as seen when it was looked what is due, or that may be missed
+        # as seen when it was looked what is due, or that may be missed
+        a_turn_ends = next((job.deadline for job in self._in_threads if job.deadline > self._now), float("inf"))
+        wakes_at = min(self._jobs.wakes_at(self._now), a_turn_ends)
         seconds = max(0.0, wakes_at - time.monotonic())
         try:
             return self._outcomes.get(timeout=min(seconds, threading.TIMEOUT_MAX))
@@ -190,7 +203,7 @@ class _OneCall(Generic[P]):
         come before is a result still."""
         if self._jobs.num_in_flight:
             self._runner.abort(self._call)
-            self._take_back("the call is over")
+            self._take_back(float("inf"))
         while self._jobs.num_in_flight:
             outcome = self._outcomes.get()
             if outcome is None:

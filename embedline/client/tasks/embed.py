@@ -26,6 +26,7 @@ from embedline.client.tasks.task import (
     wrong,
 )
 from embedline.client.transport.answer import Answer
+from embedline.client.transport.failure import printable
 
 _OCTETS = "application/octet-stream"
 _MAX_WIDTH = 1 << 20  # numbers of a row
@@ -48,7 +49,7 @@ class RowStore:
         """Raises Failure for rows of another width than those before."""
         with self._lock:
             if self._rows is None:
-                self._rows = np.empty((self._num_rows, width), np.float32)
+                self._rows = _empty(self._num_rows, width)
         if self._rows.shape[1] != width:
             raise wrong(f"rows of {width} numbers where earlier ones have {self._rows.shape[1]}")
         return self._rows[start:stop]
@@ -64,7 +65,15 @@ class RowStore:
 
 def new_array(start: int, stop: int, width: int) -> NDArray[np.float32]:
     """An array for these rows alone."""
-    return np.empty((stop - start, width), np.float32)
+    return _empty(stop - start, width)
+
+
+def _empty(num_rows: int, width: int) -> NDArray[np.float32]:
+    """Raises Failure where memory does not hold them: a server may claim any width."""
+    try:
+        return np.empty((num_rows, width), np.float32)
+    except (MemoryError, ValueError):
+        raise wrong(f"rows of {width} numbers, and memory does not hold {num_rows} of them") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,19 +122,20 @@ class EmbedTask:
         """Straight from the socket into the array."""
         dtype = answer.header("x-embedline-dtype") or "float32"
         if dtype != "float32":
-            raise wrong(f"rows of dtype {dtype[:20]} where float32 was asked for")
+            raise wrong(f"rows of dtype {printable(dtype[:20])} where float32 was asked for")
         order = answer.header("x-embedline-endianness") or "little"
         if order != "little":
-            raise wrong(f"rows of byte order {order[:20]} where little was asked for")
+            raise wrong(f"rows of byte order {printable(order[:20])} where little was asked for")
         shape = answer.header("x-embedline-shape")
         if shape is None:
             rows = self._read_shapeless(batch, answer)
         else:
             num_rows, width = _read_shape(shape)
             check_count(num_rows, batch, "rows")
+            if answer.length not in (None, 4 * num_rows * width):
+                num_bytes = 4 * num_rows * width
+                raise wrong(f"a body of {answer.length} bytes where the shape {num_rows},{width} takes {num_bytes}")
             rows = self._room(batch, width)
-            if answer.length not in (None, rows.nbytes):
-                raise wrong(f"a body of {answer.length} bytes where the shape {num_rows},{width} takes {rows.nbytes}")
             answer.read_into(rows.data.cast("B"))
         _to_native(rows)
         return RowsPart(
@@ -137,8 +147,10 @@ class EmbedTask:
         )
 
     def _read_shapeless(self, batch: Batch, answer: Answer) -> NDArray[np.float32]:
-        """Of a server that does not say the shape: its length does."""
+        """Of a server that does not say the shape: its length does, if that is known."""
         body = answer.read_all()
+        if not answer.is_marked_whole:
+            raise answer.wrong("nothing says how many rows there were")
         width, rest = divmod(len(body), 4 * len(batch.items))
         if rest or not width:
             raise answer.wrong(f"a body of {len(body)} bytes, which are no {len(batch.items)} rows of float32")
@@ -168,6 +180,8 @@ class EmbedTask:
                 room[index] = value
             except (TypeError, ValueError, OverflowError):
                 raise wrong("an `embedding` with something else than numbers") from None
+            if isinstance(value, list) and not np.isfinite(room[index]).all():  # numpy takes null for NaN
+                raise wrong("an `embedding` with something else than finite numbers")
         assert room is not None  # no batch is empty
         usage = content.get("usage")
         return RowsPart(

@@ -1,5 +1,6 @@
 """An answer whose head has come and whose body has not: bytes go from the socket to where they are wanted, uncopied."""
 
+import contextlib
 import http.client
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ except ImportError:
     from json import loads  # type: ignore[assignment]
 
 MAX_BODY = 1 << 30  # bytes of an answer that is not raw rows
-_PIECE = 1 << 20
+_PIECE = 1 << 20  # bytes; a longer body gets no room before it comes
 _ERRORS = (OSError, http.client.HTTPException, ValueError)  # ValueError: a chunk's length that is no number
 
 
@@ -24,7 +25,6 @@ class Answer:
         self._lost = lost  # makes the failure of a connection that ended
         self.status = response.status
         self.length = response.length  # of the body in bytes; None = it comes in chunks, or until the connection ends
-        self._ends_with_connection = response.length is None and not response.chunked
 
     def header(self, name: str) -> str | None:
         return self._response.getheader(name)
@@ -36,8 +36,13 @@ class Answer:
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether the body was read to its end and the server keeps the connection."""
-        return self._response.isclosed() and not self._response.will_close
+        """Whether the body was read to its end and the server keeps the connection. After 1xx another one follows."""
+        return self.status >= 200 and self._response.isclosed() and not self._response.will_close
+
+    @property
+    def is_marked_whole(self) -> bool:
+        """Whether the end of the body can be told from that of a connection that broke."""
+        return self._response.chunked or self.length is not None
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -53,9 +58,9 @@ class Answer:
 
     def read_all(self, most: int = MAX_BODY) -> bytearray:
         """The body, of at most so many bytes."""
-        if self.length is not None:
-            if self.length > most:
-                raise Failure(Kind.ANSWER, f"its body has {self.length} bytes, and at most {most} are read")
+        if self.length is not None and self.length > most:
+            raise Failure(Kind.ANSWER, f"its body has {self.length} bytes, and at most {most} are read")
+        if self.length is not None and self.length <= _PIECE:
             body = bytearray(self.length)
             self._fill(memoryview(body))
             return body
@@ -64,16 +69,16 @@ class Answer:
             body += piece
             if len(body) > most:
                 raise Failure(Kind.ANSWER, f"its body has more than the {most} bytes that are read")
+        if self.length is not None and len(body) < self.length:
+            raise self._lost(f"the answer ended after {len(body)} of {self.length} bytes")
         return body
 
     def read_start(self, most: int) -> bytes:
         """The first bytes of the body; what does not come is left out."""
         body = b""
-        try:
-            while len(body) < most and (piece := self._response.read(most - len(body))):
+        with contextlib.suppress(Failure):
+            while len(body) < most and (piece := self._read(most - len(body))):
                 body += piece
-        except _ERRORS:
-            pass
         return body
 
     def json(self) -> Any:
@@ -85,7 +90,7 @@ class Answer:
 
     def wrong(self, words: str) -> Failure:
         """The failure of a body that can't be what was asked for. One that nothing marks as whole may have been cut."""
-        if self._ends_with_connection:
+        if not self.is_marked_whole:
             return self._lost(f"the connection ended, and {words}")
         return Failure(Kind.ANSWER, words)
 
@@ -102,6 +107,8 @@ class Answer:
 
     def _read(self, most: int) -> bytes:
         try:
+            if self._response.chunked:  # there `read` would take a chunk of -1 bytes for all that comes
+                return self._response.read1(most)
             return self._response.read(most)
         except _ERRORS as error:
             raise self._lost("the answer ended in the middle") from error

@@ -1,9 +1,11 @@
 """Base URLs, as people write them, to where connections go."""
 
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 _PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,5 +44,16 @@ def read_base_url(url: str) -> Origin:
         raise ValueError("base_url must have no query and no fragment")
     if not (parts.path.isascii() and parts.path.isprintable() and " " not in parts.path):
         raise ValueError("base_url must have a path of printable ASCII")
+    host = _ascii(parts.hostname)
+    if not _HOST.fullmatch(host) or port == 0:
+        raise ValueError("base_url must have a host name or an address, and a port from 1 to 65535 if any")
     prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    return Origin(parts.hostname, port or _PORTS[parts.scheme], parts.scheme == "https", prefix)
+    return Origin(host, port or _PORTS[parts.scheme], parts.scheme == "https", prefix)
+
+
+def _ascii(host: str) -> str:
+    """A name with other letters as the DNS has it; "" if it can't be one."""
+    try:
+        return host.encode("idna").decode()
+    except UnicodeError:
+        return ""

@@ -10,13 +10,14 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from embedline.client.transport.answer import Answer
 from embedline.client.transport.base_url import Origin
 from embedline.client.transport.failure import Failure, Kind
 
 _BROKE_WHILE_SENT = "the connection broke while the request was sent"
+_RESETS = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class Connection:
@@ -26,7 +27,9 @@ class Connection:
         self._origin = origin
         self._tls = tls
         self._http = http.client.HTTPConnection(origin.host, origin.port)
-        self._lock = threading.Lock()  # so that a socket is not shut down after another took its number
+        # So that a socket is not shut down after another took its number. Who holds it may be interrupted by a signal
+        # whose handler cancels the call.
+        self._lock = threading.RLock()
         self._socket: socket.socket | None = None
         self._aborted: Kind | None = None
         self._broke_while_sent = False
@@ -71,7 +74,7 @@ class Connection:
         """Send a whole request. One that the server stopped reading may have its answer all the same, as 413."""
         try:
             self._http.request(method, target, body, headers)
-        except (BrokenPipeError, ConnectionResetError):
+        except _RESETS:
             self._broke_while_sent = True
         except OSError as error:
             raise self._lost(_BROKE_WHILE_SENT) from error
@@ -110,14 +113,18 @@ class Connection:
                 self._socket.close()
                 self._socket = None
 
-    def fileno(self) -> int:
-        return -1 if self._socket is None else self._socket.fileno()
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None and self._socket.fileno() >= 0
 
     @property
     def is_idle(self) -> bool:
         """Whether it is open and nothing has come unasked: that would be the server's good-bye."""
-        is_whole = self._aborted is None and not self._broke_while_sent
-        return is_whole and self.fileno() >= 0 and not readable([self], 0.0)
+        if self._socket is None or not self.is_open or self._aborted is not None or self._broke_while_sent:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
 
     def _lost(self, words: str) -> Failure:
         is_stale = self._aborted is None and self.num_answers > 0
@@ -125,13 +132,3 @@ class Connection:
 
     def _lost_in_body(self, words: str) -> Failure:
         return Failure(self._aborted or Kind.CONNECTION, words)
-
-
-def readable(connections: Sequence[Connection], seconds: float | None) -> list[Connection]:
-    """Those on which something has come, or which have ended; waits for the first of them, at most so long."""
-    by_number = {connection.fileno(): connection for connection in connections}
-    poll = select.poll()
-    for number in by_number:
-        poll.register(number, select.POLLIN)
-    found = poll.poll(None if seconds is None else 1000 * seconds)
-    return [by_number[number] for number, _ in found]

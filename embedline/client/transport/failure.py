@@ -4,6 +4,7 @@ import email.utils
 import enum
 import json
 import time
+from datetime import UTC
 
 _MAX_WORDS = 300  # characters taken from a server's own message
 
@@ -14,6 +15,7 @@ class Kind(enum.Enum):
     STATUS = "status"  # an answer with another status than 2xx
     CONNECTION = "connection"  # not opened, reset, or ended before the answer was whole
     TIMEOUT = "timeout"  # no whole answer in the attempt's time
+    NO_TURN = "no turn"  # on our side: no thread or connection was free in the attempt's time
     ANSWER = "answer"  # a whole answer that is wrong
     ABORTED = "aborted"  # on our side: the call was cancelled, or another attempt was faster
 
@@ -44,7 +46,7 @@ def refused(status: int, body: bytes, *, retry_after: str | None, location: str 
     """An answer with another status than 2xx, with what its server says about it."""
     words = f"HTTP {status}"
     if location is not None and 300 <= status < 400:
-        words += f", a redirect to {_printable(location.partition('?')[0])}, which is not followed: give that address"
+        words += f", a redirect to {printable(location.partition('?')[0])}, which is not followed: give that address"
     elif message := _message(body):
         words += f": {message}"
     seconds = None if retry_after is None else read_retry_after(retry_after, now=time.time())
@@ -60,25 +62,27 @@ def read_retry_after(value: str, *, now: float) -> float | None:
     if value.replace(".", "", 1).isdigit() and value.isascii():
         return float(value)
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
-    except (ValueError, OverflowError):
+        date = email.utils.parsedate_to_datetime(value)
+        if date.tzinfo is None:  # asctime's form; every date of HTTP is in UTC
+            date = date.replace(tzinfo=UTC)
+        return max(0.0, date.timestamp() - now)
+    except (ValueError, OverflowError, TypeError, IndexError):  # whatever a wrong date leads the parser to
         return None
 
 
 def _message(body: bytes) -> str:
     """The server's own words, where it writes errors as OpenAI, TEI, FastAPI or Cohere do; else how its body begins."""
     try:
-        content = json.loads(body)
+        found = json.loads(body)
+        for name in ("error", "message", "detail"):
+            if isinstance(found, dict) and name in found:
+                found = found[name]
+        return printable(found if isinstance(found, str) else json.dumps(found))
     except (ValueError, RecursionError):
-        return _printable(body[:_MAX_WORDS].decode(errors="replace"))
-    found = content
-    for name in ("error", "message", "detail"):
-        if isinstance(found, dict) and name in found:
-            found = found[name]
-    return _printable(found if isinstance(found, str) else json.dumps(found))
+        return printable(body[:_MAX_WORDS].decode(errors="replace"))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """On one line, without what a terminal would act on."""
     cut = text[: 4 * _MAX_WORDS]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in cut).split())

@@ -50,7 +50,7 @@ class InFlight:
             connection.abort(Kind.ABORTED)
 
     def close(self) -> None:
-        """No more are added; the thread ends with the last one."""
+        """The thread ends as soon as nothing is left to watch."""
         with self._changed:
             self._changed.notify()
 

@@ -20,12 +20,12 @@ class ConnectionPool:
         self._origin = origin
         self._tls = tls
         self._num_free = most  # places for connections in use
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # its lock may be taken again, by the handler of a signal that cancels
         self._idle: list[Connection] = []
         self._is_closed = False
 
     def take(self, deadline: float, call: Call) -> Connection:
-        """A connection, once fewer than the most are in use; not open if it is new. Raises Failure (TIMEOUT, ABORTED).
+        """A connection, once fewer than the most are in use; not open if it is new. Raises Failure (NO_TURN, ABORTED).
 
         Who aborts the call calls `wake_all` then.
         """
@@ -35,7 +35,7 @@ class ConnectionPool:
                 self._changed.notify()  # the place for which it was woken, if that was why, is for another
                 raise Failure(Kind.ABORTED, "the call is over")
             if not self._num_free:
-                raise Failure(Kind.TIMEOUT, "all connections were in use")
+                raise Failure(Kind.NO_TURN, "all connections were in use")
             self._num_free -= 1
         return self._idle_or_new()
 

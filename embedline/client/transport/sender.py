@@ -1,21 +1,22 @@
 """One attempt: sends a request, a second copy of it if no answer comes for long, and reads the first good answer.
 
-The thread that sends also waits. Two copies race until the head of an answer has come; only then is a winner chosen and
-its body read, so that rows are written into their array by one answer alone. The loser's connection is closed, which
-tells its server to drop the work.
+The thread that sends also waits. Two copies race until the head of an answer has come; only then is the winner's body
+read, so that rows are written into their array by one answer alone.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from embedline.client.transport.answer import Answer
-from embedline.client.transport.connection import Connection, readable
+from embedline.client.transport.connection import Connection
 from embedline.client.transport.endpoint import Endpoint
 from embedline.client.transport.failure import Failure, Kind, refused
 from embedline.client.transport.hedge_budget import HedgeBudget
 from embedline.client.transport.in_flight import Call, InFlight
 from embedline.client.transport.pool import connect_seconds
+from embedline.client.transport.race import Race
 
 _MAX_ERROR_BODY = 1 << 16  # bytes
 
@@ -38,17 +39,37 @@ class Request:
 class _Copy:
     """A request under way on one connection."""
 
-    def __init__(self, endpoint: Endpoint, connection: Connection) -> None:
-        self.endpoint = endpoint
-        self.connection = connection
-        self.answer: Answer | None = None
+    def __init__(
+        self, request: Request, endpoint: Endpoint, connection: Connection, *, call: Call, in_flight: InFlight
+    ) -> None:
+        self.answer: Answer | None = None  # once its head has come
+        self._request = request
+        self._endpoint = endpoint
+        self._connection = connection
+        self._call = call
+        self._in_flight = in_flight
 
-    def send(self, request: Request) -> None:
-        origin = self.endpoint.origin
-        if self.connection.fileno() < 0:
-            self.connection.open(connect_seconds(request.deadline))
+    def receive(self) -> None:
+        request, origin = self._request, self._endpoint.origin
+        self._in_flight.add(self._connection, request.deadline, self._call)
+        if not self._connection.is_open:
+            self._connection.open(connect_seconds(request.deadline))
         headers = {"host": origin.host_header, **request.headers}
-        self.connection.send(request.method, origin.prefix + request.path, headers, request.body)
+        self._connection.send(request.method, origin.prefix + request.path, headers, request.body)
+        self.answer = self._connection.answer()
+        _check_status(self.answer)
+
+    def abort(self) -> None:
+        self._connection.abort(Kind.ABORTED)
+
+    def end(self) -> None:
+        """Give the connection back."""
+        self._in_flight.remove(self._connection)
+        is_kept = False
+        if self.answer is not None:
+            is_kept = self.answer.may_be_followed
+            self.answer.close()
+        self._endpoint.pool.give_back(self._connection, is_kept=is_kept)
 
 
 class Sender:
@@ -69,66 +90,27 @@ class Sender:
         return self._send(request, read, call, to, hedge_to)  # the server had closed a kept connection
 
     def _send(self, request: Request, read: Callable[[Answer], T], call: Call, to: Endpoint, hedge_to: Endpoint) -> T:
-        copies: list[_Copy] = []
+        on = partial(_Copy, request, call=call, in_flight=self._in_flight)
+        winner = first = on(to, to.pool.take(request.deadline, call))
+        copies = [first]
+
+        def second() -> _Copy | None:
+            connection = hedge_to.pool.try_take()
+            if connection is None:
+                return None
+            copies.append(on(hedge_to, connection))
+            return copies[-1] if self._hedges.take(request.hedge_share) else None
+
         try:
-            first = _Copy(to, to.pool.take(request.deadline, call))
-            copies.append(first)
-            self._start(first, request, call)
-            self._hedge(copies, request, call, hedge_to)
-            winner = self._first_good(copies)
-            for loser in copies:
-                if loser is not winner:
-                    loser.connection.abort(Kind.ABORTED)
+            if request.hedge_delay is None:
+                first.receive()
+            else:
+                winner = Race(first, request.hedge_delay, second).run()
             assert winner.answer is not None
             return read(winner.answer)
         finally:
             for copy in copies:
-                self._end(copy)
-
-    def _start(self, copy: _Copy, request: Request, call: Call) -> None:
-        self._in_flight.add(copy.connection, request.deadline, call)
-        copy.send(request)
-
-    def _hedge(self, copies: list[_Copy], request: Request, call: Call, to: Endpoint) -> None:
-        """A second copy, if the first has no answer in time and the budget allows it. It fails in silence."""
-        if request.hedge_delay is None or readable([copies[0].connection], request.hedge_delay):
-            return
-        connection = to.pool.try_take()
-        if connection is None:
-            return
-        second = _Copy(to, connection)
-        try:
-            if self._hedges.take(request.hedge_share):
-                self._start(second, request, call)
-                copies.append(second)
-        except Failure:
-            pass
-        finally:
-            if second not in copies:
-                self._end(second)
-
-    def _first_good(self, copies: list[_Copy]) -> _Copy:
-        """Waits for heads. A copy that fails is left to itself while another one is on its way."""
-        waiting = list(copies)
-        while True:
-            ready = readable([copy.connection for copy in waiting], None)[0] if len(waiting) > 1 else None
-            copy = next((one for one in waiting if one.connection is ready), waiting[0])
-            try:
-                copy.answer = copy.connection.answer()
-                _check_status(copy.answer)
-                return copy
-            except Failure:
-                if len(waiting) == 1:
-                    raise
-                waiting.remove(copy)
-
-    def _end(self, copy: _Copy) -> None:
-        self._in_flight.remove(copy.connection)
-        is_kept = False
-        if copy.answer is not None:
-            is_kept = copy.answer.may_be_followed
-            copy.answer.close()
-        copy.endpoint.pool.give_back(copy.connection, is_kept=is_kept)
+                copy.end()
 
 
 def _check_status(answer: Answer) -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from embedline import AsyncClient, CancellationToken, Cancelled, Client, RequestFailed, RequestProcessingPreference
+from embedline.client import async_client
 from tests.embedline.client.stub import as_json, raw, rows_of, stub, texts
 from tests.embedline.client.test_tasks import predict, tei
 
@@ -104,6 +106,79 @@ async def test_the_callers_own_token_works_too() -> None:
             with pytest.raises(Cancelled):
                 await task
             never.set()
+
+
+async def test_a_call_that_waits_for_a_thread_is_cancelled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_client, "_MAX_CALLS", 1)
+    never, token = threading.Event(), CancellationToken()
+    with stub(lambda _: [never]) as server:
+        async with AsyncClient(server.url) as client:
+            first = asyncio.create_task(client.embed("text 1"))
+            await asyncio.to_thread(server.wait_until, lambda: len(server.seen) == 1)
+            preference = RequestProcessingPreference(cancel_token=token)
+            waiting = asyncio.create_task(client.embed("text 2", preference=preference))
+            dropped = asyncio.create_task(client.embed("text 3"))
+            await asyncio.sleep(0)  # they begin
+            token.cancel()
+            dropped.cancel()
+            with pytest.raises(Cancelled):
+                await waiting
+            with pytest.raises(asyncio.CancelledError):
+                await dropped
+            first.cancel()
+            await asyncio.wait([first])
+            never.set()
+    assert len(server.seen) == 1
+
+
+async def test_the_wait_for_a_thread_is_a_part_of_the_calls_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float | None] = []
+
+    def embed(*_: object, preference: RequestProcessingPreference, **__: object) -> None:
+        given.append(preference.total_timeout_s)
+
+    monkeypatch.setattr(Client, "embed", embed)
+    monkeypatch.setattr(async_client, "time", mock.Mock(monotonic=mock.Mock(side_effect=[0.0, 30.0, 0.0, 200.0])))
+    async with AsyncClient("http://localhost:1") as client:
+        for _ in range(2):
+            await client.embed("text", preference=RequestProcessingPreference(total_timeout_s=100))
+    assert given == [70.0, 0.001]
+
+
+async def test_a_task_that_is_cancelled_twice_still_waits_for_the_end_of_its_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered, end = threading.Event(), threading.Event()
+
+    def slices(*_: object, **__: object) -> Iterator[int]:
+        entered.set()
+        end.wait(30)
+        yield 1
+
+    monkeypatch.setattr(Client, "iter_embed", slices)
+    async with AsyncClient("http://localhost:1") as client:
+        first = asyncio.ensure_future(anext(client.iter_embed(texts(9))))
+        await asyncio.to_thread(entered.wait, 30)
+        for _ in range(2):
+            first.cancel()
+            await asyncio.sleep(0)
+        assert not first.done()
+        end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
+async def test_closing_ends_the_calls_under_way() -> None:
+    never = threading.Event()
+    with stub(lambda _: [never]) as server:
+        client = AsyncClient(server.url)
+        task = asyncio.create_task(client.embed("text"))
+        await asyncio.to_thread(server.wait_until, lambda: len(server.seen) == 1)
+        client.close()
+        with pytest.raises(Cancelled, match="the client was closed") as ended:
+            await task
+        assert not ended.value.partial.done.any()
+        never.set()
 
 
 async def test_errors_are_the_same() -> None:

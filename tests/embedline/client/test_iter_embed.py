@@ -44,6 +44,13 @@ def test_a_stream_of_texts_is_embedded_in_constant_memory() -> None:
     assert peaks[1] - peaks[0] < 200_000
 
 
+def test_the_client_stays_open_for_its_iterator() -> None:
+    """Nobody else has it here, and a client that is dropped is closed."""
+    with stub(lambda seen: [raw(seen.texts)]) as server:
+        parts = list(Client(server.url, preference=PREFERENCE).iter_embed(texts(100)))
+    assert sum(len(part.embeddings) for part in parts) == 100
+
+
 def test_an_early_end_aborts_what_is_in_flight() -> None:
     never = threading.Event()
     script = lambda seen: [raw(seen.texts)] if seen.number == 0 else [never]  # noqa: E731

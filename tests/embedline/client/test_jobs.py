@@ -1,6 +1,7 @@
 """What is tried again, where and when, with times that are only numbers: no thread, no clock, no connection."""
 
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,10 +119,19 @@ def test_retry_after_is_waited_for_and_a_little_more(seconds: float) -> None:
     assert course.take_one().num_retries == 1
 
 
-def test_a_retry_after_beyond_all_patience_is_final() -> None:
+@pytest.mark.parametrize("value", ["3600", "1000000000", "9" * 400, "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_retry_after_beyond_all_patience_is_final(value: str) -> None:
     course = Course()
-    with pytest.raises(RequestFailed, match=r"HTTP 503"):
-        course.fail(course.take_one(), status(503, retry_after=3600))
+    with pytest.raises(RequestFailed, match=r"HTTP 503.* not tried again, for that would be after"):
+        course.fail(course.take_one(), status(503, retry_after=read_retry_after(value, now=1795377600.0)))
+
+
+def test_a_wait_for_a_turn_says_nothing_of_the_server() -> None:
+    course = Course()
+    course.fail(course.take_one(), Failure(Kind.NO_TURN, "all connections were in use"))
+    assert not course.endpoints[0].is_failing
+    (again,) = course.wait_and_take()
+    assert again.num_retries == 1
 
 
 @pytest.mark.parametrize(
@@ -130,13 +140,24 @@ def test_a_retry_after_beyond_all_patience_is_final() -> None:
         ("7", 7.0),
         ("0.5", 0.5),
         ("Sun, 22 Nov 2026 20:00:10 GMT", 10.0),
+        ("Sun Nov 22 20:00:10 2026", 10.0),  # in UTC too
         ("Sun, 22 Nov 2026 19:00:00 GMT", 0.0),
         ("soon", None),
         ("-5", None),
+        ("-1000000000", None),
+        ("1e9", None),
+        (".", None),
+        ("Sun, 99 Nov 2026 20:00:10 GMT", None),
+        ("Sun, 22 Nov 99999 20:00:10 GMT", None),
         ("", None),
     ],
 )
-def test_retry_after_is_a_number_or_a_date(value: str, seconds: float | None) -> None:
+def test_retry_after_is_a_number_or_a_date(
+    value: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(time.tzset)  # after the variable is as before
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
     assert read_retry_after(value, now=1795377600.0) == seconds
 
 

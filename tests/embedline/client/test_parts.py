@@ -3,12 +3,19 @@
 import io
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import embedline
+from embedline import CancellationToken, RequestProcessingPreference
 from embedline.client.progress import Progress
 from embedline.client.transport.base_url import read_base_url
+from embedline.client.transport.connection import Connection
+from embedline.client.transport.failure import Kind
+from embedline.client.transport.pool import ConnectionPool
 
 
 @pytest.mark.parametrize(
@@ -19,6 +26,7 @@ from embedline.client.transport.base_url import read_base_url
         ("https://api.example.com/v1", "https://api.example.com", ""),
         ("http://[::1]:8080/a/b/v1", "http://[::1]:8080/a/b", "/a/b"),
         ("http://host/environments/production/sync", "http://host/environments/production/sync", None),
+        ("http://bücher.example:8080", "http://xn--bcher-kva.example:8080", ""),
     ],
 )
 def test_base_urls(given: str, url: str, prefix: str | None) -> None:
@@ -37,12 +45,49 @@ def test_base_urls(given: str, url: str, prefix: str | None) -> None:
         "http://u:secret@host",
         "http://h?a=secret",
         "http://h/ a",
+        "http://host:0",
+        "http://a..b",
+        "http://a b",
+        "http://a\x7fb",
+        f"http://{'a' * 64}.example",
     ],
 )
 def test_a_wrong_base_url_is_refused_without_its_secrets(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"^base_url must ") as refused:
         read_base_url(wrong)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("x-a", "a\r\nx-b: secret"), ("x-a", "Ω secret"), ("x a", "secret"), ("", ""), ("Content-Length", "5"), ("x", 5)],
+)
+def test_headers_that_can_not_be_sent_are_refused_without_their_values(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=r"^extra_headers") as refused:
+        RequestProcessingPreference(extra_headers={name: value})
+    assert "secret" not in str(refused.value)
+
+
+CANCELS: dict[str, Callable[[], tuple[Any, Callable[[], None]]]] = {
+    "token": lambda: (token := CancellationToken(), token.cancel),
+    "connection": lambda: (one := Connection(read_base_url("http://h"), None), lambda: one.abort(Kind.ABORTED)),
+    "pool": lambda: (pool := ConnectionPool(read_base_url("http://h"), None, most=1), pool.wake_all),
+}
+
+
+@pytest.mark.parametrize("part", CANCELS)
+def test_the_handler_of_a_signal_may_cancel_whatever_its_thread_is_at(part: str) -> None:
+    """The handler runs in the main thread, which may hold any of the locks that cancelling takes."""
+    owner, cancel = CANCELS[part]()
+
+    def cancel_inside() -> None:
+        with getattr(owner, "_changed", None) or owner._lock:
+            cancel()
+
+    thread = threading.Thread(target=cancel_inside, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 class Terminal(io.StringIO):

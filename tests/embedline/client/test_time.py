@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,6 +109,14 @@ def test_a_wait_for_its_turn_ends_with_the_calls_time(all_in_use: Client, count:
     assert not late.value.partial.done.any()
 
 
+@pytest.mark.parametrize("count", [1, 2], ids=["for a connection", "for a thread"])
+def test_a_wait_for_its_turn_ends_with_the_attempts_time(all_in_use: Client, count: int) -> None:
+    preference = RequestProcessingPreference(batch_size=1, timeout_s=0.02, max_retries=1, initial_backoff_ms=1)
+    with pytest.raises(DeadlineExceeded, match=r"2 attempts: .*were in use") as late:
+        all_in_use.embed(texts(count), preference=preference)
+    assert not late.value.partial.done.any()
+
+
 def test_an_attempt_that_takes_too_long_is_made_again() -> None:
     never = threading.Event()
     preference = RequestProcessingPreference(timeout_s=0.1, initial_backoff_ms=1)
@@ -184,6 +193,32 @@ def test_a_copy_that_fails_leaves_it_to_the_other(bad: Step) -> None:
 
     with stub(script) as server, Client(server.url) as client:
         assert np.array_equal(client.embed("text 3", preference=hedging()).numpy(), rows_of(["text 3"]))
+
+
+class HalfCame(threading.Event):
+    """Lets another answer come once the server waits for it, and goes on waiting."""
+
+    def __init__(self, other: threading.Event, end: threading.Event) -> None:
+        super().__init__()
+        self._other = other
+        self._end = end
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._other.set()
+        return self._end.wait(timeout)
+
+
+def test_half_of_a_head_keeps_the_other_copy_from_nothing() -> None:
+    came, end = threading.Event(), threading.Event()
+
+    def script(seen: Seen) -> Sequence[Step]:
+        return [came, raw(seen.texts)] if seen.number == 0 else [b"HTTP/1.1 200 OK\r\n", HalfCame(came, end)]
+
+    with stub(script) as server, Client(server.url) as client:
+        preference = replace(hedging(), timeout_s=10)
+        assert np.array_equal(client.embed("text 3", preference=preference).numpy(), rows_of(["text 3"]))
+        end.set()
+    assert len(server.seen) == 2
 
 
 def test_a_second_copy_goes_to_another_server_where_there_is_one() -> None:

@@ -1,5 +1,6 @@
 """The client over TLS: rows, certificates that are checked, deadlines and cancellation."""
 
+import socket
 import ssl
 import threading
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from embedline import CancellationToken, Cancelled, Client, DeadlineExceeded, RequestFailed, RequestProcessingPreference
-from tests.embedline.client.stub import http, raw, rows_of, stub, texts
+from tests.embedline.client.stub import CLOSE, RESET, Step, http, raw, rows_of, stub, texts
 from tests.server.certificates import make_pair
 
 
@@ -38,6 +39,52 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(
     ):
         client.embed("text")
     assert (len(server.seen), server.num_connections) == (0, 1)
+
+
+@pytest.mark.parametrize("broken", [[RESET], [CLOSE], [raw(texts(1))[:-7], CLOSE], [raw(texts(1))[:-7], RESET]])
+def test_what_breaks_over_tls_is_asked_for_again(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], broken: list[Step]
+) -> None:
+    of_server, trusting = contexts
+    script = lambda seen: broken if seen.number < 2 else [raw(seen.texts)]  # noqa: E731
+    preference = RequestProcessingPreference(initial_backoff_ms=1)
+    with stub(script, of_server) as server, Client(server.url, ssl_context=trusting, preference=preference) as client:
+        assert np.array_equal(client.embed("text 3").numpy(), rows_of(["text 3"]))
+    assert len(server.seen) == 3
+
+
+def test_a_second_copy_is_sent_over_a_new_connection_too(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    """TLS has messages of its own on one: they are no answer."""
+    never, (of_server, trusting) = threading.Event(), contexts
+    script = lambda seen: [never] if seen.number == 0 else [raw(seen.texts)]  # noqa: E731
+    preference = RequestProcessingPreference(hedge_delay=0.05, timeout_s=10, max_retries=0)
+    with stub(script, of_server) as server, Client(server.url, ssl_context=trusting, preference=preference) as client:
+        assert np.array_equal(client.embed("text 3").numpy(), rows_of(["text 3"]))
+        never.set()
+
+
+def test_an_answer_that_comes_while_the_body_is_sent_over_tls(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    of_server, trusting = contexts
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse_in_the_middle() -> None:
+            accepted, _ = listener.accept()
+            with of_server.wrap_socket(accepted, server_side=True) as connection:
+                connection.recv(100)
+                connection.sendall(http(413, b"too large"))
+
+        server = threading.Thread(target=refuse_in_the_middle)
+        server.start()
+        url = f"https://localhost:{listener.getsockname()[1]}"
+        preference = RequestProcessingPreference(max_retries=0)
+        with (
+            Client(url, ssl_context=trusting, preference=preference) as client,
+            pytest.raises(RequestFailed, match=r"HTTP 413: too large|the connection broke while the request was sent"),
+        ):
+            client.embed("a" * (1 << 25))
+        server.join()
 
 
 @pytest.mark.parametrize("sent", [b"", http(200, b"", content_length="99")], ids=["no head", "no body"])

@@ -1,14 +1,23 @@
 """Servers that stop, reset, answer half or lie: the error names the request and what was done; rows are kept."""
 
+import contextlib
+import http.client as http_client
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from embedline import Client, DeadlineExceeded, RequestFailed, RequestProcessingPreference
+from embedline.client.calls.asking import has_too_many_items
+from embedline.client.tasks.embed import RowStore
+from embedline.client.transport.answer import Answer
+from embedline.client.transport.failure import Failure, Kind, refused
 from tests.embedline.client.stub import CLOSE, RESET, WIDTH, Seen, Step, as_json, http, raw, rows_of, stub, texts
 
 # Inputs 4 and 5 are in the request that goes wrong; those before have their rows by then.
@@ -32,7 +41,10 @@ LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
         "rows of 2 numbers where earlier ones have 4",
     ),
     "no width": (lambda _: [http(200, b"", **RAW, x_embedline_shape="2,0")], "rows of 0 numbers"),
-    "a huge width": (lambda seen: [raw(seen.texts, x_embedline_shape="2,99999999999")], "rows of 99999999999 numbers"),
+    "a huge width": (
+        lambda seen: [raw(seen.texts, x_embedline_shape="2,99999999999", content_length=str(8 * 99999999999))],
+        "rows of 99999999999 numbers",
+    ),
     "a shape of words": (lambda seen: [raw(seen.texts, x_embedline_shape="two,4")], "its shape is not two numbers"),
     "a negative shape": (lambda seen: [raw(seen.texts, x_embedline_shape="-2,4")], "its shape is not two numbers"),
     "a body longer than its shape": (
@@ -40,6 +52,7 @@ LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
         "a body of 64 bytes where the shape 2,4 takes 32",
     ),
     "another dtype": (lambda seen: [raw(seen.texts, x_embedline_dtype="float16")], "rows of dtype float16"),
+    "what a terminal acts on": (lambda seen: [raw(seen.texts, x_embedline_dtype="\x1b[2Jf")], r"of dtype \[2Jf where"),
     "another byte order": (lambda seen: [raw(seen.texts, x_embedline_endianness="big")], "rows of byte order big"),
     "no rows at all": (lambda _: [http(200, b"abc", **RAW)], "3 bytes, which are no 2 rows of float32"),
     "an empty body": (lambda _: [http(200, b"", **RAW)], "0 bytes, which are no 2 rows"),
@@ -56,6 +69,11 @@ LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
         lambda _: [as_json({"data": [{"index": at, "embedding": ["a"] * 4} for at in (0, 1)]})],
         "something else than numbers",
     ),
+    "null": (
+        lambda _: [as_json({"data": [{"index": at, "embedding": [None] * 4} for at in (0, 1)]})],
+        "something else than finite numbers",
+    ),
+    "an interim answer": (lambda _: [http(103)], "HTTP 103"),
     "no base64": (lambda _: [as_json({"data": [{"index": at, "embedding": "!"} for at in (0, 1)]})], "no base64"),
     "five bytes": (
         lambda _: [as_json({"data": [{"index": at, "embedding": "AAAAAAA="} for at in (0, 1)]})],
@@ -105,6 +123,10 @@ BREAKS: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
     ),
     "half of the rows": (lambda seen: [raw(seen.texts)[:-7], CLOSE], "after 25 of 32 bytes"),
     "half of JSON's length": (lambda _: [http(200, b"[]", content_length="100"), CLOSE], "after 2 of 100 bytes"),
+    "rows that nothing marks as whole": (
+        lambda _: [b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\n\r\n" + bytes(16), CLOSE],
+        "the connection ended, and nothing says how many rows there were",
+    ),
     "half of a chunk": (
         lambda _: [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nab", CLOSE],
         "the answer ended in the middle",
@@ -135,6 +157,62 @@ def test_what_stays_broken_is_an_error_with_all_attempts(broken: str) -> None:
     assert ", tried again after 0.0" in error.attempts[0]
     assert (error.start, error.stop, error.status) == (4, 6, None)
     assert error.partial.done.sum() == 4
+
+
+def test_a_width_that_its_body_does_not_have_takes_no_memory() -> None:
+    wide = raw(texts(3), x_embedline_shape=f"3,{1 << 20}")
+    with (
+        stub(lambda _: [wide]) as server,
+        Client(server.url) as client,
+        pytest.raises(RequestFailed, match="a body of 48 bytes where the shape 3,1048576 takes") as failed,
+    ):
+        client.embed(texts(3))
+    assert failed.value.partial.numpy().shape == (3, 0)
+
+
+def test_rows_that_memory_does_not_hold_are_a_wrong_answer() -> None:
+    with pytest.raises(Failure, match="rows of 1048576 numbers, and memory does not hold"):
+        RowStore(1 << 40).place(0, 2, 1 << 20)
+
+
+def test_a_length_that_is_only_promised_takes_no_memory() -> None:
+    script = lambda _: [http(200, b"[]", content_length=str(1 << 30)), CLOSE]  # noqa: E731
+    with stub(script) as server, Client(server.url, preference=PREFERENCE) as client:
+        tracemalloc.start()
+        with pytest.raises(RequestFailed, match="the answer ended after 2 of 1073741824 bytes"):
+            client.embed("text")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 1 << 25
+
+
+@pytest.mark.parametrize("read", [lambda answer: answer.read_all(1000), lambda answer: answer.read_start(1000)])
+def test_a_chunk_of_less_than_no_bytes_is_not_all_that_comes(tmp_path: Path, read: Callable[[Answer], object]) -> None:
+    """Python's own client would read until the end of the connection, however much that is."""
+    file = tmp_path / "answer"
+    file.write_bytes(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-1\r\n" + bytes(1 << 20))
+    with file.open("rb") as sent:
+        response = http_client.HTTPResponse(mock.Mock(makefile=lambda _: sent))
+        response.begin()
+        with contextlib.suppress(Failure):
+            read(Answer(response, partial(Failure, Kind.CONNECTION)))
+        assert sent.tell() < 100_000
+
+
+def test_a_connection_with_an_interim_answer_is_not_used_again() -> None:
+    """What comes next on it is the answer to that request, and would be taken for that of the next one."""
+    script = lambda seen: [http(103)] if seen.number == 0 else [raw(seen.texts)]  # noqa: E731
+    with stub(script) as server, Client(server.url) as client:
+        with pytest.raises(RequestFailed, match="HTTP 103"):
+            client.embed("text 1")
+        assert np.array_equal(client.embed("text 2").numpy(), rows_of(["text 2"]))
+    assert server.num_connections == 2
+
+
+@pytest.mark.timeout(5)
+def test_a_long_error_is_looked_through_at_once() -> None:
+    """It would take ten seconds if each part were looked at again from each beginning."""
+    assert not has_too_many_items(refused(400, b"max" * 21_000, retry_after=None, location=None))
 
 
 def test_a_kept_connection_that_was_closed_meanwhile_costs_no_retry() -> None:
