@@ -261,6 +261,36 @@ def test_a_missing_name_is_found(tmp_path: Path) -> None:
     assert names_in(tmp_path / "a.py") == {"x", "A", "A.f", "g"}
 
 
+def rows_of_features(page: str) -> list[dict[str, str]]:
+    """The rows of the page's tables of servers, each with its title under ""."""
+    rows: list[dict[str, str]] = []
+    names: list[str] = []
+    for line in (ROOT / page).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+        if "Embedline" in cells and "TEI" in cells:
+            names = cells
+        elif line.startswith("| ") and names:
+            rows.append(dict(zip(names, cells, strict=True)))
+        elif not line.startswith("|"):
+            names = []
+    return rows
+
+
+def test_the_readmes_ten_rows_are_of_the_page_that_names_their_tests() -> None:
+    """They say the same of every server."""
+    all_rows = {row[""]: row for row in rows_of_features("docs/compare.md")}
+    decisive = rows_of_features("README.md")
+    assert len(decisive) == 10
+    for row in decisive:
+        whole = all_rows[row[""]]
+        assert {name: row[name] for name in ("TEI", "Infinity", "vLLM")} == {
+            name: whole[name] for name in ("TEI", "Infinity", "vLLM")
+        }
+        claimed, _, words = whole["Embedline"].partition(":")
+        assert row["Embedline"].replace("*", "").partition(":")[0] == claimed
+        assert claimed == "no" or "::test_" in words
+
+
 def test_every_feature_that_is_claimed_names_its_test() -> None:
     rows = [line for line in (ROOT / "docs/compare.md").read_text().splitlines() if line.startswith("| ")]
     ours = [row.strip(" |").rsplit(" | ", 1)[1] for row in rows if not row.startswith("| |")]
