@@ -60,7 +60,7 @@ def by_field(routes: Mapping[str, Route]) -> Route:
         run=run,
         encode=encode,
         summary="; ".join((usual.summary, *(route.summary for route in different))),
-        more_bodies=(*usual.more_bodies, *(body for route in different for body in (route.body, *route.more_bodies))),
+        more_bodies=(*usual.more_bodies, *(body for route in different for body in route.bodies)),
         answers=(*usual.answers, *(answer for route in different for answer in route.answers)),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.model.tasks import Activation
-from server.dialects.reading.inputs import read_texts
+from server.dialects.reading.inputs import TEXTS, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.predict import prompt_for
@@ -28,7 +28,6 @@ from server.requests.token_labels import OUTSIDE, Aggregation, spans
 from server.requests.work import Embedded
 from tokenizer_pool.details import Token
 
-_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _FUNCTIONS = {
     "sigmoid": Activation.SIGMOID,
     "softmax": Activation.SOFTMAX,
@@ -52,7 +51,7 @@ class _TokenParameters(msgspec.Struct):
 class TaskBody(msgspec.Struct):
     """A text, or a list of texts, and what is wanted of them."""
 
-    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXTS)]
+    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)]
     parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = msgspec.field(
         default_factory=lambda: msgspec.Raw(b"null")
     )

@@ -76,6 +76,11 @@ class Route:
     other_error_shapes: tuple[ErrorShape, ...] = ()  # which the body may ask for
 
     @property
+    def bodies(self) -> tuple[type[msgspec.Struct], ...]:
+        """All forms of the body."""
+        return (self.body, *self.more_bodies)
+
+    @property
     def all_error_shapes(self) -> tuple[ErrorShape, ...]:
         """Each once, the route's own first."""
         return tuple(dict.fromkeys((self.error_shape, *self.other_error_shapes)))

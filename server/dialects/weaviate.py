@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from server.dialects.reading.inputs import Inputs, read_texts
+from server.dialects.reading.alternatives import forms_of
+from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.row_numbers import read_dimensions
 from server.dialects.route import Answer, Call, PlainRoute, Route, json_answer
@@ -20,16 +21,16 @@ from server.requests.models import ServedModel, ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.work import Embedded, EmbedRequest
 
-_TEXTS = {"type": "array", "items": {"type": "string"}}
-_UNASKED = (None, "", "masked_mean")  # Weaviate always sends a pooling_strategy; this is its default
+_UNASKED = ("", "masked_mean")  # Weaviate always sends a pooling_strategy; this is its default
 _PURPOSES = {"query": Purpose.QUERY, "passage": Purpose.DOCUMENT}
+_TaskType = Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["", *_PURPOSES]})]
 
 
 class Config(msgspec.Struct):
     """What Weaviate says of a class of objects."""
 
     pooling_strategy: str | None = None
-    task_type: str | None = None  # query or passage
+    task_type: _TaskType | None = None
     dimensions: int | None = None
 
 
@@ -41,12 +42,13 @@ class VectorsBody(msgspec.Struct, kw_only=True):
     """The body of POST /vectors: one `text`, or a list of `texts`."""
 
     text: str | None = None
-    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXTS)] = msgspec.field(default_factory=_raw)
+    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXT_LIST)] = msgspec.field(default_factory=_raw)
     config: Config | None = None
     model: str | None = None  # ours
 
 
 _BODY = BodyReader(VectorsBody)
+_BODIES = forms_of(VectorsBody, ["text"], ["texts"])
 
 
 def decode(call: Call, body: bytes) -> EmbedRequest:
@@ -85,9 +87,14 @@ def _read_texts(fields: VectorsBody, *, max_items: int) -> Inputs:
     return Inputs(texts=[fields.text], is_single=True)
 
 
+def pooling_words(model: ServedModel) -> list[str]:
+    """What `config.pooling_strategy` may be."""
+    return [*_UNASKED, model.facts["info"]["pooling"]] if "info" in model.facts else [*_UNASKED]
+
+
 def _check_pooling(strategy: str | None, model: ServedModel) -> None:
     """Raises InvalidRequest for a pooling that is not the model's."""
-    if strategy not in _UNASKED and strategy != model.facts.get("info", {}).get("pooling"):
+    if strategy is not None and strategy not in pooling_words(model):
         raise InvalidRequest(
             "config.pooling_strategy must be masked_mean, which stands for the model's own, or name it",
             param="config.pooling_strategy",
@@ -179,7 +186,8 @@ ROUTES = (
         encode=encode,
         error_shape=text_error,
         summary="Embed a text, or a list of texts, for Weaviate",
-        body=VectorsBody,
+        body=_BODIES[0],
+        more_bodies=_BODIES[1:],
         example={"text": "The ferry leaves at seven."},
         answers=(VectorAnswer, VectorsAnswer),
         raw_answer=ROWS,

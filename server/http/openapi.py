@@ -1,6 +1,7 @@
 """The OpenAPI page: the dialects' routes, which FastAPI does not know, and what all routes share: errors and keys."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -46,9 +47,7 @@ def describe(app: FastAPI, state: ServerState, *, needs_key: bool, metrics_need_
             schema["x-is-complete"] = state.models is not None  # the limits of the model are there
             refine(
                 components,
-                msgspec.json.schema_components([kind for route in ROUTES for kind in (route.body, *route.more_bodies)])[
-                    1
-                ],
+                msgspec.json.schema_components([body for route in ROUTES for body in route.bodies])[1],
                 max_items=state.newest.get("limits", {}).get("max_client_batch_size", 1),
                 model=state.models.models[0] if state.models else None,
             )
@@ -67,13 +66,13 @@ def describe(app: FastAPI, state: ServerState, *, needs_key: bool, metrics_need_
 
 def _add_dialects(schema: Schema) -> Schema:
     """Adds the operations; returns the schemas that they refer to."""
-    types = [kind for route in ROUTES for kind in (route.body, *route.more_bodies, *route.answers)]
+    types = [kind for route in ROUTES for kind in (*route.bodies, *route.answers)]
     listed = [route for route in PLAIN_ROUTES if route.is_listed]
     types += [route.content for route in listed if route.content is not None]
     found, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schemas = iter(found)
     for route in ROUTES:
-        bodies = [next(schemas) for _ in (route.body, *route.more_bodies)]
+        bodies = [next(schemas) for _ in route.bodies]
         answers = [next(schemas) for _ in route.answers]
         schema["paths"].setdefault(route.path, {})["post"] = _operation(route, _any_of(bodies), answers)
     for plain in listed:
@@ -81,6 +80,7 @@ def _add_dialects(schema: Schema) -> Schema:
         schema["paths"].setdefault(plain.path, {})[plain.method.lower()] = _plain_operation(plain, content)
     shapes = {openai_error, *(shape for route in ROUTES for shape in route.all_error_shapes)}
     shapes |= {route.error_shape for route in PLAIN_ROUTES}
+    components = json.loads(json.dumps(components))  # dialects share parts, which differ from field to field later
     return {**components, **{component_name(shape): schema_of_errors(shape) for shape in shapes}}
 
 

@@ -27,7 +27,7 @@ from server.requests.trace import Trace
 from server.settings.api_keys import ApiKey
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.details import Token
-from tokenizer_pool.messages import Truncation
+from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts
 from wire.control import Json
 from wire.metrics import Recorder
@@ -103,6 +103,7 @@ class Tokenizers:
 
     error: Exception | None = None
     gate: asyncio.Event | None = None
+    vocab_size: int = 30_522  # ids that are decoded
     asked: list[tuple[Sequence[str], dict[str, Any]]] = field(default_factory=list)
     at_work: Callable[[], None] = lambda: None
 
@@ -125,6 +126,9 @@ class Tokenizers:
 
     async def decode(self, token_ids: Sequence[Sequence[int]], **how: Any) -> list[str]:
         await self._work(tuple(map(str, token_ids)), how)
+        for index, ids in enumerate(token_ids):
+            if not all(0 <= each < self.vocab_size for each in ids):
+                raise TextRefused(Refusal.OUT_OF_VOCABULARY, index)
         return [" ".join(map(str, ids)) for ids in token_ids]
 
     async def render(self, conversations: Sequence[str], **how: Any) -> list[str]:
@@ -201,12 +205,14 @@ class Edge:
         url_prefix: str = "",
         compresses: bool = False,
     ) -> None:
-        self.page = Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=max(1, len(keys)))
+        loaded = loaded or ready_state()
+        num_models = len(loaded["models"])
+        self.page = Page.create(num_frontends=1, num_managers=1, num_models=num_models, num_keys=max(1, len(keys)))
         self.page.engines_ready[:] = 1
         self.metrics = Recorder()
         self.state = ServerState(self.page)
         if is_loaded:
-            self.state.update(loaded or ready_state())
+            self.state.update(loaded)
         self.tokenizers = Tokenizers()
         self.managers = Managers()
         self.admission = Admission(

@@ -8,12 +8,17 @@ from server.dialects.reading.inputs import check_num_items
 from server.dialects.reading.json_body import parse
 from server.requests.errors import EmptyInput, InvalidRequest
 
-_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}, "required": ["type"]}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_SOME_TEXT = {"type": "object", "properties": {"text": {"type": "string", "minLength": 1}}, "required": ["text"]}
 CONTENTS = {
     "type": "array",
     "items": {
         "type": "object",
-        "properties": {"content": {"type": "array", "items": _PART}},
+        "properties": {"content": {"type": "array", "items": _PART, "contains": _SOME_TEXT}},
         "required": ["content"],
     },
 }

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from server.dialects.cohere.contents import CONTENTS, read_contents
-from server.dialects.reading.inputs import Inputs, read_texts
+from server.dialects.reading.alternatives import forms_of
+from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PromptFields, read_prompt
@@ -28,7 +29,6 @@ from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded, EmbedRequest
 from wire.vocabulary import RequestClass
 
-_TEXT_LIST = {"type": "array", "items": {"type": "string"}}
 _FORMS = {
     "float": FLOATS,
     "base64": RowForm(Encoding.BASE64),
@@ -41,23 +41,28 @@ _JSON_ONLY = frozenset((Container.JSON,))
 _MAX_PRIORITY = 999
 
 
+_Type = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(_FORMS)})]
+_Priority = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0, "maximum": _MAX_PRIORITY})]
+
+
 def _raw() -> msgspec.Raw:
     return msgspec.Raw(b"")
 
 
-class EmbedBody(PromptFields, kw_only=True):
+class CohereEmbedBody(PromptFields, kw_only=True):
     """The body of POST /v1/embed and /v2/embed. One of `texts` and `inputs` is needed."""
 
-    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXT_LIST)] = msgspec.field(default_factory=_raw)
+    texts: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXT_LIST)] = msgspec.field(default_factory=_raw)
     inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=CONTENTS)] = msgspec.field(default_factory=_raw)
     model: str | None = None
-    embedding_types: list[str] | None = None
+    embedding_types: list[_Type] | None = None
     output_dimension: int | None = None
-    priority: int | None = None  # 0 is the highest
+    priority: _Priority | None = None  # 0 is the highest
     on_error: str | None = None  # ours
 
 
-_BODY = BodyReader(EmbedBody)
+_BODY = BodyReader(CohereEmbedBody)
+_BODIES = forms_of(CohereEmbedBody, ["texts"], ["inputs"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +97,7 @@ def _decode(call: Call, body: bytes, *, version: int) -> CohereRequest:
     )
 
 
-def _read_items(fields: EmbedBody, *, max_items: int, may_be_empty: bool) -> tuple[str, Inputs]:
+def _read_items(fields: CohereEmbedBody, *, max_items: int, may_be_empty: bool) -> tuple[str, Inputs]:
     """The texts, and the name of their field. Raises InvalidRequest, EmptyInput and MalformedBody."""
     has_texts, has_inputs = (bytes(value) not in (b"", b"null") for value in (fields.texts, fields.inputs))
     if has_texts == has_inputs:
@@ -233,7 +238,8 @@ ROUTES = tuple(
         encode=encode,
         error_shape=openai_error,
         summary=f"Embed texts with version {version} of Cohere's API",
-        body=EmbedBody,
+        body=_BODIES[0],
+        more_bodies=_BODIES[1:],
         example={"texts": ["The ferry leaves at seven."], "input_type": "search_document"},
         answers=(EmbeddingsFloats, EmbeddingsByType) if version == 1 else (EmbeddingsByType,),
         raw_answer=ROWS,

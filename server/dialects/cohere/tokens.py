@@ -24,22 +24,22 @@ _META = b'{"api_version":{"version":"1"}}'
 _NUMBERS_A_TOKEN = 16  # what writing a token costs, counted in plain numbers
 
 
-class TokenizeBody(msgspec.Struct):
+class CohereTokenizeBody(msgspec.Struct):
     """The body of POST /v1/tokenize."""
 
     text: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "string"})]
     model: str | None = None
 
 
-class DetokenizeBody(msgspec.Struct):
+class CohereDetokenizeBody(msgspec.Struct):
     """The body of POST /v1/detokenize."""
 
     tokens: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "array", "items": {"type": "integer"}})]
     model: str | None = None
 
 
-_TOKENIZE = BodyReader(TokenizeBody)
-_DETOKENIZE = BodyReader(DetokenizeBody)
+_TOKENIZE = BodyReader(CohereTokenizeBody)
+_DETOKENIZE = BodyReader(CohereDetokenizeBody)
 
 
 def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
@@ -120,7 +120,7 @@ ROUTES = (
         encode=encode_tokens,
         error_shape=openai_error,
         summary="Show the tokens of a text with Cohere's API",
-        body=TokenizeBody,
+        body=CohereTokenizeBody,
         example={"text": "The ferry leaves at seven."},
         answers=(TokensAnswer,),
     ),
@@ -131,7 +131,7 @@ ROUTES = (
         encode=encode_text,
         error_shape=openai_error,
         summary="Make a text of token ids with Cohere's API",
-        body=DetokenizeBody,
+        body=CohereDetokenizeBody,
         example={"tokens": [7592, 2088]},
         answers=(TextAnswer,),
     ),

@@ -3,11 +3,12 @@
 https://docs.ollama.com/api
 """
 
+import re
 from typing import Annotated, Any
 
 import msgspec
 
-from server.dialects.reading.inputs import Inputs, read_texts
+from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.prompts import PromptFields, read_prompt
 from server.dialects.reading.row_numbers import read_dimensions
@@ -22,8 +23,7 @@ from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, no_rows
 
-_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_NOTHING = (b"", b"null", b'""', b"[]")  # inputs with which clients only load a model
+_NOTHING = re.compile(rb'(null|""|\[\s*\])?')  # inputs with which clients only load a model
 
 
 class Options(msgspec.Struct):
@@ -40,7 +40,7 @@ class OllamaEmbedBody(msgspec.Struct, kw_only=True):
     """The body of POST /api/embed."""
 
     model: str | None = None
-    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXTS)] = msgspec.field(default_factory=_raw)
+    input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)] = msgspec.field(default_factory=_raw)
     truncate: bool | None = None  # None = as --auto-truncate says
     dimensions: int | None = None  # 0 = all
     options: Options | None = None
@@ -64,7 +64,7 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     """POST /api/embed. As all decoders here raises RequestError, naming the field or index."""
     fields = _EMBED.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
-    is_empty = bytes(fields.input) in _NOTHING
+    is_empty = _NOTHING.fullmatch(bytes(fields.input)) is not None
     given = Inputs(texts=[]) if is_empty else read_texts(fields.input, "input", max_items=call.max_items)
     dimensions = read_dimensions(fields.dimensions or None, model.dimensions)
     return _request(call, fields, given, model, field="input", dimensions=dimensions, normalize=True)

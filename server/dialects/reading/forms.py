@@ -18,6 +18,7 @@ FORMAT_WORDS, DTYPE_WORDS, ENDIANNESS_WORDS = (
     tuple(_DTYPES),
     tuple(_ENDIANNESS),
 )  # for the OpenAPI page
+LISTED_WORDS = frozenset(name for name, (encoding, _) in _FORMATS.items() if encoding not in BYTES)
 
 
 @lru_cache(maxsize=256)  # most requests of a server ask for the same few forms
@@ -30,7 +31,8 @@ def read_form(
 ) -> RowForm:
     """The form that all fields together ask for. Raises InvalidRequest, naming the field."""
     if isinstance(encoding_format, tuple):
-        if len(encoding_format) != 1:
+        _check_list(encoding_format)
+        if len(encoding_format) > 1:
             beside = {"embedding_type": embedding_type, "endianness": endianness, **dtypes}
             return _read_several(encoding_format, beside)
         encoding_format = encoding_format[0]
@@ -62,17 +64,23 @@ def _read_format(name: str | None, field: str) -> tuple[Encoding | None, DType |
     return _FORMATS[name]
 
 
+def _check_list(names: tuple[str, ...]) -> None:
+    """Raises InvalidRequest."""
+    if not 0 < len(names) <= len(_FORMATS):
+        raise InvalidRequest("encoding_format must not be an empty list, or a long one", param="encoding_format")
+    if not LISTED_WORDS.issuperset(names):
+        known = ", ".join(name for name in _FORMATS if name in LISTED_WORDS)
+        raise InvalidRequest(
+            f"encoding_format can have only {known} in a list: JSON has no bytes", param="encoding_format"
+        )
+
+
 def _read_several(names: tuple[str, ...], beside: dict[str, str | None]) -> RowForm:
     """Mixedbread's list. Raises InvalidRequest."""
     for field, value in beside.items():
         if value is not None:
             raise InvalidRequest(f"{field} can't be given beside a list in encoding_format", param=field)
-    if not 0 < len(names) <= len(_FORMATS):
-        raise InvalidRequest("encoding_format must not be an empty list, or a long one", param="encoding_format")
-    forms = tuple((name, read_form(name)) for name in dict.fromkeys(names))
-    if any(form.encoding in BYTES for _, form in forms):
-        raise InvalidRequest("encoding_format can't have bytes in a list: JSON has none", param="encoding_format")
-    return RowForm(several=forms)
+    return RowForm(several=tuple((name, read_form(name)) for name in dict.fromkeys(names)))
 
 
 def _read_endianness(name: str) -> Endianness:

@@ -7,6 +7,7 @@ counted before the value is decoded: 64 MB of JSON can be 20 million lists, whic
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,15 +15,24 @@ from msgspec import UNSET, UnsetType
 from server.dialects.reading.json_body import parse
 from server.requests.errors import EmptyInput, InvalidRequest
 
+_NOT_TEXT = ("image", "audio", "video", "pdf", "url")  # of Jina's objects
+_OBJECT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, **{name: {"type": "null"} for name in _NOT_TEXT}},
+    "required": ["text"],
+}
+_ID_LIST: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+# What the functions below take, for the OpenAPI page.
+TEXT_LIST: dict[str, Any] = {"type": "array", "items": {"anyOf": [{"type": "string"}, _OBJECT]}}
+TEXTS = {"anyOf": [{"type": "string"}, TEXT_LIST]}
+ID_LISTS = {"anyOf": [_ID_LIST, {"type": "array", "items": _ID_LIST}]}
 SCHEMA = {
     "anyOf": [
         {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "integer"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+        _ID_LIST,
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, _ID_LIST, _OBJECT]}},
     ]
 }
-_NOT_TEXT = ("image", "audio", "video", "pdf", "url")  # of Jina's objects
 _MARKS_AN_ITEM = 32  # strings, and also lists and objects, that an object may have; for each 32 more it counts twice
 _MAX_IDS = 1 << 22  # of one request: 2,048 lists of 2,048. OpenAI takes 300,000 tokens
 _FIRST_ITEM = re.compile(rb"\[\s*(.)")

@@ -26,9 +26,7 @@ _PURPOSES = {
     "separation": Purpose.CLUSTERING,
     "text-matching": Purpose.SIMILARITY,
 }
-PURPOSE_WORDS = tuple(_PURPOSES)  # for the OpenAPI page
-
-
+_SIDES = (Purpose.QUERY, Purpose.DOCUMENT)
 PROMPT_FIELDS = ("prompt_name", "prompt", "input_type", "task")
 
 
@@ -39,6 +37,22 @@ class PromptFields(TruncationFields, kw_only=True):
     prompt: str | None = None
     input_type: str | None = None
     task: str | None = None
+
+
+def purpose_words(model: ServedModel) -> list[str]:
+    """What `input_type` and `task` may be where texts get a prompt, for the OpenAPI page."""
+    by_purpose = (word for word, purpose in _PURPOSES.items() if prompt_for(model, purpose) is not None)
+    return list(dict.fromkeys([*model.prompts, *by_purpose]))
+
+
+def side_words() -> list[str]:
+    """The same where they say on which side of a search the texts are."""
+    return [word for word, purpose in _PURPOSES.items() if purpose in _SIDES]
+
+
+def max_prompt_chars(model: ServedModel) -> int:
+    """Of `prompt`."""
+    return _MAX_CHARS_PER_TOKEN * model.max_seqlen
 
 
 def read_prompt(fields: PromptFields, given: Inputs, model: ServedModel, *, name: str | None = None) -> str:
@@ -66,7 +80,7 @@ def read_is_query(fields: PromptFields, model: ServedModel, *, name: str | None 
     """
     field, word = _purpose_word(fields, model, name)
     purpose = Purpose.DOCUMENT if word is None else _PURPOSES.get(word)
-    if purpose not in (Purpose.QUERY, Purpose.DOCUMENT):
+    if purpose not in _SIDES:
         raise InvalidRequest(f"{field} must be query or document", param=field)
     return purpose is Purpose.QUERY
 
@@ -113,7 +127,7 @@ def _named(name: str, model: ServedModel) -> str:
 
 def _literal(prompt: str, model: ServedModel) -> str:
     """Raises InvalidRequest."""
-    max_chars = _MAX_CHARS_PER_TOKEN * model.max_seqlen
+    max_chars = max_prompt_chars(model)
     if len(prompt) > max_chars:
         raise InvalidRequest(f"prompt has more than {max_chars} characters", param="prompt")
     return prompt

@@ -19,6 +19,7 @@ _DIRECTIONS = {
 }
 DIRECTION_WORDS = tuple(_DIRECTIONS)  # for the OpenAPI page
 _ENDS = {"NONE": Truncation.NONE, "START": Truncation.LEFT, "END": Truncation.RIGHT}  # Cohere names what is cut off
+END_WORDS = tuple(_ENDS)  # for the OpenAPI page
 _AS_THE_MODEL = -1  # of truncate_prompt_tokens
 
 

@@ -10,13 +10,13 @@ import orjson
 from numpy.typing import NDArray
 
 from server.dialects.rerank.bodies import (
+    BODIES,
     ERROR_SHAPES,
     FIELDS,
     PROPERTY,
     Family,
     FamilyRequest,
     Habits,
-    RerankBody,
     decode,
 )
 from server.dialects.rerank.weaviate import WeaviateAnswer, weaviate_answer, weaviate_property_answer
@@ -195,7 +195,8 @@ ROUTES = tuple(
         error_shape=tei_error_for_all if habits.family is Family.TEI else ERROR_SHAPES[habits.family],
         other_error_shapes=tuple(ERROR_SHAPES.values()),
         summary="Rerank documents with the API of TEI, Cohere, Jina, vLLM, Voyage, Mixedbread or Weaviate",
-        body=RerankBody,
+        body=BODIES[0],
+        more_bodies=BODIES[1:],
         example={"query": "When does the boat go?", FIELDS[habits.family]: ["The ferry leaves at seven."]},
         answers=(list[_TeiResult], RerankAnswer, VoyageAnswer, MixedbreadAnswer, WeaviateAnswer),
         raw_answer=ROWS,

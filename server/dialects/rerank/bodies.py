@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from server.dialects.reading.alternatives import forms_of
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.synonyms import read_one
@@ -106,6 +107,7 @@ class _Marks(msgspec.Struct):
 
 
 _BODY = BodyReader(RerankBody)
+BODIES = forms_of(RerankBody, ["texts"], ["documents"], ["input"], ["one_document"])
 _MARKS = msgspec.json.Decoder(_Marks)
 
 ERROR_SHAPES: dict[Family, ErrorShape] = {

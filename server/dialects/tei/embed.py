@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.types import OutputKind
 from server.dialects.reading.forms import read_form
-from server.dialects.reading.inputs import read_texts
+from server.dialects.reading.inputs import TEXT_LIST, read_texts
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.on_error import read_on_error
@@ -36,7 +36,7 @@ _SIMILARITY_SCHEMA = {
     "type": "object",
     "properties": {
         "source_sentence": {"type": "string"},
-        "sentences": {"type": "array", "items": {"type": "string"}},
+        "sentences": TEXT_LIST,
     },
     "required": ["source_sentence", "sentences"],
 }

@@ -32,9 +32,12 @@ KINDS = {
     "multi_vector": OutputKind.MULTI_VECTOR,
 }
 _ALL = OutputKind.POOLED | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
+_MAX_OUTPUTS = 8  # a name may be there twice
 _OUTPUTS = {
     "type": "array",
     "items": {"enum": list(KINDS)},
+    "minItems": 1,
+    "maxItems": _MAX_OUTPUTS,
     "description": "what each item of the answer has; by default all that the model gives",
 }
 _NOT_GIVEN = b"null"
@@ -84,7 +87,7 @@ def _read_outputs(wanted: msgspec.Raw, model: ServedModel) -> OutputKind:
     if raw == _NOT_GIVEN:
         return (model.outputs & _ALL) or _ALL
     names = parse(_NAMES, raw, "outputs") if len(raw) <= _MAX_OUTPUTS_BYTES else []
-    if not names or not KINDS.keys() >= set(names):
+    if not 0 < len(names) <= _MAX_OUTPUTS or not KINDS.keys() >= set(names):
         raise InvalidRequest(f"outputs must be a list of one or more of {', '.join(KINDS)}", param="outputs")
     outputs = OutputKind(0)
     for name in names:

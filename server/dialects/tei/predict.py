@@ -18,7 +18,8 @@ from server.requests.classify import ClassifyRequest, classify, labels_of
 from server.requests.models import ServedModel
 from server.requests.work import Embedded
 
-_TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}
+_SOME_TEXT = {"type": "string", "minLength": 1}
+_TEXTS = {"type": "array", "items": {"type": "string"}, "contains": _SOME_TEXT, "minItems": 1, "maxItems": 2}
 _INPUTS = {"anyOf": [{"type": "string"}, _TEXTS, {"type": "array", "items": _TEXTS}]}
 
 

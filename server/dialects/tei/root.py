@@ -5,20 +5,21 @@ text-embeddings-inference has both, for SageMaker, and knows `inputs` and `query
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.model.tasks import Task
-from server.dialects import huggingface
+from server.dialects import huggingface, openai
 from server.dialects.choice import Chosen, decode_as, encode, other_error_shapes, run
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
-from server.dialects.reading.prompts import PromptFields
+from server.dialects.rerank import bodies as rerank
 from server.dialects.route import Call, Route
-from server.dialects.tei.embed import EmbedBody
+from server.dialects.tei.embed import EmbedBody, SimilarityBody
 from server.dialects.tei.shared import tei_error
+from server.dialects.vllm import score
 from server.dialects.writing.forms import Container
 from server.dialects.writing.rows import ROWS
 
@@ -45,9 +46,18 @@ _TEIS = ("raw_scores", "truncate", "truncation_direction", "aggregation_strategy
 class RootBody(EmbedBody, kw_only=True):
     """The body of POST /: the fields of the route that it picks. Only the OpenAPI page reads this type."""
 
-    parameters: PromptFields | None = None  # of a similarity
+    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = msgspec.field(
+        default_factory=lambda: msgspec.Raw(b"null")
+    )  # of Hugging Face's clients; other routes have those that they take at the top
 
 
+BODIES: tuple[type[msgspec.Struct], ...] = (
+    RootBody,
+    SimilarityBody,
+    *openai.ROUTES[0].bodies,
+    *rerank.BODIES,
+    *score.BODIES,
+)
 _MARKS = ("inputs", "parameters", "input", "messages", "query", "queries", "data_1", "text_1", *_TEIS)
 _Marks = msgspec.defstruct(
     "Marks", [("model", str | None, None), *((name, msgspec.Raw | UnsetType, UNSET) for name in _MARKS)]
@@ -122,9 +132,10 @@ def root_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
             error_shape=tei_error,
             other_error_shapes=other_error_shapes(routes),
             summary="Do what the body asks for, or what the model is for: embed, compare, classify, score or rerank",
-            body=RootBody,
+            body=BODIES[0],
+            more_bodies=BODIES[1:],
             example={"inputs": "The ferry leaves at seven."},
-            answers=(list[list[float]], list[Any]),
+            answers=(list[Any], dict[str, Any]),
             raw_answer=ROWS,
         )
 

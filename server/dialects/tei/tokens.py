@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from server.dialects.reading.inputs import read_ids, read_texts
+from server.dialects.reading.inputs import ID_LISTS, TEXTS, read_ids, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.prompts import PromptFields, read_prompt
 from server.dialects.route import Answer, Call, Route
@@ -15,10 +15,6 @@ from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tokenizer_pool.details import Token
 
-_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_IDS = {"type": "array", "items": {"type": "integer"}}
-_ID_LISTS = {"anyOf": [_IDS, {"type": "array", "items": _IDS}]}
-
 _JSON = (b"content-type", b"application/json")
 _NUMBERS_A_TOKEN = 16  # what writing a token costs, counted in plain numbers
 
@@ -26,7 +22,7 @@ _NUMBERS_A_TOKEN = 16  # what writing a token costs, counted in plain numbers
 class TokenizeBody(msgspec.Struct):
     """The body of POST /tokenize."""
 
-    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXTS)]
+    inputs: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)]
     add_special_tokens: bool = True
     prompt_name: str | None = None
     model: str | None = None
@@ -35,7 +31,7 @@ class TokenizeBody(msgspec.Struct):
 class DecodeBody(msgspec.Struct):
     """The body of POST /decode."""
 
-    ids: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_ID_LISTS)]
+    ids: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=ID_LISTS)]
     skip_special_tokens: bool = True
     model: str | None = None
 

@@ -1,6 +1,7 @@
 """/vertex, text-embeddings-inference's route for Vertex AI: several bodies of other routes, answered together."""
 
 import asyncio
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from server.dialects.reading.inputs import beside_texts, check_num_items
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Route
-from server.dialects.tei.root import Choose, chooser
+from server.dialects.tei.root import BODIES, Choose, chooser
 from server.dialects.tei.shared import tei_error, timing_headers
 from server.dialects.writing.forms import Container
 from server.dialects.writing.rows import as_list
@@ -22,16 +23,21 @@ from server.requests.pipeline import BULK_ITEMS, Pipeline
 from server.requests.trace import Trace
 from wire.vocabulary import RequestClass
 
-_OBJECTS = {"type": "array", "items": {"type": "object"}, "minItems": 1}
+_BODIES = {
+    "type": "array",
+    "items": {"anyOf": [{"$ref": f"#/components/schemas/{body.__name__}"} for body in BODIES]},
+    "description": "each a body of POST /invocations; no raw bytes",
+}
+_NO_PARAMETERS = re.compile(rb"null|\{\s*\}")
 _JSON = (b"content-type", b"application/json")
 
 
 class VertexBody(msgspec.Struct):
     """The body of POST /vertex."""
 
-    instances: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_OBJECTS)]  # each a body of POST /invocations
-    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})] = msgspec.field(
-        default_factory=lambda: msgspec.Raw(b"null")
+    instances: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_BODIES)]
+    parameters: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object", "maxProperties": 0})] = (
+        msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     )  # none are known
 
 
@@ -58,7 +64,7 @@ def vertex_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
 
     def decode(call: Call, body: bytes) -> list[_Instance]:
         fields = _BODY.read(body)
-        if bytes(fields.parameters) not in (b"null", b"{}"):
+        if not _NO_PARAMETERS.fullmatch(bytes(fields.parameters)):
             raise InvalidRequest("parameters is not supported; put its fields into the instances", param="parameters")
         bodies = _split(fields.instances, max_items=call.max_items)
         return _decode_all(call, bodies, choose)

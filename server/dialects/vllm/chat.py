@@ -16,11 +16,16 @@ from server.requests.errors import EmptyInput, InvalidRequest
 from tokenizer_pool.chat import Chat
 from tokenizer_pool.client import MAX_DETAIL_CHARS
 
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}, {"type": "null"}]}
 _MESSAGE = {
     "type": "object",
-    "properties": {"role": {"type": "string"}, "content": _CONTENT},
-    "required": ["role", "content"],
+    "properties": {"role": {"type": "string"}, "content": _CONTENT, "tool_calls": {"type": "null"}},
+    "required": ["role"],
 }
 _CHAT = {"type": "array", "items": _MESSAGE, "minItems": 1}
 _MARK = b'"messages"'
@@ -31,7 +36,8 @@ class ChatFields(msgspec.Struct, kw_only=True):
     """What is answered for is a chat, or a list of chats."""
 
     messages: Annotated[
-        msgspec.Raw, msgspec.Meta(extra_json_schema={"anyOf": [_CHAT, {"type": "array", "items": _CHAT}]})
+        msgspec.Raw,
+        msgspec.Meta(extra_json_schema={"anyOf": [_CHAT, {"type": "array", "items": _CHAT, "minItems": 1}]}),
     ]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -30,6 +30,7 @@ _TASKS = {
     "token_embed": OutputKind.TOKENS | OutputKind.MULTI_VECTOR,  # either
     "token_classify": OutputKind.TOKEN_LOGITS,
 }
+_TaskName = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(_TASKS)})]
 _PLUGINS = ("plugin", "embed&token_classify")  # tasks that vLLM knows, and does with code of others
 _BY_MODEL = {
     Task.CLASSIFY: "classify",
@@ -45,7 +46,7 @@ class PoolingBody(CommonFields, kw_only=True):
 
     input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=SCHEMA)]
     add_special_tokens: bool = True
-    task: str | None = None  # None = what the model is for
+    task: _TaskName | None = None  # None = what the model is for
     use_activation: bool | None = None  # None = as the model does it
     encoding_format: str | None = None
     embed_dtype: str | None = None

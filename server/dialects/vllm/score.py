@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from server.dialects.reading.inputs import read_texts
+from server.dialects.reading.alternatives import forms_of
+from server.dialects.reading.inputs import TEXTS, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
@@ -19,7 +20,6 @@ from server.requests.rerank import Ranked, RerankRequest, rank
 from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded
 
-_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _NAMES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 
 
@@ -32,7 +32,7 @@ def _side() -> msgspec.Raw:
     return field
 
 
-_Side = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXTS)]
+_Side = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)]
 
 
 class ScoreBody(CommonFields, kw_only=True):
@@ -50,6 +50,7 @@ class ScoreBody(CommonFields, kw_only=True):
 
 
 _BODY = BodyReader(ScoreBody)
+BODIES = forms_of(ScoreBody, *_NAMES)
 
 
 def decode(call: Call, body: bytes) -> RerankRequest:
@@ -130,7 +131,8 @@ ROUTES = tuple(
         encode=encode,
         error_shape=vllm_error,
         summary="Score pairs of texts with vLLM's API",
-        body=ScoreBody,
+        body=BODIES[0],
+        more_bodies=BODIES[1:],
         example={"queries": "When does the boat go?", "documents": ["The ferry leaves at seven."]},
         answers=(ScoresAnswer,),
         raw_answer=ROWS,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from server.dialects.reading.inputs import read_ids, read_texts
+from server.dialects.reading.inputs import ID_LISTS, TEXTS, read_ids, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.route import Answer, Call, Route
 from server.dialects.vllm.chat import ChatFields, TextOrChatReader, read_chats
@@ -17,17 +17,13 @@ from server.requests.time_slices import TimeSlice
 from server.requests.work import DecodeRequest, TokenizeRequest
 from tokenizer_pool.details import Token
 
-_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_IDS = {"type": "array", "items": {"type": "integer"}}
-_ID_LISTS = {"anyOf": [_IDS, {"type": "array", "items": _IDS}]}
-
 _JSON = (b"content-type", b"application/json")
 
 
 class PromptBody(msgspec.Struct, kw_only=True):
     """The body of POST /tokenize in vLLM's form."""
 
-    prompt: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_TEXTS)]  # a list is SGLang's
+    prompt: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=TEXTS)]  # a list is SGLang's
     add_special_tokens: bool = True
     return_token_strs: bool | None = None  # None = false
     model: str | None = None
@@ -36,7 +32,7 @@ class PromptBody(msgspec.Struct, kw_only=True):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """The body of POST /detokenize."""
 
-    tokens: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_ID_LISTS)]  # a list of lists is SGLang's
+    tokens: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=ID_LISTS)]  # a list of lists is SGLang's
     skip_special_tokens: bool = False  # SGLang's
     model: str | None = None
 
