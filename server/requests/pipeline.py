@@ -88,10 +88,9 @@ class Pipeline:
         num_tokens = self._measure(request, trace)
         request_class = _choose_class(request, trace, num_tokens)
         trace.stage = "admit"
-        needs_room = bytes_to_hold(request, num_tokens=num_tokens, encoding=trace.encoding) > 0
-        asked = Asked(
-            model.index, request_class, num_tokens, request.deadline, trace.key, request.num_items, needs_room
-        )
+        asked = Asked(model.index, request_class, num_tokens, request.deadline, trace.key, request.num_items)
+        if self._admission.num_kept_back and bytes_to_hold(request, num_tokens=num_tokens, encoding=trace.encoding):
+            asked = asked._replace(needs_room=True)
         with self._admission.admit(asked) as admitted:
             return await self._answer(request, trace, admitted, tokenize or partial(self.token_ids, request))
 

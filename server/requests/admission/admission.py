@@ -52,7 +52,7 @@ class Asked(NamedTuple):
     deadline: float = math.inf  # time.monotonic() seconds
     key: str = ""  # name of the API key
     num_seqs: int = 1
-    needs_room: bool = False  # whether its rows have to wait until there is room for them
+    needs_room: bool = False  # whether it stands behind those whose rows wait for room
 
 
 class Admission:
@@ -87,6 +87,7 @@ class Admission:
         self._return_times = ReturnTimes()
         self._tokens_per_character = [0.25] * page.num_models
         self._num_requests = 0  # open now
+        self.num_kept_back = 0  # tokens that wait here until there is room for their rows; to be read only
 
     def renew_keys(self, keys: Sequence[ApiKey]) -> None:
         """The key file has changed."""
@@ -146,6 +147,7 @@ class Admission:
     def keep_back(self, asked: Asked, key: KeyShare, num_tokens: int) -> None:
         """Count tokens that were let in as waiting for room; less than none when they have it."""
         self.count(asked, key, -num_tokens)
+        self.num_kept_back += num_tokens
         self._kept_back[asked.model][asked.request_class, key.index] += num_tokens
 
     def correct_spent(self, key: KeyShare, num_tokens: int) -> None:
