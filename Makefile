@@ -42,7 +42,7 @@ ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'im
 	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
 .PHONY: help serve test test-all test-rest test-faults test-clients clients nightly bench bench-gpu test-tensorrt-llm verify \
-	docs check constraints fix clean
+	docs proto check constraints fix clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,6 +94,9 @@ verify: $(VENV)/.test ## hold a model's rows against its own library's (MODEL=)
 
 docs: $(VENV)/.test ## write the pages of docs/ that are made from the source
 	$(BIN)/python -m tests.generated_pages
+
+proto: $(VENV)/.test ## make the modules of gRPC's messages from tei.proto
+	cd server/dialects/tei_grpc && $(abspath $(BIN))/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tei.proto
 
 check: $(VENV)/.test ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check

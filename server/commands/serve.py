@@ -21,6 +21,7 @@ from server.settings.settings import Settings
 from server.settings.tei_flags import warn_of_flags_without_effect
 from server.supervisor import open_files
 from server.supervisor.listening.opening import Ports, open_ports
+from server.supervisor.listening.ports import host_and_port
 from server.supervisor.monitor import make_monitor
 from server.supervisor.planning.compiled_cache import cache_folder
 from server.supervisor.planning.engine_python import check_engine_python
@@ -133,6 +134,8 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
     logger.info("sized for %d core(s): %s", found.usable, found)
     host, port = prepared.ports.http.address
     beside = " and on the socket of --uds" if prepared.ports.uds is not None else ""
+    if prepared.ports.grpc is not None:
+        beside += f", over gRPC on {host_and_port(prepared.ports.grpc)}"
     for model in prepared.models:
         logger.info("serving %s on %s://%s:%d%s", model.name, scheme, host, port, beside)
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
@@ -157,6 +160,7 @@ async def _supervise(
         folder=folder,
         http=ports.http.sockets,
         uds=ports.uds.socket if ports.uds is not None else None,
+        grpc_address=host_and_port(ports.grpc) if ports.grpc is not None else None,
         keys=prepared.keys,
         key_file=prepared.key_file,
         ssl_copies=prepared.ssl_copies,

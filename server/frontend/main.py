@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -34,7 +37,24 @@ from wire.control import Json, Request
 from wire.metrics import Recorder
 from wire.page import Page
 
+if TYPE_CHECKING:
+    from server.grpc.server import GrpcServer
+
 _SUPERVISOR_SECONDS = 5.0  # for its answer; Prometheus waits for ten
+
+logger = logging.getLogger("embedline.server")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What HTTP and gRPC have in common."""
+
+    state: ServerState
+    admission: Admission
+    pipeline: Pipeline
+    bodies: BodyReader
+    keys: Keys
+    finished: "_Finished"
 
 
 async def serve(child: Child, start: FrontendStart) -> None:
@@ -55,24 +75,32 @@ async def serve(child: Child, start: FrontendStart) -> None:
     )
     log = RequestLog(Logged(start.request_log), child.metrics, sample_rate=start.request_log_sample_rate)
     pipeline = Pipeline(admission, tokenizers, managers, given_ids=GivenIds(rule, tokenizers, vocabulary))
+    shared = _Shared(
+        state,
+        admission,
+        pipeline,
+        BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
+        Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file, renewed=admission.renew_keys),
+        _Finished(child.metrics, log),
+    )
     fallback = make_app(state, _metrics(child), needs_key=bool(start.keys), metrics_need_a_key=start.metrics_auth)
-    app = _make_app(start, state, admission, pipeline, _Finished(child.metrics, log), fallback)
-    server = _make_server(start, app, Share(page, child.index))
+    server = _make_server(start, _make_app(start, shared, fallback), Share(page, child.index))
+    grpc = _make_grpc(start, shared, start.grpc_address) if start.grpc_address is not None else None
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     child.holds = tokenizers.holds
     tokenizers.open()
     managers.open()
-    may_accept = await _follow_state(child, state, server)
+    may_accept = await _follow_state(child, state, server, grpc)
     gc.freeze()  # what is loaded now stays loaded; the garbage collector can skip it
-    accepting = asyncio.create_task(_accept(server, may_accept))
+    accepting = asyncio.create_task(_accept(child, server, grpc, may_accept))
     child.ready()
     await child.stopping.wait()
     state.draining = True
     accepting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await accepting
-    await server.stop(start.shutdown_timeout)
+    await asyncio.gather(*(each.stop(start.shutdown_timeout) for each in (server, grpc) if each is not None))
     tokenizers.close()
     managers.close()
     await log.close()
@@ -101,25 +129,18 @@ def _metrics(child: Child) -> MetricsSource:
     return metrics
 
 
-def _make_app(
-    start: FrontendStart,
-    state: ServerState,
-    admission: Admission,
-    pipeline: Pipeline,
-    finished: Callable[[Trace], None],
-    fallback: FastAPI,
-) -> App:
+def _make_app(start: FrontendStart, shared: _Shared, fallback: FastAPI) -> App:
     return App(
-        state=state,
-        admission=admission,
-        pipeline=pipeline,
-        bodies=BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
+        state=shared.state,
+        admission=shared.admission,
+        pipeline=shared.pipeline,
+        bodies=shared.bodies,
         max_items=start.max_client_batch_size,
         has_documents_in_objects=start.rerank_document_format == "object",
         compresses=start.compress_answers,
         hosts=Hosts(start.hosts, origins=start.cors_allow_origin),
-        keys=Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file, renewed=admission.renew_keys),
-        finished=finished,
+        keys=shared.keys,
+        finished=shared.finished,
         fallback=fallback,
         url_prefix=start.url_prefix,
     )
@@ -136,7 +157,42 @@ def _make_server(start: FrontendStart, app: App, share: Share) -> HttpServer:
     )
 
 
-async def _follow_state(child: Child, state: ServerState, server: HttpServer) -> asyncio.Event:
+def _make_grpc(start: FrontendStart, shared: _Shared, address: str) -> "GrpcServer":
+    """Raises StartError. Its packages are those of an extra, and loading them takes a while."""
+    from server.grpc.calls import Calls
+    from server.grpc.credentials import server_credentials
+    from server.grpc.server import GrpcServer
+
+    certificate = None
+    if start.ssl_certfile is not None:
+        try:
+            certificate = server_credentials(start.ssl_certfile, start.ssl_keyfile, copies=start.ssl_copies)
+        except SettingsError as error:  # as in _certificate
+            raise StartError(str(error)) from None
+    calls = Calls(
+        state=shared.state,
+        admission=shared.admission,
+        pipeline=shared.pipeline,
+        bodies=shared.bodies,
+        max_items=start.max_client_batch_size,
+        keys=shared.keys,
+        finished=shared.finished,
+    )
+    return GrpcServer(
+        address,
+        calls,
+        state=shared.state,
+        keys=shared.keys,
+        max_message_bytes=start.payload_limit,
+        max_rpcs=start.max_concurrent_requests,
+        max_connections=start.max_connections,
+        credentials=certificate,
+    )
+
+
+async def _follow_state(
+    child: Child, state: ServerState, server: HttpServer, grpc: "GrpcServer | None"
+) -> asyncio.Event:
     """Apply what the supervisor says, now and from now on; the event is set once connections may be accepted."""
     may_accept = asyncio.Event()
 
@@ -146,6 +202,8 @@ async def _follow_state(child: Child, state: ServerState, server: HttpServer) ->
             may_accept.set()
         if newest["draining"]:
             server.drain()
+        if grpc is not None:
+            grpc.state_changed()
 
     child.on_state = changed
     changed(await child.request(Request.STATE))
@@ -170,10 +228,17 @@ def _certificate(start: FrontendStart) -> Certificate | None:
         raise StartError(str(error)) from None
 
 
-async def _accept(server: HttpServer, may_accept: asyncio.Event) -> None:
+async def _accept(child: Child, server: HttpServer, grpc: "GrpcServer | None", may_accept: asyncio.Event) -> None:
     """Accept connections once it is allowed: while another server is taken over, not before the models are loaded."""
     await may_accept.wait()
     await server.start()
+    if grpc is None:
+        return
+    try:
+        await grpc.start()
+    except OSError as error:
+        logger.critical("%s", error)
+        child.stopping.set()  # this process ends in order, and is started again
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ class FrontendStart:
     """Limits are this frontend's share of the server's."""
 
     listener_fds: list[int]  # of the HTTP port and of the Unix socket
+    grpc_address: str | None  # host:port, where all frontends listen; None = no gRPC
     page_fd: int  # the shared page
     tokenizer_paths: list[str]  # of Unix sockets
     max_seqlens: list[int]  # tokens of a text, for each model
     managers: list[ManagerAddress]
     wait_budgets: WaitBudgets
-    max_connections: int
+    max_connections: int  # over HTTP, and as many over gRPC
     max_concurrent_requests: int
     max_held_bytes: int  # of large requests' rows and answers
     max_client_batch_size: int  # items of a request

@@ -7,6 +7,11 @@ WRITE_BUFFER_BYTES = 64 * 1024  # uvicorn makes a handler wait when more than th
 _PIECE_BYTES = 256 * 1024
 
 
+def to_hold(num_bytes: int) -> int:
+    """The bytes of an answer that count until its client has read it: none of a small one."""
+    return num_bytes if num_bytes > WRITE_BUFFER_BYTES else 0
+
+
 async def send_answer(send: Send, answer: Answer) -> None:
     """A whole answer. Returns when at most a buffer's worth of a large one still has to leave."""
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})

@@ -5,11 +5,9 @@ for each request (docs/decisions/0003-hot-path.md). FastAPI answers everything e
 """
 
 import asyncio
-import itertools
 import logging
-import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import FastAPI
@@ -20,14 +18,13 @@ from server.dialects.route import Answer, Call, ErrorShape, Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.writing.openai_shapes import openai_error
 from server.http import compression
-from server.http.answers import WRITE_BUFFER_BYTES, send_answer
+from server.http.answers import send_answer, to_hold
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send
-from server.http.headers import read_options, request_id
+from server.http.headers import read_options, request_id, request_ids
 from server.http.hosts import Hosts
 from server.http.paths import Paths, Place
 from server.requests.admission.admission import Admission
-from server.requests.admission.room import Held
 from server.requests.errors import EngineFailed, Forbidden, NotReady, RequestError, Unauthorized
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
@@ -108,7 +105,7 @@ class App:
         self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
         self._error_shapes = {route.path: route.error_shape for route in PLAIN_ROUTES}
         self._paths = Paths(self._names, url_prefix=url_prefix)
-        self._request_ids = _request_ids()
+        self._request_ids = request_ids()
 
     @property
     def fallback_routes(self) -> list[BaseRoute]:
@@ -174,20 +171,12 @@ class App:
                 answer = await route.encode(call, work, result)
                 if self._compresses:
                     answer = await compression.compressed(answer, request.headers.get(b"accept-encoding", b""))
-            self._hold(trace, answer)
+            trace.hold_answer(self._admission.room_of(trace.request_class), to_hold(len(answer.body)))
             return answer
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, route.error_shape)
         except Exception as error:
             return _failed(error, trace, call.error_shape if call else route.error_shape)
-
-    def _hold(self, trace: Trace, answer: Answer) -> None:
-        """Count a large answer until its client has read it, instead of the rows. Raises NotReady."""
-        num_bytes = len(answer.body) if len(answer.body) > WRITE_BUFFER_BYTES else 0
-        if num_bytes and trace.held is None:
-            trace.held = Held(self._admission.room_of(trace.request_class))
-        if trace.held is not None:
-            trace.held.change(num_bytes)
 
     async def _read(self, request: _Request) -> bytes:
         """The body. Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow and ClientLeft."""
@@ -263,9 +252,3 @@ def _failed(error: Exception, trace: Trace, shape: ErrorShape) -> Answer:
         error = EngineFailed("the server failed on this request")
     trace.error, trace.reason = type(error).__name__, error.reason
     return shape(error)
-
-
-def _request_ids() -> Iterator[str]:
-    """No two are the same, in all processes."""
-    prefix = secrets.token_hex(6)
-    return (f"{prefix}{number:x}" for number in itertools.count())

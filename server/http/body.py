@@ -93,6 +93,14 @@ class BodyReader:
         finally:
             self._room += num_bytes
 
+    @contextlib.contextmanager
+    def whole(self, body: bytes) -> Iterator[None]:
+        """The same of a body that came in one piece however large it is. Raises Overloaded."""
+        with self.held(len(body)):
+            if len(body) > _SMALL_BYTES:
+                self._check(len(body))
+            yield
+
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise self._too_large()

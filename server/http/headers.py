@@ -1,9 +1,11 @@
 """A request's headers to its options, in any dialect."""
 
+import itertools
 import math
 import re
+import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from server.dialects.route import RequestOptions
 from server.http import accept
@@ -36,6 +38,12 @@ def request_id(headers: Mapping[bytes, bytes]) -> str | None:
         if given is not None and _REQUEST_ID.fullmatch(given):
             return given.decode()
     return None
+
+
+def request_ids() -> Iterator[str]:
+    """For requests without one. No two are the same, in all processes."""
+    prefix = secrets.token_hex(6)
+    return (f"{prefix}{number:x}" for number in itertools.count())
 
 
 def _read_deadline(headers: Mapping[bytes, bytes]) -> float:

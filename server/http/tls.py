@@ -53,7 +53,7 @@ class Certificate:
 
 def load(certfile: str, keyfile: str | None) -> ssl.SSLContext:
     """For a server that speaks TLS 1.2 or newer. Raises SettingsError, which names the flag."""
-    _contents(certfile, keyfile)
+    contents(certfile, keyfile)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -72,11 +72,12 @@ def copied(certfile: str, keyfile: str | None) -> list[int]:
     Raises SettingsError for files that can't be used.
     """
     load(certfile, keyfile)
-    return [_in_memory(content) for content in _contents(certfile, keyfile)]
+    return [_in_memory(content) for content in contents(certfile, keyfile)]
 
 
-def _contents(certfile: str, keyfile: str | None) -> list[bytes]:
-    """Raises SettingsError for what can't be read."""
+def contents(certfile: str, keyfile: str | None) -> list[bytes]:
+    """Of the certificate, and of the key where that is in a file of its own. Raises SettingsError for what can't be
+    read."""
     files = [(certfile, "--ssl-certfile"), (keyfile, "--ssl-keyfile")]
     return [_content(path, flag) for path, flag in files if path is not None]
 

@@ -1,6 +1,7 @@
 """The path of a request: admit, tokenize, batch, finish. One method to read for all of it.
 
-Knows texts, ids and rows; nothing of HTTP, JSON or any dialect. Only this file and the ASGI app write to a Trace.
+Knows texts, ids and rows; nothing of HTTP, gRPC, JSON or any dialect. Only this file and those that
+answer requests write to a Trace.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What is known of one request: filled by the ASGI app and the pipeline, read for the log, metrics and timing headers.
+"""What is known of one request: filled by the edge and the pipeline, read for the log, metrics and timing headers.
 
 Knows no text and no row, only how many there were and how long it took.
 """
@@ -56,6 +56,13 @@ class Trace:
         if self.held is not None:  # of rows computed before; who waits holds nothing, or two could wait for each other
             self.held.release()
         self.held = await room.take(num_bytes)
+
+    def hold_answer(self, room: Room, num_bytes: int) -> None:
+        """Hold so many bytes of the answer until its client has read it, instead of the rows. Raises NotReady."""
+        if num_bytes and self.held is None:
+            self.held = Held(room)
+        if self.held is not None:
+            self.held.change(num_bytes)
 
     def release(self) -> None:
         """Hold no rows and no answer any more."""

@@ -172,9 +172,14 @@ def check_num_items(num_items: int, field: str, *, max_items: int) -> None:
         )
 
 
-def _check_num_ids(raw: bytes, field: str) -> None:
-    if raw.count(b",") >= _MAX_IDS:
+def check_num_ids(num_ids: int, field: str) -> None:
+    """Raises InvalidRequest."""
+    if num_ids > _MAX_IDS:
         raise InvalidRequest(f"{field} has more than {_MAX_IDS} token ids", param=field)
+
+
+def _check_num_ids(raw: bytes, field: str) -> None:
+    check_num_ids(raw.count(b",") + 1, field)
 
 
 def _check_texts(texts: list[str], name: str) -> list[str]:

@@ -3,7 +3,7 @@
 https://huggingface.github.io/text-embeddings-inference
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated
@@ -107,12 +107,16 @@ def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
     """POST /embed_all."""
     fields = _EMBED_ALL.read(body)
     request = read_request(call, fields)
-    outputs = request.model.outputs
     call.set_form(_read_form(fields), offers=RAGGED_ONLY)
+    name = call.models.asked_name(fields.model)
+    return for_tokens(request, is_query=lambda: read_is_query(fields, request.model, name=name))
+
+
+def for_tokens(request: EmbedRequest, *, is_query: Callable[[], bool]) -> EmbedRequest:
+    """The same texts for rows of their tokens. `is_query` is called where a model treats queries differently."""
+    outputs = request.model.outputs
     if OutputKind.MULTI_VECTOR in outputs and OutputKind.TOKENS not in outputs:
-        num_queries = (
-            request.num_items if read_is_query(fields, request.model, name=call.models.asked_name(fields.model)) else 0
-        )
+        num_queries = request.num_items if is_query() else 0
         return replace(request, outputs=OutputKind.MULTI_VECTOR, num_queries=num_queries, query_prompt=request.prompt)
     return replace(request, outputs=OutputKind.TOKENS, normalize=False)
 

@@ -84,7 +84,11 @@ def tei_error_for_all(error: RequestError) -> Answer:
     return _tei_error(error, {"message": error.message, "detail": error.message})
 
 
+def tei_message(error: RequestError) -> str:
+    """Ours, but for what is empty, of which clients may know TEI's."""
+    return f"`{error.param}` cannot be empty" if isinstance(error, errors.EmptyInput) else error.message
+
+
 def _tei_error(error: RequestError, beside: dict[str, str]) -> Answer:
-    message = f"`{error.param}` cannot be empty" if isinstance(error, errors.EmptyInput) else error.message  # TEI's
-    content = {"error": message, "error_type": ERROR_NAMES[type(error)].tei_type, **beside}
+    content = {"error": tei_message(error), "error_type": ERROR_NAMES[type(error)].tei_type, **beside}
     return error_answer(STATUSES.get(type(error), errors.ERRORS[type(error)].status), content, error)

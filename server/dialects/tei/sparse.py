@@ -37,13 +37,17 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
     fields = _BODY.read(body)
     request = read_request(call, fields)
     call.set_form(offers=RAGGED_ONLY)
+    name = call.models.asked_name(fields.model)
+    return for_sparse(request, is_query=read_is_query(fields, request.model, name=name))
+
+
+def for_sparse(request: EmbedRequest, *, is_query: bool) -> EmbedRequest:
+    """The same texts for sparse rows."""
     return replace(
         request,
         outputs=OutputKind.SPARSE,
         normalize=False,
-        num_queries=request.num_items
-        if read_is_query(fields, request.model, name=call.models.asked_name(fields.model))
-        else 0,
+        num_queries=request.num_items if is_query else 0,
         query_prompt=request.prompt,
     )
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from server.settings.flag import SettingsError
 from server.settings.settings import Settings
 from server.supervisor.listening.inherited import MONITOR_NAME, inherited
 from server.supervisor.listening.listeners import Listeners
-from server.supervisor.listening.ports import address_of, bind
+from server.supervisor.listening.ports import address_of, bind, reserve
 from server.supervisor.listening.unix_port import UnixPort
 from server.supervisor.monitor import bind_monitor
 from server.supervisor.takeover import predecessor
@@ -30,6 +31,7 @@ class Ports:
     monitor: Listeners | None  # the supervisor's own port
     predecessor: Predecessor | None = None  # whose sockets they are, but for `uds`
     uds: UnixPort | None = None  # a socket for HTTP at a path, published later
+    grpc: socket.socket | None = None  # keeps the port; it alone does not listen
 
     def close(self) -> None:
         """Close our copies."""
@@ -37,6 +39,8 @@ class Ports:
             listeners.close()
         if self.uds is not None:
             self.uds.close()
+        if self.grpc is not None:
+            self.grpc.close()
         if self.predecessor is not None:
             self.predecessor.connection.close()
 
@@ -69,19 +73,26 @@ def _open_tcp(settings: Settings, running: Predecessor | None, devices: Sequence
     if running is not None:
         try:
             monitor = _monitor(settings, running.monitor)
+            grpc = _grpc(settings, may_be_shared=True)
             _make_room(running, devices)  # the last thing that may fail: the running server may have ended then
         except SettingsError:
             running.close()
             raise
-        return Ports(running.http, monitor, running)
+        return Ports(running.http, monitor, running, grpc=grpc)
     if passed:
-        return Ports(passed[""], _monitor(settings, passed.get(MONITOR_NAME)))
+        return Ports(passed[""], _monitor(settings, passed.get(MONITOR_NAME)), grpc=_grpc(settings))
     http = Listeners([bind(settings.hostname, settings.port, "--port")])
     try:
-        return Ports(http, _monitor(settings, None))
+        return Ports(http, _monitor(settings, None), grpc=_grpc(settings))
     except SettingsError:
         http.close()
         raise
+
+
+def _grpc(settings: Settings, *, may_be_shared: bool = False) -> socket.socket | None:
+    if settings.grpc_port is None:
+        return None
+    return reserve(settings.hostname, settings.grpc_port, "--grpc-port", may_be_shared=may_be_shared)
 
 
 def _monitor(settings: Settings, given: Listeners | None) -> Listeners | None:

@@ -28,9 +28,43 @@ def bind(hostname: str, port: int, flag: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise SettingsError(f"{flag} {port}: can't listen there: {error.strerror}{_remedy(error, flag)}") from None
+        raise _refused(error, port, flag) from None
     listener.setblocking(False)
     return listener
+
+
+def reserve(hostname: str, port: int, flag: str, *, may_be_shared: bool = False) -> socket.socket:
+    """A bound TCP socket that does not listen. It keeps the port for processes of this user that listen there
+    themselves, each on a socket of its own (SO_REUSEPORT). Raises SettingsError that names the flag.
+
+    may_be_shared  whether processes of a server that is to be taken over may listen there already
+    """
+    family, address = _resolved(hostname, port)
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            reserved.bind(address)  # before the port may be shared, so that another server's is noticed
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not may_be_shared:
+                raise
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind(address)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError as error:
+        reserved.close()
+        raise _refused(error, port, flag) from None
+    return reserved
+
+
+def host_and_port(bound: socket.socket) -> str:
+    """The address of a socket as gRPC writes it."""
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if bound.family == socket.AF_INET6 else f"{host}:{port}"
+
+
+def _refused(error: OSError, port: int, flag: str) -> SettingsError:
+    return SettingsError(f"{flag} {port}: can't listen there: {error.strerror}{_remedy(error, flag)}")
 
 
 def _resolved(hostname: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:

@@ -67,20 +67,23 @@ class Topology:
         folder: SocketFolder,
         http: Sequence[socket.socket],
         uds: socket.socket | None = None,
+        grpc_address: str | None = None,
         keys: Sequence[ApiKey] = (),
         key_file: KeyFile | None = None,
         ssl_copies: Sequence[int] = (),
         hosts: tuple[str, ...] | None = None,
         cache_dir: str | None = None,
     ) -> None:
-        """The sockets of `http` listen already, and so does `uds`, a Unix socket. Without `keys` no request needs one;
-        some may be of `key_file`. `ssl_copies` are descriptors, as server.http.tls has them. `hosts` are what requests
-        may name, as server.http.hosts has them. `cache_dir` is where engines keep what they have compiled; None keeps
-        nothing. Raises SettingsError where the memory shares of a GPU exceed it."""
+        """The sockets of `http` listen already, and so does `uds`, a Unix socket. At `grpc_address` the frontends
+        listen themselves. Without `keys` no request needs one; some may be of `key_file`. `ssl_copies` are descriptors,
+        as server.http.tls has them. `hosts` are what requests may name, as server.http.hosts has them. `cache_dir` is
+        where engines keep what they have compiled; None keeps nothing. Raises SettingsError where the memory shares of
+        a GPU exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
         self._uds = uds
+        self._grpc_address = grpc_address
         self._keys = keys
         self._key_file = key_file
         self._ssl_copies = ssl_copies
@@ -218,12 +221,13 @@ class Topology:
         ]
         return FrontendStart(
             listener_fds=self._listener_fds,
+            grpc_address=self._grpc_address,
             page_fd=self.page.fd,
             tokenizer_paths=self._tokenizer_paths(index),
             max_seqlens=[model.folder.max_seqlen for model in self._models],
             managers=managers,
             wait_budgets=WaitBudgets(settings.interactive_max_wait, settings.bulk_max_wait),
-            max_connections=open_files.max_connections(num_peers=len(self._tokenizers) + len(self._managers)),
+            max_connections=self._max_connections,
             # the limits of the whole server, shared out among its frontends
             max_concurrent_requests=-(-settings.max_concurrent_requests // settings.frontends),
             max_held_bytes=MAX_HELD_BYTES // settings.frontends,
@@ -248,6 +252,12 @@ class Topology:
             request_log=settings.request_log,
             request_log_sample_rate=settings.request_log_sample_rate,
         )
+
+    @property
+    def _max_connections(self) -> int:
+        """Of each port of a frontend."""
+        found = open_files.max_connections(num_peers=len(self._tokenizers) + len(self._managers))
+        return found if self._grpc_address is None else found // 2
 
     @property
     def _open_payload_limit(self) -> int:

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.listening.ports import bind
+from server.supervisor.listening.ports import bind, host_and_port, reserve
 
 
 @pytest.mark.holds("Containers")
@@ -31,3 +31,31 @@ def test_a_port_that_is_taken_gets_no_such_advice() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(SettingsError, match=f"^--port {port}: can't listen there: Address already in use$"):
             bind("127.0.0.1", port, "--port")
+
+
+def listen_beside(port: int) -> socket.socket:
+    """As a frontend's gRPC library does."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    return listener
+
+
+@pytest.mark.holds("gRPC")
+def test_a_reserved_port_is_this_servers_alone_unless_it_takes_over() -> None:
+    with reserve("127.0.0.1", 0, "--grpc-port") as reserved:
+        address = host_and_port(reserved)
+        port = int(address.removeprefix("127.0.0.1:"))
+        with listen_beside(port), listen_beside(port):
+            with pytest.raises(
+                SettingsError, match=f"^--grpc-port {port}: can't listen there: Address already in use$"
+            ):
+                reserve("127.0.0.1", port, "--grpc-port")
+            with reserve("127.0.0.1", port, "--grpc-port", may_be_shared=True), listen_beside(port):
+                pass
+    with socket.create_server(("127.0.0.1", 0)) as strangers:
+        port = strangers.getsockname()[1]
+        with pytest.raises(SettingsError, match="already in use"):
+            reserve("127.0.0.1", port, "--grpc-port", may_be_shared=True)

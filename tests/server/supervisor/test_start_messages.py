@@ -19,6 +19,7 @@ from wire.frames import ProtocolError
 
 FRONTEND = FrontendStart(
     listener_fds=[3, 5],
+    grpc_address="127.0.0.1:9090",
     page_fd=4,
     tokenizer_paths=["/t"],
     max_seqlens=[256],

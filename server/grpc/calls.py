@@ -1,0 +1,272 @@
+"""The RPCs of one frontend that compute: each comes here, and each message is reported like a request over HTTP.
+
+The library sees all methods as streams in both directions, which is the same on the wire. So the key is checked before
+the message has come, and a message that does not come is not waited for without end.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from grpc.aio import ServicerContext
+
+from server.dialects.reading.inputs import check_num_items
+from server.dialects.route import Call
+from server.dialects.tei.shared import tei_error
+from server.dialects.tei_grpc.method import Method, Reads
+from server.grpc.in_order import InOrder
+from server.grpc.rpc import deadline_of, headers_of, initial_metadata, next_message
+from server.grpc.statuses import Refusal, refusal
+from server.http.answers import to_hold
+from server.http.auth import Keys
+from server.http.body import BodyReader
+from server.http.headers import read_options, request_id, request_ids
+from server.requests.admission.admission import Admission
+from server.requests.errors import (
+    ERRORS,
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    MalformedBody,
+    NotReady,
+    RequestError,
+)
+from server.requests.models import ServerState
+from server.requests.pipeline import Pipeline
+from server.requests.trace import Trace
+from wire.vocabulary import RequestClass
+
+_CLIENT_LEFT = 499  # as over HTTP
+_MODEL = b"x-embedline-model"  # the messages have no field for it
+_MESSAGE_SECONDS = 30.0  # for the next message where nothing is computed meanwhile
+# The same in a stream whose messages are answered one by one: its client may wait for answers before it sends more.
+_PAUSE_SECONDS = 600.0
+MAX_OPEN = 512  # messages of a stream whose answers have not left; enough for several batches of short texts
+
+Handler = Callable[[object, ServicerContext], Awaitable[None]]
+
+logger = logging.getLogger("embedline.server")
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What became of a message."""
+
+    trace: Trace
+    answer: bytes
+    refusal: Refusal | None  # instead of the answer
+
+
+class Calls:
+    """Answers RPCs. `finished` gets the trace of every message that was answered or refused, or whose client left."""
+
+    def __init__(
+        self,
+        *,
+        state: ServerState,
+        admission: Admission,
+        pipeline: Pipeline,
+        bodies: BodyReader,
+        max_items: int,
+        keys: Keys,
+        finished: Callable[[Trace], None],
+    ) -> None:
+        self._state = state
+        self._admission = admission
+        self._pipeline = pipeline
+        self._bodies = bodies
+        self._max_items = max_items
+        self._keys = keys
+        self._finished = finished
+        self._request_ids = request_ids()
+        self._streams = set[InOrder[bytes, _Done]]()
+
+    def handler(self, method: Method) -> Handler:
+        """What the library calls for each RPC of the method."""
+        answer = self._each if method.reads is Reads.EACH else self._once
+
+        async def handle(_: object, context: ServicerContext) -> None:
+            await answer(method, context)
+
+        return handle
+
+    def stop_reading(self) -> None:
+        """Open streams end once what they have sent is answered."""
+        for stream in self._streams:
+            stream.cut()
+
+    async def _once(self, method: Method, context: ServicerContext) -> None:
+        """One answer to one message, or to all of them."""
+        headers = headers_of(context)
+        refused: Refusal | None = None
+        with self._admission.open_request(), self._reported(self._new_trace(method, headers)) as trace:
+            deadline = deadline_of(context)
+            try:
+                call = self._new_call(headers, deadline, trace)
+                with contextlib.ExitStack() as held:
+                    message = await self._read(method, context, trace, held)
+                    answer = await self._answer(method, call, message)
+                await context.send_initial_metadata(initial_metadata(trace))
+                await context.write(answer)
+                trace.status = 200
+            except asyncio.CancelledError:
+                self._interrupted(trace, deadline)
+                raise
+            except Exception as error:
+                if context.done():
+                    self._interrupted(trace, deadline)
+                    return
+                refused = _failed(error, trace)
+        if refused is not None:
+            await refused.send(context)
+
+    async def _each(self, method: Method, context: ServicerContext) -> None:
+        """An answer to each message, until one of them fails."""
+        headers = headers_of(context)
+        with self._admission.open_request():
+            trace, deadline = self._new_trace(method, headers), deadline_of(context)
+            try:
+                call = self._new_call(headers, deadline, trace)
+                if call.options.request_class is None:
+                    call.options = replace(call.options, request_class=RequestClass.BULK)
+                refused = await self._answer_stream(method, call, context)
+            except Exception as error:  # of the stream; those of its messages are reported with them
+                if context.done():
+                    return
+                with self._reported(trace):
+                    refused = _failed(error, trace)
+        if refused is not None:
+            await refused.send(context)
+
+    async def _answer_stream(self, method: Method, call: Call, context: ServicerContext) -> Refusal | None:
+        """The status that it ends with, None for the good end. Raises RequestError."""
+
+        async def read() -> bytes | None:
+            return await next_message(context, _PAUSE_SECONDS)
+
+        async def work(message: bytes) -> _Done:
+            return await self._answer_one(method, call, message)
+
+        async with InOrder(read, work, max_open=MAX_OPEN, dropped=self._drop) as stream:
+            self._streams.add(stream)
+            try:
+                while (done := await stream.next()) is not None:
+                    with self._reported(done.trace):
+                        if done.refusal is not None:
+                            return done.refusal
+                        await context.write(done.answer)
+                        done.trace.status = 200
+            finally:
+                self._streams.discard(stream)
+            if stream.was_cut:
+                raise NotReady("the server is stopping", retry_after=1.0)
+        return None
+
+    async def _answer_one(self, method: Method, call: Call, message: bytes) -> _Done:
+        """Of a stream. Whoever gets it reports it."""
+        stream = call.trace
+        trace = Trace(stream.method, stream.route, stream.request_id, key=stream.key)
+        trace.num_body_bytes = len(message)
+        try:
+            with self._bodies.whole(message):
+                answer = await self._answer(method, replace(call, trace=trace), _parsed(method, message))
+            return _Done(trace, answer, None)
+        except asyncio.CancelledError:
+            with self._reported(trace):
+                self._interrupted(trace, call.options.deadline)
+            raise
+        except Exception as error:
+            return _Done(trace, b"", _failed(error, trace))
+
+    def _drop(self, done: _Done) -> None:
+        """The stream has ended before this answer could leave."""
+        with self._reported(done.trace):
+            self._interrupted(done.trace, math.inf)
+
+    async def _answer(self, method: Method, call: Call, message: Any) -> bytes:
+        """Raises RequestError."""
+        trace = call.trace
+        work = method.decode(call, message)
+        if call.form is not None:
+            trace.encoding = call.form.label
+        result = await method.run(self._pipeline, work, trace)
+        answer = await method.encode(call, work, result)
+        trace.num_bytes = len(answer)
+        trace.hold_answer(self._admission.room_of(trace.request_class), to_hold(len(answer)))
+        return answer
+
+    async def _read(self, method: Method, context: ServicerContext, trace: Trace, held: contextlib.ExitStack) -> Any:
+        """The message, or a list of all of them; `held` counts their bytes. Raises RequestError."""
+        began, messages = time.perf_counter(), list[Any]()
+        while (data := await next_message(context, _MESSAGE_SECONDS)) is not None:
+            held.enter_context(self._bodies.whole(data))
+            trace.num_body_bytes += len(data)
+            messages.append(_parsed(method, data))
+            if method.reads is Reads.ONE:
+                break
+            check_num_items(len(messages), "the stream", max_items=self._max_items)
+        if not messages:
+            raise EmptyInput("no message came", param="stream")
+        trace.read_seconds = time.perf_counter() - began
+        return messages[0] if method.reads is Reads.ONE else messages
+
+    def _new_trace(self, method: Method, headers: Mapping[bytes, bytes]) -> Trace:
+        return Trace("POST", method.path, request_id(headers) or next(self._request_ids))
+
+    def _new_call(self, headers: Mapping[bytes, bytes], deadline: float, trace: Trace) -> Call:
+        """Raises RequestError."""
+        trace.key = self._keys.check(trace.method, trace.route, headers)
+        self._admission.check_open()
+        models, options = self._state.models_or_not_ready(), read_options(headers)
+        if (name := headers.get(_MODEL)) is not None:
+            models = models.named(name.decode("latin-1"))
+        options = replace(options, deadline=min(deadline, options.deadline))
+        return Call(options, models, self._max_items, trace, tei_error)
+
+    def _interrupted(self, trace: Trace, deadline: float) -> None:
+        """Nobody waits for the answer any more."""
+        if time.monotonic() >= deadline:
+            _note(DeadlineExceeded("the request's deadline passed"), trace)
+        elif self._state.draining:
+            _note(NotReady("the server is stopping"), trace)
+        else:
+            trace.status, trace.error = _CLIENT_LEFT, "ClientLeft"
+
+    @contextlib.contextmanager
+    def _reported(self, trace: Trace) -> Iterator[Trace]:
+        """Report it when the block ends."""
+        try:
+            yield trace
+        finally:
+            trace.release()
+            trace.status = trace.status or _CLIENT_LEFT
+            trace.end()
+            self._finished(trace)
+
+
+def _parsed(method: Method, data: bytes) -> Any:
+    """Raises MalformedBody."""
+    try:
+        return method.message.FromString(data)
+    except DecodeError:
+        raise MalformedBody(f"the message is not of the type {method.message.DESCRIPTOR.full_name}") from None
+
+
+def _failed(error: Exception, trace: Trace) -> Refusal:
+    """The status of what failed; the trace says why."""
+    if not isinstance(error, RequestError):
+        logger.error("request %s failed because of a bug", trace.request_id, exc_info=error)
+        error = EngineFailed("the server failed on this request")
+    _note(error, trace)
+    return refusal(error, trace.request_id)
+
+
+def _note(error: RequestError, trace: Trace) -> None:
+    """Statuses in the log and the metrics are those of HTTP."""
+    trace.status, trace.error, trace.reason = ERRORS[type(error)].status, type(error).__name__, error.reason

@@ -1,0 +1,198 @@
+"""What is refused over gRPC: the status, what it says, and that it is reported as a request over HTTP is."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from batch_manager import messages as batching
+from batch_manager.messages import RequestRefused
+from server.dialects.tei_grpc import tei_pb2
+from server.grpc.statuses import CODES
+from server.requests import errors
+from server.settings.api_keys import ApiKey, digest
+from tests.server.edge import Edge
+from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, serving
+from tokenizer_pool.messages import Refusal, TextRefused
+
+EMBED = "/tei.v1.Embed/Embed"
+HELLO = tei_pb2.EmbedRequest(inputs="hello")
+KEYS = (ApiKey("team", digest(b"sesame")),)
+# What only heads, paths and bodies of HTTP can be.
+ONLY_HTTPS = {errors.Forbidden, errors.NoSuchRoute, errors.WrongMethod, errors.UnsupportedMedia, errors.HeadTooLarge}
+
+
+def test_every_error_has_a_status() -> None:
+    assert CODES.keys() == errors.ERRORS.keys() - ONLY_HTTPS
+
+
+@pytest.mark.holds("gRPC", "API keys")
+@pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),)], ids=["no key", "a wrong key"])
+def test_a_key_is_needed_before_anything_is_read(metadata: Any) -> None:
+    async def run() -> None:
+        async with serving(keys=KEYS) as port:
+            code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(), metadata=metadata))
+            assert code is grpc.StatusCode.UNAUTHENTICATED
+            assert await error_of(port.stream(f"{EMBED}Stream", iter(()), metadata=metadata).read()) == (
+                code,
+                "send a valid API key: authorization: Bearer …",
+            )
+            assert [(trace.status, trace.reason) for trace in port.traces] == [(401, "unauthorized")] * 2
+
+            right = (("authorization", "Bearer sesame"),)
+            assert (await port.ask(EMBED, HELLO, metadata=right)).embeddings
+            assert port.traces[-1].key == "team"
+
+    asyncio.run(run())
+
+
+Case = tuple[Any, Exception | None, Exception | None, grpc.StatusCode, str, int]
+TOO_LONG = TextRefused(Refusal.TOO_LONG, 0, max_tokens=16)
+CASES: list[Case] = [
+    (tei_pb2.EmbedRequest(), None, None, grpc.StatusCode.INVALID_ARGUMENT, "`inputs` cannot be empty", 400),
+    (
+        HELLO,
+        TOO_LONG,
+        None,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "inputs is longer than 16 tokens and truncation is off",
+        400,
+    ),
+    (
+        HELLO,
+        TextRefused(Refusal.FAILED, 0),
+        None,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "inputs can't be tokenized",
+        400,
+    ),
+    (
+        HELLO,
+        None,
+        RequestRefused(batching.Refusal.NO_ENGINE, retry_after=2.0),
+        grpc.StatusCode.UNAVAILABLE,
+        "no engine is ready",
+        503,
+    ),
+    (
+        HELLO,
+        None,
+        RequestRefused(batching.Refusal.NON_FINITE, index=0),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "the model gives numbers that are not finite for inputs",
+        500,
+    ),
+]
+
+
+@pytest.mark.holds("gRPC")
+@pytest.mark.parametrize(("message", "of_tokenizer", "of_manager", "code", "text", "status"), CASES)
+def test_errors_have_teis_codes(
+    message: Any,
+    of_tokenizer: Exception | None,
+    of_manager: Exception | None,
+    code: grpc.StatusCode,
+    text: str,
+    status: int,
+) -> None:
+    async def run() -> None:
+        async with serving() as port:
+            port.edge.tokenizers.error, port.edge.managers.error = of_tokenizer, of_manager
+            call = port.call(EMBED, message)
+            assert await error_of(call) == (code, text)
+            trailers = dict(await call.trailing_metadata())
+            assert trailers["x-request-id"] == port.traces[0].request_id
+            assert trailers.get("grpc-retry-pushback-ms") == ("2000" if status == 503 else None)
+            assert [trace.status for trace in port.traces] == [status]
+
+    asyncio.run(run())
+
+
+def test_what_is_no_message_and_a_model_that_nobody_knows() -> None:
+    async def run() -> None:
+        async with serving() as port:
+            raw = port.channel.unary_unary(EMBED)(b"\xff\xff", timeout=PATIENCE)
+            code = grpc.StatusCode.INVALID_ARGUMENT
+            assert await error_of(raw) == (code, "the message is not of the type tei.v1.EmbedRequest")
+
+            unsupported = await error_of(port.ask("/tei.v1.Predict/Predict", tei_pb2.PredictRequest(inputs="a")))
+            assert unsupported[0] is grpc.StatusCode.FAILED_PRECONDITION
+            wrong_class = (("x-embedline-class", "first"),)
+            assert (await error_of(port.ask(EMBED, HELLO, metadata=wrong_class)))[0] is code
+            assert (await port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "any"),))).embeddings
+
+    asyncio.run(run())
+
+
+def test_a_message_that_is_too_large_never_comes_in() -> None:
+    async def run() -> None:
+        async with serving() as port:
+            code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(inputs="x" * (MAX_BYTES + 1))))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            # compressed it would be small
+            how = {"compression": grpc.Compression.Gzip}
+            code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(inputs="x" * (MAX_BYTES + 1)), **how))
+            assert code is grpc.StatusCode.UNIMPLEMENTED
+            assert not port.edge.tokenizers.asked
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_too_many_open_requests() -> None:
+    """As over HTTP, both counted together."""
+
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES, max_requests=1)
+        async with serving(edge) as port:
+            edge.managers.gate = asyncio.Event()
+            first = port.call(EMBED, HELLO)
+            first_sent = asyncio.ensure_future(first.initial_metadata())
+            await edge.managers.arrivals.get()
+            code, message = await error_of(port.ask(EMBED, HELLO))
+            assert (code, "--max-concurrent-requests" in message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+            edge.managers.gate.set()
+            assert (await first).embeddings
+            await first_sent
+            assert (await port.ask(EMBED, HELLO)).embeddings
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_a_deadline_reaches_the_batch_manager_and_ends_the_request() -> None:
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES)
+        async with serving(edge) as port:
+            edge.managers.gate = asyncio.Event()
+            code, _ = await error_of(port.ask(EMBED, HELLO, timeout=0.2))
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert edge.managers.submitted[0].deadline < float("inf")
+            await port.wait_reported(1)
+            assert [(trace.status, trace.error) for trace in port.traces] == [(504, "DeadlineExceeded")]
+
+            edge.managers.gate.set()
+            await port.ask(EMBED, HELLO, metadata=(("x-embedline-class", "bulk"),))
+            assert port.traces[-1].request_class == "bulk"
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_the_work_of_a_client_that_leaves_is_dropped() -> None:
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES)
+        async with serving(edge) as port:
+            edge.managers.gate = asyncio.Event()
+            call = port.call(EMBED, HELLO)
+            asking = asyncio.ensure_future(call.code())
+            await edge.managers.arrivals.get()
+            call.cancel()
+            assert await asking is grpc.StatusCode.CANCELLED
+            await port.wait_reported(1)
+            assert [(trace.status, trace.error, trace.stage) for trace in port.traces] == [(499, "ClientLeft", "queue")]
+            assert edge.admission.num_open == 0
+            assert not edge.page.admitted_tokens.any()
+
+    asyncio.run(run())

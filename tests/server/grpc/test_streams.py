@@ -1,0 +1,136 @@
+"""Streams: answers in order, a bounded number at once, an end that says what happened."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from server.dialects.tei_grpc import tei_pb2
+from server.grpc import calls
+from tests.server.edge import Edge
+from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, serving
+
+STREAM = "/tei.v1.Embed/EmbedStream"
+
+
+def messages(*texts: str) -> list[Any]:
+    return [tei_pb2.EmbedRequest(inputs=text, normalize=False) for text in texts]
+
+
+async def sizes(stream: Any) -> list[float]:
+    """The fake rows say how long each text was."""
+    return [answer.embeddings[0] async for answer in stream]
+
+
+@pytest.mark.holds("gRPC")
+def test_answers_come_in_order_and_as_bulk() -> None:
+    async def run() -> None:
+        async with serving() as port:
+            texts = [("x" * length) for length in (3, 1, 2, 5, 4)] * 20
+            assert await sizes(port.stream(STREAM, iter(messages(*texts)))) == [len(text) for text in texts]
+            assert {trace.request_class for trace in port.traces} == {"bulk"}
+            assert {trace.request_id for trace in port.traces} == {port.traces[0].request_id}
+            asked = port.stream(STREAM, iter(messages("a")), metadata=(("x-embedline-class", "interactive"),))
+            assert await sizes(asked) == [1]
+            assert port.traces[-1].request_class == "interactive"
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_no_more_messages_are_read_than_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MAX_OPEN", 3)
+
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES)
+        edge.managers.gate = asyncio.Event()
+        async with serving(edge) as port:
+            stream = port.stream(STREAM, iter(messages(*"abcdefgh")))
+            reading = asyncio.ensure_future(sizes(stream))
+            for _ in range(3):
+                await edge.managers.arrivals.get()
+            await port.ask("/tei.v1.Tokenize/Tokenize", tei_pb2.EncodeRequest(inputs="in between"))
+            assert len(edge.managers.submitted) == 3
+            edge.managers.gate.set()
+            assert await reading == [1] * 8
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_a_wrong_message_ends_the_stream_after_the_answers_before_it() -> None:
+    async def more_would_come() -> AsyncIterator[Any]:
+        for message in messages("a", "bb", ""):
+            yield message
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        async with serving() as port:
+            stream = port.stream(STREAM, more_would_come())
+            assert (await stream.read()).embeddings[0] == 1
+            assert (await stream.read()).embeddings[0] == 2
+            assert await error_of(stream.read()) == (grpc.StatusCode.INVALID_ARGUMENT, "`inputs` cannot be empty")
+            assert [trace.status for trace in port.traces] == [200, 200, 400]
+            assert port.edge.admission.num_open == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_a_client_that_leaves_ends_all_its_work() -> None:
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES)
+        edge.managers.gate = asyncio.Event()
+        async with serving(edge) as port:
+            stream = port.stream(STREAM, iter(messages("a", "b")))
+            reading = asyncio.ensure_future(stream.code())
+            for _ in range(2):
+                await edge.managers.arrivals.get()
+            stream.cancel()
+            await reading
+            await port.wait_reported(2)
+            assert [(trace.status, trace.error) for trace in port.traces] == [(499, "ClientLeft")] * 2
+            await port.server.stop(PATIENCE)
+            assert edge.admission.num_open == 0
+            assert not edge.page.admitted_tokens.any()
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_when_the_server_stops_what_was_sent_is_answered() -> None:
+    """And then the client is told to go elsewhere, though it has more to send."""
+
+    async def endless() -> AsyncIterator[Any]:
+        yield messages("a")[0]
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES)
+        edge.managers.gate = asyncio.Event()
+        async with serving(edge) as port:
+            stream = port.stream(STREAM, endless())
+            reading = asyncio.ensure_future(stream.read())
+            await edge.managers.arrivals.get()
+            edge.state.draining = True
+            stopping = asyncio.ensure_future(port.server.stop(20))
+            edge.managers.gate.set()
+            assert (await reading).embeddings[0] == 1
+            assert await error_of(stream.read()) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+            await stopping
+
+    asyncio.run(run())
+
+
+def test_ranks_of_a_stream_that_is_too_long_or_empty() -> None:
+    async def run() -> None:
+        async with serving() as port:
+            path = "/tei.v1.Rerank/RerankStream"
+            many = [tei_pb2.RerankStreamRequest(query="q", text="t")] * 5
+            code, message = await error_of(port.collect(path, iter(many)))
+            assert (code, "--max-client-batch-size" in message) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            assert (await error_of(port.collect(path, iter(()))))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
