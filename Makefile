@@ -67,7 +67,7 @@ test-clients: $(VENV)/.test ## the server with the clients that people use
 	$(PYTEST) --tier=all -m clients $(ARGS)
 
 # Tests of a client that can't be installed are skipped by its name.
-clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks node)) ## install other people's clients
+clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks schemathesis node)) ## install other people's clients
 
 nightly: $(VENV)/.test ## the tests that take long or need root and Debian tools
 	$(BIN)/pytest --tier=nightly $(ARGS)

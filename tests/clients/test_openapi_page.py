@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from server.http.http_server import HttpServer
 from server.settings.api_keys import ApiKey, digest
@@ -53,7 +54,8 @@ def run_schemathesis(folder: Path, flags: Sequence[str], *, keys: Sequence[ApiKe
             await server.stop(0)
             return process.returncode, said.decode()
 
-    code, said = asyncio.run(run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the loop that frontends have
+        code, said = runner.run(run())
     assert code == 0, said
     return said
 
