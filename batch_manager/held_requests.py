@@ -1,6 +1,7 @@
 """What the batch manager's process keeps of a request besides its lengths: who asked, its ids, its rows so far."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +13,26 @@ from wire.connection import Connection
 from wire.frames import Buffer
 
 
+class Waiter(NamedTuple):
+    """A frontend that asked, under its own id for that."""
+
+    connection: Connection
+    frame_id: int
+    arrived: float  # time.monotonic() seconds
+    has_joined: bool = False  # whether another had asked for the same before
+
+
 class HeldRequest:
-    """One request of a frontend until it is answered: its ids, its rows so far, its times in seconds."""
+    """One request until it is answered: who waits, its ids, its rows so far, its times in seconds.
 
-    __slots__ = ("assembly", "compute_seconds", "connection", "frame_id", "queue_seconds", "request", "submission")
+    work  what is asked for, as bytes that only the same work has; none = it is not looked for
+    """
 
-    def __init__(self, connection: Connection, frame_id: int, *, submission: Submission, request: Request) -> None:
-        self.connection = connection
-        self.frame_id = frame_id
+    __slots__ = ("assembly", "compute_seconds", "queue_seconds", "request", "submission", "waiters", "work")
+
+    def __init__(self, waiter: Waiter, *, submission: Submission, request: Request, work: bytes = b"") -> None:
+        self.waiters = [waiter]
+        self.work = work
         self.submission = submission
         self.request = request
         self.assembly = Assembly(request.num_seqs)

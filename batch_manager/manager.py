@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from batch_manager import messages
 from batch_manager.engine_link import EngineLink, Shapes
-from batch_manager.held_requests import HeldRequest, pack
-from batch_manager.messages import Answer, EngineAddress, Policy, Refusal, RequestRefused, Submission
+from batch_manager.held_requests import HeldRequest, Waiter, pack
+from batch_manager.in_flight import MAX_JOINED_BYTES, InFlight
+from batch_manager.messages import Answer, EngineAddress, Policy, Refusal, RequestRefused
 from batch_manager.published import Publisher
 from batch_manager.quarantine import Quarantine
 from batch_manager.scheduling.batches import Batch, Release, Request
@@ -49,8 +50,8 @@ class Manager:
         self._scheduler = Scheduler(policy, num_models=len(models), now=time.monotonic(), first_batch_id=first_batch_id)
         self._publisher = Publisher(self._scheduler.models, page, index=index)
         self._num_requests = 0
-        self._held: dict[int, HeldRequest] = {}  # by request id
-        self._frontends: dict[Connection, dict[int, int]] = {}  # frame id -> request id
+        self._in_flight = InFlight()
+        self._held = self._in_flight.by_id
         self._quarantine = Quarantine()
         self._engines: dict[int, EngineLink] = {}  # by the number that the supervisor gives the engine
         self._engine_models: dict[int, int] = {}
@@ -84,8 +85,8 @@ class Manager:
             self._timer.cancel()
         for link in self._engines.values():
             link.close()
-        if self._frontends:
-            for connection in self._frontends:
+        if self._in_flight.frontends:
+            for connection in self._in_flight.frontends:
                 connection.close()
             await self._alone.wait()
 
@@ -93,34 +94,39 @@ class Manager:
 
     def frontend_made(self, connection: Connection) -> None:
         """A frontend connected."""
-        self._frontends[connection] = {}
+        self._in_flight.add_frontend(connection)
         self._alone.clear()
 
     def frontend_lost(self, connection: Connection) -> None:
-        """A frontend is gone; nobody waits for what it asked for."""
-        for request_id in self._frontends.pop(connection).values():
-            del self._held[request_id]
-            self._scheduler.cancel(request_id)
+        """A frontend is gone; it waits for nothing any more."""
+        for request in self._in_flight.remove_frontend(connection):
+            self._scheduler.cancel(request.request_id)
         self._changed()
-        if not self._frontends:
+        if not self._in_flight.frontends:
             self._alone.set()
 
     def frontend_frame(self, connection: Connection, kind: int, frame_id: int, payload: memoryview) -> None:
         """A frontend sent something."""
         if kind == messages.SUBMIT:
-            self._submit(connection, frame_id, messages.decode_submission(payload))
+            self._submit(connection, frame_id, payload)
         elif kind == messages.CANCEL:
-            request_id = self._frontends[connection].pop(frame_id, None)
-            if request_id is not None:
-                del self._held[request_id]
-                self._scheduler.cancel(request_id)
+            request = self._in_flight.leave(connection, frame_id)
+            if request is not None:
+                self._scheduler.cancel(request.request_id)
                 self._changed()
         elif kind == messages.REFUTED:
             self._scheduler.refuted(messages.decode_refuted(payload))
             self._changed()
 
-    def _submit(self, connection: Connection, frame_id: int, submission: Submission) -> None:
+    def _submit(self, connection: Connection, frame_id: int, payload: memoryview) -> None:
+        submission, now = messages.decode_submission(payload), time.monotonic()
         assert submission.model < len(self._models), "the model is one of those served"
+        work = messages.work_of(payload) if len(payload) <= MAX_JOINED_BYTES else b""
+        twin = self._in_flight.join(work, connection, frame_id, now)
+        if twin is not None:
+            self._scheduler.extend(twin, submission.deadline)
+            self._metrics.count("embedline_joined_requests_total", self._models[submission.model])
+            return
         self._num_requests += 1
         request = Request(
             self._num_requests,
@@ -133,11 +139,8 @@ class Manager:
             weight=submission.weight,
         )
         assert len(submission.token_ids) == 4 * request.num_tokens, "every token has an id"
-        assert frame_id not in self._frontends[connection], "a frame id belongs to one request at a time"
-        held = HeldRequest(connection, frame_id, submission=submission, request=request)
-        self._held[request.request_id] = held
-        self._frontends[connection][frame_id] = request.request_id
-        now = time.monotonic()
+        waiter = Waiter(connection, frame_id, now)
+        self._in_flight.add(HeldRequest(waiter, submission=submission, request=request, work=work))
         index = self._quarantine.find(submission, now)
         if index is not None:
             self._metrics.count("embedline_quarantined_total", self._models[submission.model])
@@ -273,26 +276,25 @@ class Manager:
         self._engines[restart.engine_id].restart()
 
     def _refuse(self, refuse: Refuse) -> None:
-        held = self._release(refuse.request_id)
+        held = self._in_flight.remove(refuse.request_id)
         self._metrics.count("embedline_refused_total", refuse.reason.name.lower())
         if refuse.reason is Refusal.NON_FINITE:
             self._metrics.count("embedline_nonfinite_rows_total", self._models[held.request.model])
         refused = RequestRefused(refuse.reason, refuse.index, retry_after=refuse.retry_after)
-        held.connection.send(messages.REFUSED, held.frame_id, messages.encode_refused(refused))
+        for waiter in held.waiters:
+            waiter.connection.send(messages.REFUSED, waiter.frame_id, messages.encode_refused(refused))
 
     def _answer(self, held: HeldRequest) -> None:
-        answer = Answer(held.assembly.results(), held.queue_seconds, held.compute_seconds)
+        results = held.assembly.results()
         try:
-            held.connection.send(messages.ANSWER, held.frame_id, messages.encode_answer(answer))
+            for waiter in held.waiters:
+                queue_seconds = max(0.0, held.queue_seconds - (waiter.arrived - held.request.arrived))
+                answer = Answer(results, queue_seconds, held.compute_seconds, waiter.has_joined)
+                waiter.connection.send(messages.ANSWER, waiter.frame_id, messages.encode_answer(answer))
         except PayloadTooLarge as error:
             logger.error("an answer can't be sent: %s", error)
             self._refuse(Refuse(held.request.request_id, Refusal.ANSWER_TOO_LARGE))
             return
-        self._release(held.request.request_id)
+        self._in_flight.remove(held.request.request_id)
         name, its_class = self._models[held.request.model], held.request.request_class.name.lower()
         self._metrics.observe("embedline_queue_duration_seconds", name, its_class, value=held.queue_seconds)
-
-    def _release(self, request_id: int) -> HeldRequest:
-        held = self._held.pop(request_id)
-        del self._frontends[held.connection][held.frame_id]
-        return held

@@ -19,11 +19,13 @@ REFUSED = 0x0302
 CANCEL = 0x0303  # no payload, no answer
 REFUTED = 0x0304  # model (u16); a request that failed there was computed by another batch manager; no answer
 
-# model (u16), class (u8), has token types (u8), outputs (u16), key (u16), deadline in time.monotonic() seconds
-# or inf (f64), weight of the key (f32), sequences (u32); then int32 lengths [n], ids, token types
-_SUBMIT = struct.Struct("<HBBHHdfI")
+# deadline in time.monotonic() seconds or inf (f64), model (u16), class (u8), has token types (u8), outputs (u16),
+# key (u16), weight of the key (f32), sequences (u32); then int32 lengths [n], ids, token types
+_SUBMIT = struct.Struct("<dHBBHHfI")
+_WORK_AT = 8  # where the deadline ends
 _REFUTED = struct.Struct("<H")
-_ANSWER = struct.Struct("<dd")  # seconds waiting, seconds computing; then the rows as engine.messages has them
+# seconds waiting, seconds computing, whether another had asked for the same; then the rows as engine.messages has them
+_ANSWER = struct.Struct("<dd?7x")
 _REFUSED = struct.Struct("<Bif")  # reason, index of the sequence (-1 = none), seconds after which to try again
 
 
@@ -112,17 +114,18 @@ class Answer:
     results: Results
     queue_seconds: float  # longest wait of a sequence in the batch manager
     compute_seconds: float  # of the batches it was in, summed
+    has_joined: bool = False  # whether the rows are those of a request that had asked for the same before
 
 
 def encode_submission(submission: Submission) -> list[Buffer]:
     """SUBMIT; the ids are not copied."""
     header = _SUBMIT.pack(
+        submission.deadline,
         submission.model,
         submission.request_class,
         len(submission.token_type_ids) > 0,
         submission.outputs,
         submission.key,
-        submission.deadline,
         submission.weight,
         len(submission.seqlens),
     )
@@ -132,7 +135,7 @@ def encode_submission(submission: Submission) -> list[Buffer]:
 
 def decode_submission(payload: memoryview) -> Submission:
     """The inverse of `encode_submission`; the ids are views of the payload."""
-    model, request_class, has_types, outputs, key, deadline, weight, num_seqs = _SUBMIT.unpack_from(payload)
+    deadline, model, request_class, has_types, outputs, key, weight, num_seqs = _SUBMIT.unpack_from(payload)
     seqlens = struct.unpack_from(f"<{num_seqs}i", payload, _SUBMIT.size)
     ids = payload[_SUBMIT.size + 4 * num_seqs :]
     types: Buffer = b""
@@ -143,15 +146,21 @@ def decode_submission(payload: memoryview) -> Submission:
     )
 
 
+def work_of(payload: memoryview) -> bytes:
+    """What a SUBMIT asks for: all of it but the deadline, so that it is equal where the work is."""
+    return bytes(payload[_WORK_AT:])
+
+
 def encode_answer(answer: Answer) -> list[Buffer]:
     """ANSWER; the rows are not copied where they are contiguous."""
-    return [_ANSWER.pack(answer.queue_seconds, answer.compute_seconds), *encode_rows(answer.results)]
+    head = _ANSWER.pack(answer.queue_seconds, answer.compute_seconds, answer.has_joined)
+    return [head, *encode_rows(answer.results)]
 
 
 def decode_answer(payload: memoryview) -> Answer:
     """The inverse of `encode_answer`; the rows are views of the payload."""
-    queue_seconds, compute_seconds = _ANSWER.unpack_from(payload)
-    return Answer(decode_rows(payload, _ANSWER.size), queue_seconds, compute_seconds)
+    queue_seconds, compute_seconds, has_joined = _ANSWER.unpack_from(payload)
+    return Answer(decode_rows(payload, _ANSWER.size), queue_seconds, compute_seconds, has_joined)
 
 
 def encode_refused(refused: RequestRefused) -> list[Buffer]:

@@ -216,7 +216,7 @@ class BatchManagers:
                     raise
                 reason = refused
             else:
-                if failed_at >= 0 and index != failed_at:
+                if failed_at >= 0 and index != failed_at and not answer.has_joined:  # the other one says so
                     self._managers[failed_at].refute(submission.model)
                 return answer
         raise reason

@@ -54,6 +54,7 @@ def join(answers: Sequence[Answer]) -> Answer:
         results={kind: _joined(kind, answers) for kind in kinds},
         queue_seconds=max(answer.queue_seconds for answer in answers),
         compute_seconds=sum(answer.compute_seconds for answer in answers),
+        has_joined=any(answer.has_joined for answer in answers),
     )
 
 

@@ -8,16 +8,19 @@ from batch_manager.scheduling.batches import Request
 
 _MIN_HEAP_SIZE = 1024
 
+_Entry = tuple[float, int, Request]
+
 
 class Deadlines:
     """Deadlines of waiting requests, soonest first.
 
-    What does not wait any more is passed over, and swept now and then, so the heap holds at most about twice as many
-    requests as wait. Whoever puts a request back into a queue adds it again; twice does no harm.
+    What does not wait any more, or has a later deadline by now, is passed over, and swept now and then, so the heap
+    holds at most about twice as many entries as wait. Whoever puts a request back into a queue, or sets it a later
+    deadline, adds it again; twice does no harm.
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []
+        self._heap: list[_Entry] = []
         self._count = itertools.count()  # so that requests themselves are never compared
         self._sweep_at = _MIN_HEAP_SIZE
 
@@ -27,7 +30,7 @@ class Deadlines:
             return
         heapq.heappush(self._heap, (request.deadline, next(self._count), request))
         if len(self._heap) > self._sweep_at:
-            self._heap = [entry for entry in self._heap if entry[2].waiting_tokens]
+            self._heap = [entry for entry in self._heap if _counts(entry)]
             heapq.heapify(self._heap)
             self._sweep_at = max(_MIN_HEAP_SIZE, 2 * len(self._heap))
 
@@ -35,7 +38,7 @@ class Deadlines:
     def next(self) -> float:
         """The soonest deadline of a waiting request; inf where there is none."""
         heap = self._heap
-        while heap and not heap[0][2].waiting_tokens:
+        while heap and not _counts(heap[0]):
             heapq.heappop(heap)
         return heap[0][0] if heap else math.inf
 
@@ -46,3 +49,9 @@ class Deadlines:
             request = heapq.heappop(self._heap)[2]
             due[request.request_id] = request
         return list(due.values())
+
+
+def _counts(entry: _Entry) -> bool:
+    """Whether the request waits, and until then."""
+    deadline, _, request = entry
+    return bool(request.waiting_tokens) and deadline == request.deadline

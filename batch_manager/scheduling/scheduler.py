@@ -62,6 +62,13 @@ class Scheduler:
         model.add(request)
         return []
 
+    def extend(self, request: Request, deadline: float) -> None:
+        """Somebody else wants the rows of an open request too, and perhaps until later."""
+        if deadline > request.deadline:
+            request.deadline = deadline
+            if request.waiting_tokens:
+                self.models[request.model].deadlines[request.request_class].add(request)
+
     def cancel(self, request_id: int) -> None:
         """Forget a request; what of it is in an engine is computed and dropped. An unknown id is no error."""
         request = self._requests.get(request_id)

@@ -59,6 +59,7 @@ class _Line(msgspec.Struct, gc=False, omit_defaults=True, rename={"request_class
     respond_ms: float
     total_ms: float
     left_out: int = 0  # lines of failed requests like this one, since the last that was written
+    joined: bool = False
 
 
 @dataclass(slots=True)
@@ -164,6 +165,7 @@ class RequestLog:
             round(1000 * trace.respond_seconds, 3),
             round(1000 * trace.total_seconds, 3),
             left_out,
+            trace.has_joined,
         )
 
     def _now(self) -> str:

@@ -21,7 +21,7 @@ from server.http import compression
 from server.http.answers import send_answer, to_hold
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send
-from server.http.headers import read_options, request_id, request_ids
+from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
 from server.http.paths import Paths, Place
 from server.requests.admission.admission import Admission
@@ -34,17 +34,30 @@ _CLIENT_LEFT = 499  # nginx's status for it in logs; nobody receives it
 _CORS_METHODS = ("GET", "POST")
 # What a web page may read of an answer, beside the body.
 _CORS_HEADERS = (
+    "metadata",
     "retry-after",
+    "x-compute-characters",
+    "x-compute-time",
+    "x-compute-tokens",
+    "x-compute-type",
     "x-embedline-dtype",
-    "x-embedline-failed-inputs",
     "x-embedline-endianness",
+    "x-embedline-failed-inputs",
+    "x-embedline-joined",
     "x-embedline-offsets",
     "x-embedline-prompt-tokens",
     "x-embedline-scale",
     "x-embedline-shape",
     "x-embedline-token-ids",
     "x-embedline-truncated-inputs",
+    "x-inference-time",
+    "x-queue-time",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
     "x-request-id",
+    "x-tokenization-time",
+    "x-total-time",
 )
 
 logger = logging.getLogger("embedline.server")
@@ -222,6 +235,10 @@ class App:
         headers.append((b"x-request-id", trace.request_id.encode()))
         if trace.are_ids_decoded:
             headers.append((b"x-embedline-token-ids", b"cl100k"))
+        if trace.has_joined:
+            headers.append((b"x-embedline-joined", b"1"))
+        if trace.key and (allowance := self._admission.allowance(trace.key)) is not None:
+            headers += rate_limit_headers(allowance)
         try:
             await send_answer(request.send, answer)
         except asyncio.CancelledError:  # the client left, or was cut off because it did not read

@@ -1,4 +1,4 @@
-"""A request's headers to its options, in any dialect."""
+"""A request's headers to its options, in any dialect, and what an answer's headers say of an API key."""
 
 import itertools
 import math
@@ -7,8 +7,9 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 
-from server.dialects.route import RequestOptions
+from server.dialects.route import Headers, RequestOptions
 from server.http import accept
+from server.requests.admission.key_ceilings import Allowance
 from server.requests.errors import InvalidRequest
 from wire.vocabulary import RequestClass
 
@@ -44,6 +45,16 @@ def request_ids() -> Iterator[str]:
     """For requests without one. No two are the same, in all processes."""
     prefix = secrets.token_hex(6)
     return (f"{prefix}{number:x}" for number in itertools.count())
+
+
+def rate_limit_headers(allowance: Allowance) -> Headers:
+    """What an API key may still send, in OpenAI's words."""
+    minutes, seconds = divmod(math.ceil(allowance.reset_seconds), 60)
+    return [
+        (b"x-ratelimit-limit-tokens", b"%d" % allowance.limit),
+        (b"x-ratelimit-remaining-tokens", b"%d" % allowance.remaining),
+        (b"x-ratelimit-reset-tokens", b"%dm%ds" % (minutes, seconds) if minutes else b"%ds" % seconds),
+    ]
 
 
 def _read_deadline(headers: Mapping[bytes, bytes]) -> float:

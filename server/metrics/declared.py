@@ -111,6 +111,9 @@ BATCHES = (
         "Sequences that failed because the model gives numbers that are not finite.", "it is not 0"),
     _counter("embedline_wasted_tokens_total", ("model",),
         "Tokens computed for requests that had already ended.", "its rate nears that of embedline_input_tokens_total"),
+    _counter("embedline_joined_requests_total", ("model",),
+        "Requests that got the rows of another, which had asked for the same and was not answered yet. Nothing was "
+        "computed for them."),
     _counter("embedline_refused_total", ("reason",), "Requests that a batch manager refused, by reason."),
     _counter("embedline_quarantined_total", ("model",),
         "Requests that were refused without being computed, because one of their inputs took engines down within the "

@@ -140,6 +140,7 @@ class Pipeline:
             raise batch_error(refused, request.name_of) from None
         trace.stage, trace.responds_since = "respond", time.perf_counter()
         trace.queue_seconds, trace.compute_seconds = answer.queue_seconds, answer.compute_seconds
+        trace.has_joined = answer.has_joined
         check_sparse_rows(answer.results)
         trace.num_truncated = tokens.truncated.tobytes().count(1)
         return Computed(answer.results, tokens)

@@ -30,6 +30,7 @@ class Trace:
     is_single: bool = False  # one text or list of ids, not a list of them
     is_prediction: bool = False  # whether scores of labels or pairs are wanted, not embeddings
     are_ids_decoded: bool = False  # token ids were given, and made texts first
+    has_joined: bool = False  # its rows are those of a request that had asked for the same before
     num_items: int = 0
     num_characters: int = 0
     num_tokens: int = 0  # after truncation

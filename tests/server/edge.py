@@ -153,6 +153,7 @@ class Managers:
     rows: np.ndarray[Any, np.dtype[np.float32]] | None = None  # [sequences, any]
     token_rows: np.ndarray[Any, np.dtype[np.float32]] | None = None  # [tokens, any], instead of those
     num_labels: int = 1
+    has_joined: bool = False
     gate: asyncio.Event | None = None
     submitted: list[Submission] = field(default_factory=list)
     arrivals: "asyncio.Queue[Submission]" = field(default_factory=asyncio.Queue)
@@ -164,7 +165,8 @@ class Managers:
             await self.gate.wait()
         if self.error is not None:
             raise self.error
-        return Answer({kind: self._rows(kind, submission) for kind in submission.outputs}, 0.0, 0.0)
+        results = {kind: self._rows(kind, submission) for kind in submission.outputs}
+        return Answer(results, 0.0, 0.0, self.has_joined)
 
     def _rows(self, kind: OutputKind, submission: Submission) -> Rows:
         rows = self.rows

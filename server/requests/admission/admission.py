@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from server.requests.admission.expected_wait import Ahead, ModelPage
-from server.requests.admission.key_ceilings import KeyCeilings
+from server.requests.admission.key_ceilings import Allowance, KeyCeilings
 from server.requests.admission.key_places import KeyPlaces
 from server.requests.admission.key_shares import KeyShare, KeyShares, Turn
 from server.requests.admission.return_times import ReturnTimes
@@ -137,6 +137,11 @@ class Admission:
             self._check_ceiling(asked, key, key.tokens_per_minute, now)
             self._ceilings.spend(key, asked.num_tokens, now)
         return Admitted(self, asked, key)
+
+    def allowance(self, key_name: str) -> Allowance | None:
+        """What the key of this name may still send; None where it has no ceiling."""
+        key = self._keys.of(key_name)
+        return None if key.tokens_per_minute is None else self._ceilings.allowance(key, self._clock())
 
     def count(self, asked: Asked, key: KeyShare, num_tokens: int) -> None:
         """Count tokens as let in, or as answered where less than none."""

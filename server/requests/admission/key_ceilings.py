@@ -5,10 +5,22 @@ and all of them read the sum. So several frontends hold one ceiling without aski
 connections fall. The last sixty seconds are taken as this minute and, of the one before, as much as has not passed.
 """
 
+import math
+from dataclasses import dataclass
+
 from server.requests.admission.key_shares import KeyShare
 from wire.page import Page
 
 _MINUTE = 60.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a key may send now."""
+
+    limit: int  # tokens a minute
+    remaining: int  # tokens, of those
+    reset_seconds: float  # until all of them remain, if it sends nothing
 
 
 class KeyCeilings:
@@ -30,6 +42,15 @@ class KeyCeilings:
         if room >= 0:  # as soon as enough of the minute before has passed
             return _MINUTE * (1 - room / before - passed)
         return _MINUTE * (1 - passed + 1 - (room + this) / this)
+
+    def allowance(self, key: KeyShare, now: float) -> Allowance:
+        """What remains for a key that has a ceiling."""
+        assert key.tokens_per_minute is not None
+        minute, passed = int(now // _MINUTE), now % _MINUTE / _MINUTE
+        this, before = self._spent(key, minute)
+        spent = this + math.ceil(before * (1 - passed))
+        reset = 2 - passed if this else 1 - passed if before else 0.0
+        return Allowance(key.tokens_per_minute, max(0, key.tokens_per_minute - spent), _MINUTE * reset)
 
     def spend(self, key: KeyShare, num_tokens: int, now: float) -> None:
         """Count tokens; less than none where an estimate was too high. Nothing for a key whose place another has."""

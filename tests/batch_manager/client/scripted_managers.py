@@ -47,9 +47,9 @@ class Manager:
         await self.die()
         self._listener.close()
 
-    def answer(self, request_id: int, row: float) -> None:
+    def answer(self, request_id: int, row: float, *, has_joined: bool = False) -> None:
         rows = Rows(np.full((1, 2), row, np.float32))
-        parts = messages.encode_answer(Answer({OutputKind.POOLED: rows}, 0.0, 0.0))
+        parts = messages.encode_answer(Answer({OutputKind.POOLED: rows}, 0.0, 0.0, has_joined))
         self._connections[-1].send(messages.ANSWER, request_id, parts)
 
     def refuse(self, request_id: int, reason: Refusal) -> None:

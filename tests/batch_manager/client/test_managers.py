@@ -176,6 +176,25 @@ def test_what_failed_on_the_only_engine_of_a_manager_is_tried_once_elsewhere(tmp
     asyncio.run(scenario())
 
 
+def test_one_failure_refutes_an_engine_once_however_many_asked_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with connected(tmp_path, num_managers=2) as (client, (first, second), page):
+            page.engines_ready[:, 0] = 1
+            asked = [asyncio.ensure_future(client.submit(submission(3))) for _ in range(2)]
+            for _ in asked:
+                first.refuse((await first.submitted.get())[0], Refusal.ENGINE_FAILED)
+            for has_joined in (False, True):
+                second.answer((await second.submitted.get())[0], 1.0, has_joined=has_joined)
+            assert [value(await one) for one in asked] == [1.0, 1.0]
+            assert await first.refuted.get() == 0
+            last = asyncio.ensure_future(client.submit(submission(4)))
+            first.answer((await first.submitted.get())[0], 2.0)  # so all that was sent before has come
+            assert value(await last) == 2.0
+            assert first.refuted.empty()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("reason", "ready"),
     [(Refusal.ENGINE_FAILED, [2, 1]), (Refusal.ENGINE_FAILED, [1, 0]), (Refusal.POISON, [1, 1])],

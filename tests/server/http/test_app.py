@@ -29,6 +29,16 @@ def answer(method: str, path: str, body: bytes = b"", **headers: str) -> Called:
     return called
 
 
+@pytest.mark.holds("Identical requests")
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_an_answer_says_whether_it_was_computed_for_itself(has_joined: bool) -> None:
+    async def test(edge: Edge) -> Called:
+        edge.managers.has_joined = has_joined
+        return await call(edge.app, "POST", PATH, BODY)
+
+    assert with_edge(test).headers.get("x-embedline-joined") == ("1" if has_joined else None)
+
+
 @pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize("path", [*EMBEDDINGS_PATHS, *(f"{path}/" for path in EMBEDDINGS_PATHS)])
 def test_the_hot_route_by_all_its_names(path: str) -> None:

@@ -1,9 +1,12 @@
 """Which pages a browser lets ask."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+import server
 from server.http.app import with_cors
 from server.http.body import Receive, Scope, Send
 from server.settings.api_keys import ApiKey, digest
@@ -52,3 +55,36 @@ async def test_answers_and_errors_can_be_read_by_the_page() -> None:
     for answer in answered, refused:
         assert answer.headers["access-control-allow-origin"] == ORIGIN
         assert "x-embedline-shape" in answer.headers["access-control-expose-headers"]
+
+
+# Headers of HTTP itself: a page may read them anyway, or they are about the connection.
+_OF_HTTP = {
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "date",
+    "vary",
+    "www-authenticate",
+}
+_WRITTEN = re.compile(r'\(b"([a-z]+(?:-[a-z0-9]+)*)",\s')
+
+
+def written_headers() -> set[str]:
+    """The headers that the source puts into answers: pairs of bytes in a list of headers."""
+    files = Path(server.__file__).parent.rglob("*.py")
+    return {name for path in files for name in _WRITTEN.findall(path.read_text())}
+
+
+@pytest.mark.holds("CORS")
+@pytest.mark.asyncio
+async def test_a_page_may_read_every_header_that_answers_have() -> None:
+    called = await call(with_cors(Edge().app, [ORIGIN]), "GET", "/livez", headers={"origin": ORIGIN})
+    exposed = set(called.headers["access-control-expose-headers"].split(", "))
+    read_only = {"authorization", "accept", "accept-encoding", "host", "request-timeout-ms"}  # of requests
+    no_headers = {"null", "score"}
+
+    written = written_headers() - _OF_HTTP - read_only - no_headers
+
+    assert {"x-embedline-shape", "x-queue-time", "metadata", "x-ratelimit-reset-tokens"} <= written
+    assert exposed == written

@@ -8,6 +8,7 @@ import pytest
 
 from batch_manager.messages import Refusal
 from server.dialects.table import ROUTES
+from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call, good_body, state_with_everything
 from wire.vocabulary import RequestClass
 
@@ -70,6 +71,29 @@ def test_what_needs_no_engine_does_not_wait_for_one(path: str) -> None:
         return (await post(edge, path)).status
 
     assert with_edge(test) == 200
+
+
+@pytest.mark.holds("Fair shares")
+def test_answers_to_a_key_with_a_ceiling_say_what_is_left_of_it() -> None:
+    keys = [ApiKey("limited", digest(b"1"), tokens_per_minute=7), ApiKey("free", digest(b"2"))]
+
+    async def test(edge: Edge) -> list[Called]:
+        edge.admission._clock = lambda: 75.0  # a quarter of a minute has passed
+        body = b'{"input":"three"}'
+        asked = [("1", body), ("2", body), ("1", body), ("1", b"{"), ("3", body)]
+        named = [(one, {"authorization": f"Bearer {key}"}) for key, one in asked]
+        return [await call(edge.app, "POST", "/v1/embeddings", one, headers) for one, headers in named]
+
+    called = with_edge(test, keys=keys)
+
+    assert [one.status for one in called] == [200, 200, 429, 400, 401]
+    found = [{name: value for name, value in one.headers.items() if "ratelimit" in name} for one in called]
+    left = {
+        "x-ratelimit-limit-tokens": "7",
+        "x-ratelimit-remaining-tokens": "2",
+        "x-ratelimit-reset-tokens": "1m45s",
+    }
+    assert found == [left, {}, left, left, {}]
 
 
 @pytest.mark.holds("Back-pressure")

@@ -186,6 +186,30 @@ def test_the_minute_before_counts_as_far_as_it_is_not_over(
         assert mine.seconds_until_room(LIMITED, num_tokens, 630.0 + found - 0.1)
 
 
+@pytest.mark.holds("Fair shares")
+@pytest.mark.parametrize(
+    ("spent", "remaining", "reset"),
+    [
+        ([], 100, 0.0),
+        ([(0.0, 30)], 70, 90.0),  # until the minute after this one has begun
+        ([(-30.0, 31)], 84, 30.0),  # of 31 tokens, 15.5 count: half a token is not there to be sent
+        ([(-30.0, 100), (10.0, 20)], 30, 90.0),
+        ([(0.0, 150)], 0, 90.0),  # an estimate was too low
+    ],
+)
+def test_what_a_key_may_still_send(spent: list[tuple[float, int]], remaining: int, reset: float) -> None:
+    page = a_page()
+    for at, tokens in spent:
+        ceilings(page, 2).spend(LIMITED, tokens, 600.0 + at)
+
+    found = ceilings(page).allowance(LIMITED, 630.0)
+
+    assert (found.limit, found.remaining) == (100, remaining)
+    assert found.reset_seconds == pytest.approx(reset)
+    if remaining:
+        assert not ceilings(page).seconds_until_room(LIMITED, remaining, 630.0), "so many it may send at once"
+
+
 def test_what_was_estimated_too_high_is_given_back() -> None:
     mine = ceilings(a_page())
     mine.spend(LIMITED, 100, MINUTE)

@@ -1,0 +1,237 @@
+"""Requests that ask for the same while it is computed: one computation, an answer for each who waits."""
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batch_manager import manager as manager_module
+from batch_manager.messages import Answer, Refusal, RequestRefused, Submission, encode_submission, work_of
+from engine.types import Batch, OutputKind
+from tests.batch_manager.peers import (
+    ManagerRole,
+    Run,
+    assert_same,
+    expected,
+    ids_of,
+    refusal,
+    rows_of,
+    running,
+    submission,
+    until,
+)
+from wire.vocabulary import RequestClass
+
+BULK = RequestClass.BULK
+ONE = submission(3, 4)
+
+
+def has_joined(outcome: Answer | RequestRefused) -> bool:
+    assert isinstance(outcome, Answer)
+    return outcome.has_joined
+
+
+def num_joined(manager: ManagerRole) -> int:
+    counts = manager.child.metrics.drain()["counts"]
+    return sum(count for name, *_, count in counts if name == "embedline_joined_requests_total")
+
+
+async def queued(manager: ManagerRole, num_tokens: int) -> None:
+    await until(lambda: int(manager.page.queued_tokens[1, 0].sum()) == num_tokens)
+
+
+@pytest.mark.holds("Identical requests")
+@pytest.mark.parametrize("outputs", [OutputKind.POOLED, OutputKind.POOLED | OutputKind.TOKENS], ids=str)
+def test_the_same_from_two_frontends_is_computed_once(run: Run, tmp_path: Path, outputs: OutputKind) -> None:
+    async def test() -> None:
+        async with running(tmp_path) as manager:
+            first, second = await manager.frontend(), await manager.frontend()
+            one = submission(3, 4, outputs=outputs)
+            answers = [first.submit(one)]
+            frame_id, batch = await manager.engine.batches.get()  # it is being computed already
+            answers += [second.submit(one), second.submit(one)]
+            other = second.submit(submission(7, first=50))
+            await queued(manager, 14)
+            manager.engine.answer(frame_id, rows_of(batch))
+            for answer in answers:
+                assert_same(await answer, expected(one))
+            assert [has_joined(await answer) for answer in answers] == [False, True, True]
+            frame_id, batch = await manager.engine.batches.get()
+            assert batch.num_tokens == 7
+            manager.engine.answer(frame_id, rows_of(batch))
+            assert not has_joined(await other)
+            assert num_joined(manager) == 2
+            manager.engine.is_automatic = True
+            assert not has_joined(await first.ask(one)), "what has been answered is computed anew"
+
+    run(test())
+
+
+@pytest.mark.holds("Identical requests")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"token_ids": ids_of(3, 4, first=2).tobytes()},
+        {"seqlens": (4, 3)},
+        {"token_type_ids": np.ones(7, np.int32).tobytes()},
+        {"outputs": OutputKind.TOKENS},
+        {"request_class": BULK},
+        {"key": 1},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_differs_in_anything_is_computed_for_itself(run: Run, tmp_path: Path, changed: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with running(tmp_path) as manager:
+            manager.engine.is_automatic = True
+            frontend, other = await manager.frontend(), replace(ONE, **changed)
+            answers = await asyncio.gather(frontend.ask(ONE), frontend.ask(other))
+            assert_same(answers[0], expected(ONE))
+            assert_same(answers[1], expected(other))
+            assert not any(map(has_joined, answers))
+
+    run(test())
+
+
+def test_what_is_long_is_not_looked_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_module, "MAX_JOINED_BYTES", 40)
+
+    async def test() -> None:
+        async with running(tmp_path) as manager:
+            manager.engine.is_automatic = True
+            frontend = await manager.frontend()
+            for one in (ONE, submission(1)):  # of 60 bytes, and of 32
+                answers = await asyncio.gather(frontend.ask(one), frontend.ask(one))
+                assert has_joined(answers[1]) == (one is not ONE)
+
+    run(test())
+
+
+@pytest.mark.holds("Identical requests", "Cancellation")
+@pytest.mark.parametrize("leaves_by", ["cancelling", "dying"])
+def test_it_is_computed_until_the_last_has_left(run: Run, tmp_path: Path, leaves_by: str) -> None:
+    async def test() -> None:
+        async with running(tmp_path) as manager:
+            first, second = await manager.frontend(), await manager.frontend()
+            busy = second.submit(submission(90, first=100))
+            frame_id, batch = await manager.engine.batches.get()
+            first.submit(ONE)
+            await queued(manager, 97)
+            joined = second.submit(ONE)
+            await until(lambda: num_joined(manager) == 1)
+            if leaves_by == "dying":
+                first.connection.close()
+                await first.lost.wait()
+            else:
+                first.cancel(1)
+            manager.engine.answer(frame_id, rows_of(batch))
+            await busy
+            frame_id, batch = await manager.engine.batches.get()
+            manager.engine.answer(frame_id, rows_of(batch))
+            assert_same(await joined, expected(ONE))
+
+            first = await manager.frontend()
+            busy = first.submit(submission(90, first=100))
+            await manager.engine.batches.get()
+            for frontend in (first, second):
+                frontend.submit(ONE)
+            await queued(manager, 97)
+            await until(lambda: num_joined(manager) == 1)
+            first.cancel(2)
+            second.cancel(3)
+            await queued(manager, 90)  # nobody waits for it any more
+            first.cancel(1)
+
+    run(test())
+
+
+@pytest.mark.holds("Identical requests", "Deadlines")
+def test_each_has_its_own_deadline(run: Run, tmp_path: Path) -> None:
+    """The request lives as long as the last of them; each frontend stops waiting at its own time."""
+
+    async def test() -> None:
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
+            late = replace(ONE, deadline=time.monotonic() - 1)
+            patient = replace(ONE, deadline=time.monotonic() + 60)
+            answers = [frontend.submit(one) for one in (late, patient, late)]  # in one tick
+            frame_id, batch = await manager.engine.batches.get()
+            manager.engine.answer(frame_id, rows_of(batch))
+            for answer in answers:
+                assert_same(await answer, expected(ONE))
+            outcomes = await asyncio.gather(frontend.ask(late), frontend.ask(late))
+            assert [refusal(outcome) for outcome in outcomes] == [(Refusal.DEADLINE, -1)] * 2
+
+    run(test())
+
+
+@pytest.mark.holds("Identical requests", "A bad input fails alone")
+def test_poison_fails_all_who_asked_for_it_and_nobody_else(run: Run, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(tmp_path) as manager:
+            frontends = [await manager.frontend(), await manager.frontend()]
+
+            def answer(frame_id: int, batch: Batch) -> None:
+                if 13 in batch.token_ids:
+                    manager.engine.cut()
+                else:
+                    manager.engine.answer(frame_id, rows_of(batch))
+
+            script = asyncio.create_task(manager.engine.answer_all(answer))
+            good, bad = submission(3, 4, first=100), submission(6, 6, 6)
+            asked = [frontend.submit(one) for one in (bad, good) for frontend in frontends]
+            outcomes = await asyncio.gather(*asked)
+            assert [refusal(outcome) for outcome in outcomes[:2]] == [(Refusal.POISON, 2)] * 2
+            for outcome in outcomes[2:]:
+                assert_same(outcome, expected(good))
+            script.cancel()
+
+    run(test())
+
+
+def test_the_time_of_one_who_came_later_is_its_own(run: Run, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(tmp_path) as manager:
+            frontend = await manager.frontend()
+            busy = frontend.submit(submission(90, first=100))
+            frame_id, batch = await manager.engine.batches.get()
+            first = frontend.submit(ONE)
+            await queued(manager, 97)
+            second = frontend.submit(ONE)
+            await until(lambda: num_joined(manager) == 1)
+            manager.engine.answer(frame_id, rows_of(batch))
+            await busy
+            frame_id, batch = await manager.engine.batches.get()
+            manager.engine.answer(frame_id, rows_of(batch), 0.25)
+            answers = [await first, await second]
+            assert isinstance(answers[0], Answer)
+            assert isinstance(answers[1], Answer)
+            assert answers[1].queue_seconds < answers[0].queue_seconds
+            assert answers[0].compute_seconds == answers[1].compute_seconds == 0.25
+
+    run(test())
+
+
+def test_submissions_are_the_same_work_whatever_their_deadlines() -> None:
+    """Every other field is part of it, as a field that is left out would mix up answers."""
+
+    def work(one: Submission) -> bytes:
+        return work_of(memoryview(b"".join(bytes(part) for part in encode_submission(one))))
+
+    others: list[dict[str, Any]] = [
+        {"model": 1},
+        {"request_class": BULK},
+        {"outputs": OutputKind.SPARSE},
+        {"seqlens": (7,)},
+        {"token_ids": ids_of(7, first=9).tobytes()},
+        {"token_type_ids": bytes(28)},
+        {"key": 3},
+        {"weight": 2.0},
+    ]
+    assert {name for other in others for name in other} == set(Submission.__slots__) - {"deadline"}
+    assert work(replace(ONE, deadline=7.0)) == work(ONE)
+    assert all(work(replace(ONE, **other)) != work(ONE) for other in others)
