@@ -10,14 +10,16 @@ import msgspec
 
 from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PromptFields, read_prompt
 from server.dialects.reading.row_numbers import read_dimensions
 from server.dialects.reading.truncation import TruncationFields, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.writing.forms import FLOATS
-from server.dialects.writing.rows import ROWS, as_json, headers, rows_alone
+from server.dialects.writing.rows import ROWS, as_json, as_list_of, headers, rows_alone, rows_or_null
 from server.dialects.writing.text_errors import text_error
 from server.requests.errors import InvalidRequest
+from server.requests.inputs import partial
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
@@ -45,6 +47,7 @@ class OllamaEmbedBody(msgspec.Struct, kw_only=True):
     dimensions: int | None = None  # 0 = all
     options: Options | None = None
     keep_alive: str | float | None = None  # without effect: models stay loaded
+    on_error: str | None = None  # ours
 
 
 class OllamaPromptBody(msgspec.Struct, kw_only=True):
@@ -64,16 +67,21 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
     """POST /api/embed. As all decoders here raises RequestError, naming the field or index."""
     fields = _EMBED.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
-    is_empty = _NOTHING.fullmatch(bytes(fields.input)) is not None
-    given = Inputs(texts=[]) if is_empty else read_texts(fields.input, "input", max_items=call.max_items)
+    call.set_form(FLOATS)
+    allows_errors = read_on_error(fields.on_error, call)
+    given = Inputs(texts=[])
+    if _NOTHING.fullmatch(bytes(fields.input)) is None:
+        given = read_texts(fields.input, "input", max_items=call.max_items, may_be_empty=allows_errors)
     dimensions = read_dimensions(fields.dimensions or None, model.dimensions)
-    return _request(call, fields, given, model, field="input", dimensions=dimensions, normalize=True)
+    rest = {"dimensions": dimensions, "normalize": True, "allows_errors": allows_errors}
+    return _request(call, fields, given, model, field="input", **rest)
 
 
 def decode_embeddings(call: Call, body: bytes) -> EmbedRequest:
     """POST /api/embeddings."""
     fields = _EMBEDDINGS.read(body)
     model = call.models.choose(fields.model, with_prompt=True)
+    call.set_form(FLOATS)
     given = Inputs(texts=[fields.prompt] if fields.prompt else [], is_single=True)
     return _request(call, fields, given, model, field="prompt")
 
@@ -88,7 +96,6 @@ def _request(
     **rest: Any,
 ) -> EmbedRequest:
     truncate = fields.truncate if isinstance(fields, OllamaEmbedBody) else None
-    call.set_form(FLOATS)
     return EmbedRequest(
         model=model,
         texts=given.texts,
@@ -113,7 +120,7 @@ def _read_num_ctx(options: Options | None) -> int | None:
 
 async def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
     """Rows; none for no text."""
-    return await pipeline.embed(request, trace) if request.texts else no_rows(request)
+    return await partial.embed(pipeline, request, trace) if request.texts else no_rows(request)
 
 
 async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:
@@ -121,7 +128,7 @@ async def encode_embed(call: Call, request: EmbedRequest, embedded: Embedded) ->
     if call.form and call.form.has_rows_alone:
         return await rows_alone(embedded, call.form, request.ranges)
     out = bytearray(b'{"model":%b,"embeddings":' % msgspec.json.encode(request.model.name))
-    out += await as_json(embedded.rows)
+    out += await as_list_of(rows_or_null(embedded, FLOATS)) if embedded.failed else await as_json(embedded.rows)
     out += b',"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (
         1e9 * call.trace.elapsed(),
         embedded.num_tokens,
@@ -141,7 +148,7 @@ class OllamaEmbedAnswer(msgspec.Struct):
     """The answer of POST /api/embed."""
 
     model: str
-    embeddings: list[list[float]]
+    embeddings: list[list[float] | None]
     total_duration: int
     load_duration: int
     prompt_eval_count: int

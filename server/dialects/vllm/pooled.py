@@ -7,17 +7,19 @@ read them. If only the `accept` header asks for them they have ours, with offset
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
+import msgspec
 import pybase64
 
 from server.dialects.route import Answer, Call
 from server.dialects.vllm.shared import end_of_list, start_of_list
-from server.dialects.writing.forms import FLOATS, Encoding, RowForm, row_values
+from server.dialects.writing.forms import FLOATS, Encoding, RowForm
+from server.dialects.writing.openai_shapes import error_fields
 from server.dialects.writing.ragged import ragged_answer
-from server.dialects.writing.rows import all_row_bytes, as_bytes, as_json, as_list, headers, rows_alone
+from server.dialects.writing.rows import all_row_bytes, as_bytes, as_json, as_list, headers, rows_alone, rows_or_null
 from server.dialects.writing.vllm_metadata import metadata_header
 from server.requests.errors import InvalidRequest
 from server.requests.models import ServedModel
-from server.requests.time_slices import TimeSlice, steps
+from server.requests.time_slices import TimeSlice
 from server.requests.work import Embedded
 
 
@@ -27,21 +29,16 @@ async def write_pooled(call: Call, model: ServedModel, embedded: Embedded, *, wa
     if form.has_rows_alone:
         return await _alone(call, model, embedded, wanted)
     values: AsyncIterator[bytes | bytearray]
-    values = _of_texts(embedded, form) if embedded.offsets is None else _of_tokens(embedded, form)
-    items, time_slice = list[bytes | bytearray](), TimeSlice()
+    values = rows_or_null(embedded, form) if embedded.offsets is None else _of_tokens(embedded, form)
+    items, time_slice, failed = list[bytes | bytearray](), TimeSlice(), embedded.failed or {}
     async for value in values:
-        items.append(b'{"index":%d,"object":"pooling","data":%b}' % (len(items), bytes(value)))
+        error = failed.get(len(items))
+        beside = b"" if error is None else b',"error":' + msgspec.json.encode(error_fields(error))
+        items.append(b'{"index":%d,"object":"pooling","data":%b%b}' % (len(items), bytes(value), beside))
         await time_slice.end_if_over()
     end = end_of_list(num_tokens=embedded.num_tokens, num_truncated=embedded.num_truncated)
     content = b"".join((start_of_list(call, model, b"pool-"), as_list(items), end))
     return Answer(200, headers(embedded, form), content)
-
-
-async def _of_texts(embedded: Embedded, form: RowForm) -> AsyncIterator[bytes | bytearray]:
-    """A JSON value for each row."""
-    async for part in steps(*embedded.rows.shape):
-        for value in row_values(embedded.rows[part], form):
-            yield value
 
 
 async def _of_tokens(embedded: Embedded, form: RowForm) -> AsyncIterator[bytes | bytearray]:

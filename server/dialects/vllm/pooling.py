@@ -9,6 +9,7 @@ from engine.model.tasks import Activation, Task
 from engine.types import ROWS_OF_TOKENS, OutputKind
 from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_inputs
+from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.vllm.chat import TextOrChatReader, work_of
@@ -18,6 +19,7 @@ from server.dialects.writing.forms import RAGGED_ONLY, WITH_ROWS_ONLY, RowForm
 from server.requests.activation import activated
 from server.requests.classify import ClassifyRequest, classify
 from server.requests.errors import InvalidRequest, UnsupportedTask
+from server.requests.inputs.partial import embed
 from server.requests.late_interaction import embed_tokens
 from server.requests.models import ServedModel
 from server.requests.pipeline import Pipeline
@@ -51,6 +53,7 @@ class PoolingBody(CommonFields, kw_only=True):
     encoding_format: str | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
+    on_error: str | None = None  # ours
 
 
 _BODY = TextOrChatReader(PoolingBody, field="input")
@@ -74,6 +77,7 @@ def decode(call: Call, body: bytes) -> _Request:
     outputs = _outputs(_BY_MODEL.get(model.task, "embed") if fields.task is None else fields.task, model)
     wanted = read_form(fields.encoding_format, embed_dtype=fields.embed_dtype, endianness=fields.endianness)
     call.set_form(wanted, offers=RAGGED_ONLY if outputs & ROWS_OF_TOKENS else WITH_ROWS_ONLY)
+    allows_errors = _read_on_error(fields.on_error, call, outputs)
     own: dict[str, Any] = {
         "model": model,
         "outputs": outputs,
@@ -85,7 +89,7 @@ def decode(call: Call, body: bytes) -> _Request:
     if chat is not None:
         own |= work_of(chat, max_items=call.max_items)
     else:
-        given = read_inputs(fields.input, "input", max_items=call.max_items)
+        given = read_inputs(fields.input, "input", max_items=call.max_items, may_be_empty=allows_errors)
         own |= {"texts": given.texts, "token_ids": given.token_ids, "is_single": given.is_single}
         own |= {"add_special_tokens": fields.add_special_tokens}
     if not outputs & _EMBEDDINGS:
@@ -93,7 +97,15 @@ def decode(call: Call, body: bytes) -> _Request:
     prompt = "" if chat else model.default_prompt
     by_model = model.normalize if outputs is OutputKind.TOKENS else None  # vLLM scales rows of tokens too
     normalize = by_model if fields.use_activation is None else fields.use_activation
-    return _Request(EmbedRequest(prompt=prompt, normalize=normalize, **own), wanted)
+    return _Request(EmbedRequest(prompt=prompt, normalize=normalize, allows_errors=allows_errors, **own), wanted)
+
+
+def _read_on_error(wanted: str | None, call: Call, outputs: OutputKind) -> bool:
+    """Raises InvalidRequest."""
+    allows_errors = read_on_error(wanted, call)
+    if allows_errors and outputs is not OutputKind.POOLED:
+        raise InvalidRequest("on_error can be null only with the task embed", param="on_error")
+    return allows_errors
 
 
 def _outputs(task: str, model: ServedModel) -> OutputKind:
@@ -110,6 +122,8 @@ def _outputs(task: str, model: ServedModel) -> OutputKind:
 async def run(pipeline: Pipeline, request: _Request, trace: Trace) -> Embedded:
     """Rows of texts, or of their tokens with offsets."""
     work = request.work
+    if work.outputs is OutputKind.POOLED and isinstance(work, EmbedRequest):
+        return await embed(pipeline, work, trace)
     if isinstance(work, EmbedRequest):
         return await embed_tokens(pipeline, work, trace)
     if work.outputs is OutputKind.LOGITS:
@@ -128,7 +142,8 @@ async def encode(call: Call, request: _Request, embedded: Embedded) -> Answer:
 class _Item(msgspec.Struct):
     index: int
     object: Literal["pooling"]
-    data: list[Any] | str  # numbers, or rows of them
+    data: list[Any] | str | None  # numbers, or rows of them
+    error: dict[str, str | None] | msgspec.UnsetType = msgspec.UNSET  # only with `on_error: "null"`
 
 
 class PoolingAnswer(msgspec.Struct):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.edge import Called, Edge, call
+from engine.types import OutputKind
+from tests.server.edge import Called, Edge, call, state_with
 
 TEXTS = ["one", "", "three", "x" * 17]  # the last has one token more than the model takes
 OPENAI = {"input": TEXTS, "on_error": "null"}
@@ -95,6 +96,54 @@ def test_lists_that_mix_texts_and_ids(inputs: list[Any]) -> None:
     assert [row is None for row in rows] == [not item for item in inputs]
 
 
+@pytest.mark.holds("Errors of single items")
+def test_ollamas_list_has_null() -> None:
+    called = post("/api/embed", {**OPENAI, "truncate": False})
+    rows = json.loads(called.body)["embeddings"]
+    assert [row is None for row in rows] == [False, True, False, True]
+    assert len(rows[0]) == len(rows[2]) == 8
+    assert called.headers["x-embedline-failed-inputs"] == "2"
+    assert json.loads(post("/api/embed", {"input": ["", ""], "on_error": "null"}).body)["embeddings"] == [None, None]
+    assert json.loads(post("/api/embed", {"input": "", "on_error": "null"}).body)["embeddings"] == []  # only loads
+
+
+@pytest.mark.holds("Errors of single items")
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_vllms_items_have_null_and_an_error(encoding: str) -> None:
+    items = json.loads(post("/pooling", {**OPENAI, "encoding_format": encoding}).body)["data"]
+    assert [item["data"] is None for item in items] == [False, True, False, False]
+    assert items[1]["error"]["param"] == "input[1]"
+    assert all("error" not in items[index] for index in (0, 2, 3))
+
+
+@pytest.mark.holds("Errors of single items")
+def test_rows_of_tokens_have_null() -> None:
+    called = post("/embed_all", {**TEI, "truncate": False})
+    rows = json.loads(called.body)
+    assert [row and len(row) for row in rows] == [3, None, 5, None]
+    assert rows[2] == [[5.0] * 8] * 5
+    assert called.headers["x-embedline-failed-inputs"] == "2"
+    assert json.loads(post("/embed_all", {"inputs": ["", ""], "on_error": "null"}).body) == [None, None]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_raw_rows_of_tokens_have_none_for_a_wrong_text(dtype: str) -> None:
+    body = {**TEI, "truncate": False, "encoding_format": "bytes", "embed_dtype": dtype}
+    called = post("/embed_all", body)
+    assert called.status == 200, called.body
+    assert np.frombuffer(called.body, "<u4", 5).tolist() == [0, 3, 3, 8, 8]
+    assert called.headers["x-embedline-shape"] == "8,8"
+
+
+def test_a_model_for_late_interaction_alone_can_not() -> None:
+    async def run() -> Called:
+        edge = Edge(loaded=state_with(OutputKind.MULTI_VECTOR))
+        return await call(edge.app, "POST", "/embed_all", json.dumps(TEI).encode())
+
+    called = asyncio.run(run())
+    assert (called.status, "on_error" in json.loads(called.body)["error"]) == (422, True)
+
+
 @pytest.mark.parametrize("body", [{"input": TEXTS}, {"input": TEXTS, "on_error": "fail"}])
 def test_without_it_one_wrong_text_fails_the_request(body: dict[str, Any]) -> None:
     assert post("/v1/embeddings", body).error()["param"] == "input[1]"
@@ -111,6 +160,8 @@ def test_other_answers_do_not_count_errors() -> None:
         ("/v1/embeddings", {**OPENAI, "on_error": 5}),
         ("/v1/classify", {"input": "a", "on_error": "null"}),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "on_error": "null"}),
+        ("/pooling", {"input": "a", "task": "token_embed", "on_error": "null"}),
+        ("/pooling", {"input": "a", "encoding_format": "bytes", "embed_dtype": "fp8_e4m3", "on_error": "null"}),
     ],
 )
 def test_what_is_refused(path: str, body: dict[str, Any]) -> None:
