@@ -12,6 +12,7 @@ import orjson
 
 from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_inputs
+from server.dialects.reading.long_texts import read_chunking
 from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PROMPT_FIELDS, PromptFields, read_prompt
 from server.dialects.reading.row_numbers import read_normalize, read_output_dimension
@@ -48,6 +49,8 @@ class EmbeddingsBody(PromptFields, kw_only=True):
     output_dtype: str | None = None  # Voyage's
     embedding_type: str | None = None  # Jina's
     endianness: str | None = None  # vLLM's
+    late_chunking: bool | None = None  # Jina's
+    long_text: str | None = None  # ours
     on_error: str | None = None  # ours
 
 
@@ -86,6 +89,13 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         request_class=call.options.request_class,
         deadline=call.options.deadline,
         allows_errors=allows_errors,
+        chunking=read_chunking(
+            fields.long_text,
+            fields.late_chunking,
+            model=model,
+            are_texts=chat is None and own["token_ids"] is None,
+            allows_errors=allows_errors,
+        ),
         **own,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from server.dialects.reading.forms import DTYPE_WORDS, ENDIANNESS_WORDS, FORMAT_WORDS, LISTED_WORDS
+from server.dialects.reading.long_texts import LONG_TEXT_WORDS
 from server.dialects.reading.prompts import max_prompt_chars, purpose_words, side_words
 from server.dialects.reading.truncation import DIRECTION_WORDS, END_WORDS
 from server.dialects.weaviate import pooling_words
@@ -28,6 +29,7 @@ _WORDS = {
     "truncation_side": DIRECTION_WORDS,
     "aggregation_strategy": ("none", "simple", "first", "average", "max"),
     "on_error": ("null", "fail"),
+    "long_text": LONG_TEXT_WORDS,
 }
 _RERANK = "RerankBody"  # what the names of its forms begin with
 _TEIS_QUERY = ("RerankBodyOfTexts", "query")  # may be empty if no text is

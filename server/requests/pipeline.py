@@ -120,7 +120,7 @@ class Pipeline:
                     await trace.hold(self._admission.room_of(trace.request_class), num_bytes)
             if request.num_queries and model.has_query_table:
                 tokens = marked_queries(tokens, num_queries=request.num_queries)
-            trace.seqlens = np.diff(tokens.offsets).tolist() if request.num_items > 1 else [trace.num_tokens]
+            trace.seqlens = np.diff(tokens.offsets).tolist() if len(tokens.offsets) > 2 else [trace.num_tokens]
             answer = await self._managers.submit(
                 Submission(
                     model=model.index,
@@ -154,7 +154,7 @@ class Pipeline:
             num_tokens = self._admission.estimate(request.model.index, num_characters, len(request.texts))
         if request.token_ids is not None:
             num_tokens += sum(map(len, request.token_ids))
-        return min(num_tokens, request.num_items * request.max_seqlen)
+        return min(num_tokens, request.max_num_tokens)
 
     async def tokenize(self, request: TokenizeRequest, trace: Trace) -> list[list[Token]]:
         """The tokens of each text, none cut off. Raises RequestError; cancelling it drops the work everywhere."""

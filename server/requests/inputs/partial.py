@@ -1,7 +1,7 @@
 """Embeddings of what can be embedded, for requests whose wrong items must not fail the others.
 
-An item that is empty, is too long or can't be tokenized has an error and a row of zeros. What fails later, in an
-engine, fails the request.
+An item that is empty, is too long or can't be tokenized has an error and a row of zeros, or no rows of tokens. What
+fails later, in an engine, fails the request.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -12,10 +12,12 @@ import numpy as np
 
 from engine.types import OutputKind
 from server.requests.errors import EmptyInput, RequestError
+from server.requests.inputs.late_chunks import embed_late_chunks
+from server.requests.inputs.windows import embed_in_windows
 from server.requests.pipeline import Pipeline, finish
 from server.requests.refusals import text_error
 from server.requests.trace import Trace
-from server.requests.work import Embedded, EmbedRequest
+from server.requests.work import Chunking, Embedded, EmbedRequest
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join, offsets_of
 from wire.vocabulary import RequestClass
@@ -38,7 +40,11 @@ class _Part(EmbedRequest):
 
 
 def embed(pipeline: Pipeline, request: EmbedRequest, trace: Trace) -> Awaitable[Embedded]:
-    """Rows for a request. Raises RequestError; cancelling it drops the work everywhere."""
+    """Rows for any request for embeddings. Raises RequestError; cancelling it drops the work everywhere."""
+    if request.chunking is Chunking.WINDOWS:
+        return embed_in_windows(pipeline, request, trace)
+    if request.chunking is Chunking.LATE:
+        return embed_late_chunks(pipeline, request, trace)
     return _embed_what_can_be(pipeline, request, trace) if request.allows_errors else pipeline.embed(request, trace)
 
 
@@ -46,16 +52,30 @@ async def _embed_what_can_be(pipeline: Pipeline, request: EmbedRequest, trace: T
     request = await pipeline.with_own_ids(request, trace)
     given = {field.name: getattr(request, field.name) for field in fields(EmbedRequest)}
     part = _Part(**given, places=[], failed={})
-    width = request.dimensions or request.model.dimensions
-    rows = np.zeros((request.num_items, width), np.float32)
-    truncated = np.zeros(request.num_items, np.uint8)
     try:
         computed = await pipeline.compute(part, trace, tokenize=partial(_tokenize, pipeline, part))
     except _NothingLeft:
-        return Embedded(rows, 0, truncated, failed=part.failed)
-    rows[part.places] = finish(computed.results[OutputKind.POOLED].values, request)
+        return _without_rows(part)
+    rows = computed.results[request.outputs]
+    values, truncated = finish(rows.values, request), np.zeros(request.num_items, np.uint8)
     truncated[part.places] = computed.tokens.truncated
-    return Embedded(rows, computed.num_tokens, truncated, failed=part.failed)
+    if rows.offsets is not None:
+        seqlens = np.zeros(request.num_items, np.int32)
+        seqlens[part.places] = np.diff(rows.offsets)
+        return Embedded(values, computed.num_tokens, truncated, offsets_of(seqlens), failed=part.failed)
+    placed = np.zeros((request.num_items, values.shape[1]), np.float32)
+    placed[part.places] = values
+    return Embedded(placed, computed.num_tokens, truncated, failed=part.failed)
+
+
+def _without_rows(part: _Part) -> Embedded:
+    """Where every item has an error."""
+    truncated = np.zeros(part.num_items, np.uint8)
+    if part.outputs is OutputKind.POOLED:
+        rows = np.zeros((part.num_items, part.dimensions or part.model.dimensions), np.float32)
+        return Embedded(rows, 0, truncated, failed=part.failed)
+    rows = np.zeros((0, part.model.token_dimensions or part.model.dimensions), np.float32)
+    return Embedded(rows, 0, truncated, np.zeros(part.num_items + 1, np.int32), failed=part.failed)
 
 
 async def _tokenize(pipeline: Pipeline, part: _Part, request_class: RequestClass) -> TokenizedTexts:

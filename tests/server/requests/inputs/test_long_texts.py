@@ -1,0 +1,222 @@
+"""Long texts in windows, and the chunks of one text: rows held against what is computed by hand."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batch_manager import messages as batching
+from batch_manager.messages import Answer, RequestRefused, Submission
+from engine.types import OutputKind, Rows
+from server.requests.errors import EmptyInput, EngineFailed, InvalidRequest, RequestError, UnsupportedTask
+from server.requests.inputs.partial import embed
+from server.requests.inputs.windows import averages
+from server.requests.trace import Trace
+from server.requests.work import Chunking, Embedded
+from tests.server.edge import Edge, Managers, Tokenizers, served_model
+from tests.server.requests.embed_requests import a_request
+from tokenizer_pool.details import Token
+from tokenizer_pool.messages import Refusal, TextRefused
+from tokenizer_pool.token_ids import PROMPT_TOKEN, TokenizedTexts
+
+FIRST, LAST = 1, 2
+ROOM = 8  # tokens of a sequence
+
+
+def ids_of(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+class Framing(Tokenizers):
+    """A token for each character, between two special ones; those of a prompt have a type of their own."""
+
+    async def tokenize(self, texts: Sequence[str], **how: Any) -> TokenizedTexts:
+        await self._work(texts, how)
+        prompt, marks, room = how["prompt"], PROMPT_TOKEN, min(how["max_tokens"] or ROOM, ROOM) - 2
+        contents = [ids_of(prompt + text) for text in texts]
+        ids = [[FIRST, *content[:room], LAST] for content in contents]
+        types = [[marks * (0 < at <= len(prompt)) for at in range(len(each))] for each in ids]
+        offsets = np.cumsum([0, *map(len, ids)], dtype=np.int32)
+        truncated = np.array([len(content) > room for content in contents], np.uint8)
+        flat_types = np.concatenate(types).astype(np.int32)
+        return TokenizedTexts(np.concatenate(ids).astype(np.int32), offsets, truncated, flat_types if prompt else None)
+
+    async def tokenize_details(self, texts: Sequence[str], **how: Any) -> list[list[Token]]:
+        await self._work(texts, how)
+        if "?" in "".join(texts):
+            raise TextRefused(Refusal.FAILED, ["?" in text for text in texts].index(True))
+        first, last = (Token(special, "", True, None, None) for special in (FIRST, LAST))
+        return [
+            [first, *(Token(ord(c), c, False, at, at + 1) for at, c in enumerate(how["prompt"] + text)), last]
+            for text in texts
+        ]
+
+
+def row_of(ids: Sequence[int], types: Sequence[int] | None = None) -> list[float]:
+    """What the stand-in computes for a sequence: the mean of what it computes for tokens."""
+    rows = [[token_id, token_id % 7, token_id % 5, at, bool(type_)] for at, (token_id, type_) in _tokens(ids, types)]
+    return [float(number) for number in np.mean(np.array(rows, np.float64), axis=0)]
+
+
+def _tokens(ids: Sequence[int], types: Sequence[int] | None) -> list[tuple[int, tuple[int, int]]]:
+    return list(enumerate(zip(ids, types or [0] * len(ids), strict=True)))
+
+
+class Computing(Managers):
+    """Rows that depend on every id, its place and its type; `is_mean` False is a model with another pooling."""
+
+    is_mean = True
+
+    async def submit(self, submission: Submission) -> Answer:
+        await super().submit(replace(submission, outputs=OutputKind.POOLED))
+        self.submitted[-1] = submission
+        ids = np.frombuffer(submission.token_ids, np.int32).tolist()
+        types = np.frombuffer(submission.token_type_ids, np.int32).tolist() if submission.token_type_ids else None
+        offsets = np.cumsum([0, *submission.seqlens], dtype=np.int32)
+        spans = list(zip(offsets.tolist(), offsets.tolist()[1:], strict=False))
+        rows = np.array([row_of(ids[a:b], types[a:b] if types else None) for a, b in spans], np.float32)
+        if not self.is_mean:
+            rows = rows[:, ::-1].copy()
+        of_tokens = [[i, i % 7, i % 5, at, 0] for a, b in spans for at, i in enumerate(ids[a:b])]
+        results = {OutputKind.POOLED: Rows(rows), OutputKind.TOKENS: Rows(np.array(of_tokens, np.float32), offsets)}
+        return Answer({kind: results[kind] for kind in submission.outputs}, 0.0, 0.0)
+
+
+def run(chunking: Chunking, *, is_mean: bool = True, error: Exception | None = None, **fields: Any) -> Any:
+    """The embedded rows, the trace and the edge."""
+
+    async def test() -> tuple[Embedded, Trace, Edge]:
+        edge, trace = Edge(), Trace()
+        tokenizers, managers = Framing(), Computing(error=error)
+        managers.is_mean = is_mean
+        edge.tokenizers = edge.pipeline._tokenizers = tokenizers  # type: ignore[assignment]
+        edge.managers = edge.pipeline._managers = managers  # type: ignore[assignment]
+        model = served_model(max_seqlen=ROOM, dimensions=5, vocab_size=1000, **fields.pop("model", {}))
+        try:
+            request = a_request(model=model, chunking=chunking, **fields)
+            return await embed(edge.pipeline, request, trace), trace, edge
+        finally:
+            assert not edge.page.admitted_tokens.any()
+
+    return asyncio.run(test())
+
+
+def by_hand(windows: Sequence[str], prompt: str = "") -> list[float]:
+    """The average of these windows of a text, by their characters."""
+    rows = []
+    for window in windows:
+        ids = [FIRST, *ids_of(prompt + window), LAST]
+        rows.append(row_of(ids, [0, *[PROMPT_TOKEN] * len(prompt), *[0] * (len(window) + 1)]))
+    return [float(x) for x in np.average(np.array(rows), axis=0, weights=[len(window) for window in windows])]
+
+
+@pytest.mark.holds("Long texts")
+def test_a_long_text_is_the_average_of_its_windows_by_their_tokens() -> None:
+    texts = ["short", "sixsix", "seventh", "a text of twenty-five tok"]
+    embedded, trace, edge = run(Chunking.WINDOWS, texts=texts)
+
+    expected = [
+        by_hand(["short"]),
+        by_hand(["sixsix"]),
+        by_hand(["sevent", "h"]),
+        by_hand(["a text", " of tw", "enty-f", "ive to", "k"]),
+    ]
+    assert np.allclose(embedded.rows, expected, rtol=1e-6, atol=1e-6)
+    num_tokens = sum(map(len, texts)) + 2 * (1 + 1 + 2 + 5)
+    assert embedded.num_tokens == trace.num_tokens == num_tokens
+    assert sum(trace.seqlens) == num_tokens
+    assert embedded.num_truncated == trace.num_truncated == 0
+    assert list(edge.managers.submitted[0].seqlens) == [7, 8, 8, 3, 8, 8, 8, 8, 3]
+
+
+@pytest.mark.holds("Long texts")
+def test_the_prompt_stands_before_each_window() -> None:
+    embedded, _, edge = run(Chunking.WINDOWS, texts=["abc", "abcdefgh"], prompt="p:")
+
+    assert np.allclose(embedded.rows, [by_hand(["abc"], "p:"), by_hand(["abcd", "efgh"], "p:")], rtol=1e-6)
+    types = np.frombuffer(edge.managers.submitted[0].token_type_ids, np.int32).tolist()
+    assert types == [t for n in (7, 8, 8) for t in [0, PROMPT_TOKEN, PROMPT_TOKEN, *[0] * (n - 3)]]
+
+
+def test_averages_are_cut_and_scaled_as_other_rows() -> None:
+    embedded, _, _ = run(Chunking.WINDOWS, texts=["abcdefgh"], model={"normalize": True}, dimensions=3)
+
+    expected = np.array(by_hand(["abcdef", "gh"])[:3])
+    assert np.allclose(embedded.rows, [expected / np.linalg.norm(expected)], rtol=1e-6)
+
+
+def test_a_lower_limit_makes_smaller_windows() -> None:
+    embedded, _, _ = run(Chunking.WINDOWS, texts=["abcdefgh"], max_tokens=5)
+    assert np.allclose(embedded.rows, [by_hand(["abc", "def", "gh"])], rtol=1e-6)
+
+
+def test_short_texts_cost_nothing_more() -> None:
+    embedded, _, edge = run(Chunking.WINDOWS, texts=["abc", "abcdef"])
+    plain, _, other = run(Chunking.NONE, texts=["abc", "abcdef"])
+
+    assert np.array_equal(embedded.rows, plain.rows)
+    assert len(edge.tokenizers.asked) == len(other.tokenizers.asked) == 1
+
+
+def test_rows_of_single_windows_stay_as_they_are_to_the_bit() -> None:
+    rows = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    averaged = averages(rows, np.array([0, 1, 1, 2]), np.array([7, 3, 5, 1]))
+    assert np.array_equal(averaged[[0, 2]], rows[[0, 3]])
+    assert np.allclose(averaged[1], (3 * rows[1] + 5 * rows[2]) / 8, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("chunking", [Chunking.WINDOWS, Chunking.LATE])
+def test_what_can_not_be_tokenized_is_named(chunking: Chunking) -> None:
+    with pytest.raises(RequestError) as refused:
+        run(chunking, texts=["a", "b", "seven??"])
+    assert refused.value.param == "input[2]"
+
+
+def test_an_engine_that_fails_on_a_window_names_the_text() -> None:
+    error = RequestRefused(batching.Refusal.ENGINE_FAILED, 3)
+    with pytest.raises(EngineFailed) as refused:
+        run(Chunking.WINDOWS, texts=["a", "abcdefgh", "b"], error=error)
+    assert refused.value.param == "input[2]"
+
+
+def test_a_prompt_that_leaves_no_room_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        run(Chunking.WINDOWS, texts=["a", "abcdefgh"], prompt="prompt")
+    assert refused.value.param == "input[0]"  # of one token, and there is room for none
+
+
+@pytest.mark.holds("Long texts")
+@pytest.mark.parametrize("prompt", ["", "p"])
+def test_late_chunks_are_means_of_their_tokens_in_one_sequence(prompt: str) -> None:
+    embedded, trace, edge = run(Chunking.LATE, texts=["ab", "c", "d"], prompt=prompt)
+
+    (submission,) = edge.managers.submitted
+    assert np.frombuffer(submission.token_ids, np.int32).tolist() == [FIRST, *ids_of(prompt + "abcd"), LAST]
+    at = 1 + len(prompt)
+    tokens = np.array([[i, i % 7, i % 5, at + place, 0] for place, i in enumerate(ids_of("abcd"))], np.float64)
+    assert np.allclose(embedded.rows, [tokens[:2].mean(axis=0), tokens[2], tokens[3]], rtol=1e-6)
+    assert embedded.num_tokens == trace.num_tokens == 6 + len(prompt)
+    assert trace.seqlens == [6 + len(prompt)]
+    assert embedded.num_truncated == 0
+
+
+def test_chunks_of_more_tokens_than_the_model_takes_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="9 tokens together, and late_chunking takes 8 at most") as refused:
+        run(Chunking.LATE, texts=["abcd", "efg"])
+    assert refused.value.param == "input"
+
+
+def test_an_empty_chunk_is_refused() -> None:
+    with pytest.raises(EmptyInput) as refused:
+        run(Chunking.LATE, texts=["ab", "", "c"])
+    assert refused.value.param == "input[1]"
+
+
+@pytest.mark.holds("Long texts")
+def test_a_model_whose_row_is_no_mean_has_no_late_chunks() -> None:
+    with pytest.raises(UnsupportedTask) as refused:
+        run(Chunking.LATE, texts=["ab", "cd"], is_mean=False)
+    assert refused.value.param == "late_chunking"
