@@ -22,7 +22,7 @@ REFUTED = 0x0304  # model (u16); a request that failed there was computed by ano
 # deadline in time.monotonic() seconds or inf (f64), model (u16), class (u8), has token types (u8), outputs (u16),
 # key (u16), weight of the key (f32), sequences (u32); then int32 lengths [n], ids, token types
 _SUBMIT = struct.Struct("<dHBBHHfI")
-_WORK_AT = 8  # where the deadline ends
+_WORK = slice(8, None)  # all but the deadline
 _REFUTED = struct.Struct("<H")
 # seconds waiting, seconds computing, whether another had asked for the same; then the rows as engine.messages has them
 _ANSWER = struct.Struct("<dd?7x")
@@ -148,7 +148,7 @@ def decode_submission(payload: memoryview) -> Submission:
 
 def work_of(payload: memoryview) -> bytes:
     """What a SUBMIT asks for: all of it but the deadline, so that it is equal where the work is."""
-    return bytes(payload[_WORK_AT:])
+    return bytes(payload[_WORK])
 
 
 def encode_answer(answer: Answer) -> list[Buffer]:

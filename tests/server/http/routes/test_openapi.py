@@ -72,7 +72,7 @@ def test_the_hot_route_says_what_it_takes(schema: Any) -> None:
     properties = set(body["properties"])
     assert {"input", "model", "encoding_format", "dimensions", "user", "prompt_name", "truncate"} <= properties
     assert {"embed_dtype", "output_dtype", "embedding_type", "endianness"} <= properties
-    assert not {"late_chunking", "messages"} & properties  # these are refused
+    assert not {"late_chunking_params", "messages"} & properties  # these are refused
     assert body["required"] == ["input"]
     assert {parameter["name"] for parameter in operation["parameters"]} == {"request-timeout-ms", "x-embedline-class"}
     assert set(operation["responses"]["200"]["content"]) >= {"application/json", "application/octet-stream"}
