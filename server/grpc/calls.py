@@ -86,6 +86,7 @@ class Calls:
         self._finished = finished
         self._request_ids = request_ids()
         self._streams = set[InOrder[bytes, _Done]]()
+        self._is_stopping = False
 
     def handler(self, method: Method) -> Handler:
         """What the library calls for each RPC of the method."""
@@ -98,6 +99,7 @@ class Calls:
 
     def stop_reading(self) -> None:
         """Open streams end once what they have sent is answered."""
+        self._is_stopping = True
         for stream in self._streams:
             stream.cut()
 
@@ -155,6 +157,8 @@ class Calls:
 
         async with InOrder(read, work, max_open=MAX_OPEN, dropped=self._drop) as stream:
             self._streams.add(stream)
+            if self._is_stopping:  # it was on its way
+                stream.cut()
             try:
                 while (done := await stream.next()) is not None:
                     with self._reported(done.trace):

@@ -64,6 +64,7 @@ class InOrder(Generic[_Message, _Result]):
         """Read no further; what was read gets its results."""
         self.was_cut = not self._reader.done()
         self._reader.cancel()
+        self._open.put_nowait(None)  # it may not even have begun
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -28,6 +28,7 @@ class Port:
 
     edge: Edge
     server: GrpcServer
+    calls: Calls
     channel: grpc.aio.Channel
     traces: list[Trace] = field(default_factory=list)
     reported: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,7 +104,7 @@ async def serving(
         await server.start()
         try:
             async with grpc.aio.insecure_channel(address) as channel:
-                port = Port(edge, server, channel)
+                port = Port(edge, server, calls, channel)
                 reports.append(port.finished)
                 yield port
         finally:

@@ -1,6 +1,7 @@
 """What is refused over gRPC: the status, what it says, and that it is reported as a request over HTTP is."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -9,10 +10,12 @@ import pytest
 from batch_manager import messages as batching
 from batch_manager.messages import RequestRefused
 from server.dialects.tei_grpc import tei_pb2
+from server.grpc import calls
 from server.grpc.statuses import CODES
 from server.requests import errors
+from server.requests.models import ServerState
 from server.settings.api_keys import ApiKey, digest
-from tests.server.edge import Edge
+from tests.server.edge import Edge, ready_state
 from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, serving
 from tokenizer_pool.messages import Refusal, TextRefused
 
@@ -109,7 +112,7 @@ def test_errors_have_teis_codes(
     asyncio.run(run())
 
 
-def test_what_is_no_message_and_a_model_that_nobody_knows() -> None:
+def test_what_is_no_message_or_no_task_of_the_model() -> None:
     async def run() -> None:
         async with serving() as port:
             raw = port.channel.unary_unary(EMBED)(b"\xff\xff", timeout=PATIENCE)
@@ -120,7 +123,37 @@ def test_what_is_no_message_and_a_model_that_nobody_knows() -> None:
             assert unsupported[0] is grpc.StatusCode.FAILED_PRECONDITION
             wrong_class = (("x-embedline-class", "first"),)
             assert (await error_of(port.ask(EMBED, HELLO, metadata=wrong_class)))[0] is code
-            assert (await port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "any"),))).embeddings
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_metadata_name_the_model() -> None:
+    async def run() -> None:
+        edge = Edge(max_bytes=MAX_BYTES)
+        edge.state = ServerState(edge.page, strict_model_name=True)
+        edge.state.update(ready_state())
+        async with serving(edge) as port:
+            assert (await port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "the-model"),))).embeddings
+            code, _ = await error_of(port.ask(EMBED, HELLO, metadata=(("x-embedline-model", "another"),)))
+            assert code is grpc.StatusCode.NOT_FOUND
+
+    asyncio.run(run())
+
+
+@pytest.mark.holds("gRPC")
+def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_MESSAGE_SECONDS", 0.05)
+
+    async def never() -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield HELLO
+
+    async def run() -> None:
+        async with serving() as port:
+            begun = port.channel.stream_unary(EMBED)(never(), timeout=PATIENCE)
+            assert await error_of(begun) == (grpc.StatusCode.DEADLINE_EXCEEDED, "no message came for 0.05 seconds")
+            assert [(trace.status, trace.error) for trace in port.traces] == [(408, "BodyTooSlow")]
 
     asyncio.run(run())
 

@@ -124,6 +124,16 @@ def test_when_the_server_stops_what_was_sent_is_answered() -> None:
     asyncio.run(run())
 
 
+def test_a_stream_that_begins_while_the_server_stops_is_not_read() -> None:
+    async def run() -> None:
+        async with serving() as port:
+            port.calls.stop_reading()
+            stream = port.stream(STREAM, iter(messages("a")))
+            assert await error_of(stream.read()) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+
+    asyncio.run(run())
+
+
 def test_ranks_of_a_stream_that_is_too_long_or_empty() -> None:
     async def run() -> None:
         async with serving() as port:

@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
+from server.settings import http_flags
 from server.settings.flag import GROUPS, Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
@@ -101,6 +103,14 @@ def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
 
 
 @pytest.mark.holds("There is one list of flags")
+@pytest.mark.holds("gRPC")
+@pytest.mark.parametrize("missing", ["grpc", "grpc_health", "grpc_reflection"])
+def test_without_the_packages_of_the_extra_there_is_no_grpc(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_flags, "find_spec", lambda name: None if name == missing else find_spec(name))
+    assert "pip install 'embedline[grpc]'" in refusal(grpc_port=0)
+    assert Settings().grpc_port is None  # nobody else needs them
+
+
 def test_each_flag_says_how_to_choose_it() -> None:
     helps = {name: flag.help for name, (_, flag) in FLAGS.items()}
     assert [name for name, text in helps.items() if len(text) < 40 or not text.endswith(".")] == []

@@ -14,7 +14,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from server.dialects.tei_grpc import tei_pb2
-from tests.server.certificates import make_pair
+from tests.server.certificates import Pair, make_pair
 from tests.server_e2e.expected import FAKE, rows_of
 from tests.server_e2e.running import PATIENCE, Server
 
@@ -109,21 +109,29 @@ def check_others(server: Server, channel: grpc.Channel) -> None:
 
 @pytest.mark.full
 @pytest.mark.holds("gRPC", "TLS")
-def test_it_speaks_the_tls_of_the_http_port(tmp_path: Path) -> None:
-    certificate = make_pair(tmp_path / "pair")
-    flags = ("--ssl-certfile", str(certificate.certfile), "--ssl-keyfile", str(certificate.keyfile))
-    server = Server(*FAKE, "--grpc-port", "0", *flags, folder=tmp_path)
+def test_it_has_the_certificate_of_the_http_port_also_a_new_one(tmp_path: Path) -> None:
+    """With its key in the same file."""
+    old, new = make_pair(tmp_path / "old"), make_pair(tmp_path / "new")
+    both = tmp_path / "both.pem"
+    both.write_bytes(old.certfile.read_bytes() + old.keyfile.read_bytes())
+    server = Server(*FAKE, "--grpc-port", "0", "--ssl-certfile", str(both), folder=tmp_path)
     try:
-        port = address_of(server).rpartition(":")[2]
+        address = address_of(server).replace("127.0.0.1", "localhost")
         server.log.wait_for(r"INFO supervisor: ready$")
-        credentials = grpc.ssl_channel_credentials(certificate.certfile.read_bytes())
-        with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
-            answer = method(channel, "/tei.v1.Embed/Embed")(
-                tei_pb2.EmbedRequest(inputs="hello", normalize=False), timeout=PATIENCE
-            )
-            np.testing.assert_array_equal(np.float32(answer.embeddings), rows_of(["hello"])[0])
+        assert embed_with_tls(address, old)
+        both.write_bytes(new.certfile.read_bytes() + new.keyfile.read_bytes())
+        assert embed_with_tls(address, new)
     finally:
         server.close()
+
+
+def embed_with_tls(address: str, trusted: Pair) -> Any:
+    """By a new connection, tried until it is made."""
+    credentials = grpc.ssl_channel_credentials(trusted.certfile.read_bytes())
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.secure_channel(address, credentials, options=options) as channel:
+        message = tei_pb2.EmbedRequest(inputs="hello")
+        return method(channel, "/tei.v1.Embed/Embed")(message, timeout=PATIENCE, wait_for_ready=True).embeddings
 
 
 @pytest.mark.full
