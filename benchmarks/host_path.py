@@ -21,6 +21,7 @@ from tests.server_e2e.expected import ids_of
 from tests.server_e2e.running import Server, serving
 
 TEXT = "the quick brown fox jumps over the lazy dog and then runs far away from us again today"
+TEXTS = [TEXT.replace("the", str(number), 1) for number in range(256)]  # equal ones in flight would be computed once
 
 
 def cpu_by_process(server: Server) -> dict[str, float]:
@@ -30,9 +31,9 @@ def cpu_by_process(server: Server) -> dict[str, float]:
 
 def measure(server: Server, *, encoding: str, seconds: float) -> tuple[Summary, dict[str, float]]:
     """What came back, and microseconds of CPU a request by process."""
-    body = json.dumps({"input": TEXT, "model": "m", "encoding_format": encoding}).encode()
+    bodies = [json.dumps({"input": text, "model": "m", "encoding_format": encoding}).encode() for text in TEXTS]
     target = Target("127.0.0.1", server.port, False, "")
-    requests = [Request(post(target, "/v1/embeddings", body), 1)]
+    requests = [Request(post(target, "/v1/embeddings", body), 1) for body in bodies]
     drive(server.port, requests, Load(concurrency=16, seconds=1))
     before = cpu_by_process(server)
     summary = summarize(drive(server.port, requests, Load(concurrency=16, seconds=seconds)))

@@ -28,6 +28,7 @@ from tests.server_e2e.running import Server, serving
 from wire.vocabulary import RequestClass
 
 TEXT = "the quick brown fox jumps over the lazy dog " * 27
+NUM_TEXTS = 8192  # more than are in flight: equal ones would be computed once
 TOKENS_PER_SECOND = 12_000.0
 BATCH_SECONDS = 0.25  # the engine's longest batch
 CAPACITY = TOKENS_PER_SECOND * (1 - simulator.FIXED_SECONDS / BATCH_SECONDS)  # tokens a second, in such batches
@@ -53,8 +54,9 @@ def real(server: Server, *, times: float, deadline: float, seconds: float) -> tu
     """The server under so many times its capacity, and all samples."""
     headers = () if deadline == math.inf else (f"request-timeout-ms: {1000 * deadline:.0f}",)
     target = Target("127.0.0.1", server.port, False, "")
-    body = json.dumps({"input": TEXT, "model": "m", "encoding_format": "base64"}).encode()
-    requests = [Request(post(target, "/v1/embeddings", body, headers=headers), 1)]
+    texts = [TEXT.replace("the quick", f"{number // 100} {number % 100}", 1) for number in range(NUM_TEXTS)]
+    bodies = [json.dumps({"input": text, "model": "m", "encoding_format": "base64"}).encode() for text in texts]
+    requests = [Request(post(target, "/v1/embeddings", body, headers=headers), 1) for body in bodies]
     num_tokens = len(ids_of(TEXT))
     rate = times * CAPACITY / num_tokens
     drive(server.port, requests, Load(concurrency=4000, seconds=2.0, rate=rate, seed=1))
