@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,31 @@ def embed_with_tls(address: str, trusted: Pair) -> Any:
     with grpc.secure_channel(address, credentials, options=options) as channel:
         message = tei_pb2.EmbedRequest(inputs="hello")
         return method(channel, "/tei.v1.Embed/Embed")(message, timeout=PATIENCE, wait_for_ready=True).embeddings
+
+
+@pytest.mark.full
+@pytest.mark.holds("gRPC", "Shutdown", "When a process dies")
+def test_a_frontend_that_dies_comes_back_and_a_drain_is_told_first(tmp_path: Path) -> None:
+    """After SIGTERM health changes at once; calls are answered until --drain-delay is over."""
+    server = Server(*FAKE, "--grpc-port", "0", "--drain-delay", "3", folder=tmp_path)
+    message = tei_pb2.EmbedRequest(inputs="hello")
+    try:
+        address = address_of(server)
+        ready = server.wait_ready()
+        server.kill("frontend 0")
+        server.wait_ready(after=ready)
+        with channel_to(address) as channel:
+            embed = method(channel, "/tei.v1.Embed/Embed")
+            assert embed(message, timeout=PATIENCE, wait_for_ready=True).embeddings
+            watched = HealthStub(channel).Watch(HealthCheckRequest(), timeout=PATIENCE)
+            assert next(watched).status == SERVING
+            server.process.send_signal(signal.SIGTERM)
+            assert next(watched).status == NOT_SERVING
+            assert embed(message, timeout=PATIENCE).embeddings
+            assert list(watched) == []
+        assert server.process.wait(PATIENCE) == 0
+    finally:
+        server.close()
 
 
 @pytest.mark.full
