@@ -48,6 +48,9 @@ _MESSAGE_SECONDS = 30.0  # for the next message where nothing is computed meanwh
 # The same in a stream whose messages are answered one by one: its client may wait for answers before it sends more.
 _PAUSE_SECONDS = 600.0
 MAX_OPEN = 512  # messages of a stream whose answers have not left; enough for several batches of short texts
+# Rows of tokens, and the answers with them, of such messages. Memory is granted to whoever comes first: with more,
+# later messages could hold all of it while the first one, whose answer must leave before theirs, waits for some.
+TOKEN_ROW_BYTES = 4 << 20
 
 Handler = Callable[[object, ServicerContext], Awaitable[None]]
 
@@ -155,7 +158,7 @@ class Calls:
         async def work(message: bytes) -> _Done:
             return await self._answer_one(method, call, message)
 
-        async with InOrder(read, work, max_open=MAX_OPEN, dropped=self._drop) as stream:
+        async with InOrder(read, work, max_open=_max_open(method, call), dropped=self._drop) as stream:
             self._streams.add(stream)
             if self._is_stopping:  # it was on its way
                 stream.cut()
@@ -252,6 +255,15 @@ class Calls:
             trace.status = trace.status or _CLIENT_LEFT
             trace.end()
             self._finished(trace)
+
+
+def _max_open(method: Method, call: Call) -> int:
+    """Messages of a stream. Raises RequestError."""
+    if not method.has_token_rows:
+        return MAX_OPEN
+    model = call.models.choose(None, with_prompt=True)
+    row_bytes = 4 * model.max_seqlen * (model.token_dimensions or model.dimensions)
+    return max(1, min(MAX_OPEN, TOKEN_ROW_BYTES // (2 * row_bytes)))
 
 
 def _parsed(method: Method, data: bytes) -> Any:

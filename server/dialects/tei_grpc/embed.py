@@ -132,5 +132,6 @@ METHODS = (
         decode=decode_all,
         run=embed_tokens,
         encode=encode_all,
+        has_token_rows=True,
     ),
 )

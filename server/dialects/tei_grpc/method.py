@@ -47,6 +47,7 @@ class Method:
     decode: Callable[[Call, Any], Any]  # a message, or a list of them, to a request of server/requests
     run: Callable[[Pipeline, Any, Trace], Awaitable[Any]]  # a request to its result
     encode: Callable[[Call, Any, Any], Awaitable[bytes]]  # a request and its result to the answer's message
+    has_token_rows: bool = False  # whether an answer has a row for each token, and so may be large
 
     @property
     def path(self) -> str:

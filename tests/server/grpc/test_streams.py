@@ -19,6 +19,10 @@ def messages(*texts: str) -> list[Any]:
     return [tei_pb2.EmbedRequest(inputs=text, normalize=False) for text in texts]
 
 
+async def all_of(stream: Any) -> list[Any]:
+    return [answer async for answer in stream]
+
+
 async def sizes(stream: Any) -> list[float]:
     """The fake rows say how long each text was."""
     return [answer.embeddings[0] async for answer in stream]
@@ -40,21 +44,32 @@ def test_answers_come_in_order_and_as_bulk() -> None:
 
 
 @pytest.mark.holds("gRPC")
-def test_no_more_messages_are_read_than_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "MAX_OPEN", 3)
+@pytest.mark.parametrize(
+    ("limit", "value", "path", "message"),
+    [
+        ("MAX_OPEN", 3, STREAM, tei_pb2.EmbedRequest),
+        # float32 of 16 tokens with 8 numbers each, twice
+        ("TOKEN_ROW_BYTES", 4 * 1024 - 1, "/tei.v1.Embed/EmbedAllStream", tei_pb2.EmbedAllRequest),
+    ],
+    ids=["messages", "bytes of token rows"],
+)
+def test_no_more_messages_are_read_than_may_be_open(
+    limit: str, value: int, path: str, message: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, limit, value)
 
     async def run() -> None:
         edge = Edge(max_bytes=MAX_BYTES)
         edge.managers.gate = asyncio.Event()
         async with serving(edge) as port:
-            stream = port.stream(STREAM, iter(messages(*"abcdefgh")))
-            reading = asyncio.ensure_future(sizes(stream))
+            stream = port.stream(path, iter([message(inputs=text) for text in "abcdefgh"]))
+            reading = asyncio.ensure_future(all_of(stream))
             for _ in range(3):
                 await edge.managers.arrivals.get()
             await port.ask("/tei.v1.Tokenize/Tokenize", tei_pb2.EncodeRequest(inputs="in between"))
             assert len(edge.managers.submitted) == 3
             edge.managers.gate.set()
-            assert await reading == [1] * 8
+            assert len(await reading) == 8
 
     asyncio.run(run())
 
