@@ -1,12 +1,15 @@
 """Clients that ask without pause and check every row they get."""
 
+import functools
 import http.client
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.server_e2e.expected import DIMENSIONS, rows_of
 from tests.server_e2e.running import Server, send
@@ -18,7 +21,16 @@ REQUESTS = [
     [f"passage {number} " + "and more " * number for number in range(20)],
     ["word " * 200],
 ]
-EXPECTED = [rows_of(texts) for texts in REQUESTS]
+
+
+@functools.cache
+def requests_of(client: int) -> list[tuple[list[str], NDArray[np.float32]]]:
+    """The requests of one client with their rows. No other client has the same texts: equal ones in flight would be
+    computed once."""
+    own = [[f"{client} {text}" for text in texts] for texts in REQUESTS]
+    return [(texts, rows_of(texts)) for texts in own]
+
+
 # how a client learns that the frontend of its connection was killed: before its answer began, or within it
 LOST_WITH_A_FRONTEND = {
     "RemoteDisconnected",
@@ -65,12 +77,13 @@ class Load:
             assert self._progress.wait_for(lambda: self.outcomes[200] >= goal, 60), self.outcomes
 
     def _ask_forever(self, number: int) -> None:
-        connection = self.server.connect()
-        while not self._stop.is_set():
-            number += 1
+        connection, requests = self.server.connect(), itertools.cycle(requests_of(number))
+        for texts, expected in itertools.islice(requests, number % len(REQUESTS), None):
+            if self._stop.is_set():
+                break
             outcome: int | str
             try:
-                outcome = self._ask(connection, number % len(REQUESTS))
+                outcome = self._ask(connection, texts, expected)
             except (ConnectionError, http.client.HTTPException) as error:
                 outcome = type(error).__name__
                 connection.close()
@@ -80,11 +93,11 @@ class Load:
                 self._progress.notify_all()
         connection.close()
 
-    def _ask(self, connection: http.client.HTTPConnection, which: int) -> int:
-        body = {"input": REQUESTS[which], "encoding_format": "bytes"}
+    def _ask(self, connection: http.client.HTTPConnection, texts: list[str], expected: NDArray[np.float32]) -> int:
+        body = {"input": texts, "encoding_format": "bytes"}
         reply = send(connection, "POST", "/v1/embeddings", body, **self.headers)
         if reply.status == 200:
             rows = np.frombuffer(reply.body, "<f4").reshape(-1, DIMENSIONS)
-            if not np.array_equal(rows, EXPECTED[which]):
-                self.wrong.append(f"request {which}")
+            if not np.array_equal(rows, expected):
+                self.wrong.append(f"a request of {len(texts)} texts")
         return reply.status
