@@ -14,8 +14,9 @@ _UNKNOWN_HEADER = "x-schemathesis-unknown-property"
 _UNJUDGED = re.compile(r"'rank_fields'|'on_error': 'null'")  # also in an instance
 _CONTRADICTION = re.compile(
     # two fields
-    r"can't be given (with|beside)|can't both be given|can't be null with|differs? from|asks? for (another|different)"
-    r"|names another end|as many as|query. cannot be empty|query must not be an empty string"
+    r"can't be given (with|beside)|can't both be given|Cannot set both|can't be null with|differs? from"
+    r"|asks? for (another|different)|names another end|as many as|query. cannot be empty"
+    r"|query must not be an empty string"
     # objects with very many strings count as several items, and instances have items of their own
     r"|has more items than"
     # a field and the model, or the form of the answer

@@ -51,6 +51,7 @@ class Port:
 
         def accepted(connection: socket.socket) -> None:
             assert not connection.getblocking()
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             self._sockets.append(connection)
             self.accepted.put_nowait(frontend)
 
