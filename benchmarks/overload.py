@@ -1,5 +1,7 @@
 """More work than the engine can do: what part of its capacity is answered in time, by the server and by the simulator.
 
+Meanwhile somebody asks for its health, and processes count how late their event loops are.
+
     python -m benchmarks.overload [--seconds 20] [--write]
 
 Whole processes with the fake engine, which takes 3 ms a batch and 1/12,000 s a token. Texts of about 245 tokens come at
@@ -14,7 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from batch_manager.messages import Policy
-from benchmarks.load import drive
+from benchmarks.load import drive, drive_together
+from benchmarks.loop_lag import heartbeats, lag_percentile
 from benchmarks.report import Report
 from embedline.bench.bodies import Request, post
 from embedline.bench.load import Load, Sample
@@ -41,6 +44,8 @@ LIMITS = EngineLimits(
     tokens_per_second=simulator.TOKENS_PER_SECOND,
     max_batch_seconds=BATCH_SECONDS,
 )
+HEALTH_RATE = 50.0  # requests a second for /livez and /readyz
+HEALTH = [Request(b"GET /%b HTTP/1.1\r\nhost: localhost\r\n\r\n" % path, 1) for path in (b"livez", b"readyz")]
 
 
 class Figures(NamedTuple):
@@ -50,7 +55,14 @@ class Figures(NamedTuple):
     p99: float  # seconds, of these answers
 
 
-def real(server: Server, *, times: float, deadline: float, seconds: float) -> tuple[Figures, list[Sample]]:
+class Samples(NamedTuple):
+    """Of one run of the server."""
+
+    work: list[Sample]
+    health: list[Sample]
+
+
+def real(server: Server, *, times: float, deadline: float, seconds: float) -> tuple[Figures, Samples]:
     """The server under so many times its capacity, and all samples."""
     headers = () if deadline == math.inf else (f"request-timeout-ms: {1000 * deadline:.0f}",)
     target = Target("127.0.0.1", server.port, False, "")
@@ -60,11 +72,14 @@ def real(server: Server, *, times: float, deadline: float, seconds: float) -> tu
     num_tokens = len(ids_of(TEXT))
     rate = times * CAPACITY / num_tokens
     drive(server.port, requests, Load(concurrency=4000, seconds=2.0, rate=rate, seed=1))
-    phase = drive(server.port, requests, Load(concurrency=4000, seconds=seconds, rate=rate, seed=2))
+    load = Load(concurrency=4000, seconds=seconds, rate=rate, seed=2)
+    looks = Load(concurrency=1000, seconds=seconds, rate=HEALTH_RATE, seed=3)
+    phase, health = drive_together(server.port, [(requests, load), (HEALTH, looks)])
     good = [one for one in phase.samples if not one.failure and one.done - one.due <= deadline]
     in_time = [one for one in good if one.done <= phase.began + seconds]
     goodput = num_tokens * len(in_time) / (CAPACITY * seconds)
-    return Figures(goodput, percentile(sorted(one.done - one.due for one in good), 99)), phase.samples
+    figures = Figures(goodput, percentile(sorted(one.done - one.due for one in good), 99))
+    return figures, Samples(phase.samples, health.samples)
 
 
 def simulated(*, times: float, deadline: float, seconds: float) -> Figures:
@@ -85,12 +100,15 @@ def simulated(*, times: float, deadline: float, seconds: float) -> Figures:
 
 def row(server: Server, *, times: float, deadline: float, seconds: float) -> dict[str, object]:
     """One load."""
-    seen, samples = real(server, times=times, deadline=deadline, seconds=seconds)
+    before = heartbeats(server.request("GET", "/metrics").body.decode())
+    seen, (samples, health) = real(server, times=times, deadline=deadline, seconds=seconds)
+    after = heartbeats(server.request("GET", "/metrics").body.decode())
     expected = simulated(times=times, deadline=deadline, seconds=seconds)
     refused = sorted(1000 * (one.done - one.due) for one in samples if one.failure == "HTTP 429")
     others = {one.failure for one in samples} - {"", "HTTP 429"}
     late = sum(one.failure == "HTTP 504" for one in samples)
     lag = percentile(sorted(1000 * (one.sent - one.due) for one in samples), 99)
+    looks = sorted(1000 * (one.done - one.due) for one in health)
     return {
         "load": f"{times:g}x",
         "deadline s": f"{deadline:g}" if deadline < math.inf else "none",
@@ -103,6 +121,11 @@ def row(server: Server, *, times: float, deadline: float, seconds: float) -> dic
         "504": late,
         "other failures": ", ".join(sorted(others - {"HTTP 504"})) or "none",
         "generator late p99 ms": f"{lag:.1f}",
+        "health p99 / max ms": f"{percentile(looks, 99):.1f} / {looks[-1]:.1f}",
+        "health failed": sum(bool(one.failure) for one in health),
+        "loops late p99 / max ms": " / ".join(
+            f"{1000 * lag_percentile(before, after, percent):.1f}" for percent in (99, 100)
+        ),
     }
 
 
@@ -125,6 +148,10 @@ def main() -> None:
         f"Goodput: tokens answered in time over {CAPACITY:.0f} a second, which the engine computes in full batches."
     )
     report.note(f"Admission: --interactive-max-wait {BUDGET:g}. The client runs on the same machine.")
+    report.note(
+        f"Health: /livez and /readyz, {HEALTH_RATE:g} a second on the same frontend, so what they wait for is its "
+        "event loop. Loops late: heartbeats of all processes, two a second each, rounded up to a bucket of /metrics."
+    )
     report.finish(write=arguments.write)
 
 

@@ -1,5 +1,6 @@
 """What processes cost, out of Linux's /proc: CPU seconds and memory of a process with all that came of it."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def tree_pss_mb(pid: int) -> float:
 def tree_peak_rss_mb(pid: int) -> float:
     """The sum of each process's own highest resident size: what is shared counts in each. MB = 1e6 bytes."""
     return sum(_field(f"/proc/{one}/status", "VmHWM:") for one in tree(pid)) * 1024 / 1e6
+
+
+def forget_tree_peaks(pid: int) -> None:
+    """Each process's highest resident size counts anew from its size now."""
+    for one in tree(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            Path(f"/proc/{one}/clear_refs").write_text("5")
 
 
 def machine_cpu_seconds() -> float:

@@ -74,7 +74,7 @@ class RunningServer:
 
     def __init__(self, recipe: Recipe, *, cache: Path) -> None:
         self.name = recipe.name
-        self.port = _free_port()
+        self.port = free_port()
         values = {"port": str(self.port), "cache": str(cache)}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self.process = subprocess.Popen(
@@ -135,7 +135,8 @@ def running(recipe: Recipe, *, cache: Path) -> Iterator[RunningServer]:
         server.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens on."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port: int = bound.getsockname()[1]

@@ -1,0 +1,1 @@
+"""Attacks from the network on a whole server, and what other clients notice of them."""
