@@ -13,7 +13,7 @@ import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
 from batch_manager.messages import Policy
-from server.dialects.reading import inputs, json_body
+from server.dialects.reading import inputs, nesting
 from server.dialects.table import ROUTES
 from server.dialects.tei import shared as tei
 from server.dialects.writing import openai_shapes
@@ -127,7 +127,8 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
             (answers.WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds, answer_clock.BYTES_PER_SECOND),
             (65_536, 300, 262_144),
         ),
-        ("objects in a body | 64, the body counted |", json_body._MAX_DEPTH, 64),
+        ("objects in a body | 64, the body counted |", nesting.MAX_DEPTH, 64),
+        ("a body of over 64 KiB | 262,144 |", (nesting.LARGE_BYTES, nesting.MAX_LISTS), (65_536, 262_144)),
         ("that gives ids | 4,194,304 |", inputs._MAX_IDS, 4_194_304),
         ("characters of a text | 250 for each token", pieces.MAX_CHARS_PER_TOKEN, 250),
         ("`/embed_all` | 256 MiB of float32 |", row_sizes.MAX_TOKEN_ROW_BYTES, 256 << 20),

@@ -91,7 +91,7 @@ ATTACKS = (
         pieces=_once(_post("/v1/embeddings", _LISTS)),
         connections=1,
         every=1,
-        expected=frozenset({"200"}),
+        expected=frozenset({"400"}),
     ),
     Attack(
         name="12 MB of brackets",

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
+from server.dialects.reading.nesting import LARGE_BYTES, check_large
 from server.dialects.route import Answer, Call, ErrorShape, Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.writing.openai_shapes import openai_error
@@ -176,6 +177,8 @@ class App:
             )
             body = await self._read(request)
             with self._bodies.held(len(body)):
+                if len(body) > LARGE_BYTES:
+                    await check_large(body)
                 work = route.decode(call, body)
                 del body  # the decoder has copied what it needs
                 if call.form is not None:

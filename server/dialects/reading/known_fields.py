@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.dialects.reading.json_body import check_depth, parse
+from server.dialects.reading.json_body import parse
+from server.dialects.reading.nesting import LARGE_BYTES, check_nesting
 from server.requests.errors import InvalidRequest
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -94,14 +95,17 @@ class BodyReader(Generic[_Body]):
         self._foreign = msgspec.json.Decoder(msgspec.defstruct("Foreign", foreign))
 
     def read(self, body: bytes | msgspec.Raw, field: str | None = None) -> _Body:
-        """Raises MalformedBody and InvalidRequest. `field` is the name of the object, None for the whole body."""
+        """Raises MalformedBody and InvalidRequest. `field` is the name of the object, None for the whole body.
+
+        A large body has been through `check_large` before.
+        """
         try:
             fields = self._strict.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._refuse_foreign(body, field)
             fields = parse(self._lenient, body, field)
-        if field is None:
-            check_depth(bytes(body))
+        if field is None and len(whole := bytes(body)) <= LARGE_BYTES:
+            check_nesting(whole)
         return fields
 
     def _refuse_foreign(self, body: bytes | msgspec.Raw, field: str | None) -> None:

@@ -63,14 +63,14 @@ def test_one_wrong_instance_fails_all(body: dict[str, Any], status: int, start: 
 @pytest.mark.parametrize(
     ("instances", "start"),
     [
-        (b"[" + b"{}," * 400_000 + b"{}]", "instances has more items"),
-        (b'[{"inputs":[' + b"[]," * 400_000 + b"[]]}]", "instances[0]: inputs has more items"),
-        (b'[{"inputs":[' + b"{}," * 400_000 + b"{}]}]", "instances has more items"),
-        (b"[" + b"[]," * 400_000 + b"[]]", "instances[0]: expected `object`"),
+        (b"[" + b"{}," * 250_000 + b"{}]", "instances has more items"),
+        (b'[{"inputs":[' + b"[]," * 250_000 + b"[]]}]", "instances[0]: inputs has more items"),
+        (b'[{"inputs":[' + b"{}," * 250_000 + b"{}]}]", "instances has more items"),
+        (b"[" + b"[]," * 250_000 + b"[]]", "instances[0]: expected `object`"),
         (b'[{"inputs":["' + b"{" * 400 + b'"]},{}]', "instances[1]: inputs is missing"),
     ],
 )
-def test_lists_of_millions_are_refused_before_they_are_decoded(instances: bytes, start: str) -> None:
+def test_long_lists_are_refused_before_they_are_decoded(instances: bytes, start: str) -> None:
     async def run() -> str:
         edge = Edge(max_bytes=10_000_000)
         called = await call(edge.app, "POST", "/vertex", b'{"instances":%b}' % instances)
