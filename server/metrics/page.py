@@ -15,9 +15,10 @@ where the supervisor answers even when everything else is stuck.
 `make docs` makes this page from the source.
 
 Processes send their counts and histograms to the supervisor with each heartbeat, so these may be half a second old.
-Gauges are read as the page is made. The supervisor keeps the sums, so they outlive a process that dies. Label values
-are our own words and the names of served models, never what a client sent: clients can't add series. Each bucket of a
-duration is 1.5 times as wide as the one before; buckets of tokens and sequences are powers of two.
+Gauges are read as the page is made, which is done at most ten times a second, after thirty at once: who asks more often
+gets the last page again. The supervisor keeps the sums, so they outlive a process that dies. Label values are our own
+words and the names of served models, never what a client sent: clients can't add series. Each bucket of a duration is
+1.5 times as wide as the one before; buckets of tokens and sequences are powers of two.
 """
 _TEI = """\
 ## As text-embeddings-inference names them

@@ -6,16 +6,18 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.metrics import registry as registry_module
 from server.metrics.declared import ALL, FOR_TEI
 from server.metrics.gauges import GAUGES, ModelGauges, ServerGauges
 from server.metrics.processes import PROCESS_GAUGES, ProcessGauges, ProcessState
-from server.metrics.registry import Registry
+from server.metrics.registry import PAGES_AT_ONCE, Registry
 from server.metrics.tei import TEI
 from server.requests.admission.expected_wait import expected_wait
 from tests.structure.sources import sources
@@ -197,6 +199,24 @@ def test_levels_of_a_dead_process_are_forgotten(registry: Registry) -> None:
 
     samples = families(registry)["embedline_open_requests"].samples
     assert [(sample.labels, sample.value) for sample in samples] == [({"process": "frontend 0"}, 3)]
+
+
+@pytest.mark.holds("Metrics")
+def test_who_asks_too_often_gets_the_last_page_again(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten new pages a second, after a number at once."""
+    now = 100.0
+    monkeypatch.setattr(registry_module, "time", SimpleNamespace(monotonic=lambda: now))
+    registry = registry_of(page)
+
+    def restarts_told() -> float:
+        registry.count("embedline_process_restarts_total", "engine")
+        return value(registry, "embedline_process_restarts_total", role="engine") or 0
+
+    assert [restarts_told() for _ in range(PAGES_AT_ONCE + 5)] == [*range(1, PAGES_AT_ONCE + 1), *[PAGES_AT_ONCE] * 5]
+    now += 0.11
+    assert [restarts_told() for _ in range(2)] == [PAGES_AT_ONCE + 6] * 2
+    now += 3600
+    assert len({restarts_told() for _ in range(2 * PAGES_AT_ONCE)}) == PAGES_AT_ONCE
 
 
 def test_what_is_served_is_told_by_labels(registry: Registry) -> None:
