@@ -60,6 +60,19 @@ def _embed(**fields: object) -> bytes:
     return json.dumps({"model": MODEL, **fields}).encode()
 
 
+_numbers = itertools.count()  # equal requests at the same time are computed once, so no two are equal
+
+
+def _unread_rows() -> Iterator[bytes]:
+    start = next(_numbers) * 2048
+    yield _post("/v1/embeddings", _embed(input=[f"text {number}" for number in range(start, start + 2048)]))
+
+
+def _sent_ahead() -> Iterator[bytes]:
+    texts = (f"text {next(_numbers)}" for _ in range(1500))
+    yield b"".join(_post("/v1/embeddings", _embed(input=text, encoding_format="base64")) for text in texts)
+
+
 _LISTS = b'{"input":"a","model":"m","other":[' + b"[]," * (4 * _MEGABYTE) + b"0]}"
 _LONG_INSTRUCTION = {"model": RERANKER, "query": "a", "documents": ["b"], "instruction": "be kind " * 1_250_000}
 _UPGRADES = _get("/livez", "connection: upgrade", "upgrade: h2c") * 3500
@@ -133,7 +146,7 @@ ATTACKS = (
     ),
     Attack(
         name="1,500 requests sent ahead",
-        pieces=_once(_post("/v1/embeddings", _embed(input="a text", encoding_format="base64")) * 1500),
+        pieces=_sent_ahead,
         connections=2,
         every=1,
         answers=1500,
@@ -141,7 +154,7 @@ ATTACKS = (
     ),
     Attack(
         name="2,048 rows as JSON that nobody reads",
-        pieces=_once(_post("/v1/embeddings", _embed(input=[f"text {number}" for number in range(2048)]))),
+        pieces=_unread_rows,
         connections=100,
         every=1,
         answers=math.inf,
