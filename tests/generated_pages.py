@@ -9,6 +9,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from server.dialects.reading.known_fields import KNOWN_FIELDS
 from server.dialects.table import ROUTES
 from server.metrics import page as metrics_page
 from server.settings import flags_page
+from tests.server.api_pages.fields import FIELDS, table
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = ".venv/bin/python -m tests.generated_pages"
@@ -118,9 +120,15 @@ def _line(tests: tuple[str, list[str]]) -> str:
 
 def architecture() -> str:
     """docs/ARCHITECTURE.md with the map of folders as it is now."""
-    before, begin, rest = (ROOT / "docs" / "ARCHITECTURE.md").read_text().partition(BEGIN)
+    return with_made("docs/ARCHITECTURE.md", folder_map())
+
+
+def with_made(path: str, made: str) -> str:
+    """A page with what is made of it as it is now."""
+    before, begin, rest = (ROOT / path).read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
-    return f"{before}{begin}\n\n{folder_map()}\n\n{end}{after}"
+    assert end, path
+    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
 
 
 def models() -> str:
@@ -130,9 +138,12 @@ def models() -> str:
 
 def api() -> str:
     """docs/api.md with the table of fields as it is now."""
-    before, begin, rest = (ROOT / "docs" / "api.md").read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    return f"{before}{begin}\n\n{fields()}\n\n{end}{after}"
+    return with_made("docs/api.md", fields())
+
+
+def api_page(name: str) -> str:
+    """A page of docs/api/ with the table of its API's fields as it is now."""
+    return with_made(f"docs/api/{name}.md", table(name))
 
 
 def fields() -> str:
@@ -158,6 +169,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/held-by.md": held_by_page,
     "docs/metrics.md": metrics_page.page,
     "docs/models.md": models,
+    **{f"docs/api/{name}.md": partial(api_page, name) for name in FIELDS},
 }
 
 

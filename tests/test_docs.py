@@ -223,7 +223,7 @@ def anchors(text: str) -> set[str]:
 
 
 def test_tests_that_pages_name_exist() -> None:
-    pages = "\n".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)", pages)
     assert len(named) > 20
     assert [one for one in named if f"def {one[1]}(" not in (ROOT / one[0]).read_text()] == []
@@ -232,6 +232,11 @@ def test_tests_that_pages_name_exist() -> None:
 def test_the_index_names_every_page() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index] == ["README.md"]
+
+
+def test_the_page_of_the_api_names_every_page_below_it() -> None:
+    index = (ROOT / "docs" / "api.md").read_text()
+    assert [page.name for page in (ROOT / "docs" / "api").iterdir() if f"](api/{page.name})" not in index] == []
 
 
 def test_the_page_of_the_api_names_every_route() -> None:

@@ -78,11 +78,13 @@ def _add_health(app: FastAPI, state: ServerState) -> None:
         status, reason = _readiness(state, model)
         return PlainTextResponse(reason, status_code=status, headers=_RETRY if status == 503 else None)
 
-    @app.get("/health", summary="The same as /readyz in JSON, as Infinity has it; TEI's clients read the status alone")
+    @app.get("/health", summary="The same as /readyz in JSON, as Infinity and TEI have it")
     async def health(model: str | None = None) -> Response:
         """Of the whole server, or of one of its models."""
         status, reason = _readiness(state, model)
-        content = {"status": reason, "unix": int(time.time())}
+        content: dict[str, Any] = {"status": reason, "unix": int(time.time())}
+        if status == 503:
+            content |= {"error": reason, "error_type": "Unhealthy"}  # TEI's
         return JSONResponse(content, status_code=status, headers=_RETRY if status == 503 else None)
 
 

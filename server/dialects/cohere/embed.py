@@ -139,13 +139,14 @@ class ApiVersion(msgspec.Struct):
     version: str
 
 
-class _BilledUnits(msgspec.Struct):
+class _Tokens(msgspec.Struct):
     input_tokens: int
 
 
 class _Meta(msgspec.Struct):
     api_version: ApiVersion
-    billed_units: _BilledUnits
+    billed_units: _Tokens
+    tokens: _Tokens
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET  # of texts that failed alone
 
 
@@ -187,8 +188,8 @@ async def _rows(embedded: Embedded, form: RowForm, ranges: Ranges | None = None)
 def _meta(request: CohereRequest, embedded: Embedded) -> _Meta:
     """With a warning for each text that failed alone."""
     failed = [error.message for error in (embedded.failed or {}).values()]
-    units = _BilledUnits(embedded.num_tokens)
-    return _Meta(ApiVersion(str(request.version)), units, failed or msgspec.UNSET)
+    num_tokens = _Tokens(embedded.num_tokens)
+    return _Meta(ApiVersion(str(request.version)), num_tokens, num_tokens, failed or msgspec.UNSET)
 
 
 async def _add_texts(out: bytearray, texts: Sequence[str]) -> None:

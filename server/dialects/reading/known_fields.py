@@ -64,6 +64,7 @@ KNOWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "candidate_labels": ([],),
     "rank_fields": ([],),
     "relevant_spans": (False,),
+    "rewrite_query": (False,),
     "top_n": (),
     "top_k": (),
     "return_text": (False,),

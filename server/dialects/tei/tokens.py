@@ -10,6 +10,7 @@ from server.dialects.reading.prompts import PromptFields, read_prompt
 from server.dialects.route import Answer, Call, Route
 from server.dialects.tei.shared import tei_error
 from server.dialects.writing.rows import as_list
+from server.requests.errors import EmptyInput
 from server.requests.pipeline import Pipeline
 from server.requests.time_slices import TimeSlice, steps
 from server.requests.work import DecodeRequest, TokenizeRequest
@@ -71,9 +72,13 @@ def decode_decode(call: Call, body: bytes) -> DecodeRequest:
     fields = _DECODE.read(body)
     model = call.models.choose(fields.model)
     given = read_ids(fields.ids, "ids", max_items=call.max_items)
+    token_ids = given.token_ids or ()
+    for index, ids in enumerate(token_ids):
+        if not ids:
+            raise EmptyInput(f"ids[{index}] must not be empty", param=f"ids[{index}]")
     return DecodeRequest(
         model=model,
-        token_ids=given.token_ids or (),
+        token_ids=token_ids,
         skip_special_tokens=fields.skip_special_tokens,
         request_class=call.options.request_class,
         deadline=call.options.deadline,

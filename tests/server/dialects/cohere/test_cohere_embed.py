@@ -55,7 +55,11 @@ def test_version_1_answers_floats_where_no_type_is_asked_for() -> None:
         "response_type": "embeddings_floats",
         "embeddings": ROWS.tolist(),
         "texts": TEXTS,
-        "meta": {"api_version": {"version": "1"}, "billed_units": {"input_tokens": 8}},
+        "meta": {
+            "api_version": {"version": "1"},
+            "billed_units": {"input_tokens": 8},
+            "tokens": {"input_tokens": 8},
+        },
     }
 
 

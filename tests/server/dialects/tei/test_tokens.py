@@ -43,9 +43,9 @@ def test_tokenize() -> None:
 
 @pytest.mark.holds("TEI's routes")
 def test_decode() -> None:
-    request = decode({"ids": [[5, 6], []], "other": 1})
+    request = decode({"ids": [[5, 6], [7]], "other": 1})
 
-    assert (request.token_ids, request.is_single, request.skip_special_tokens) == ([[5, 6], []], False, True)
+    assert (request.token_ids, request.is_single, request.skip_special_tokens) == ([[5, 6], [7]], False, True)
     assert (request.model, request.request_class, request.deadline) == (MODELS.models[0], RequestClass.BULK, 12.5)
     assert (decode({"ids": [5, 6]}).token_ids, decode({"ids": [5]}).is_single) == ([[5, 6]], True)
     assert not decode({"ids": [5], "skip_special_tokens": False}).skip_special_tokens

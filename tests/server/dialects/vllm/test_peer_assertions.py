@@ -1,6 +1,6 @@
 """What vLLM's own tests of its pooling routes assert, row by row, of our answers (tests/entrypoints/pooling there).
 
-Left out, with the reasons in docs/api.md: messages that repeat what was sent, and what depends on vLLM's defaults.
+Left out, with the reasons in docs/api/vllm.md: messages that repeat what was sent, and what depends on vLLM's defaults.
 """
 
 import json
