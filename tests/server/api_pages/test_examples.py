@@ -3,9 +3,11 @@
 The default model embeds; the others are tiny, with weights of a fixed seed, so pages leave their scores out.
 """
 
+import contextlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertForToken
 from tests.documents import ROOT, Example, examples
 from tests.server.api_pages.fields import FIELDS
 from tests.server_e2e.expected import minilm
-from tests.server_e2e.running import Server
+from tests.server_e2e.running import Server, serving
 from tests.test_readme import is_as_said, output_of, skip_without
 
 EMBEDDER, RERANKER, CLASSIFIER, TAGGER = "8080", "8081", "8082", "8083"
@@ -39,21 +41,17 @@ def save(folder: Path, labels: list[str], *, of_tokens: bool) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ports(real_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
-    """Of the page -> of the running server."""
-    found, servers = {EMBEDDER: real_server.port}, []
-    try:
-        for port, labels in LABELS.items():
-            folder = save(tmp_path_factory.mktemp("model"), labels, of_tokens=port == TAGGER)
-            flags = ("--engine", "transformers", "--model-id", str(folder), "--served-model-name", "the-model")
-            servers.append(Server(*flags, folder=tmp_path_factory.mktemp("server")))
-        for port, server in zip(LABELS, servers, strict=True):
-            server.wait_ready()
-            found[port] = server.port
-        yield found
-    finally:
-        for server in servers:
-            server.close()
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
+    """Starts the server of a page's port, once."""
+    with contextlib.ExitStack() as stack:
+
+        @cache
+        def start(port: str) -> Server:
+            model = save(tmp_path_factory.mktemp("model"), LABELS[port], of_tokens=port == TAGGER)
+            flags = ("--engine", "transformers", "--model-id", str(model), "--served-model-name", "the-model")
+            return stack.enter_context(serving(*flags, folder=tmp_path_factory.mktemp("server")))
+
+        yield start
 
 
 def test_every_api_has_a_page_with_requests_and_answers() -> None:
@@ -69,10 +67,15 @@ def test_every_api_has_a_page_with_requests_and_answers() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "example"), RUN, ids=[name for name, _ in RUN])
 def test_a_request_answers_what_the_page_says(
-    name: str, example: Example, ports: dict[str, int], real_server: Server, tmp_path: Path
+    name: str, example: Example, started: Callable[[str], Server], real_server: Server, tmp_path: Path
 ) -> None:
     skip_without("bash", "curl")
-    code = re.sub(r"http://localhost:(\d+)/", lambda found: f"http://localhost:{ports[found[1]]}/", example.code)
+
+    def own(address: re.Match[str]) -> str:
+        server = real_server if address[1] == EMBEDDER else started(address[1])
+        return f"http://localhost:{server.port}/"
+
+    code = re.sub(r"http://localhost:(\d+)/", own, example.code)
     printed = output_of(["bash", "-euo", "pipefail", "-c", code], real_server, tmp_path)
 
     assert example.output is not None

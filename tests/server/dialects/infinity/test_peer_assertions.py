@@ -1,6 +1,6 @@
 """What Infinity's own end-to-end tests assert of its API for texts (libs/infinity_emb/tests/end_to_end there).
 
-Left out, with the reasons in docs/api/infinity.md: its 422, its limit of characters, images and sound, its OpenAPI page.
+Left out, with the reasons in docs/api/infinity.md: its 422, its limit of characters, images and sound, its schema.
 """
 
 import asyncio

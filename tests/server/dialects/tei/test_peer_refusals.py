@@ -170,7 +170,7 @@ def test_headers_of_an_answer(
     assert all(headers[name].isdigit() for name in TIMES)
 
 
-def get(path: str, *, is_loaded: bool = True, loaded: Any = None, **headers: str) -> Called:
+def get(path: str, headers: dict[str, str] | None = None, *, is_loaded: bool = True, loaded: Any = None) -> Called:
     async def run() -> Called:
         edge = Edge(is_loaded=is_loaded, loaded=loaded, keys=[ApiKey("one", digest(b"secret"))])
         return await call(with_cors(edge.app, ["*"]), "GET", path, headers=headers)
@@ -192,8 +192,8 @@ KEY = {"authorization": "Bearer secret"}
 )
 def test_the_fields_of_info(model: dict[str, Any], kind: str, facts: set[str]) -> None:
     told = {name: value for name, value in model.items() if name in ("outputs", "task", "labels")}
-    limits = serve._limits(Settings(models=[ModelSettings(model_id="any")]))
-    info = json.loads(get("/info", loaded=state_with(**told) | {"limits": limits}, **KEY).body)
+    limits = serve._limits(Settings(models=(ModelSettings(model_id="any"),)))
+    info = json.loads(get("/info", KEY, loaded=state_with(**told) | {"limits": limits}).body)
 
     assert {name: set(value) for name, value in info["model_type"].items()} == {kind: facts}
     assert all(isinstance(info[name], str) for name in ("model_id", "model_dtype", "served_model_name", "version"))
@@ -225,8 +225,8 @@ def test_metrics_are_text() -> None:
 
 
 def test_its_paths_are_on_the_page_of_the_api() -> None:
-    assert json.loads(get("/api-doc/openapi.json", **KEY).body)["paths"].keys() >= TEI_PATHS
+    assert json.loads(get("/api-doc/openapi.json", KEY).body)["paths"].keys() >= TEI_PATHS
 
 
 def test_web_pages_of_any_origin_may_ask() -> None:
-    assert get("/health", origin="https://example.org").headers["access-control-allow-origin"] == "*"
+    assert get("/health", {"origin": "https://example.org"}).headers["access-control-allow-origin"] == "*"
