@@ -153,5 +153,5 @@ $(CLIENTS)/node/.made: tests/clients/node/package.json
 	cd $(@D) && npm install --no-audit --no-fund --no-package-lock --ignore-scripts
 	touch $@
 
-$(PEERS)/bin/infinity_emb: benchmarks/make_peer_env.sh
+$(PEERS)/bin/infinity_emb: benchmarks/peers/make_env.sh
 	PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) sh $< $(PEERS)

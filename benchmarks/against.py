@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.load import drive
-from benchmarks.report import RESULTS, Table
+from benchmarks.measuring.load import drive
+from benchmarks.measuring.report import RESULTS, Table
 from embedline.bench.bodies import Request, prepare
 from embedline.bench.load import Load
 from embedline.bench.options import Options, parse_url

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 import uvloop
 
-from benchmarks.report import Report
+from benchmarks.measuring.report import Report
 from engine.types import OutputKind
 from server.dialects.openai import encode
 from server.dialects.route import Answer, Call, RequestOptions

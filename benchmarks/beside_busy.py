@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from benchmarks.load import measure, requests_of
-from benchmarks.peer_models import MINILM
-from benchmarks.peers import cases
-from benchmarks.report import PACKAGES, Report
-from benchmarks.servers import RunningServer, embedline
-from benchmarks.texts import Prose
+from benchmarks.measuring.load import measure, requests_of
+from benchmarks.measuring.report import PACKAGES, Report
+from benchmarks.measuring.servers import RunningServer, embedline
+from benchmarks.measuring.texts import Prose
+from benchmarks.peers.__main__ import cases
+from benchmarks.peers.models import MINILM
 from embedline.bench.load import Load
 from engine.store.model_source import resolve
 

@@ -3,7 +3,7 @@
     python -m benchmarks.faults_beside_peers [--infinity FOLDER] [--quick] [--write]
 
 The rows R1, R8, R12, R18 and R25 of docs/reliability.md. All servers serve all-MiniLM-L6-v2, one after the other, each
-started anew for each fault. FOLDER is a virtual environment made by benchmarks/make_peer_env.sh.
+started anew for each fault. FOLDER is a virtual environment made by benchmarks/peers/make_env.sh.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load import drive, requests_of
-from benchmarks.peer_models import minilm
-from benchmarks.processes import cpu_seconds, tree
-from benchmarks.report import Report, parse
-from benchmarks.servers import ROUTE, Recipe, RunningServer, embedline, infinity, plain, running
-from benchmarks.texts import Corpus, Prose
+from benchmarks.measuring.load import drive, requests_of
+from benchmarks.measuring.processes import cpu_seconds, tree
+from benchmarks.measuring.report import Report, parse
+from benchmarks.measuring.servers import ROUTE, Recipe, RunningServer, embedline, infinity, plain, running
+from benchmarks.measuring.texts import Corpus, Prose
+from benchmarks.peers.models import minilm
 from embedline.bench.load import Load
 from embedline.bench.summary import percentile, summarize
 

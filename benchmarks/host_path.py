@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.load import drive
-from benchmarks.processes import cpu_seconds
-from benchmarks.report import Report
+from benchmarks.measuring.load import drive
+from benchmarks.measuring.processes import cpu_seconds
+from benchmarks.measuring.report import Report
 from embedline.bench.bodies import Request, post
 from embedline.bench.load import Load
 from embedline.bench.options import Target

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from batch_manager.messages import Policy
-from benchmarks.load import drive, drive_together
-from benchmarks.loop_lag import heartbeats, lag_percentile
-from benchmarks.report import Report
+from benchmarks.measuring.load import drive, drive_together
+from benchmarks.measuring.loop_lag import heartbeats, lag_percentile
+from benchmarks.measuring.report import Report
 from embedline.bench.bodies import Request, post
 from embedline.bench.load import Load, Sample
 from embedline.bench.options import Target

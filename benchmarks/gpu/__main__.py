@@ -22,7 +22,7 @@ from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.machine import name_of, slug_of
 from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.written import finish
-from benchmarks.report import RESULTS
+from benchmarks.measuring.report import RESULTS
 
 # part -> the modules whose `run(bench)` are its measurements, in this order
 _PARTS = {

@@ -24,7 +24,7 @@ def draw(rows: Rows, part: str, *, is_tiny: bool) -> Path | None:
     panels = [(title, series) for title, series in panels if series]
     if not panels:
         return None
-    from benchmarks.plots import bars
+    from benchmarks.measuring.plots import bars
 
     path = rows.path.with_suffix(".png")
     bars(path, panels)

@@ -21,7 +21,7 @@ from benchmarks.gpu.random_models import batch_of, build, save, text_of
 from benchmarks.gpu.rows import Figure, Key
 from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B, TINY_BERT, Shape
 from benchmarks.gpu.targets import BF16, FP8
-from benchmarks.servers import Recipe, RunningServer, embedline, running
+from benchmarks.measuring.servers import Recipe, RunningServer, embedline, running
 from embedline.bench.bodies import Request, prepare
 from embedline.bench.load import Generator, Load, Phase
 from embedline.bench.options import Options, parse_url

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.gpu.machine import TOY
 from benchmarks.gpu.rows import FAILED, Key, Row, Rows
 from benchmarks.gpu.targets import TARGETS, Target
-from benchmarks.report import Table
+from benchmarks.measuring.report import Table
 
 NOT_MEASURED = "not measured"
 

@@ -10,7 +10,7 @@ from benchmarks.gpu import plot
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.machine import described, versions
 from benchmarks.gpu.tables import tables, target_table, warning
-from benchmarks.report import Table
+from benchmarks.measuring.report import Table
 
 TITLES = {
     "ceilings": "What the card can do: copying and products of matrices",

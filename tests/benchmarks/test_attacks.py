@@ -13,8 +13,8 @@ from benchmarks.attacks.__main__ import MAX_GROWTH_MB, Found, cells, good_reques
 from benchmarks.attacks.attacker import Seen, Visit, attacking
 from benchmarks.attacks.catalogue import ATTACKS, Attack
 from benchmarks.attacks.watched import Period, Watched
-from benchmarks.loop_lag import heartbeats, lag_percentile
-from benchmarks.servers import free_port, running
+from benchmarks.measuring.loop_lag import heartbeats, lag_percentile
+from benchmarks.measuring.servers import free_port, running
 
 MAX_TRIES = 10
 

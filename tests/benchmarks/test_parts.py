@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import fma_peak, processes, report
-from benchmarks.engines import gflop
-from benchmarks.load import Measured
-from benchmarks.peer_figures import Figures, median, write_extremes, write_summary
-from benchmarks.servers import Recipe, ServerFailed, running
-from benchmarks.texts import Corpus, Prose
+from benchmarks.engines import fma_peak
+from benchmarks.engines.__main__ import gflop
+from benchmarks.measuring import processes, report
+from benchmarks.measuring.load import Measured
+from benchmarks.measuring.servers import Recipe, ServerFailed, running
+from benchmarks.measuring.texts import Corpus, Prose
+from benchmarks.peers.figures import Figures, median, write_extremes, write_summary
 from embedline import __version__
 from embedline.bench.summary import Summary
 from tests.server_e2e.expected import minilm

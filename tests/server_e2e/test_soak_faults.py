@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.processes import tree
+from benchmarks.measuring.processes import tree
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.load import LOST_WITH_A_FRONTEND, Load
 from tests.server_e2e.running import Server, serving

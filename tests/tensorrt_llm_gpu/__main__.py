@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.report import RESULTS
+from benchmarks.measuring.report import RESULTS
 from tests.tensorrt_llm_gpu.checks import checks
 from tests.tensorrt_llm_gpu.job import Job, Outcome
 from tests.tensorrt_llm_gpu.judging import Check, Verdict, judged

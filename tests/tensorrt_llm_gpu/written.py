@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.report import Table
+from benchmarks.measuring.report import Table
 from tests.tensorrt_llm_gpu.judging import Check, Verdict
 
 Judged = Sequence[tuple[Check, Verdict]]

@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.report import Report
+from benchmarks.measuring.report import Report
 from tests.server.restart.load import Load
 from tests.server.restart.test_haproxy_faults import rolling
 from tests.server_e2e.expected import FAKE

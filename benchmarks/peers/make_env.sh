@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the virtual environment in which infinity-emb 0.0.78 works: make_peer_env.sh FOLDER
+# Makes the virtual environment in which infinity-emb 0.0.78 works: make_env.sh FOLDER
 # PYTHON=python3.11 and TORCH_INDEX=https://... as in the Makefile. torch goes first, or an older requirement would choose it.
 set -eu
 folder="$1"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the virtual environment with the clients that are compared: make_client_env.sh FOLDER (PYTHON=python3.11)
+# Makes the virtual environment with the clients that are compared: make_env.sh FOLDER (PYTHON=python3.11)
 set -eu
 folder="$1"
 "${PYTHON:-python3}" -m venv "$folder"

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.fma_peak import Peak, measure_peak
-from benchmarks.report import PACKAGES, Report, parse
-from benchmarks.texts import Corpus, Prose
+from benchmarks.engines.fma_peak import Peak, measure_peak
+from benchmarks.measuring.report import PACKAGES, Report, parse
+from benchmarks.measuring.texts import Corpus, Prose
 from engine.machine import cores
 from engine.messages import LoadOptions
 from engine.store.model_source import resolve
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 REFERENCE = "sentence-transformers"
 _PATIENCE = 180.0  # seconds beyond the run itself
@@ -101,7 +101,7 @@ def run_alone(subject: Subject, corpora: tuple[Corpus, Corpus], *, cache: Path, 
     }
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "job.json").write_text(json.dumps(job))
-        command = [sys.executable, "-m", "benchmarks.engine_process", folder]
+        command = [sys.executable, "-m", "benchmarks.engines.process", folder]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         try:
             ended = subprocess.run(
@@ -177,7 +177,7 @@ class Runs:
 
     def draw(self, path: Path) -> None:
         """Texts a second with the limit, the limit reached, and the lone query."""
-        from benchmarks.plots import bars
+        from benchmarks.measuring.plots import bars
 
         def panel(key: str, scale: float = 1.0) -> dict[str, dict[str, float]]:
             return {

@@ -1,6 +1,6 @@
 """Clients side by side: ours, AsyncOpenAI, Baseten's and aiohttp, against one stub server and against the real one.
 
-    sh benchmarks/make_client_env.sh .peers/clients
+    sh benchmarks/client/make_env.sh .peers/clients
     python -m benchmarks.client --clients .peers/clients [--quick] [--write]
 
 Each run is a process of its own. The stub's answers are prepared, so the client is what is measured; the real server
@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import Report
+from benchmarks.measuring.report import Report
 from tests.server_e2e.running import serving
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COUNTS = (8_192, 65_536)
 LIMIT = 300.0  # seconds for one run
 _SLOW = 20.0  # a run of more seconds is not repeated
@@ -52,7 +52,7 @@ class Unfinished(Exception):
 
 def run(python: Path, client: str, url: str, count: int) -> dict[str, float]:
     """One run in a process of its own."""
-    command = [str(python), "-P", "-m", "benchmarks.client_run", client, url, str(count)]
+    command = [str(python), "-P", "-m", "benchmarks.client.run", client, url, str(count)]
     plain = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     try:
         ended = subprocess.run(
@@ -88,7 +88,7 @@ def measure(python: Path, client: str, url: str, count: int, *, rounds: int) -> 
 @contextlib.contextmanager
 def stub(*forms: str) -> Iterator[str]:
     """Its address."""
-    command = [sys.executable, "-m", "benchmarks.client_stub", *forms]
+    command = [sys.executable, "-m", "benchmarks.client.stub", *forms]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -124,7 +124,7 @@ def compare(report: Report, clients: Sequence[str], url: str, count: int, *, pyt
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=Path, required=True, help="the environment that make_client_env.sh makes")
+    parser.add_argument("--clients", type=Path, required=True, help="the environment that make_env.sh makes")
     parser.add_argument("--quick", action="store_true", help="one round, 8,192 embeddings alone")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from embedline import __version__
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = ("numpy", "tokenizers", "uvicorn", "uvloop", "fastapi", "orjson", "msgspec", "torch", "transformers")
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.peers [--model minilm|bge-base] [--infinity FOLDER] [--quick] [--write]
 
 All servers stay up and one at a time is busy; the rounds take turns (A B C, A B C, …). FOLDER is a virtual environment
-made by benchmarks/make_peer_env.sh; without one infinity-emb is left out, and the report says so.
+made by benchmarks/peers/make_env.sh; without one infinity-emb is left out, and the report says so.
 """
 
 import argparse
@@ -17,21 +17,21 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.load import measure, requests_of
-from benchmarks.peer_figures import Figures, draw, write_extremes, write_summary
-from benchmarks.peer_models import MODELS, ExportFailed, PeerModel, export_onnx
-from benchmarks.processes import tree_peak_rss_mb, tree_pss_mb
-from benchmarks.report import PACKAGES, Report, parse
-from benchmarks.servers import Recipe, RunningServer, ServerFailed, embedline, infinity, infinity_onnx, plain
-from benchmarks.texts import Corpus, Prose
+from benchmarks.measuring.load import measure, requests_of
+from benchmarks.measuring.processes import tree_peak_rss_mb, tree_pss_mb
+from benchmarks.measuring.report import PACKAGES, Report, parse
+from benchmarks.measuring.servers import Recipe, RunningServer, ServerFailed, embedline, infinity, infinity_onnx, plain
+from benchmarks.measuring.texts import Corpus, Prose
+from benchmarks.peers.figures import Figures, draw, write_extremes, write_summary
+from benchmarks.peers.models import MODELS, ExportFailed, PeerModel, export_onnx
 from embedline.bench.load import Load
 
 OURS, OURS_INT8 = "Embedline", "Embedline int8"
 NOTES = (
     "infinity-emb: 0.0.78 with torch 2.13.0, transformers 4.57.6 and sentence-transformers 3.4.1, its own defaults. "
     "ONNX: exported and optimised (O2) by optimum 2.1.0; infinity's own call of the optimiser fails with it.",
-    "FastAPI + sentence-transformers: benchmarks/plain_server.py in Embedline's environment, one call of the library "
-    "for all texts that wait, in batches of 8 of similar length.",
+    "FastAPI + sentence-transformers: benchmarks/peers/plain_server.py in Embedline's environment, one call of the "
+    "library for all texts that wait, in batches of 8 of similar length.",
     "Texts a second: all answers of a run over the time from its first request to its last answer. JSON floats.",
     "Tokens a second: texts a second times the mean length of the texts that are sent in turn.",
     "CPU seconds: user and system time of the server's processes over all texts that they answered. Foreign CPU: what "
@@ -167,7 +167,7 @@ def recipes(model: PeerModel, folder: Path, onnx: Path, environment: Path, repor
         except ExportFailed as error:
             report.note(f"infinity-emb (ONNX) is missing: {error}")
     else:
-        report.note(f"infinity-emb is missing: benchmarks/make_peer_env.sh {environment} makes its environment.")
+        report.note(f"infinity-emb is missing: benchmarks/peers/make_env.sh {environment} makes its environment.")
     found.append(plain(folder))
     return found if model.name == "bge-base" else [*found, embedline(*ours, "--quantization", "int8", name=OURS_INT8)]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks.processes import machine_cpu_seconds, tree_cpu_seconds
+from benchmarks.measuring.processes import machine_cpu_seconds, tree_cpu_seconds
 from embedline.bench.bodies import Request, prepare
 from embedline.bench.load import Generator, Load, Phase
 from embedline.bench.options import Options, parse_url
@@ -15,7 +15,7 @@ from embedline.bench.run import run_on_loop
 from embedline.bench.summary import Summary, summarize
 
 if TYPE_CHECKING:  # it needs tokenizers, which whoever brings requests of their own may lack
-    from benchmarks.texts import Corpus
+    from benchmarks.measuring.texts import Corpus
 
 Traffic = Sequence[tuple[list[Request], Load]]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load import Measured
-from benchmarks.report import Report
+from benchmarks.measuring.load import Measured
+from benchmarks.measuring.report import Report
 
 _IN_PLOT = ("mixed, 64 x 1", "mixed, 8 x 32")
 
@@ -126,7 +126,7 @@ _VALUES: dict[str, Callable[[Figures], float]] = {
 
 def draw(path: Path, figures: Sequence[Figures]) -> None:
     """Texts a second and latency of the mixed loads, and the lone query."""
-    from benchmarks.plots import bars
+    from benchmarks.measuring.plots import bars
 
     servers = list(dict.fromkeys(one.server for one in figures))
 

@@ -1,6 +1,6 @@
 """The server that a competent person writes in an afternoon: FastAPI over sentence-transformers.
 
-    python -m benchmarks.plain_server MODEL_FOLDER PORT
+    python -m benchmarks.peers.plain_server MODEL_FOLDER PORT
 
 All texts that wait are encoded by one call, in a thread, so that the event loop stays free. The library sorts them by
 length and computes them in batches of 8: for mixed lengths on a CPU these take two thirds of the time of its default,

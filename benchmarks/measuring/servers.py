@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ROUTE = "/v1/embeddings"
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
@@ -46,7 +46,7 @@ def embedline(*flags: str, name: str = "Embedline", root: Path = ROOT) -> Recipe
 
 
 def infinity(environment: Path, model: Path) -> Recipe:
-    """infinity-emb on torch, in the virtual environment that make_peer_env.sh makes; everything else as it comes."""
+    """infinity-emb on torch, in the environment of benchmarks/peers/make_env.sh; everything else as it comes."""
     return _infinity("infinity-emb (torch)", environment, "--engine", "torch", "--model-id", str(model))
 
 
@@ -65,7 +65,7 @@ def _infinity(name: str, environment: Path, *flags: str) -> Recipe:
 
 def plain(model: Path) -> Recipe:
     """FastAPI over sentence-transformers."""
-    command = (sys.executable, "-m", "benchmarks.plain_server", str(model), "{port}")
+    command = (sys.executable, "-m", "benchmarks.peers.plain_server", str(model), "{port}")
     return Recipe("FastAPI + sentence-transformers", command, {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
 
 

@@ -1,6 +1,6 @@
 """One client embeds texts, in a process of its own, so that its memory is its own too.
 
-    python -m benchmarks.client_run CLIENT URL COUNT
+    python -m benchmarks.client.run CLIENT URL COUNT
 
 Prints JSON: seconds until the client has given its answer, CPU seconds until then, the highest resident size, and a
 checksum of the rows as float32. What it takes to make an array of an answer that is none is not counted.

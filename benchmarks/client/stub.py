@@ -1,6 +1,6 @@
 """A server whose answers are prepared, so that a client is what is measured.
 
-    python -m benchmarks.client_stub [bytes base64 float]
+    python -m benchmarks.client.stub [bytes base64 float]
 
 Every request gets the same 128 rows of 1,024 numbers, in the form it asks for; forms that are not named are refused, as
 servers without them do. A thread for each connection sends the prepared bytes in one call, without a copy in between.

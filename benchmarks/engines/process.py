@@ -1,6 +1,6 @@
 """One engine alone, in a process of its own: no HTTP, no tokenizing, no batch manager. Started by benchmarks.engines.
 
-python -m benchmarks.engine_process FOLDER, in which job.json says what to do and result.json and rows.npy will lie.
+python -m benchmarks.engines.process FOLDER, in which job.json says what to do and result.json and rows.npy will lie.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.processes import machine_cpu_seconds
+from benchmarks.measuring.processes import machine_cpu_seconds
 from embedline.bench.summary import percentile
 from engine import registry
 from engine.messages import LoadOptions

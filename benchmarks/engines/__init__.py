@@ -1,0 +1,1 @@
+"""Engines alone, each in a process of its own."""

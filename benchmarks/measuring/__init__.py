@@ -1,0 +1,1 @@
+"""What benchmarks share: servers, texts, loads, the cost of processes, reports."""

@@ -1,0 +1,1 @@
+"""Embedline and other servers on the same machine, model and texts."""
