@@ -82,7 +82,7 @@ def _refine_part(name: str, field: str, part: Schema, *, max_items: int, model: 
     elif (field in _FILLED and (name, field) != _TEIS_QUERY) or (name, field) == _TEXTS_IN_PROMPT:
         is_list = field in _LISTS or (name, field) == _TEXTS_IN_PROMPT
         _fill(part, max_items=max_items if is_list else None, vocab_size=model.vocab_size if model else None)
-        if field in ("ids", "tokens") or name.startswith(_RERANK):
+        if field == "tokens" or name.startswith(_RERANK):
             for item in _parts(part.get("items", {})):
                 _may_be_empty(item)
         if (name, field) == _OLLAMAS_INPUT:

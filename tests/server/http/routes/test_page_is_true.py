@@ -72,7 +72,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     *each("/tokenize", "prompt", "", [], [""], ["a"] * 5, [{}]),
     *each("/detokenize", "tokens", [], [-1], [[1], [-1]], [[1]] * 5, "a"),
     *each("/v1/detokenize", "tokens", [], [[1]], [-1]),
-    ("/decode", {"ids": [[]] * 5}),
+    *each("/decode", "ids", [[1]] * 5, [[]], [[1], []], []),
     *[("/score", body) for body in ({}, {"queries": "a"}, {"data_1": "a", "text_2": "b"}, {"documents": "b"})],
     *[("/score", {"queries": "a", "documents": documents}) for documents in ("", [], [""], ["b"] * 5)],
     *[("/v1/embed", {"texts": ["a"], "embedding_types": types}) for types in (["int4"], "float", [None])],
