@@ -45,6 +45,7 @@ class Protocol(Connection):
     _is_in_body = False  # the head of the current request is complete, its body is not
     _body_left = 0  # bytes of a body whose length was announced
     _chunked: ChunkedBody | None = None
+    _next_slice: asyncio.Handle | None = None  # of a body of many small chunks; other connections have their turn first
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -72,16 +73,21 @@ class Protocol(Connection):
             self._refuse(error)
         if self._is_over:
             self._received, self._num_parsed = b"", 0
-        elif len(self._received) - self._num_parsed > MAX_HEAD_BYTES:
+        elif self._next_slice is not None or len(self._received) - self._num_parsed > MAX_HEAD_BYTES:
             self.flow.hold()
         elif self.flow.is_held:
             self.flow.release()
+            if self._is_in_body and len(self.cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()  # until the handler has taken what has come
 
     def _parse(self) -> None:
         data, at = self._received, self._num_parsed
         while at < len(data) and not self._is_over:
             if self._is_in_body:
                 at += self._feed_body(data, at)
+                if self._is_in_body and self._chunked is not None and self._chunked.is_slice:
+                    self._next_slice = self._next_slice or self.loop.call_soon(self._read_slice)
+                    break
             elif not self._is_answered():
                 break  # what follows waits
             else:
@@ -97,6 +103,16 @@ class Protocol(Connection):
                 self._feed(data[at:end])
                 at = end
         self._received, self._num_parsed = (data, at) if at < len(data) else (b"", 0)
+
+    def _read_slice(self) -> None:
+        """Go on with a body of many small chunks."""
+        self._next_slice = None
+        if self._is_over:
+            return
+        self._unset_keepalive_if_required()
+        self._read_on()
+        if self._is_idle():
+            self._wait_for_head(has_begun=bool(self._received))
 
     def _feed_body(self, data: bytes, start: int) -> int:
         """Give the parser a piece of the body; the piece's length."""
