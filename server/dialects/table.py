@@ -7,9 +7,11 @@ from server.dialects.cohere import tokens as cohere_tokens
 from server.dialects.ollama import embed as ollama_embed
 from server.dialects.ollama import models as ollama_models
 from server.dialects.rerank import answers as rerank
-from server.dialects.route import PlainRoute, Route
+from server.dialects.route import ErrorShape, PlainRoute, Route
 from server.dialects.tei import embed, hybrid, predict, root, sparse, tokens, vertex
 from server.dialects.vllm import plain, pooling, score, tokenize
+from server.dialects.writing.openai_shapes import openai_error
+from server.dialects.writing.text_errors import text_error
 
 _ROUTES: tuple[Route, ...] = (
     *openai.ROUTES,
@@ -45,3 +47,11 @@ PLAIN_ROUTES: tuple[PlainRoute, ...] = (
     *infinity.PLAIN_ROUTES,
     *plain.PLAIN_ROUTES,
 )
+_OLLAMAS = "/api/"  # also /api/generate, which this server does not have
+_PLAIN_SHAPES = {route.path: route.error_shape for route in PLAIN_ROUTES}
+
+
+def plain_error_shape(path: str) -> ErrorShape:
+    """Of a path that is no POST route's: OpenAI's, unless a dialect has the path or all that begin like it."""
+    usual = text_error if path.startswith(_OLLAMAS) else openai_error
+    return _PLAIN_SHAPES.get(path, usual)

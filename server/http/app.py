@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 
 from server.dialects.reading.nesting import LARGE_BYTES, check_large
 from server.dialects.route import Answer, Call, ErrorShape, Route
-from server.dialects.table import PLAIN_ROUTES, ROUTES
+from server.dialects.table import ROUTES, plain_error_shape
 from server.dialects.writing.openai_shapes import openai_error
 from server.http import compression
 from server.http.answers import send_answer, to_hold
@@ -117,7 +117,6 @@ class App:
         self._routes = {("POST", route.path): route for route in ROUTES}
         # a label of the metrics, so there may be only as many as there are routes
         self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
-        self._error_shapes = {route.path: route.error_shape for route in PLAIN_ROUTES}
         self._paths = Paths(self._names, url_prefix=url_prefix)
         self._request_ids = request_ids()
 
@@ -221,7 +220,7 @@ class App:
             self._hosts.check(trace.method, place.path, request.headers)
             trace.key = self._keys.check(trace.method, place.path, request.headers)
         except (Forbidden, Unauthorized) as error:
-            await self._send(request, _failed(error, trace, self._error_shapes.get(place.path, openai_error)))
+            await self._send(request, _failed(error, trace, plain_error_shape(place.path)))
             return
         scope = {
             **request.scope,

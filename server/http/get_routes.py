@@ -13,7 +13,7 @@ from embedline import __version__
 from engine.model.tasks import Task
 from engine.types import OutputKind
 from server.dialects.route import PlainRoute
-from server.dialects.table import PLAIN_ROUTES, ROUTES
+from server.dialects.table import PLAIN_ROUTES, ROUTES, plain_error_shape
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.info import info as describe
 from server.http.info import output_names
@@ -180,20 +180,21 @@ def _tasks(model: ServedModel) -> list[str]:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """404 and 405 in the same shape as every other error."""
+    """404 and 405 in the same shape as every other error of the path."""
     assert isinstance(error, HTTPException)
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     path = request.scope["path"].removeprefix(request.scope["root_path"])
+    shape = plain_error_shape(path)
     methods = {"POST"} if path in _POST_PATHS else set()  # POST never comes here
     for route in request.app.routes:
         methods |= route.methods if getattr(route, "path", None) == path else set()
     if methods:
         headers["allow"] = ", ".join(sorted(methods))
     if "allow" in headers:
-        answer = openai_error(WrongMethod("this route does not have this method"))
+        answer = shape(WrongMethod("this route does not have this method"))
     else:
         known = {*_POST_PATHS, *(getattr(route, "path", "/") for route in request.app.routes)}
-        answer = openai_error(NoSuchRoute("no such route" + _nearest(path, known)))
+        answer = shape(NoSuchRoute("no such route" + _nearest(path, known)))
     return Response(bytes(answer.body), status_code=answer.status, headers=headers, media_type="application/json")
 
 

@@ -17,7 +17,14 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from server.http.connection.chunked import ChunkedBody
 from server.http.connection.clocks import Connection
 from server.http.connection.date_header import DateHeader
-from server.http.connection.head import MAX_HEAD_BYTES, after_empty_lines, checked_headers, end_of_head, not_http
+from server.http.connection.head import (
+    MAX_HEAD_BYTES,
+    after_empty_lines,
+    checked_headers,
+    end_of_head,
+    not_http,
+    take_host_of_target,
+)
 from server.http.connection.refusal import refusal
 from server.requests.errors import BodyTooSlow, MalformedBody, RequestError
 
@@ -165,6 +172,8 @@ class Protocol(Connection):
         if self.parser.should_upgrade():
             return
         fields = checked_headers(self.headers, self.parser.get_http_version)
+        if not self.url.startswith(b"/"):
+            take_host_of_target(self.url, self.headers)
         if b"transfer-encoding" in fields:
             self._chunked = ChunkedBody()
             self.headers = cast(list[tuple[bytes, bytes]], self._chunked.trailers)

@@ -15,10 +15,27 @@ from msgspec import UNSET, UnsetType
 from server.dialects.reading.json_body import parse
 from server.requests.errors import EmptyInput, InvalidRequest
 
-_NOT_TEXT = ("image", "audio", "video", "pdf", "url")  # of Jina's objects
+
+class TextObject(msgspec.Struct):
+    """An object with a text. What else it may have elsewhere is refused: it would change the result."""
+
+    text: str | None = None
+    image: msgspec.Raw | UnsetType = UNSET  # Jina's, as the next three
+    audio: msgspec.Raw | UnsetType = UNSET
+    video: msgspec.Raw | UnsetType = UNSET
+    pdf: msgspec.Raw | UnsetType = UNSET
+    text_pair: msgspec.Raw | UnsetType = UNSET  # Hugging Face's
+
+
+class _Object(TextObject):
+    """An item with a name for what it is."""
+
+    url: msgspec.Raw | UnsetType = UNSET  # Jina's, of an image
+
+
 _OBJECT: dict[str, Any] = {
     "type": "object",
-    "properties": {"text": {"type": "string"}, **{name: {"type": "null"} for name in _NOT_TEXT}},
+    "properties": {name: {"type": "null"} for name in _Object.__struct_fields__} | {"text": {"type": "string"}},
     "required": ["text"],
 }
 _ID_LIST: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
@@ -36,18 +53,6 @@ SCHEMA = {
 _MARKS_AN_ITEM = 32  # strings, and also lists and objects, that an object may have; for each 32 more it counts twice
 _MAX_IDS = 1 << 22  # of one request: 2,048 lists of 2,048. OpenAI takes 300,000 tokens
 _FIRST_ITEM = re.compile(rb"\[\s*(.)")
-
-
-class _Object(msgspec.Struct):
-    """An item with a name for what it is."""
-
-    text: str | None = None
-    image: msgspec.Raw | UnsetType = UNSET
-    audio: msgspec.Raw | UnsetType = UNSET
-    video: msgspec.Raw | UnsetType = UNSET
-    pdf: msgspec.Raw | UnsetType = UNSET
-    url: msgspec.Raw | UnsetType = UNSET
-
 
 _TEXT = msgspec.json.Decoder(str)
 _TEXTS = msgspec.json.Decoder(list[str])
@@ -112,7 +117,10 @@ def _read_mixed(raw: bytes, field: str, *, max_items: int, may_be_empty: bool) -
     _check_num_ids(beside_texts(raw, field, max_items=max_items), field)
     items = parse(_MIXED, raw, field)
     check_num_items(len(items), field, max_items=max_items)
-    texts = ["" if isinstance(item, list) else item for item in map(_text_of, items, _places(field))]
+    texts = [
+        text_of(item, place) if isinstance(item, _Object) else "" if isinstance(item, list) else item
+        for item, place in zip(items, _places(field), strict=False)
+    ]
     ids = [item if isinstance(item, list) else [] for item in items]
     for text, ids_, place in zip(texts, ids, _places(field), strict=False):
         if not (text or ids_ or may_be_empty):
@@ -133,13 +141,11 @@ def _places(field: str) -> Iterator[str]:
     return (f"{field}[{index}]" for index in count())
 
 
-def _text_of(item: "str | list[int] | _Object", place: str) -> str | list[int]:
+def text_of(item: TextObject, place: str) -> str:
     """Raises InvalidRequest for an object without a text, or with more than that."""
-    if not isinstance(item, _Object):
-        return item
-    for name in _NOT_TEXT:
+    for name in item.__struct_fields__:
         value = getattr(item, name)
-        if value is not UNSET and bytes(memoryview(value)[:5]) != b"null":
+        if name != "text" and value is not UNSET and bytes(memoryview(value)[:5]) != b"null":
             raise InvalidRequest(f"{place}.{name} is not supported; send texts", param=f"{place}.{name}")
     if item.text is None:
         raise InvalidRequest(f"{place}.text is missing", param=f"{place}.text")

@@ -27,6 +27,7 @@ KNOWN_FIELDS: dict[str, tuple[Any, ...]] = {
     # which numbers they have
     "dimensions": (0,),
     "output_dimension": (),
+    "outputDimensionality": (),
     "normalize": (),
     "normalized": (),
     "long_text": ("truncate",),
@@ -39,6 +40,7 @@ KNOWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "input_type": (),
     "task": (),
+    "task_type": (),
     "instruction": (),
     "instruct": (),
     "chat_template": (),
@@ -51,6 +53,7 @@ KNOWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "truncation_direction": ("right", "Right"),
     "truncation_side": ("right",),
     "truncation_strategy": (),
+    "autoTruncate": (),
     "truncate_prompt_tokens": (),
     "max_tokens": (),
     "max_tokens_per_doc": (),
@@ -62,6 +65,8 @@ KNOWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "function_to_apply": (),
     "aggregation_strategy": ("none",),
     "candidate_labels": ([],),
+    "labels": ([],),
+    "classifier_id": (),
     "rank_fields": ([],),
     "relevant_spans": (False,),
     "rewrite_query": (False,),
@@ -77,7 +82,12 @@ KNOWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "images": ([],),
     "image": (),
 }
-_HINTS = {"messages": "send texts instead", "images": "send texts instead", "image": "send texts instead"}
+_HINTS = {
+    **dict.fromkeys(("messages", "images", "image"), "send texts instead"),
+    "outputDimensionality": "its name here is dimensions",  # Vertex AI's, as the next two
+    "autoTruncate": "its name here is truncate",
+    "task_type": "its name here is task",
+}
 _NEUTRAL = {name: frozenset(map(msgspec.json.encode, (None, *values))) for name, values in KNOWN_FIELDS.items()}
 _LONGEST = 1 + max(len(value) for values in _NEUTRAL.values() for value in values)
 

@@ -146,6 +146,7 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
     family = _family(fields, is_voyage=is_voyage, is_weaviate=fields.one_document is not None)
     if family is None:
         raise InvalidRequest("documents is missing (or texts, or input)", param="documents")
+    _check_is_one_kind(fields)
     model = call.models.choose(fields.model)
     field, max_items = FIELDS[family], call.max_items
     if family is Family.WEAVIATE and not _is_given(fields.documents):
@@ -157,8 +158,6 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         documents = read_documents(items, field, rank_fields=fields.rank_fields, max_items=max_items)
     if not fields.query and (family is not Family.TEI or "" in documents):  # TEI refuses pairs without any text
         raise EmptyInput("query must not be an empty string", param="query")
-    if family is Family.WEAVIATE and field != PROPERTY and fields.one_document:
-        raise InvalidRequest("property can't be given with documents", param=PROPERTY)
     call.set_form(_read_form(fields))
     asks_for_texts = has_texts = read_one(
         return_text=fields.return_text, return_documents=fields.return_documents, return_input=fields.return_input
@@ -213,6 +212,15 @@ def _family(fields: RerankBody | _Marks, *, is_voyage: bool, is_weaviate: bool) 
 
 def _is_given(value: msgspec.Raw) -> bool:
     return len(memoryview(value)) > 0 and bytes(memoryview(value)[:5]) != b"null"
+
+
+def _check_is_one_kind(fields: RerankBody) -> None:
+    """Raises InvalidRequest for documents of two families."""
+    given = [name for name in ("texts", "documents", "input") if _is_given(getattr(fields, name))]
+    if fields.one_document:
+        given.append(PROPERTY)
+    if len(given) > 1:
+        raise InvalidRequest(f"{given[1]} can't be given with {given[0]}", param=given[1])
 
 
 def _read_property(fields: RerankBody) -> Sequence[str]:

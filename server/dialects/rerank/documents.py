@@ -7,22 +7,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from server.dialects.reading.inputs import check_num_items
+from server.dialects.reading.inputs import TextObject, check_num_items, text_of
 from server.dialects.reading.json_body import parse
 from server.requests.errors import EmptyInput, InvalidRequest
 
 DOCUMENT_LIST = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}}
 _MAX_RANK_FIELDS = 64
 _STRINGS_AN_ITEM = 32  # that one document's object may have; for each 32 more it counts as another item
-_TEXT = "text"
-
-
-class _Document(msgspec.Struct):
-    text: str
-
 
 _TEXTS = msgspec.json.Decoder(list[str])
-_DOCUMENTS = msgspec.json.Decoder(list[str | _Document])
+_DOCUMENTS = msgspec.json.Decoder(list[str | TextObject])
 _OBJECTS = msgspec.json.Decoder(list[str | dict[str, msgspec.Raw]])
 _NAMES = msgspec.json.Decoder(list[str])
 _VALUE = msgspec.json.Decoder(str | int | float | bool | None)
@@ -35,16 +29,22 @@ def read_texts(value: msgspec.Raw, field: str, *, max_items: int) -> Sequence[st
 
 
 def read_documents(value: msgspec.Raw, field: str, *, rank_fields: msgspec.Raw, max_items: int) -> Sequence[str]:
-    """Texts and objects. Of an object its `text` is ranked, or what `rank_fields` names, each on a line of its own."""
+    """Texts and objects. Of an object its `text` is ranked, or what `rank_fields` names, each on a line of its own.
+
+    Without `rank_fields` an image or another part beside the text is refused. A `url` tells where a text is from.
+    """
     raw = _counted(value, field, max_items)
     names = _read_rank_fields(rank_fields)
-    if names == [_TEXT]:
-        documents = [item if isinstance(item, str) else item.text for item in parse(_DOCUMENTS, raw, field)]
-    else:
-        objects = parse(_OBJECTS, raw, field)
+    if names:
+        records = parse(_OBJECTS, raw, field)
         documents = [
             item if isinstance(item, str) else _joined(item, names, f"{field}[{index}]")
-            for index, item in enumerate(objects)
+            for index, item in enumerate(records)
+        ]
+    else:
+        items = parse(_DOCUMENTS, raw, field)
+        documents = [
+            item if isinstance(item, str) else text_of(item, f"{field}[{index}]") for index, item in enumerate(items)
         ]
     return _checked(documents, field, max_items)
 
@@ -66,14 +66,15 @@ def _checked(documents: Sequence[str], field: str, max_items: int) -> Sequence[s
 
 
 def _read_rank_fields(value: msgspec.Raw) -> list[str]:
+    """Each once; none if the text is meant."""
     raw = bytes(value)
     if raw in (b"", b"null"):
-        return [_TEXT]
+        return []
     num_strings = (raw.count(b'"') - raw.count(b'\\"')) // 2  # before they are decoded
     names = parse(_NAMES, raw, "rank_fields") if num_strings <= _MAX_RANK_FIELDS else None
     if names is None or len(names) > _MAX_RANK_FIELDS:
         raise InvalidRequest(f"rank_fields must be at most {_MAX_RANK_FIELDS} names", param="rank_fields")
-    return list(dict.fromkeys(names)) or [_TEXT]
+    return list(dict.fromkeys(names))
 
 
 def _joined(document: dict[str, msgspec.Raw], names: Sequence[str], param: str) -> str:

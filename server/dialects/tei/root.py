@@ -100,11 +100,11 @@ def _is_hugging_faces(given: dict[str, bytes], call: Call, *, takes_texts: bool)
 
 def _path(task: Task, given: dict[str, bytes]) -> str:
     """Raises InvalidRequest for parameters that the route would not see."""
-    if inputs := given.get("inputs", b""):
-        if task not in _BY_TASK and inputs.startswith(b"{"):
-            return "/similarity"
-        if "parameters" in given:
-            _NO_PARAMETERS.read(given["parameters"], "parameters")
+    if task not in _BY_TASK and given.get("inputs", b"").startswith(b"{"):
+        return "/similarity"
+    if "parameters" in given:
+        _NO_PARAMETERS.read(given["parameters"], "parameters")
+    if "inputs" in given:
         return _BY_TASK.get(task, "/embed")
     if "query" in given:
         return "/rerank"

@@ -65,7 +65,11 @@ def vertex_routes(routes: Iterable[Route]) -> tuple[Route, ...]:
     def decode(call: Call, body: bytes) -> list[_Instance]:
         fields = _BODY.read(body)
         if not _NO_PARAMETERS.fullmatch(bytes(fields.parameters)):
-            raise InvalidRequest("parameters is not supported; put its fields into the instances", param="parameters")
+            raise InvalidRequest(
+                "parameters is not supported; put what POST /invocations takes, such as dimensions and truncate, into "
+                "the instances",
+                param="parameters",
+            )
         bodies = _split(fields.instances, max_items=call.max_items)
         return _decode_all(call, bodies, choose)
 

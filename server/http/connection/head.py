@@ -16,6 +16,7 @@ MAX_HEADERS = 100
 
 _METHOD = re.compile(rb"[A-Z]")  # how each method begins that the parser knows
 _VERSIONS = (b" HTTP/1.1", b" HTTP/1.0")
+_TARGET = re.compile(rb"[A-Za-z][\w+.-]*://([^/?#]*)")  # its scheme and host
 _HOST = re.compile(rb"(?:[\w.~!$&'()*+,;=%-]*|\[[\w:.%~-]+\])(?::\d*)?")  # RFC 3986, 3.2.2, and a port
 
 
@@ -69,6 +70,19 @@ def checked_headers(headers: Sequence[tuple[bytes, bytes]], version: Callable[[]
 def _repeated(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """The names of headers that come more than once."""
     return frozenset(name for name, number in Counter(name for name, _ in headers).items() if number > 1)
+
+
+def take_host_of_target(target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """Puts the host of a target such as http://host/path, which outranks it, into the host header (RFC 9112, 3.2.2).
+
+    Raises MalformedBody.
+    """
+    found = _TARGET.match(target)
+    if found is None:
+        return
+    if not found[1] or not _is_host(found[1]):
+        raise MalformedBody("the target has no host, or one that is not a host with or without a port")
+    headers[:] = [*((name, value) for name, value in headers if name != b"host"), (b"host", found[1])]
 
 
 @lru_cache(maxsize=16)  # clients say the same all the time

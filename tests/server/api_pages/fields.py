@@ -58,7 +58,11 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
         Fields("/tokenize", "inputs add_special_tokens prompt_name"),
         Fields("/decode", "ids skip_special_tokens"),
         _OPENAI,
-        Fields("/vertex", "instances parameters", refused="parameters"),
+        Fields(
+            "/vertex",
+            "instances parameters",
+            refused="parameters instances.outputDimensionality instances.autoTruncate instances.task_type",
+        ),
     ),
     "baseten": (
         _OPENAI,
@@ -116,6 +120,7 @@ FIELDS: dict[str, tuple[Fields, ...]] = {
             "return_multivector",
         ),
         Fields("/v1/rerank", "query documents model top_n return_documents"),
+        Fields("/v1/classify", "input model labels classifier_id"),
     ),
     "voyage": (
         Fields(

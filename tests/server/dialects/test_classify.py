@@ -98,6 +98,8 @@ def test_texts_and_ids() -> None:
         ({"input": "a", "messages": []}, InvalidRequest, "messages"),
         ({"input": "a", "use_activation": True, "raw_scores": False}, InvalidRequest, "raw_scores"),
         ({"input": "a", "raw_scores": None}, InvalidRequest, "raw_scores"),
+        ({"input": "a", "labels": ["x", "y"]}, InvalidRequest, "labels"),
+        ({"input": "a", "classifier_id": "x"}, InvalidRequest, "classifier_id"),
         (b'{"input":"a"', MalformedBody, None),
     ],
 )

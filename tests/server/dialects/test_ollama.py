@@ -9,6 +9,7 @@ import pytest
 
 from engine.types import OutputKind
 from server.dialects.ollama.embed import decode_embed, decode_embeddings
+from server.http.hosts import Hosts
 from server.requests.errors import EmptyInput, InvalidRequest, ModelNotFound, RequestError
 from server.requests.models import ModelTable
 from tests.server.asking import RAW, ask
@@ -22,9 +23,9 @@ def answer(path: str, rows: Any = ROWS, **fields: Any) -> Called:
     return ask(path, {"model": "all-minilm", **fields}, OutputKind.POOLED, rows=rows)
 
 
-def get(path: str, **how: Any) -> Called:
+def get(path: str, headers: dict[str, str] | None = None, **how: Any) -> Called:
     async def run() -> Called:
-        return await call(Edge(**how).app, "GET", path)
+        return await call(Edge(**how).app, "GET", path, headers=headers or {})
 
     return asyncio.run(run())
 
@@ -140,6 +141,23 @@ def test_errors_are_one_text() -> None:
 
     assert called.status == 400
     assert json.loads(called.body) == {"error": "input[0] must not be an empty string"}
+
+
+@pytest.mark.holds("Errors", "Ollama's routes")
+@pytest.mark.parametrize(
+    ("path", "how", "status"),
+    [
+        ("/api/generate", {}, 404),
+        ("/api/embed", {}, 405),
+        ("/api/generate", {"hosts": Hosts(("a.example",))}, 403),
+    ],
+)
+def test_errors_of_paths_that_are_not_there_are_one_text_too(path: str, how: dict[str, Any], status: int) -> None:
+    called = get(path, headers={"host": "page.example"}, **how)
+
+    assert called.status == status
+    assert list(json.loads(called.body)) == ["error"]
+    assert isinstance(json.loads(called.body)["error"], str)
 
 
 @pytest.mark.holds("Ollama's routes")

@@ -111,6 +111,7 @@ def test_a_list_may_mix_texts_ids_and_objects(given: object, texts: Any, token_i
         (b'{"input":[{}]}', "input[0].text"),
         (b'{"input":[{"image":"a"}]}', "input[0].image"),
         (b'{"input":["a",{"text":"b","url":"c"}]}', "input[1].url"),
+        (b'{"input":[{"text":"b","text_pair":"c"}]}', "input[0].text_pair"),
         (b'{"input":["a",{"text":""}]}', "input[1]"),
         (b'{"input":["a",[]]}', "input[1]"),
         (b'{"input":[[],"a"]}', "input[0]"),

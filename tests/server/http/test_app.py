@@ -85,7 +85,7 @@ def test_an_unknown_route(path: str) -> None:
         ("/v1/embedding", "/v1/embeddings"),
         ("/v1/v1/embeddings", "/v1/embeddings"),
         ("/V1/Embeddings/", "/v1/embeddings"),
-        ("/api/re-rank", "/rerank"),
+        ("/apis/re-rank", "/rerank"),
         ("/redyz", "/readyz"),
         ("/v1/chat/completions", None),
         ("/" + "embed" * 100, None),

@@ -65,6 +65,7 @@ def test_declared_fields_are_the_routes_own() -> None:
         ({"messages": []}, "messages is not supported on this route; send texts instead"),
         ({"endianness": "big"}, 'endianness must be "native" or "little" on this route, or be left out'),
         ({"late_chunking": 0}, "late_chunking must be false on this route, or be left out"),
+        ({"autoTruncate": True}, "autoTruncate is not supported on this route; its name here is truncate"),
         ({"prompt": "a" * 10_000}, "prompt is not supported on this route"),
     ],
 )

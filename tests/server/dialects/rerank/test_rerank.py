@@ -140,7 +140,8 @@ def test_rank_fields_are_joined_in_their_order() -> None:
 
 @pytest.mark.parametrize("rank_fields", [None, [], ["text"]])
 def test_the_text_of_an_object_is_ranked_by_default(rank_fields: Any) -> None:
-    body = {**RESULTS, "documents": [{"text": "a", "title": "t" * 9}], "rank_fields": rank_fields}
+    document = {"text": "a", "title": "t" * 9, "url": "u", "image": None}
+    body = {**RESULTS, "documents": [document], "rank_fields": rank_fields}
     assert answer("/v1/rerank", body)["results"][0]["document"] == {"text": "a"}
 
 

@@ -69,6 +69,7 @@ def test_fields_that_are_wrong(path: str, family: dict[str, Any], change: dict[s
         ({"rank_fields": ["\\"] * 65}, "rank_fields must be at most 64 names"),
         ({"rank_fields": ["title"], "documents": ["a", {"text": "b"}]}, "documents[1] has none of rank_fields"),
         ({"rank_fields": ["title"], "documents": [{"title": ["a"]}]}, "documents[0]"),
+        ({"documents": ["a", {"text": "b", "image": "c"}]}, "documents[1].image is not supported"),
     ],
     ids=str,
 )
@@ -105,6 +106,23 @@ def test_documents_that_are_wrong(family: dict[str, Any], documents: Any, named:
 
     assert called.status in (400, 422)
     assert named.format(field) in problem(called, family)
+
+
+@pytest.mark.holds("Reranking")
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({**TEI, **RESULTS}, "documents can't be given with texts"),
+        ({**TEI, **MIXEDBREAD}, "input can't be given with texts"),
+        ({**RESULTS, **MIXEDBREAD}, "input can't be given with documents"),
+        ({**TEI, "property": "a"}, "property can't be given with texts"),
+        ({**MIXEDBREAD, "property": "a"}, "property can't be given with input"),
+    ],
+)
+def test_documents_of_two_kinds(body: dict[str, Any], named: str) -> None:
+    called = post("/v1/rerank", body)
+    assert called.status in (400, 422)
+    assert named in called.body.decode()
 
 
 @pytest.mark.parametrize("documents", [[{"content": []}], [{"text": 5}], [{"text": "a"}, {}]])

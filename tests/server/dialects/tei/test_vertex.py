@@ -17,6 +17,7 @@ from wire.vocabulary import RequestClass
 
 EMBED, SIMILAR = {"inputs": "abc", "normalize": False}, {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
 OPENAI = {"input": "ab"}
+OWN = {"outputDimensionality": 2}  # of Vertex AI
 
 
 @pytest.mark.holds("TEI's routes")
@@ -53,6 +54,11 @@ def test_a_rerankers_instances() -> None:
         ({"instances": [{"inputs": ["a"] * 3}] * 2}, 422, "instances has more items"),
         ({"instances": [{**EMBED, "encoding_format": "bytes"}]}, 422, "instances[0]: encoding_format"),
         ({"instances": [EMBED], "parameters": {"normalize": False}}, 422, "parameters is not supported"),
+        ({"instances": [{**EMBED, "outputDimensionality": 2}]}, 422, "instances[0]: outputDimensionality is not"),
+        ({"instances": [{**EMBED, "autoTruncate": True}]}, 422, "instances[0]: autoTruncate is not"),
+        ({"instances": [{**EMBED, "task_type": "a"}]}, 422, "instances[0]: task_type is not"),
+        ({"instances": [{**EMBED, "parameters": OWN}]}, 422, "instances[0]: parameters.outputDimensionality is not"),
+        ({"instances": [{**OPENAI, "parameters": OWN}]}, 422, "instances[0]: parameters.outputDimensionality is not"),
     ],
 )
 def test_one_wrong_instance_fails_all(body: dict[str, Any], status: int, start: str) -> None:

@@ -35,6 +35,9 @@ from tests.server.http.running import CHUNKED, GET, POST, App, Running, Test
         b"GET /now HTTP/1.1\r\nhost: [::1\r\n\r\n",
         b"GET /now HTTP/1.1\r\nhost: \xff\r\n\r\n",
         b"GET /now HTTP/1.0\r\nhost: a#\r\n\r\n",
+        b"GET http://user@a/now HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET http:///now HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET http://a/now HTTP/1.1\r\n\r\n",
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /now HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip\r\n\r\n",
@@ -60,6 +63,20 @@ def test_hosts_that_are_taken(host: bytes) -> None:
         client = server.connect()
         await client.send(b"GET /now HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
         assert client.statuses() == [200]
+
+    run_bare(test)
+
+
+@pytest.mark.holds("Requests and answers", "Hosts and web pages")
+@pytest.mark.parametrize("version", [b"1.1\r\nhost: localhost", b"1.0"])
+@pytest.mark.parametrize("host", [b"page.example", b"page.example:80", b"[::1]:80"])
+def test_the_host_of_an_absolute_target_outranks_the_header(version: bytes, host: bytes) -> None:
+    async def test(server: Bare, app: App) -> None:
+        client = server.connect()
+        await client.send(b"GET http://" + host + b"/now?a HTTP/" + version + b"\r\nx: y\r\n\r\n")
+        assert client.statuses() == [200]
+        assert app.paths == ["/now"]
+        assert sorted(app.headers) == [(b"host", host), (b"x", b"y")]
 
     run_bare(test)
 

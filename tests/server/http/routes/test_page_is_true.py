@@ -95,7 +95,16 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ],
     ("/rerank", {**RANK, "encoding_format": "base64"}),
     *each("/api/embed", "input", [""], ["a", ""], ["a"] * 5, [1]),
-    *each("/v1/embeddings", "input", [{"text": "a", "image": "b"}], [{}], ["a", 1], [["a"]], [100]),
+    *each(
+        "/v1/embeddings",
+        "input",
+        [{"text": "a", "image": "b"}],
+        [{"text": "a", "text_pair": "b"}],
+        [{}],
+        ["a", 1],
+        [["a"]],
+        [100],
+    ),
     *[
         ("/v1/embeddings", {**EMBEDDINGS, **wrong})
         for wrong in (
