@@ -25,7 +25,15 @@ def test_who_is_answered(fake_server: Server) -> None:
 
 
 @pytest.mark.holds("Hosts and web pages")
-def test_http_1_0_needs_no_host(fake_server: Server) -> None:
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /info HTTP/1.0", b"200"),  # which needs no host
+        (b"GET http://rebound.example/info HTTP/1.1\r\nhost: localhost", b"403"),
+        (b"GET http://localhost/info HTTP/1.1\r\nhost: rebound.example", b"200"),
+    ],
+)
+def test_what_names_the_host(fake_server: Server, head: bytes, status: bytes) -> None:
     with socket.create_connection(("127.0.0.1", fake_server.port), PATIENCE) as connection:
-        connection.sendall(b"GET /info HTTP/1.0\r\n\r\n")
-        assert connection.recv(12).endswith(b" 200")
+        connection.sendall(head + b"\r\n\r\n")
+        assert connection.recv(12).endswith(b" " + status)
