@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -174,12 +175,8 @@ class App:
                 route.error_shape,
                 has_documents_in_objects=self._has_documents_in_objects,
             )
-            body = await self._read(request)
-            with self._bodies.held(len(body)):
-                if len(body) > LARGE_BYTES:
-                    await check_large(body)
-                work = route.decode(call, body)
-                del body  # the decoder has copied what it needs
+            work, num_bytes = await self._decoded(route, call, request)
+            with self._bodies.held(num_bytes):  # the decoder has copied what it needs
                 if call.form is not None:
                     trace.encoding = call.form.label
                 result = await route.run(self._pipeline, work, trace)
@@ -193,16 +190,27 @@ class App:
         except Exception as error:
             return _failed(error, trace, call.error_shape if call else route.error_shape)
 
-    async def _read(self, request: _Request) -> bytes:
-        """The body. Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow and ClientLeft."""
+    async def _decoded(self, route: Route, call: Call, request: _Request) -> tuple[Any, int]:
+        """What the body asks for, and the bytes of the body, which is not kept.
+
+        Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
+        errors.
+        """
         began, coding = time.perf_counter(), compression.coding_of(request.headers)
         length = request.headers.get(b"content-length")  # a number: the HTTP parser has checked it
         body = await self._bodies.read(request.receive, None if length is None else int(length))
         request.trace.num_body_bytes = len(body)
         if coding is not None:
-            body = await self._bodies.expand(body, compression.decompressed(body, coding))
+            async with self._bodies.expanded(body, compression.decompressed(body, coding)) as body:
+                request.trace.read_seconds = time.perf_counter() - began
+                if len(body) > LARGE_BYTES:
+                    await check_large(body)
+                return route.decode(call, body), len(body)
         request.trace.read_seconds = time.perf_counter() - began
-        return body
+        if len(body) > LARGE_BYTES:
+            with self._bodies.held(len(body)):
+                await check_large(body)
+        return route.decode(call, body), len(body)
 
     async def _fall_back(self, request: _Request, place: Place) -> None:
         """FastAPI's answer."""

@@ -19,6 +19,8 @@ _PIECE_SECONDS = 30.0  # between two pieces of a body
 _BODY_SECONDS = 30.0
 _BYTES_PER_SECOND = 1024
 _SMALL_BYTES = 64 * 1024  # a decompressed body up to this size is never refused because of other bodies
+_LARGE_BYTES = 1 << 20  # of larger decompressed bodies one is in memory at a time
+_TURN_SECONDS = 10.0  # to wait for that
 
 
 class ClientLeft(Exception):
@@ -34,6 +36,7 @@ class BodyReader:
     def __init__(self, *, max_bytes: int, max_total_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._room = max(max_bytes, max_total_bytes)  # one body always fits
+        self._turn = asyncio.Lock()  # of large decompressed bodies; who came first is first
 
     async def read(self, receive: Receive, content_length: int | None) -> bytes:
         """The whole body. Raises PayloadTooLarge and Overloaded as early as possible, BodyTooSlow, ClientLeft."""
@@ -66,10 +69,15 @@ class BodyReader:
         finally:
             self._room += num_bytes
 
-    async def expand(self, body: bytes, pieces: AsyncIterator[bytes]) -> bytes:
-        """A body that came compressed; `pieces` are what it is made of. Raises what `pieces` raises, PayloadTooLarge
-        and Overloaded, each before more than one piece too many is held."""
-        chunks, num_bytes = list[bytes](), 0
+    @contextlib.asynccontextmanager
+    async def expanded(self, body: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """A body that came compressed, while the block runs; `pieces` are what it is made of.
+
+        A few kilobytes may expand to the limit, so large bodies wait for each other: the block should end soon and keep
+        nothing of the body. Raises what `pieces` raises, PayloadTooLarge and Overloaded, each before more than one
+        piece too many is held.
+        """
+        chunks, num_bytes, has_turn = list[bytes](), 0, False
         with self.held(len(body)):
             try:
                 async for piece in pieces:
@@ -78,11 +86,25 @@ class BodyReader:
                     self._room -= len(piece)
                     if num_bytes > _SMALL_BYTES:
                         self._check(num_bytes)
+                    if num_bytes > _LARGE_BYTES and not has_turn:
+                        await self._take_turn()
+                        has_turn = True
                 if num_bytes > self._max_bytes:
                     raise self._too_large()
-                return b"".join(chunks)
+                whole = b"".join(chunks)
+                chunks.clear()
+                yield whole
             finally:
                 self._room += num_bytes
+                if has_turn:
+                    self._turn.release()
+
+    async def _take_turn(self) -> None:
+        try:
+            async with asyncio.timeout(_TURN_SECONDS):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise self._too_many() from None
 
     @contextlib.contextmanager
     def held(self, num_bytes: int) -> Iterator[None]:
@@ -105,7 +127,10 @@ class BodyReader:
         if num_bytes > self._max_bytes:
             raise self._too_large()
         if self._room < 0:
-            raise Overloaded("too many large bodies are open", retry_after=1.0, reason="open_payload")
+            raise self._too_many()
+
+    def _too_many(self) -> Overloaded:
+        return Overloaded("too many large bodies are open", retry_after=1.0, reason="open_payload")
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body has more than the {self._max_bytes} bytes of --payload-limit")
