@@ -112,6 +112,12 @@ async def serving(
             await asyncio.sleep(0)
 
 
+async def nothing() -> AsyncIterator[Any]:
+    """What a client that waits sends. gRPC's library may tell one that sends while it is refused INTERNAL instead."""
+    await asyncio.Event().wait()
+    yield b""
+
+
 async def error_of(call: Any) -> tuple[grpc.StatusCode, str]:
     """The status of an RPC that fails."""
     try:

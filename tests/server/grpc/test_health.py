@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, ready_state
-from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, serving
+from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, nothing, serving
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
@@ -78,7 +78,7 @@ def test_reflection_describes_the_services_to_who_has_a_key() -> None:
             tei = {f"tei.v1.{name}" for name in ("Info", "Embed", "Predict", "Rerank", "Tokenize")}
             assert names == {*tei, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
             assert b"EmbedSparseRequest" in described.file_descriptor_response.file_descriptor_proto[0]
-            without = stub.ServerReflectionInfo(iter(asked), timeout=PATIENCE)
+            without = stub.ServerReflectionInfo(nothing(), timeout=PATIENCE)
             assert (await error_of(without.read()))[0] is grpc.StatusCode.UNAUTHENTICATED
 
     asyncio.run(run())

@@ -1,7 +1,6 @@
 """What is refused over gRPC: the status, what it says, and that it is reported as a request over HTTP is."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -16,7 +15,7 @@ from server.requests import errors
 from server.requests.models import ServerState
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, ready_state
-from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, serving
+from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, nothing, serving
 from tokenizer_pool.messages import Refusal, TextRefused
 
 EMBED = "/tei.v1.Embed/Embed"
@@ -37,7 +36,7 @@ def test_a_key_is_needed_before_anything_is_read(metadata: Any) -> None:
         async with serving(keys=KEYS) as port:
             code, _ = await error_of(port.ask(EMBED, tei_pb2.EmbedRequest(), metadata=metadata))
             assert code is grpc.StatusCode.UNAUTHENTICATED
-            assert await error_of(port.stream(f"{EMBED}Stream", iter(()), metadata=metadata).read()) == (
+            assert await error_of(port.stream(f"{EMBED}Stream", nothing(), metadata=metadata).read()) == (
                 code,
                 "send a valid API key: authorization: Bearer …",
             )
@@ -145,13 +144,9 @@ def test_metadata_name_the_model() -> None:
 def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_MESSAGE_SECONDS", 0.05)
 
-    async def never() -> AsyncIterator[Any]:
-        await asyncio.Event().wait()
-        yield HELLO
-
     async def run() -> None:
         async with serving() as port:
-            begun = port.channel.stream_unary(EMBED)(never(), timeout=PATIENCE)
+            begun = port.channel.stream_unary(EMBED)(nothing(), timeout=PATIENCE)
             assert await error_of(begun) == (grpc.StatusCode.DEADLINE_EXCEEDED, "no message came for 0.05 seconds")
             assert [(trace.status, trace.error) for trace in port.traces] == [(408, "BodyTooSlow")]
 

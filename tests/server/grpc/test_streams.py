@@ -10,7 +10,7 @@ import pytest
 from server.dialects.tei_grpc import tei_pb2
 from server.grpc import calls
 from tests.server.edge import Edge
-from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, serving
+from tests.server.grpc.serving import MAX_BYTES, PATIENCE, error_of, nothing, serving
 
 STREAM = "/tei.v1.Embed/EmbedStream"
 
@@ -143,7 +143,7 @@ def test_a_stream_that_begins_while_the_server_stops_is_not_read() -> None:
     async def run() -> None:
         async with serving() as port:
             port.calls.stop_reading()
-            stream = port.stream(STREAM, iter(messages("a")))
+            stream = port.stream(STREAM, nothing())
             assert await error_of(stream.read()) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
 
     asyncio.run(run())
