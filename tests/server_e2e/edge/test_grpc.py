@@ -44,6 +44,7 @@ def method(channel: grpc.Channel, path: str, *, is_stream: bool = False) -> Any:
     return make(path, asked.SerializeToString, answered.FromString)
 
 
+@pytest.mark.full
 @pytest.mark.holds("gRPC", "API keys")
 def test_rows_are_those_of_http_from_every_frontend(tmp_path: Path) -> None:
     server = Server(
