@@ -10,6 +10,7 @@ from grpc_health.v1.health_pb2_grpc import HealthServicer
 from engine.types import OutputKind
 from server.requests.models import ServerState
 
+MAX_WATCHERS = 64  # of a frontend: they need no key, and each takes an RPC of those that may be open
 _ROWS = OutputKind.POOLED | OutputKind.TOKENS | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
 # Of which rows a model must give some for a service to be of use; None = of none. "" is the whole server.
 SERVICES: dict[str, OutputKind | None] = {
@@ -29,6 +30,7 @@ class Health(HealthServicer):
         self._state = state
         self._next_change = asyncio.Event()
         self._has_ended = False
+        self._num_watchers = 0
 
     def state_changed(self) -> None:
         """There is a newer STATE, or the server begins to drain."""
@@ -48,9 +50,18 @@ class Health(HealthServicer):
 
     async def Watch(self, request: HealthCheckRequest, context: ServicerContext) -> None:
         """The status now, and each time that it is another."""
+        if self._num_watchers >= MAX_WATCHERS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {MAX_WATCHERS} may watch at once")
+        self._num_watchers += 1
+        try:
+            await self._tell(request.service, context)
+        finally:
+            self._num_watchers -= 1
+
+    async def _tell(self, service: str, context: ServicerContext) -> None:
         last = None
         while not self._has_ended:
-            next_change, status = self._next_change, self._status(request.service)
+            next_change, status = self._next_change, self._status(service)
             if status != last:
                 await context.write(HealthCheckResponse(status=status))
                 last = status

@@ -71,6 +71,8 @@ class Answer:
                 raise Failure(Kind.ANSWER, f"its body has more than the {most} bytes that are read")
         if self.length is not None and len(body) < self.length:
             raise self._lost(f"the answer ended after {len(body)} of {self.length} bytes")
+        if not self.is_marked_whole and (failure := self._lost("the answer ended")).kind is not Kind.CONNECTION:
+            raise failure  # our own timeout or cancellation looks like the end of such a body
         return body
 
     def read_start(self, most: int) -> bytes:

@@ -54,8 +54,11 @@ class Connection:
                 opened.settimeout(seconds)
                 opened.connect(address)
                 if self._tls is not None:
-                    opened = self._tls.wrap_socket(opened, server_hostname=host)
-                    self._hold(opened)
+                    opened = wrapped = self._tls.wrap_socket(
+                        opened, server_hostname=host, do_handshake_on_connect=False
+                    )
+                    self._hold(wrapped)  # so that an abort ends the handshake too
+                    wrapped.do_handshake()
                 opened.settimeout(None)
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return opened

@@ -45,9 +45,9 @@ class InFlight:
         """All connections of a call, and none is added after that."""
         with self._changed:
             call.is_aborted = True
-            found = [connection for connection, (_, its) in self._watched.items() if its is call]
-        for connection in found:
-            connection.abort(Kind.ABORTED)
+            # under the lock: one that is given back meanwhile may serve another call
+            for connection in [one for one, (_, its) in self._watched.items() if its is call]:
+                connection.abort(Kind.ABORTED)
 
     def close(self) -> None:
         """The thread ends as soon as nothing is left to watch."""
