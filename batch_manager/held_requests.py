@@ -21,6 +21,11 @@ class Waiter(NamedTuple):
     arrived: float  # time.monotonic() seconds
     has_joined: bool = False  # whether another had asked for the same before
 
+    @property
+    def key(self) -> tuple[Connection, int]:
+        """Belongs to one waiter at a time."""
+        return self.connection, self.frame_id
+
 
 class HeldRequest:
     """One request until it is answered: who waits, its ids, its rows so far, its times in seconds.
@@ -31,7 +36,7 @@ class HeldRequest:
     __slots__ = ("assembly", "compute_seconds", "queue_seconds", "request", "submission", "waiters", "work")
 
     def __init__(self, waiter: Waiter, *, submission: Submission, request: Request, work: bytes = b"") -> None:
-        self.waiters = [waiter]
+        self.waiters = {waiter.key: waiter}
         self.work = work
         self.submission = submission
         self.request = request

@@ -43,7 +43,8 @@ class InFlight:
 
     def add(self, held: HeldRequest) -> None:
         """A request with its first waiter."""
-        self._wait(held.waiters[0], held)
+        (waiter,) = held.waiters.values()
+        self._wait(waiter, held)
         self._held[held.request.request_id] = held
         if held.work:
             self._by_work[held.work] = held
@@ -55,7 +56,7 @@ class InFlight:
             return None
         waiter = Waiter(connection, frame_id, now, has_joined=True)
         self._wait(waiter, held)
-        held.waiters.append(waiter)
+        held.waiters[waiter.key] = waiter
         return held.request
 
     def leave(self, connection: Connection, frame_id: int) -> Request | None:
@@ -66,7 +67,7 @@ class InFlight:
     def remove(self, request_id: int) -> HeldRequest:
         """A request has ended: nobody waits for it any more."""
         held = self._forget(request_id)
-        for waiter in held.waiters:
+        for waiter in held.waiters.values():
             del self._frontends[waiter.connection][waiter.frame_id]
         return held
 
@@ -78,7 +79,7 @@ class InFlight:
 
     def _leave(self, request_id: int, connection: Connection, frame_id: int) -> Request | None:
         held = self._held[request_id]
-        held.waiters = [one for one in held.waiters if (one.connection, one.frame_id) != (connection, frame_id)]
+        del held.waiters[connection, frame_id]
         return None if held.waiters else self._forget(request_id).request
 
     def _forget(self, request_id: int) -> HeldRequest:

@@ -281,13 +281,13 @@ class Manager:
         if refuse.reason is Refusal.NON_FINITE:
             self._metrics.count("embedline_nonfinite_rows_total", self._models[held.request.model])
         refused = RequestRefused(refuse.reason, refuse.index, retry_after=refuse.retry_after)
-        for waiter in held.waiters:
+        for waiter in held.waiters.values():
             waiter.connection.send(messages.REFUSED, waiter.frame_id, messages.encode_refused(refused))
 
     def _answer(self, held: HeldRequest) -> None:
         results = held.assembly.results()
         try:
-            for waiter in held.waiters:
+            for waiter in held.waiters.values():
                 queue_seconds = max(0.0, held.queue_seconds - (waiter.arrived - held.request.arrived))
                 answer = Answer(results, queue_seconds, held.compute_seconds, waiter.has_joined)
                 waiter.connection.send(messages.ANSWER, waiter.frame_id, messages.encode_answer(answer))

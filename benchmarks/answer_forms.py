@@ -28,7 +28,7 @@ from server.dialects.route import Answer, Call, RequestOptions
 from server.dialects.writing.dtypes import DType
 from server.dialects.writing.forms import EVERY_CONTAINER, Container, Encoding, RowForm
 from server.dialects.writing.openai_shapes import openai_error
-from server.http.compression import compressed
+from server.http.bodies.compression import compressed
 from server.requests.models import ModelTable, ServedModel
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest

@@ -76,6 +76,8 @@ class LoadOptions:
     attention: str = "auto"  # "auto" or "tiles"; for the fused engine
     pooling: str | None = None  # None = what the folder says
     task: str | None = None  # None = what the folder says
+    trusted_keys: tuple[str, ...] = ()  # of config.json: see engine.model.model_folder.read
+    template: str | None = None  # of a reranker: a name or a file; None = what the folder says
     max_seqlen: int | None = None  # tokens of one sequence; None = the model's limit
     max_num_tokens: int | None = None  # of a batch; None = the engine's default
     max_num_seqs: int | None = None  # of a batch; None = the engine's default

@@ -36,6 +36,7 @@ def main_output(outputs: OutputKind) -> OutputKind:
 PROMPT_TOKEN = 256  # pooling leaves the token out, as some models require for their prompts
 EXPANSION_TOKEN = 512  # other tokens do not attend to it, as in ColBERT's queries
 QUERY_TOKEN = 1024  # set on all tokens of a query that is looked up in a table instead of computed
+ADAPTER_SHIFT = 12  # the bits from here up are the number of the adapter that computes the token, from 1; 0 = none
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ _MODEL_FLAGS, _SERVER_FLAGS = flags_of(ModelSettings), flags_of(Settings)
 _HUB = ("revision", "huggingface_hub_cache", "hf_token")  # what finding a model takes
 _OF_REAL_MODELS = tuple(flag.name for flag in _MODEL_FLAGS if flag.group != "Testing")
 _CHANGE_ROWS = (
+    "template",
     "pooling",
     "max_input_length",
     "engine",
@@ -43,6 +44,7 @@ _CHANGE_ROWS = (
     "dtype",
     "quantization",
     "tensorrt_llm_model_class",
+    "convert",
 )
 
 
@@ -220,7 +222,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], list[Flag]]] = {
     "inspect": (inspect, _named(*_HUB, *(name for name in _OF_REAL_MODELS if name != "model_id"))),
     "verify": (verify, _named(*_HUB, *_CHANGE_ROWS, "compiled_cache")),
     "doctor": (doctor, _named(*_HUB, *_OF_REAL_MODELS, "compiled_cache", "engine_python")),
-    "convert": (convert, _named(*_HUB)),
+    "convert": (convert, _named(*_HUB, "template")),
     "quantize": (quantize, _named(*_HUB)),
     "health": (health, []),
     "version": (version, []),

@@ -19,6 +19,7 @@ from server.dialects.reading.known_fields import KNOWN_FIELDS
 from server.dialects.table import ROUTES
 from server.metrics import page as metrics_page
 from server.settings import flags_page
+from tests.parity.repositories import table as repositories
 from tests.server.api_pages.fields import FIELDS, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,8 +133,8 @@ def with_made(path: str, made: str) -> str:
 
 
 def models() -> str:
-    """docs/models.md with the table of architectures as it is now."""
-    return coverage.in_page((ROOT / "docs" / "models.md").read_text())
+    """docs/models.md with the tables of repositories and architectures as they are now."""
+    return repositories.in_page(coverage.in_page((ROOT / "docs" / "models.md").read_text()))
 
 
 def api() -> str:

@@ -19,6 +19,7 @@ from server.dialects.tei import shared as tei
 from server.dialects.writing import openai_shapes
 from server.http import answers, headers, http_server, protocol
 from server.http import body as asgi
+from server.http.bodies import line_streams, lines
 from server.http.connection import answer_clock, head
 from server.metrics.declared import ALL
 from server.metrics.gauges import GAUGES
@@ -126,6 +127,12 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
             "an answer of over 64 KiB | 300 s, and a second more for each 262,144 bytes that have been read |",
             (answers.WRITE_BUFFER_BYTES, protocol.Protocol.answer_seconds, answer_clock.BYTES_PER_SECOND),
             (65_536, 300, 262_144),
+        ),
+        ("of a body | 1 MiB | 413", lines.MAX_LINE_BYTES, 1 << 20),
+        (
+            "together, up to 32, and fewer of rows that are large; at most 16 such groups",
+            (line_streams._MAX_LINES, line_streams.MAX_OPEN),
+            (32, 16),
         ),
         ("objects in a body | 64, the body counted |", nesting.MAX_DEPTH, 64),
         ("a body of over 64 KiB | 262,144 |", (nesting.LARGE_BYTES, nesting.MAX_LISTS), (65_536, 262_144)),

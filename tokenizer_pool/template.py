@@ -15,8 +15,8 @@ from itertools import chain
 import numpy as np
 import tokenizers
 
+from tokenizer_pool.files.config_files import TokenizerError
 from tokenizer_pool.guarded import of_each_once
-from tokenizer_pool.loading import TokenizerError
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.token_ids import offsets_of
 

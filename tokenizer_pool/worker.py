@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tokenizer_pool import messages
 from tokenizer_pool.chat import ChatPiece, RenderedPiece
 from tokenizer_pool.details import DecodedPiece, DetailPiece
-from tokenizer_pool.loading import TokenizerError
+from tokenizer_pool.files.config_files import TokenizerError
 from tokenizer_pool.messages import Piece, Refusal, TextRefused, TokenizerSpec, TokenizerStart
 from tokenizer_pool.queue import PieceQueue
 from tokenizer_pool.tasks import BY_KIND, TASKS, AnyAnswer, AnyPiece

@@ -72,11 +72,24 @@ def run(python: Path, client: str, url: str, count: int) -> dict[str, float]:
     return found
 
 
-def measure(python: Path, client: str, url: str, count: int, *, rounds: int) -> Figures:
-    """Raises Unfinished."""
-    runs = [run(python, client, url, count)]
-    if runs[0]["seconds"] < _SLOW:
-        runs += [run(python, client, url, count) for _ in range(rounds - 1)]
+def measure(
+    python: Path, clients: Sequence[str], url: str, count: int, *, rounds: int
+) -> dict[str, Figures | Unfinished]:
+    """Of each client. Rounds of all clients, one after the other: what slows the machine for a while slows them all."""
+    runs: dict[str, list[dict[str, float]]] = {client: [] for client in clients}
+    failed: dict[str, Figures | Unfinished] = {}
+    for _ in range(rounds):
+        for client in clients:
+            if client in failed or any(one["seconds"] >= _SLOW for one in runs[client]):
+                continue
+            try:
+                runs[client].append(run(python, client, url, count))
+            except Unfinished as error:
+                failed[client] = error
+    return {client: failed.get(client) or _figures(runs[client]) for client in clients}
+
+
+def _figures(runs: Sequence[dict[str, float]]) -> Figures:
     return Figures(
         statistics.median(one["seconds"] for one in runs),
         statistics.median(one["cpu_seconds"] for one in runs),
@@ -100,12 +113,10 @@ def stub(*forms: str) -> Iterator[str]:
 def compare(report: Report, clients: Sequence[str], url: str, count: int, *, python: Path, rounds: int) -> None:
     """A row for each client; how many times as long as ours it takes."""
     own: Figures | None = None
-    for client in clients:
+    for client, found in measure(python, clients, url, count, rounds=rounds).items():
         name = NAMES[client]
-        try:
-            found = measure(python, client, url, count, rounds=rounds)
-        except Unfinished as error:
-            report.row({"client": name, "embeddings/s": str(error)})
+        if isinstance(found, Unfinished):
+            report.row({"client": name, "embeddings/s": str(found)})
             continue
         own = own or found
         if found.checksums != own.checksums:
@@ -152,7 +163,9 @@ def main() -> None:
     ).stdout.split()
     wanted = ("aiohttp==", "baseten", "numpy==", "openai==", "orjson==")
     report.note(f"Versions: {', '.join(line for line in versions if line.startswith(wanted))}.")
-    report.note("Seconds until the client has given its answer, medians; peak MB is the highest of all rounds.")
+    report.note(
+        "Seconds until the client has given its answer, medians; rounds are interleaved; peak MB is the highest of all."
+    )
     report.note("AsyncOpenAI's and Baseten's answers are lists of numbers; making an array of them is not counted.")
     report.note("The others have 32 requests in flight; ours finds its number by the answers.")
     report.note("Client and server share the machine's cores; rows of all clients were compared by checksum.")

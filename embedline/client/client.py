@@ -28,7 +28,7 @@ from embedline.client.tasks.embed import EmbedTask, Place, RowsPart, RowStore, n
 from embedline.client.tasks.post import PostTask, ValuePart
 from embedline.client.tasks.rerank import RerankTask, ScoresPart
 from embedline.client.tasks.task import Part, Task, without_none
-from embedline.client.transport.base_url import read_base_url
+from embedline.client.transport.base_url import read_base_urls
 from embedline.client.transport.endpoint import Endpoint
 from embedline.client.transport.endpoints import Endpoints
 from embedline.client.transport.hedge_budget import HedgeBudget
@@ -66,10 +66,9 @@ class Client:
     ) -> None:
         """`base_url`: one or several, with or without /v1 at the end. `model` and `preference` are for calls that have
         none of their own. `max_connections`: in use at a time, for each base URL."""
-        urls = [base_url] if isinstance(base_url, str) else list(base_url)
-        if not urls or max_connections < 1:
+        origins = read_base_urls(base_url)
+        if not origins or max_connections < 1:
             raise ValueError("base_url and max_connections must not be empty or 0")
-        origins = [read_base_url(url) for url in urls]
         tls = ssl_context
         if tls is None and any(origin.is_tls for origin in origins):
             tls = ssl.create_default_context()
@@ -228,8 +227,8 @@ class Client:
     def _embed_task(
         self, place: Place, model: str | None, dimensions: int | None, user: str | None, extra: Mapping[str, Any] | None
     ) -> EmbedTask:
-        fields = {**without_none(model=model or self._model, user=user), **(extra or {})}
-        return EmbedTask(fields, place, dimensions=dimensions)
+        fields = without_none(model=model or self._model, user=user)
+        return EmbedTask(fields, place, dimensions=dimensions, extra=extra or {})
 
     def _run(
         self,
@@ -252,7 +251,7 @@ class Client:
     ) -> R:
         """All of a call. Errors get what has come until then."""
         try:
-            with bar as progress:
+            with closing(run), bar as progress:
                 for finished in run:
                     keep(finished)
                     if progress is not None:
@@ -290,7 +289,7 @@ def _bar(items: Iterable[Any], is_wanted: bool) -> _Bar:
 
 def _headers(api_key: str | None) -> dict[str, str]:
     """Of each request. Raises ValueError for a key that no header can hold, without naming it."""
-    headers = {"user-agent": "embedline-client"}
+    headers = {"user-agent": "embedline-client", "accept-encoding": "identity"}
     if api_key is not None:
         if not api_key or not api_key.isascii() or not api_key.isprintable() or " " in api_key:
             raise ValueError("api_key must be printable ASCII without spaces")

@@ -28,6 +28,7 @@ class Facts:
     median_cosine: float | None
     num_texts: int  # in the measurement
     num_products: int  # matrix products in int8; 0 if not quantized
+    left_out: str = ""  # what the self-test did not try
 
     @classmethod
     def decode(cls, values: Mapping[str, Any]) -> "Facts":
@@ -38,6 +39,8 @@ class Facts:
         measured, others = ((facts.difference,), cosines) if facts.difference is not None else (cosines, ())
         if type(facts.pad_id) is not int or facts.pad_id < -1:
             raise ValueError("the id of padding is not one")
+        if not isinstance(facts.left_out, str):
+            raise ValueError("a note is not one")
         if not all(type(count) is int and count >= 0 for count in counts) or not facts.dimensions:
             raise ValueError("a count is not one")
         if not all(isinstance(number, float) and math.isfinite(number) for number in measured) or any(others):
@@ -45,8 +48,13 @@ class Facts:
         return facts
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """For /info."""
+        return (self.note, self.left_out) if self.left_out else (self.note,)
+
+    @property
     def note(self) -> str:
-        """For the log and /info."""
+        """For the log."""
         if self.min_cosine is None:
             return f"the self-test's rows equal transformers' to {self.difference:.0e} of the largest value"
         return (

@@ -14,11 +14,11 @@ from engine.cpu.outputs import TOKEN_ROWS, Makers, head_in_graph, makers_of, siz
 from engine.machine import host
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
-from engine.model import model_folder
 from engine.model.arrays import weights_files
-from engine.model.model_folder import ModelFolder
+from engine.model.model_folder import ModelFolder, read_as
 from engine.model.tasks import SequenceScores, TokenScores, VocabularyWeights
 from engine.model.weights import weights_of
+from engine.model.with_options import read_with
 from engine.store import fingerprint
 from engine.store.cache import Cache
 from engine.types import MAX_NUM_SEQS, EngineLimits, ModelError, ModelInfo, OutputKind
@@ -39,14 +39,17 @@ _SOURCES = (
     "model/**/*.py",
     "rows/*.py",
     "selftest/*.py",
+    "transformers/configuration.py",
+    "transformers/distance_bias.py",
     "transformers/loading.py",
+    "transformers/models/*.py",
 )
 
 
 def load_with(backend: Backend, *, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
     """Load a model into an engine of this backend. Raises ModelError with one line."""
     _check(backend, options)
-    folder = _folder(options)
+    folder = read_with(options)
     _check_outputs(backend, folder, options)
     max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen)
     memory.check_length(
@@ -71,12 +74,6 @@ def load_with(backend: Backend, *, name: str, reason: str, options: LoadOptions)
         target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
     )
     return CompiledEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
-
-
-def _folder(options: LoadOptions) -> ModelFolder:
-    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
-    asked = options.max_seqlen or folder.max_seqlen
-    return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
 
 
 def _check(backend: Backend, options: LoadOptions) -> None:
@@ -149,7 +146,7 @@ class _Loader:
             self._folder.path,
             packages=(*self._backend.packages, *_CONVERTING),
             sources=_SOURCES,
-            choices={**dataclasses.asdict(self.choices), "cpu": host.cpu()},
+            choices={**dataclasses.asdict(self.choices), **read_as(self._folder), "cpu": host.cpu()},
             others=weights_files(self._folder.path, steps_of(self._folder)),
         )
         return self._load_warm(key) or self._load_cold(key, makers)
@@ -198,7 +195,7 @@ def _info(
 ) -> ModelInfo:
     dtype = choices.dtype if choices.quantization == "none" else choices.quantization
     return dataclasses.replace(
-        folder.info(name=name, engine=choices.engine, reason=reason, dtype=dtype, device="cpu", notes=(facts.note,)),
+        folder.info(name=name, engine=choices.engine, reason=reason, dtype=dtype, device="cpu", notes=facts.notes),
         dimensions=sizes.get(OutputKind.POOLED, folder.dimensions),
         token_dimensions=sizes.get(OutputKind.TOKENS),
         is_padded=True,  # mini-batches are padded

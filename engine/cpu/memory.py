@@ -3,12 +3,15 @@ once, and some heads score the whole vocabulary for each token.
 """
 
 from engine.machine import cores, host
-from engine.model.json_files import number_in, object_in, read_object
+from engine.model.json_files import number_in
 from engine.model.model_folder import ModelFolder
 from engine.types import ModelError
 
 _SHARE = 0.5  # of the memory; the rest is for weights, other values and other processes
 _NUM_VOCABULARY_COPIES = 2  # the scores, and the scores with padding masked
+# These add a mask with a number for each score: engine.transformers.distance_bias.
+_WITH_BIASES = frozenset(("jina_bert", "mt5", "t5"))
+_NUM_BIAS_COPIES = 2  # by head and distance, and with padding masked
 _USUAL_HEAD = 64  # numbers a head, if config.json does not give the number of heads
 
 
@@ -27,6 +30,7 @@ def check_length(
     and no more than fit into `max_num_tokens`, the tokens in the engine. Several engines share the memory in proportion
     to their cores.
     """
+    num_copies += _NUM_BIAS_COPIES * (folder.architecture in _WITH_BIASES)
     room = _SHARE * host.memory() * min(1, num_threads / cores.usable())
     bytes_of_square = 4 * num_copies * _num_heads(folder)
     bytes_of_token = 4 * _NUM_VOCABULARY_COPIES * folder.vocab_size * has_vocabulary_scores
@@ -45,8 +49,6 @@ def check_length(
 
 
 def _num_heads(folder: ModelFolder) -> int:
-    config = read_object(folder.path / "config.json")
-    config = {**object_in(config, "text_config"), **config}
-    return number_in(config, "num_attention_heads", "n_heads", "n_head", "num_heads") or max(
+    return number_in(folder.config, "num_attention_heads", "n_heads", "n_head", "num_heads") or max(
         1, folder.hidden_size // _USUAL_HEAD
     )

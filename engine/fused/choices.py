@@ -3,7 +3,6 @@
 Reads the folder's JSON files, but neither its architecture's configuration nor its weights.
 """
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +10,8 @@ import torch
 from engine.fused.checks import check_outputs
 from engine.machine.devices import check_dtype_of_fused, dtype_of_auto, has_bfloat16
 from engine.messages import LoadOptions
-from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
+from engine.model.with_options import read_with
 from engine.registry import CPU, CUDA
 from engine.types import ModelError
 
@@ -34,11 +33,10 @@ class Choices:
 def choose(options: LoadOptions) -> Choices:
     """Raises ModelError."""
     device, capability = _device(options.device)
-    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
+    folder = read_with(options)
     check_outputs(folder)
-    asked = options.max_seqlen or folder.max_seqlen
     return Choices(
-        folder=dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen)),
+        folder=folder,
         device=device,
         capability=capability,
         dtype=_dtype(options.dtype, folder.architecture, capability),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engine.fused import choices, probe
+from engine.fused import choices, probe, selftest
 from engine.fused.assembly import Model, max_graph_tokens
 from engine.fused.attention import choice
 from engine.fused.attention.choice import AttentionChoice, candidates_for
@@ -28,6 +28,7 @@ from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.rows.modules_torch import load_modules
 from engine.selftest import selfcheck
+from engine.selftest.trial import trial
 from engine.store.folder_rights import check_owner
 from engine.types import MAX_NUM_SEQS, DeviceTrouble
 
@@ -83,11 +84,14 @@ class _Loading:
         with self._phases("weights"):
             kept = self._quantized_cache.find()
         model, outcome = self._from_folder() if kept is None else self._from_cache(kept)
+        tried = trial(chosen.folder, kind=chosen.device.type)
+        model = dataclasses.replace(model, notes=(*model.notes, *tried.notes))
         with self._phases("probe"):
             asked = self._options.max_num_tokens or _MAX_NUM_TOKENS
             engine = probe.engine_that_fits(model, max(asked, chosen.folder.max_seqlen))
         with self._phases("check"):
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
+            selftest.check(engine, model, tried.sequences)
         with self._phases("graphs"):
             probe.record_queries(engine, chosen)
         return Loaded(engine, model, outcome)

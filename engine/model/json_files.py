@@ -3,6 +3,7 @@
 Knows nothing of what the values mean.
 """
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -64,8 +65,16 @@ def number_in(config: Json, *keys: str) -> int | None:
     return None
 
 
+def needed_number(config: Json, *keys: str) -> int:
+    """The positive integer under the first key that has one. Raises ModelError if none has, and for another value."""
+    number = number_in(config, *keys)
+    if number is None:
+        raise ModelError(f"config.json has no {keys[0]}")
+    return number
+
+
 def check_links(folder: Path) -> None:
-    """Raises ModelError if a file that may be read is a link out of the folder.
+    """Raises ModelError if a file that may be read is a link out of the folder or to itself.
 
     In the hub's cache, links to the repository's own blobs are allowed.
     """
@@ -76,8 +85,18 @@ def check_links(folder: Path) -> None:
             file = Path(here, name)
             if not file.is_symlink() or (name in names and file.suffix not in _READ):
                 continue
-            target = file.resolve()
+            target = _target(file)
             if not any(target.is_relative_to(each) for each in homes):
                 raise ModelError(f"{file} is a link out of the model's folder")
         if len(Path(here).relative_to(home).parts) >= MAX_DEPTH:
             folders.clear()
+
+
+def _target(link: Path) -> Path:
+    """Where it leads. Raises ModelError if that is itself: Path.resolve raises RuntimeError or nothing, by version."""
+    try:
+        link.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ModelError(f"{link} is a link to itself") from error
+    return link.resolve()

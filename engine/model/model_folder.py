@@ -3,17 +3,18 @@
 Of the weights it reads only the names of files and headers of heads. engine.model.detection finds out the task.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.model.detection.architecture import Architecture, architecture_of
 from engine.model.detection.backbone import Backbone, read_backbone
 from engine.model.detection.chains import Chain, read_chain
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.rules import SPLADE, detect
 from engine.model.detection.vocabulary import surrounding_ids
 from engine.model.json_files import Json, check_links, object_in, read_optional
-from engine.model.sentence_files import read_modules, read_notes, read_prompts
+from engine.model.sentence_files import CONFIG, is_static, read_modules, read_notes, read_prompts
 from engine.model.steps import Step, output_size
 from engine.model.tasks import (
     Activation,
@@ -29,6 +30,8 @@ from engine.model.tasks import (
 from engine.types import ModelError, ModelInfo, OutputKind
 
 AUTO = "auto"  # of --task
+_ENCODERS = frozenset(("t5", "mt5"))  # encoder-decoder architectures whose encoder can be served alone
+_WITH_ADAPTERS = "jina_adapters"
 _SPARSE_WIDTH = 2  # numbers in a row: see OutputKind.SPARSE
 
 
@@ -37,7 +40,9 @@ class ModelFolder:
     """A model, as its folder's JSON files describe it."""
 
     path: Path
-    architecture: str  # model_type of config.json
+    architecture: str  # transformers' model_type, or a name in engine.transformers.models
+    config: Json  # config.json in the architecture's words, with the keys of text_config on top
+    is_translated: bool  # whether config.json has words of its own code, so that it must not be read instead
     architectures: tuple[str, ...]  # class names in config.json, for information
     hidden_size: int
     vocab_size: int
@@ -52,6 +57,7 @@ class ModelFolder:
     prompts: dict[str, str]  # by name; put before a text
     default_prompt_name: str | None  # a key of prompts
     include_prompt: bool  # False = pooling leaves a prompt's tokens out
+    prompts_source: str = CONFIG  # the file or card that says so
     notes: tuple[str, ...] = ()  # choices and their reasons, a line each
     task: Task = Task.EMBED
     task_source: str = "no head"  # the file or flag that says so
@@ -60,6 +66,7 @@ class ModelFolder:
     template: PairTemplate | None = None  # of a generative reranker
     late: LateInteraction | None = None  # if the model is for late interaction
     query_table: TokenTable | None = None  # if queries are looked up in a table
+    adapters: tuple[str, ...] = ()  # the tasks for which it has adapters; texts without a task have none
     is_static: bool = False  # whether it is only a table with a row for each token, for the static engine
     tokenizer_folder: str = ""  # folder of tokenizer.json, relative to path; "" = path
 
@@ -139,26 +146,45 @@ def read(
     *,
     pooling: str | None = None,
     task: str | None = None,
+    template: str | None = None,
     needs_weights: bool = True,
     known_classes: frozenset[str] = frozenset(),
+    trusted_keys: Collection[str] = (),
 ) -> ModelFolder:
-    """Read a folder. `pooling` (cls, mean, last-token, splade) and `task` (of Task, or auto) override its files.
+    """Read a folder. `pooling` (cls, mean, last-token, splade), `task` (of Task, or auto) and `template` (a name of
+    engine.model.detection.templates, a JSON file, or none) override its files.
 
     known_classes: reward models' classes that the engine has itself, so the folder's code is not needed. They give one
     score.
+
+    trusted_keys: keys of config.json that change nothing, says the user (--trust-config-key).
 
     Raises ModelError with one line if the model can't be served.
     """
     folder = Path(path)
     wanted = None if task in (None, AUTO) else Task(task)
-    config = _config(folder)
-    sentence = read_modules(folder, config, pooling=None if pooling == SPLADE else pooling)
+    served = _architecture(folder, known_classes, trusted_keys)
+    sentence = read_modules(folder, served.config, pooling=None if pooling == SPLADE else pooling)
     files = Files(
-        folder=folder, config=config, sentence=sentence, needs_weights=needs_weights, known_classes=known_classes
+        folder=folder,
+        served=served,
+        sentence=sentence,
+        needs_weights=needs_weights,
+        known_classes=known_classes,
+        template=template,
     )
     backbone = read_backbone(files)
     output_size(sentence.steps, backbone.hidden_size * len(sentence.poolings))  # raises if they do not fit
     return _described(files, backbone, detect(files, wanted=wanted, is_splade=pooling == SPLADE))
+
+
+def _architecture(folder: Path, known_classes: frozenset[str], trusted: Collection[str]) -> Architecture:
+    """What serves the folder's transformer; of static embeddings, which have none, config.json as it is."""
+    config = _config(folder)
+    chained = read_chain(folder)
+    if is_static(chained.chain, config):
+        return Architecture(config=config)
+    return architecture_of(folder / chained.transformer_folder, config, known_classes=known_classes, trusted=trusted)
 
 
 def _config(folder: Path) -> Json:
@@ -172,12 +198,24 @@ def _config(folder: Path) -> Json:
         raise ModelError(f"{folder} holds an adapter (adapter_config.json); merge it into its model to serve it")
     config = read_optional(folder / read_chain(folder).transformer_folder / "config.json")
     if config.get("is_encoder_decoder"):
-        raise ModelError("config.json describes an encoder-decoder model, which is not supported")
+        _check_encoder(folder, config)
     config = {**object_in(config, "text_config"), **config}
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError("architectures in config.json is not a list of names")
     return config
+
+
+def _check_encoder(folder: Path, config: Json) -> None:
+    """Raises ModelError if an encoder-decoder model is not for embeddings by its encoder alone."""
+    if config.get("model_type") not in _ENCODERS:
+        raise ModelError("config.json describes an encoder-decoder model, which is not supported")
+    is_encoder = any(str(name).endswith("EncoderModel") for name in config.get("architectures") or ())
+    if not is_encoder and not (folder / "modules.json").is_file():
+        raise ModelError(
+            "config.json describes an encoder-decoder model, and no modules.json says that its encoder alone gives "
+            "embeddings"
+        )
 
 
 def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder:
@@ -188,6 +226,8 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
     return ModelFolder(
         path=files.folder,
         architecture=backbone.architecture,
+        config=files.config,
+        is_translated=files.served.is_translated,
         architectures=tuple(files.config.get("architectures") or ()),
         hidden_size=backbone.hidden_size,
         vocab_size=backbone.vocab_size,
@@ -200,6 +240,7 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         steps=sentence.steps,
         normalize=sentence.normalize,
         prompts=by_name,
+        prompts_source=prompts.source if found.prompts is None else CONFIG,
         default_prompt_name=prompts.default_name if has_default else None,
         include_prompt=sentence.include_prompt,
         notes=(
@@ -215,6 +256,7 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         template=found.template,
         late=found.late,
         query_table=found.query_table,
+        adapters=tuple(files.config.get("lora_adaptations") or ()) if backbone.architecture == _WITH_ADAPTERS else (),
         is_static=files.chain is Chain.STATIC,
         tokenizer_folder=sentence.tokenizer_folder,
     )
@@ -227,6 +269,11 @@ def _without(of_pooling: str, notes: tuple[str, ...], found: Detected) -> tuple[
 
 def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:
     return (f"after the pooling: {', then '.join(map(str, steps))}",) if steps else ()
+
+
+def read_as(folder: ModelFolder) -> Json:
+    """What config.json was understood to mean, for the keys of caches: its bytes alone do not say that."""
+    return {"architecture": folder.architecture, "config": folder.config, "is_translated": folder.is_translated}
 
 
 def check_special_tokens(folder: ModelFolder) -> None:

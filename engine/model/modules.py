@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from engine.model.json_files import MAX_DEPTH, Json, number_in, read, read_object, read_optional
+from engine.model.known_code import table
 from engine.model.steps import ACTIVATIONS, POOLINGS, Dense, LayerNorm, Normalize, Step
 from engine.types import ModelError
 
@@ -40,7 +41,10 @@ def read_entries(folder: Path) -> tuple[Module, ...]:
     entries = read(folder / "modules.json")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ModelError("modules.json is not a list of objects")
-    return tuple(as_module(entry, "modules.json") for entry in entries)
+    code = table.find(read_optional(folder / "config.json"))
+    known = {code.sentence_module: f"{_OWN[0]}Transformer"} if code else {}
+    renamed = ({**entry, "type": known.get(str(entry.get("type")), entry.get("type"))} for entry in entries)
+    return tuple(as_module(entry, "modules.json") for entry in renamed)
 
 
 def as_module(entry: Json, file: str) -> Module:
@@ -48,10 +52,13 @@ def as_module(entry: Json, file: str) -> Module:
     return Module(kind=_kind(entry), path=_module_path(entry, file))
 
 
-def read_pooling(folder: Path, module: Module) -> tuple[tuple[str, ...], bool]:
-    """The poolings of a Pooling module, in the order of joining, and whether a prompt's tokens count."""
+def read_pooling(folder: Path, module: Module, *, include_prompt: bool = True) -> tuple[tuple[str, ...], bool]:
+    """The poolings of a Pooling module, in the order of joining, and whether a prompt's tokens count.
+
+    include_prompt: if the module does not say so.
+    """
     config = read_object(folder / module.path / "config.json")
-    return _poolings(config), bool(config.get("include_prompt", True))
+    return _poolings(config), bool(config.get("include_prompt", include_prompt))
 
 
 def read_steps(folder: Path, modules: Iterable[Module], *, row: str = _ROW) -> tuple[Step, ...]:

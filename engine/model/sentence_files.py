@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from engine.model.detection.chains import Chain, model_kind, read_chain, transformer_refusal
 from engine.model.json_files import Json, number_in, object_in, read_optional
+from engine.model.known_code.known_code import POOLS_TEXT_ALONE
 from engine.model.modules import Module, known_pooling, read_pooling, read_steps
 from engine.model.steps import Normalize, Step
 from engine.types import ModelError
@@ -18,6 +19,15 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_HARMLESS_TO_IDS = {
+    "clean_up_tokenization_spaces",
+    "max_length",
+    "model_max_length",
+    "padding",
+    "padding_side",
+    "trust_remote_code",
+    "use_fast",
+}
 _FLAG = "--pooling"
 _MODEL2VEC = "model2vec"
 
@@ -41,6 +51,11 @@ class SentenceFiles:
     note: str = ""  # about an assumption, if any
 
     @property
+    def is_pooling_asked(self) -> bool:
+        """Whether --pooling is given, so the model is for embeddings."""
+        return self.pooling_source == _FLAG
+
+    @property
     def tokenizer_folder(self) -> str:
         """Where tokenizer.json is, within the folder; "" = in itself."""
         return str(self.modules[0].path) if self.modules and self.modules[0].path.parts else ""
@@ -52,6 +67,7 @@ class Prompts:
 
     by_name: dict[str, str]
     default_name: str | None  # a key of by_name
+    source: str = CONFIG  # the file that has them
 
 
 def read_modules(folder: Path, config: Json, *, pooling: str | None) -> SentenceFiles:
@@ -80,7 +96,8 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
         normalize=normalize,
         include_prompt=include_prompt,
         do_lower_case=bool(transformer.get("do_lower_case")),
-        max_seqlen=number_in(_processor(transformer), "model_max_length") or number_in(transformer, "max_seq_length"),
+        max_seqlen=number_in(_processor(transformer_file, transformer), "model_max_length")
+        or number_in(transformer, "max_seq_length"),
         max_seqlen_source=transformer_file,
         query_table=str(found.query_table) if found.query_table else "",
     )
@@ -90,11 +107,19 @@ def read_prompts(folder: Path) -> Prompts:
     """The prompts by name and the name of the default one. Raises ModelError."""
     config = read_optional(folder / CONFIG)
     model_kind(folder)
-    prompts = {name: str(prompt) for name, prompt in object_in(config, "prompts").items() if prompt is not None}
+    # jina-embeddings-v3 has them in both files
+    named, source = object_in(config, "prompts"), CONFIG
+    if not named and (tasks := object_in(read_optional(folder / "config.json"), "task_instructions")):
+        named, source = tasks, "config.json"
+    prompts = {name: prompt for name, prompt in named.items() if prompt is not None}
+    for name, prompt in prompts.items():
+        if not isinstance(prompt, str):
+            key = "prompts" if source == CONFIG else "task_instructions"
+            raise ModelError(f"{key} in {source}: {name!r} is not a text")
     default = config.get("default_prompt_name")
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise ModelError(f"default_prompt_name {default!r} is not among the model's prompts")
-    return Prompts(prompts, default)
+    return Prompts(prompts, default, source)
 
 
 def read_notes(folder: Path) -> tuple[str, ...]:
@@ -112,7 +137,7 @@ def _pooling(
 ) -> tuple[tuple[str, ...], str, bool]:
     """The poolings, their source, and whether a prompt's tokens count."""
     if chain is Chain.EMBED:
-        poolings, include_prompt = read_pooling(folder, modules[1])
+        poolings, include_prompt = read_pooling(folder, modules[1], include_prompt=not _is_instructor(folder, config))
         return poolings, str(modules[1].path / "config.json"), include_prompt
     if chain is Chain.STATIC:
         return ("mean",), "modules.json", True
@@ -120,8 +145,20 @@ def _pooling(
     return (default,), source, True
 
 
+def _is_instructor(folder: Path, config: Json) -> bool:
+    """Whether it is one of INSTRUCTOR's models. Their code leaves the instruction out of the mean, and their Pooling
+    modules do not say so; sentence-transformers knows them by their names, too."""
+    repository = folder.parents[1].name if folder.parent.name == "snapshots" else folder.name
+    return config.get("model_type") == "t5" and "instructor" in repository.lower()
+
+
+def is_static(chain: Chain | None, config: Json) -> bool:
+    """Whether the model is a table with a row for each token. chain: see engine.model.detection.chains.read_chain."""
+    return chain is Chain.STATIC or (chain is None and config.get("model_type") == _MODEL2VEC)
+
+
 def _without_modules(folder: Path, config: Json, chosen: str | None) -> SentenceFiles:
-    if config.get("model_type") == _MODEL2VEC:
+    if is_static(None, config):
         return SentenceFiles(
             poolings=("mean",),
             pooling_source="config.json: model2vec",
@@ -131,6 +168,15 @@ def _without_modules(folder: Path, config: Json, chosen: str | None) -> Sentence
             normalize=bool(config.get("normalize")),
         )
     _, transformer = _transformer_config(folder)
+    if config.get(POOLS_TEXT_ALONE):
+        return SentenceFiles(
+            poolings=(chosen or "mean",),
+            pooling_source=_FLAG if chosen else "no file: the model's own code",
+            transformer=transformer,
+            normalize=True,
+            include_prompt=False,
+            note="no modules.json: the rows of a text without its prompt's are pooled, and Normalize, as the code does",
+        )
     if chosen:
         return SentenceFiles(poolings=(chosen,), pooling_source=_FLAG, transformer=transformer)
     pooling, source, note = _default_pooling(config)
@@ -152,5 +198,12 @@ def _transformer_config(folder: Path) -> tuple[str, Json]:
     return next(((name, config) for name, config in configs if config), ("", {}))
 
 
-def _processor(transformer: Json) -> Json:
-    return object_in(transformer, "processor_kwargs") or object_in(transformer, "tokenizer_args")
+def _processor(file: str, transformer: Json) -> Json:
+    """What the library gives to the tokenizer's class. Raises ModelError for what would change token ids."""
+    options = object_in(transformer, "processor_kwargs") or object_in(transformer, "tokenizer_args")
+    if others := sorted(options.keys() - _HARMLESS_TO_IDS):
+        raise ModelError(
+            f"{', '.join(others)} among the tokenizer's options in {file} may change token ids, and is not read there; "
+            "write it into tokenizer_config.json"
+        )
+    return options

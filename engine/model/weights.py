@@ -17,6 +17,7 @@ from engine.model.json_files import object_in, read_object
 from engine.types import ModelError
 
 _INDEX = "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # either is a folder's weights as pickles
 _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
 _PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
@@ -70,13 +71,23 @@ def first_that_is_not_plain(folder: Path) -> str | None:
 
 def _headers(files: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Each file and its tensors."""
-    for file in files:
-        try:
-            yield file, header_of(file).tensors
-        except PermissionError as error:
-            raise ModelError(f"{file} can't be read: {error.strerror}") from error
-        except (OSError, ValueError, TypeError) as error:
-            raise _no_such_file(file) from error
+    return ((file, _tensors_of(file)) for file in files)
+
+
+def _tensors_of(file: Path) -> dict[str, Any]:
+    """Raises ModelError if the file is not a safetensors file, or not of the size that its header asks for."""
+    try:
+        header, size = header_of(file), file.stat().st_size
+        end = header.end + max((int(tensor["data_offsets"][1]) for tensor in header.tensors.values()), default=0)
+    except PermissionError as error:
+        raise ModelError(f"{file} can't be read: {error.strerror}") from error
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
+        raise _no_such_file(file) from error
+    if size < end:
+        raise ModelError(f"{file} is cut short: it has {size} of {end} bytes; copy or fetch it again")
+    if size > end:
+        raise ModelError(f"{file} has {size} bytes, and its header tells of {end}; copy or fetch it again")
+    return header.tensors
 
 
 def _no_such_file(file: Path) -> ModelError:
@@ -107,14 +118,31 @@ def header_of(file: Path) -> Header:
 
 def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a safetensors file. Raises ModelError."""
+    tensors = _tensors_of(file)
     try:
-        return {name: tuple(map(int, tensor["shape"])) for name, tensor in header_of(file).tensors.items()}
-    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
+        return {name: tuple(map(int, tensor["shape"])) for name, tensor in tensors.items()}
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise _no_such_file(file) from error
 
 
+def has_safetensors(folder: Path) -> bool:
+    """Whether the folder has safetensors files, or an index of some."""
+    return any((folder / name).is_file() for name in ("model.safetensors", _INDEX))
+
+
+def has_pickles(folder: Path) -> bool:
+    """Whether the folder has weights that `embedline convert` reads."""
+    return any((folder / name).is_file() for name in PICKLED)
+
+
 def check_weights(folder: Path) -> None:
-    """Raises ModelError if a safetensors file is missing. The message says how to make it."""
+    """Raises ModelError if a safetensors file is not whole, or missing; then the message says how to make it."""
+    _check_are_there(folder)
+    for file in weight_files(folder):
+        _tensors_of(file)
+
+
+def _check_are_there(folder: Path) -> None:
     index = folder / _INDEX
     if (folder / "model.safetensors").is_file():
         return
@@ -133,6 +161,6 @@ def check_weights(folder: Path) -> None:
 
 def _way_out(folder: Path) -> str:
     """The end of a message: the command that makes safetensors files."""
-    if any((folder / name).is_file() for name in ("pytorch_model.bin", "pytorch_model.bin.index.json")):
+    if has_pickles(folder):
         return f": embedline convert {shlex.quote(str(folder))} OUT"
     return "; embedline convert MODEL OUT makes them of pytorch_model.bin, where the model has that"

@@ -1,7 +1,13 @@
 """Compares the rows that an engine gives with those that it should give. All self-tests use it.
 
-Each engine decides for itself which batches to run, how much rows may differ, and what to do if they differ more.
+Each engine decides for itself which batches to run, and what to do if rows differ.
+
+Rows of many models have a few numbers that are large and almost the same in every row. Beside these, a wrong row looks
+right. So the mean row is taken off before rows are compared. What rounding a number to the type of computing explains
+counts as no difference, because it is as large as the numbers beside a large one.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +17,76 @@ from engine.types import Batch, ModelError, OutputKind
 
 # Largest difference over largest value, by dtype. Rounding stays below; a leak between sequences is far above.
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2, "fp8": 0.2, "nvfp4": 0.3}
+
+_MIN_WIDTH, _MIN_ROWS = 8, 4  # of rows that have a direction and a mean; others are scores, or too few
+_SMALLEST = 1e-6  # of a largest value; a head may give zeros
+_NEAR_THE_MEAN = 0.1  # of the usual distance to the mean row: rows below have no direction, only noise
+_NUM_ROUNDINGS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    cosine: float  # the least of a row
+    difference: float  # the largest, over the largest value; both without the mean row
+    rounding: float  # half the relative distance of two neighbouring numbers
+
+
+_LIMITS = {
+    "float32": _Limits(0.99999, 1e-4, 2**-24),
+    "float16": _Limits(0.999, 2e-2, 2**-11),
+    "bfloat16": _Limits(0.98, 0.1, 2**-8),
+    "fp8": _Limits(0.9, 0.25, 2**-8),
+    "nvfp4": _Limits(0.85, 0.35, 2**-8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How near rows are to the expected ones."""
+
+    min_cosine: float  # of a row; 1 for scores
+    difference: float  # the largest, over the largest value
+
+    @property
+    def in_words(self) -> str:
+        """For people."""
+        return f"the least cosine of a row is {self.min_cosine:.5f}, the largest difference {self.difference:.1e}"
+
+
+def agreement(found: NDArray[np.float32], expected: NDArray[np.float32], *, dtype: str) -> Agreement:
+    """Of float32 rows [N, D], without the mean of the expected ones. dtype: of computing, a key of TOLERANCE.
+
+    NaN if a value is NaN, and a difference of infinity if the shapes differ, so write `if not is_near(…)`.
+    """
+    if found.shape != expected.shape:
+        return Agreement(-1.0, float("inf"))
+    error = found.astype(np.float64) - expected
+    error -= np.clip(error, *_rounding(expected, dtype))
+    is_centred = expected.shape[-1] >= _MIN_WIDTH and len(expected) >= _MIN_ROWS
+    centred = expected - expected.mean(axis=0, dtype=np.float64) if is_centred else expected.astype(np.float64)
+    difference = float(np.abs(error).max() / max(np.abs(centred).max(), _SMALLEST))
+    return Agreement(_least_cosine(centred + error, centred) if is_centred else 1.0, difference)
+
+
+def is_near(rows: Agreement, *, dtype: str) -> bool:
+    """Whether rounding explains the difference."""
+    limits = _LIMITS[dtype]
+    return rows.min_cosine >= limits.cosine and rows.difference <= limits.difference
+
+
+def _rounding(expected: NDArray[np.float32], dtype: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What rounding can make of each number, downwards and upwards."""
+    most = _NUM_ROUNDINGS * _LIMITS[dtype].rounding * np.abs(expected, dtype=np.float64)
+    return -most, most
+
+
+def _least_cosine(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    lengths = np.linalg.norm(expected, axis=1)
+    counts = lengths > _NEAR_THE_MEAN * np.median(lengths)
+    if not counts.any():  # all rows are the same
+        return 1.0
+    products = lengths[counts] * np.maximum(np.linalg.norm(found[counts], axis=1), _SMALLEST)
+    return float(((found[counts] * expected[counts]).sum(axis=1) / products).min())
 
 
 def batch_of(

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.model.model_folder import ModelFolder
-from engine.selftest.comparison import TOLERANCE, batch_of, largest_difference, not_finite
-from engine.selftest.sample_ids import Sequences, arbitrary
+from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
+from engine.selftest.sample_ids import Sequences
+from engine.selftest.trial import trial
 from engine.types import (
     DeviceTrouble,
     Engine,
@@ -23,22 +24,19 @@ from engine.types import (
     main_output,
 )
 
-_SEQLENS = (5, 17, 1, 5, 40, 9)  # tokens; equal lengths are there on purpose, and more than one block of queries
-
 
 def check(engine: Engine, folder: ModelFolder, *, dtype: str) -> None:
     """Raises ModelError if rows are not finite, or not the same alone and together. dtype: a key of TOLERANCE."""
     name = engine.info.engine
-    sequences = arbitrary(folder, _SEQLENS[: engine.limits.max_num_seqs])
+    sequences = trial(folder, kind=engine.info.device.partition(":")[0]).sequences[: engine.limits.max_num_seqs]
     together = rows_of(engine, sequences)
     alone = np.concatenate([rows_of(engine, [sequence]) for sequence in sequences])
     if not (np.isfinite(together).all() and np.isfinite(alone).all()):
         raise not_finite(name, dtype)
-    difference = largest_difference(together, alone)
-    if not difference <= TOLERANCE[dtype]:
+    found = agreement(together, alone, dtype=dtype)
+    if not is_near(found, dtype=dtype):
         raise ModelError(
-            f"the {name} engine's rows depend on the batch: they differ by {difference:.1e} from those of a sequence "
-            "alone; "
+            f"the {name} engine's rows depend on the batch: beside those of a sequence alone {found.in_words}; "
             f"--engine transformers may serve the model"
         )
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from engine.blocking import BlockingEngine
 from engine.messages import LoadOptions
-from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
+from engine.model.with_options import read_with
 from engine.rows.modules_numpy import RowModules, load_modules
 from engine.static.table import Table, read_table
 from engine.types import (
@@ -67,7 +67,7 @@ def _means(token_rows: NDArray[np.float32], cu_seqlens: NDArray[np.int32]) -> ND
 
 def load(*, name: str, reason: str, options: LoadOptions) -> StaticEngine:
     """Load an engine. It runs on the CPU, whatever device the options name. Raises ModelError."""
-    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
+    folder = read_with(options)
     _check(folder, options.dtype)
     table, modules = read_table(folder.weights_folder / "model.safetensors"), load_modules(folder.path, folder.steps)
     limits = EngineLimits(

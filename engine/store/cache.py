@@ -6,8 +6,6 @@ folder that users other than this one and root can write into is not used.
 """
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 import shutil
@@ -16,23 +14,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.machine.failures import one_line
-from engine.store import fingerprint
+from engine.store import manifest
 from engine.store.folder_rights import check_owner
+from engine.store.manifest import Json
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine")
 
-Json = dict[str, Any]
-
-_MANIFEST = "manifest.json"
 _MAX_ENTRIES = 32  # by default
-# Larger files are checked by samples at each start: hashing 8 GB of weights takes seconds, and a start should read
-# them within one. They are synced to the disk before the entry gets its name, so they can only be cut short, replaced
-# or gone as a whole, which samples show. Files that are hashed whole need no sync.
-_MAX_WHOLE = 64 << 20  # bytes
 _NEW, _OLD = ".new-", ".old-"  # folders that are being written or removed
 _MAX_LEFTOVER_SECONDS = 24 * 3600  # of those that a killed process left
 
@@ -58,10 +49,10 @@ class Cache:
             return None
         try:
             check_owner(self._root / key)
-            entry = _read(self._root / key)
+            facts = manifest.read(self._root / key)
             with contextlib.suppress(OSError):  # a folder of root can be read, not touched
-                os.utime(entry.folder / _MANIFEST)  # the time of the last use
-            return entry
+                os.utime(self._root / key / manifest.FILE)  # the time of the last use
+            return Entry(self._root / key, facts)
         except Exception as error:  # a damaged manifest can cause any error
             self.discard(key, why=one_line(error))
             return None
@@ -109,8 +100,7 @@ class Cache:
         if self._root is None or folder.parent != self._root:
             return
         try:
-            _force_large_files(folder)
-            _write_manifest(folder, facts)
+            manifest.write(folder, facts)
             folder.rename(self._root / key)
         except OSError as error:
             if not os.path.isdir(self._root / key):
@@ -146,7 +136,7 @@ class Cache:
         """Keep the newest entries."""
         assert self._root is not None
         with contextlib.suppress(OSError):
-            entries = sorted(self._root.glob(f"[!.]*/{_MANIFEST}"), key=lambda file: file.stat().st_mtime)
+            entries = sorted(self._root.glob(f"[!.]*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime)
             leftovers = [folder for prefix in (_NEW, _OLD) for folder in self._root.glob(f"{prefix}*")]
             earliest = time.time() - _MAX_LEFTOVER_SECONDS
             gone = [file.parent for file in entries[: -self._max_entries]]
@@ -159,38 +149,3 @@ def _check_room(folder: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise ModelError(f"it takes up to {num_bytes >> 20} MiB, and {free >> 20} MiB are free in {folder}")
-
-
-def _write_manifest(folder: Path, facts: Json) -> None:
-    content = {"facts": facts, "files": _digests(folder)}
-    manifest = {**content, "digest": _digest_of(content)}
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
-
-
-def _read(folder: Path) -> Entry:
-    manifest = json.loads((folder / _MANIFEST).read_bytes())
-    if manifest.pop("digest") != _digest_of(manifest):
-        raise ValueError("its manifest has changed since it was written")
-    if manifest["files"] != _digests(folder):
-        raise ValueError("a file has changed since it was written")
-    return Entry(folder, dict(manifest["facts"]))
-
-
-def _digest_of(content: Json) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    """Digests of every file but the manifest."""
-    files = [file for file in folder.iterdir() if file.name != _MANIFEST]
-    return {file.name: fingerprint.sampled(file) if _is_large(file) else fingerprint.whole(file) for file in files}
-
-
-def _force_large_files(folder: Path) -> None:
-    for file in filter(_is_large, folder.iterdir()):
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
-
-
-def _is_large(file: Path) -> bool:
-    return file.stat().st_size > _MAX_WHOLE

@@ -5,6 +5,7 @@ Imported only where the hub is needed: the library takes 0.16 s to import.
 
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from huggingface_hub import errors, get_session, set_client_factory, snapshot_do
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from engine.store.folder_rights import remedy
-from engine.store.hub_cache import IGNORE_PATTERNS, allowed
+from engine.store.hub_cache import ALLOW_PATTERNS, IGNORE_PATTERNS
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine.hub")
@@ -20,13 +21,12 @@ _TIMEOUT = 10.0  # seconds without a byte; the library's own for most requests, 
 
 
 def fetch(
-    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, pickled: bool = False
+    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, more: Sequence[str] = ()
 ) -> Path:
     """The folder with the model's files, its name the commit.
 
     Files that are there are kept, and an interrupted download goes on. Where the hub can't be reached, files that were
-    fetched before are used if none is missing. With `pickled`, weights that can run code are fetched too.
-    Raises ModelError.
+    fetched before are used if none is missing. Files with the patterns `more` are fetched too. Raises ModelError.
     """
     _set_timeouts()
     _use_our_log()
@@ -37,7 +37,7 @@ def fetch(
             revision=revision,
             cache_dir=cache_dir,
             token=_checked(token),
-            allow_patterns=list(allowed(pickled=pickled)),
+            allow_patterns=[*ALLOW_PATTERNS, *more],
             ignore_patterns=list(IGNORE_PATTERNS),
         )
     except ModelError:

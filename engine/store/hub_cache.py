@@ -7,21 +7,22 @@ that no file is missing.
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 # Only what can't run code; other engines' copies of the same model are left out.
-ALLOW_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "artifact.metadata")
-PICKLED_PATTERNS = ("*.bin", "*.pt")  # what can run code, for a conversion alone
+_NEEDED_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "artifact.metadata")
+ALLOW_PATTERNS = (*_NEEDED_PATTERNS, "README.md")  # a model without its card is whole: the hub is not asked for that
+PICKLED_PATTERNS = ("*.bin", "*.pt")  # what can run code, for a conversion alone: `more` in this package
 TRAINING_FILES = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.bin", "scheduler.pt", "scaler.pt")
 IGNORE_PATTERNS = ("onnx/*", "openvino/*", *TRAINING_FILES)
 
 
-def find_snapshot(cache_dir: Path, model_id: str, revision: str | None, *, pickled: bool = False) -> Path | None:
+def find_snapshot(cache_dir: Path, model_id: str, revision: str | None, *, more: Sequence[str] = ()) -> Path | None:
     """The folder of this commit, branch or tag, if no file is missing in it. Its name is the commit.
 
-    With `pickled`, weights that can run code must be there too.
+    Files with the patterns `more` must be there too; where nobody knows which there are, one with the first of them.
 
     The layout is models--owner--name/ with refs/<branch>, snapshots/<commit>/… and trees/<commit>.json
     (huggingface_hub, "Understand caching").
@@ -31,18 +32,13 @@ def find_snapshot(cache_dir: Path, model_id: str, revision: str | None, *, pickl
         if commit and "/" not in commit and any((repository / "snapshots" / commit).glob("*.json")):
             snapshot = repository / "snapshots" / commit
             listing = repository / "trees" / f"{commit}.json"
-            return snapshot if _is_whole(snapshot, listing, pickled=pickled) else None
+            return snapshot if _is_whole(snapshot, listing, more) else None
     return None
 
 
-def allowed(*, pickled: bool) -> tuple[str, ...]:
-    """The patterns of files that are fetched."""
-    return (*ALLOW_PATTERNS, *PICKLED_PATTERNS) if pickled else ALLOW_PATTERNS
-
-
-def is_wanted(file: str, *, pickled: bool = False) -> bool:
-    """Whether this file of a repository is fetched."""
-    return _matches(file, allowed(pickled=pickled)) and not _matches(file, IGNORE_PATTERNS)
+def is_needed(file: str, more: Sequence[str] = ()) -> bool:
+    """Whether a snapshot that lacks this file of its repository is not whole."""
+    return _matches(file, (*_NEEDED_PATTERNS, *more)) and not _matches(file, IGNORE_PATTERNS)
 
 
 def _matches(file: str, patterns: Iterable[str]) -> bool:
@@ -56,13 +52,13 @@ def _commit(reference: Path) -> str:
         return ""
 
 
-def _is_whole(snapshot: Path, listing: Path, *, pickled: bool) -> bool:
+def _is_whole(snapshot: Path, listing: Path, more: Sequence[str]) -> bool:
     """Whether no file is missing: a download may have ended early, and some programs fetch files one by one."""
     files = _listed(listing)
     if files is not None:
-        return all((snapshot / file).is_file() for file in files if is_wanted(file, pickled=pickled))
+        return all((snapshot / file).is_file() for file in files if is_needed(file, more))
     # Older libraries keep no listing. With these files there, nothing is missing that would be guessed wrongly.
-    needed = ("config.json", "modules.json", "*/config.json", "*.bin" if pickled else "*.safetensors")
+    needed = ("config.json", "modules.json", "*/config.json", more[0] if more else "*.safetensors")
     return all(any(snapshot.glob(pattern)) for pattern in needed)
 
 

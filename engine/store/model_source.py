@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,20 +30,20 @@ def resolve(
     *,
     cache_dir: Path | None = None,
     token: str | None = None,
-    pickled: bool = False,
+    more: Sequence[str] = (),
 ) -> ResolvedModel:
     """A folder, or a repository's name in the hub's cache, an installed package or the hub, tried in this order.
 
-    With `pickled`, for a conversion, weights that can run code are fetched too. Raises ModelError with one line where
-    the model is in none of them.
+    Files with the patterns `more` are fetched too: for a conversion, weights that can run code. Raises ModelError with
+    one line where the model is in none of them.
     """
-    return find_here(model_id, revision, cache_dir=cache_dir, pickled=pickled) or _from_hub(
-        model_id, revision, cache_dir=cache_dir, token=token, pickled=pickled
+    return find_here(model_id, revision, cache_dir=cache_dir, more=more) or _from_hub(
+        model_id, revision, cache_dir=cache_dir, token=token, more=more
     )
 
 
 def find_here(
-    model_id: str, revision: str | None = None, *, cache_dir: Path | None = None, pickled: bool = False
+    model_id: str, revision: str | None = None, *, cache_dir: Path | None = None, more: Sequence[str] = ()
 ) -> ResolvedModel | None:
     """Like `resolve`, but only on this machine; None where the model would have to be fetched.
 
@@ -55,7 +56,7 @@ def find_here(
         return ResolvedModel(folder.absolute(), "local folder", "")
     if not _REPOSITORY.fullmatch(model_id):
         raise ModelError(f"--model-id {model_id!r} is neither a local folder nor the name of a repository on the hub")
-    return _from_cache(model_id, revision, cache_dir, pickled=pickled) or _from_package(model_id, revision)
+    return _from_cache(model_id, revision, cache_dir, more=more) or _from_package(model_id, revision)
 
 
 def _is_folder(path: Path) -> bool:
@@ -71,8 +72,10 @@ def _is_folder(path: Path) -> bool:
     raise ModelError(f"--model-id {str(path)!r} can't be read: Permission denied{remedy_of_reading()}")
 
 
-def _from_cache(model_id: str, revision: str | None, cache_dir: Path | None, *, pickled: bool) -> ResolvedModel | None:
-    snapshot = find_snapshot(cache_dir or _default_cache(), model_id, revision, pickled=pickled)
+def _from_cache(
+    model_id: str, revision: str | None, cache_dir: Path | None, *, more: Sequence[str]
+) -> ResolvedModel | None:
+    snapshot = find_snapshot(cache_dir or _default_cache(), model_id, revision, more=more)
     return ResolvedModel(snapshot, "hub cache", snapshot.name) if snapshot else None
 
 
@@ -97,12 +100,12 @@ def _from_package(model_id: str, revision: str | None) -> ResolvedModel | None:
 
 
 def _from_hub(
-    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, pickled: bool
+    model_id: str, revision: str | None, *, cache_dir: Path | None, token: str | None, more: Sequence[str]
 ) -> ResolvedModel:
     try:
         from engine.store.hub import fetch
     except ImportError:
         reason = "is not a folder here, and huggingface_hub is not installed"
         raise ModelError(f"--model-id {model_id!r} {reason}") from None
-    path = fetch(model_id, revision, cache_dir=cache_dir, token=token, pickled=pickled)
+    path = fetch(model_id, revision, cache_dir=cache_dir, token=token, more=more)
     return ResolvedModel(path, "hub", path.name)

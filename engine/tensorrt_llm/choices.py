@@ -6,8 +6,8 @@ from pathlib import Path
 
 from engine.machine.cuda_driver import Gpu
 from engine.messages import LoadOptions
-from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
+from engine.model.with_options import read_with
 from engine.registry import CUDA
 from engine.tensorrt_llm.planning import checkpoint, package
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
@@ -88,11 +88,7 @@ def _flags(options: LoadOptions) -> ModelFlags:
 
 
 def _folder(options: LoadOptions) -> ModelFolder:
-    """As far as texts may be long."""
-    known = KNOWN_CLASSES if options.model_class == STOCK else frozenset()
-    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task, known_classes=known)
-    asked = options.max_seqlen or folder.max_seqlen
-    return dataclasses.replace(folder, max_seqlen=min(asked, folder.max_seqlen))
+    return read_with(options, known_classes=KNOWN_CLASSES if options.model_class == STOCK else frozenset())
 
 
 def _gpu(options: LoadOptions) -> Gpu:

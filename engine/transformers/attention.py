@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from engine.machine.varlen import has_varlen, varlen
+from engine.transformers import distance_bias as biases
 
 # The name must not contain "flash", "sdpa", "flex_attention" or "paged|", which transformers treats in other ways.
 PACKED = "embedline_packed"
@@ -49,6 +50,7 @@ def packed_attention(
     scaling: float | None = None,  # None = 1 / sqrt(D)
     sliding_window: int | None = None,  # a token attends to tokens fewer than this many away
     softcap: float | None = None,
+    distance_bias: Tensor | None = None,  # [N, 2 M - 1], M >= max_length_q: see engine.transformers.distance_bias
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -68,8 +70,11 @@ def packed_attention(
         scaling=query.shape[3] ** -0.5 if scaling is None else scaling,
         window=sliding_window or query.shape[2],
         softcap=softcap,
+        distance_bias=distance_bias,
     )
-    if softcap is None and _has_kernel(query):
+    if distance_bias is not None and (rule.is_causal or sliding_window or softcap):
+        raise UnsupportedAttention("attention with distance_bias that is causal, or has a window or a softcap")
+    if softcap is None and distance_bias is None and _has_kernel(query):
         return _by_kernel(query, key, value, cu_seq_lens_q, max_length_q, rule=rule), None
     rows = [
         _attend(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], rule=rule).transpose(1, 2)
@@ -86,6 +91,7 @@ class _Rule:
     scaling: float
     window: int  # a token attends to tokens fewer than this many away
     softcap: float | None
+    distance_bias: Tensor | None  # [N, 2 M - 1]
 
 
 def _has_kernel(query: Tensor) -> bool:
@@ -108,6 +114,11 @@ def _by_kernel(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, rule: _Rule) -> Tensor:
     """One sequence: rows [1, N, S, D]."""
+    if rule.distance_bias is not None:
+        bias = biases.of_reversed_keys(rule.distance_bias, query.shape[2])
+        return functional.scaled_dot_product_attention(
+            query, key.flip(2), value.flip(2), bias[None], scale=rule.scaling, enable_gqa=True
+        )
     if rule.softcap is not None:
         return _softcapped(query, key, value, scaling=rule.scaling, softcap=rule.softcap, visible=_visible(query, rule))
     mask = _visible(query, rule) if query.shape[2] > rule.window else None

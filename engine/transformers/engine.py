@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from engine.blocking import SubmittedBatches
 from engine.machine.failures import engine_error, one_line
 from engine.messages import LoadOptions
-from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
+from engine.model.with_options import read_with
 from engine.transformers.forward import Forward, Makers, hiding
 from engine.transformers.heads.query_table import QueryTable, query_table
 from engine.transformers.loading import load_model
@@ -116,7 +116,7 @@ class TransformersEngine:
 def load(*, name: str, reason: str, options: LoadOptions) -> TransformersEngine:
     """Load an engine. On the CPU it computes `options.num_threads` batches at a time. Raises ModelError."""
     where = place(options)
-    folder = model_folder.read(options.path, pooling=options.pooling, task=options.task)
+    folder = read_with(options)
     if folder.is_static:
         raise ModelError("these are static embeddings; --engine static serves them")
     queries = query_table(folder)

@@ -1,12 +1,10 @@
 """Loads a transformers model from a local folder: safetensors only, no code of the folder, no network."""
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -15,12 +13,14 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging
 
 from engine.machine.failures import one_line
 from engine.model import quantization
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
+from engine.model.unread_weights import check_read
+from engine.transformers import models
+from engine.transformers.configuration import quiet, read_config
 from engine.types import ModelError
 
 # Parts that token rows do not need, so a file may lack them. Scores of a sequence can need the pooler.
@@ -45,7 +45,7 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
     quantization.check(folder.weights_folder, reads_fp8=False)
     model: PreTrainedModel
     try:
-        with _quiet():
+        with quiet():
             config = _load_config(folder)
             model, found = _class_for(folder, config).from_pretrained(
                 folder.weights_folder,
@@ -55,18 +55,24 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # _check_shapes names them
             )
     except ModelError:
         raise
     except Exception as error:  # transformers has no exception class for the many ways in which a folder can be wrong
         raise ModelError(f"transformers can't load {folder.weights_folder}: {one_line(error)}") from error
+    _check_shapes(folder, found["mismatched_keys"])
     _check_complete(folder, found["missing_keys"])
+    _check_read(folder, model, found["unexpected_keys"])
     assert not model.training
     model.requires_grad_(False)
     return model
 
 
 def _class_for(folder: ModelFolder, config: PretrainedConfig) -> Any:
+    own = models.find(folder.architecture)
+    if own is not None:
+        return own.class_for(folder)
     for head in folder.heads:
         if isinstance(head, TransformersHead):
             chosen, purpose = _CLASSES[type(head)]
@@ -74,6 +80,22 @@ def _class_for(folder: ModelFolder, config: PretrainedConfig) -> Any:
                 raise ModelError(f"transformers has no {folder.architecture!r} model for {purpose}")
             return chosen
     return AutoModel
+
+
+def _check_shapes(folder: ModelFolder, mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]]) -> None:
+    for name, stored, wanted in sorted(mismatched):
+        raise ModelError(
+            f"the weight {name!r} in {folder.weights_folder} has the shape {list(stored)}, and config.json asks for "
+            f"{list(wanted)}"
+        )
+
+
+def _check_read(folder: ModelFolder, model: PreTrainedModel, unexpected_keys: Iterable[str]) -> None:
+    """Raises ModelError for a weight inside the model that its class does not have."""
+    parts = {name for part in (model, model.base_model) for name, _ in part.named_children()}
+    prefix = f"{model.base_model_prefix}."
+    unread = [key.removeprefix(prefix) for key in unexpected_keys]
+    check_read(unread, parts, folder=folder.weights_folder, architecture=folder.architecture)
 
 
 def _check_complete(folder: ModelFolder, missing_keys: Iterable[str]) -> None:
@@ -88,9 +110,7 @@ def _check_complete(folder: ModelFolder, missing_keys: Iterable[str]) -> None:
 
 
 def _load_config(folder: ModelFolder) -> PretrainedConfig:
-    config: PretrainedConfig = AutoConfig.from_pretrained(
-        folder.weights_folder, local_files_only=True, trust_remote_code=False
-    )
+    config = read_config(folder)
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(
             "the weights are plain, but config.json has a quantization_config, which transformers would apply; "
@@ -103,17 +123,3 @@ def _load_config(folder: ModelFolder) -> PretrainedConfig:
     config.output_attentions = False
     config.output_hidden_states = False
     return config
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and reports of unused weights out of the log. Errors are raised anyway."""
-    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if has_bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

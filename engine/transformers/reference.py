@@ -1,4 +1,4 @@
-"""The reference for the self-test: a few arbitrary sequences, run one at a time through the library's own forward.
+"""The reference for the self-test: the sequences of the trial, run one at a time through the library's own forward.
 
 Shapes: T tokens of all sequences, B sequences, S tokens of one, D numbers a row, L raw scores, V vocabulary entries.
 """
@@ -16,10 +16,9 @@ from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.rows.pooling_torch import on_device
 from engine.selftest.comparison import batch_of, not_finite
-from engine.selftest.sample_ids import Sequences, arbitrary
+from engine.selftest.sample_ids import Sequences
+from engine.selftest.trial import trial
 from engine.types import Batch, ModelError, OutputKind
-
-_SEQLENS = (5, 17, 1, 5, 9, 30)  # equal lengths are there on purpose, and a sum that `forward` rounds up
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class Reference:
     batch: Batch
     token_rows: Tensor  # the last hidden states [T, D] in the model's type
     scores: dict[OutputKind, Scores]  # of the library's own head, if there is one
+    notes: tuple[str, ...] = ()  # what the batch leaves out
 
 
 def run_alone(model: PreTrainedModel, folder: ModelFolder) -> Reference:
@@ -44,17 +44,18 @@ def run_alone(model: PreTrainedModel, folder: ModelFolder) -> Reference:
 
     model: see `loading.load_model`.
     """
-    sequences = arbitrary(folder, _SEQLENS)
+    tried = trial(folder, kind=model.device.type)
     head = next((head for head in folder.heads if isinstance(head, TransformersHead)), None)
     if isinstance(head, AnswerScore):
         _check_entries(head, folder)
     try:
-        rows, scores = _run(model, head, sequences)
+        rows, scores = _run(model, head, tried.sequences)
     except Exception as error:  # models raise anything on input that they do not support
         raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
     if not all(tensor.isfinite().all() for tensor in (rows, *(each.values for each in scores))):
         raise not_finite("transformers", str(rows.dtype).removeprefix("torch."))
-    return Reference(batch_of(sequences), rows, {} if head is None else {head.output: _joined(scores)})
+    own = {} if head is None else {head.output: _joined(scores)}
+    return Reference(batch_of(tried.sequences), rows, own, tried.notes)
 
 
 def _check_entries(head: AnswerScore, folder: ModelFolder) -> None:

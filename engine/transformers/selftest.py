@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from engine.machine.failures import one_line
 from engine.model.model_folder import ModelFolder
-from engine.selftest.comparison import TOLERANCE, largest_difference
+from engine.selftest.comparison import TOLERANCE, agreement, is_near, largest_difference
 from engine.transformers import attention
 from engine.transformers.forward import Forward, Makers, PackedForward, PaddedForward
 from engine.transformers.heads.makers import makers_of
@@ -46,7 +46,7 @@ def choose_forward(whole: PreTrainedModel, folder: ModelFolder, *, prepacks: boo
     made = makers_of(folder, whole, reference)
     model = whole.base_model
     assert isinstance(model, PreTrainedModel)
-    notes = (*((prepack(model),) if prepacks else ()), *made.notes)
+    notes = (*((prepack(model),) if prepacks else ()), *made.notes, *reference.notes)
     is_reentrant = _is_reentrant(model)
     packed, why_not = _try_packed(model, folder, reference, made.makers)
     if packed is not None:
@@ -92,10 +92,11 @@ def _disagreement(forward: Forward, reference: Reference, makers: Makers) -> str
         scores = {kind: makers[kind](rows, reference.batch) for kind in reference.scores}
     except Exception as error:  # layers raise anything on input that they do not support
         return f"fails with {one_line(error)}"
+    dtype = str(rows.dtype).removeprefix("torch.")
+    found = agreement(_on_host(rows), _on_host(reference.token_rows), dtype=dtype)
+    if not is_near(found, dtype=dtype):
+        return f"differs from one sequence at a time: {found.in_words}"
     tolerance = _tolerance(rows)
-    difference = largest_difference(_on_host(rows), _on_host(reference.token_rows))
-    if not difference <= tolerance:
-        return f"differs by {difference:.1e} from one sequence at a time"
     difference = max((_difference(scores[kind], kind, own) for kind, own in reference.scores.items()), default=0.0)
     return "" if difference <= _SCORES_FACTOR * tolerance else f"gives scores that differ by {difference:.1e}"
 

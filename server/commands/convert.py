@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from engine.store.hub_cache import PICKLED_PATTERNS
 from engine.store.model_source import resolve
 from engine.tools.convert import classifier, conversion
 from engine.tools.convert.conversion import Conversion
@@ -24,7 +25,9 @@ def convert(settings: Settings, out: str) -> int:
     new_folder = conversion.new_folder(Path(out))  # before anything is fetched
     with clean_exit_on_sigterm():
         cache_dir = Path(cache) if cache else None
-        found = resolve(model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token, pickled=True)
+        found = resolve(
+            model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token, more=PICKLED_PATTERNS
+        )
         done = conversion.convert(found.path, new_folder)
     if not done.without_network:
         print(
@@ -46,7 +49,7 @@ def convert_to_classifier(settings: Settings, out: str) -> int:
     with clean_exit_on_sigterm():
         cache_dir = Path(cache) if cache else None
         found = resolve(model.model_id, model.revision, cache_dir=cache_dir, token=settings.hf_token)
-        done = classifier.convert(found.path, new_folder)
+        done = classifier.convert(found.path, new_folder, template=model.template)
     print(done.folder)
     print(f"  {classifier.HEAD}: token {' less token '.join(map(str, done.entries))}")
     print(f"  embedline puts pairs into the template of {done.template}; with another server, the client must do that")

@@ -12,17 +12,20 @@ from typing import Any
 from engine import registry
 from engine.machine import devices
 from engine.model.arrays import weights_files
-from engine.model.detection.generative import template_name
+from engine.model.detection.templates import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.steps import Dense, LayerNorm, Normalize, Step
 from engine.model.tasks import LateInteraction, Task, TokenVectors, head_in_words
 from engine.model.weights import Weights, weight_files, weights_of
 from engine.types import ModelError, OutputKind
 from server.commands.findings import MIB, Finding, facts, lines
+from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.planning.compiled_cache import cache_folder
+from server.supervisor.planning.model_files import NotConvertedError
 from server.supervisor.planning.model_plan import ModelPlan, find_cuda, plan_model
-from tokenizer_pool.loading import TokenizerError, load
+from tokenizer_pool.files.config_files import TokenizerError
+from tokenizer_pool.files.loading import load
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_LABELS = 5  # that are shown
@@ -30,7 +33,11 @@ _MAX_LABELS = 5  # that are shown
 
 def inspect(settings: Settings, *, as_json: bool) -> int:
     """Print what is known of the first model. Raises SettingsError and ModelError where it can't be served."""
-    plan = plan_model(settings.models[0], settings, cuda=lambda: find_cuda(settings))
+    try:
+        plan = plan_model(settings.models[0], settings, cuda=lambda: find_cuda(settings))
+    except NotConvertedError as error:
+        print(_unconverted(settings.models[0], error, as_json=as_json))
+        return 0
     folder = plan.folder
     weights = weights_of(folder.weights_folder, weights_files(folder.path, (*folder.steps, *_beside(folder))))
     found = [*findings(plan, weights), *_of_this_machine(plan, settings)]
@@ -42,6 +49,14 @@ def inspect(settings: Settings, *, as_json: bool) -> int:
     return 0
 
 
+def _unconverted(model: ModelSettings, error: NotConvertedError, *, as_json: bool) -> str:
+    """What can be said of a model whose weights nobody has converted yet: its heads are in them."""
+    found = [Finding("name", model.name), Finding("weights", str(error))]
+    if as_json:
+        return json.dumps({**facts(found), "warnings": []}, indent=2, ensure_ascii=False)
+    return "\n".join([model.name, *lines(found[1:], _shown)])
+
+
 def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
     """In the order in which they are shown."""
     folder = plan.folder
@@ -49,6 +64,7 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("name", plan.name),
         Finding("folder", str(folder.path), plan.source),
         Finding("revision", plan.revision or None),
+        Finding("fingerprint", dataclasses.asdict(plan.identity), "without the compute type, which the engine says"),
         Finding("architecture", folder.architecture or None, _architecture_source(folder)),
         *_task_findings(folder),
         *_pooling_findings(folder),
@@ -56,8 +72,10 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("dimensions", folder.dimensions, _dimensions_source(folder)),
         Finding("vocab_size", folder.vocab_size, "config.json"),
         Finding("tokenizer", _tokenizer(plan), "tokenizer.json"),
-        Finding("prompts", dict(folder.prompts), "config_sentence_transformers.json" if folder.prompts else ""),
+        Finding("special_tokens", plan.special_tokens),
+        Finding("prompts", dict(folder.prompts), folder.prompts_source if folder.prompts else ""),
         Finding("default_prompt", plan.default_prompt or None, _prompt_source(plan)),
+        *((Finding("adapters", list(folder.adapters), "config.json"),) if folder.adapters else ()),
         Finding("engine", plan.engine, plan.reason),
         Finding("devices", list(plan.devices.names), plan.devices.reason),
         Finding("stored", plan.stored.text if plan.stored else "plain", "the model's files"),
@@ -190,7 +208,7 @@ def _prompt_source(plan: ModelPlan) -> str:
         return "--default-prompt"
     if plan.settings.default_prompt_name is not None:
         return "--default-prompt-name"
-    return "config_sentence_transformers.json" if plan.default_prompt else ""
+    return plan.folder.prompts_source if plan.default_prompt else ""
 
 
 def _dtype(plan: ModelPlan) -> str:

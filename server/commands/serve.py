@@ -2,15 +2,18 @@
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
 from engine.machine import cores
+from engine.tools.convert.cached import Progress
+from server.commands.progress import Report, shown
 from server.http.auth import Keys
 from server.http.hosts import Hosts, answered_hosts, is_loopback
 from server.http.http_server import HttpServer
@@ -62,15 +65,16 @@ class Prepared:
         return [name for model in self.models for name in model.devices.names]
 
 
-def prepare(settings: Settings) -> Prepared:
-    """Find the models and bind the ports. Raises SettingsError and ModelError."""
+def prepare(settings: Settings, *, progress: Progress | None = None) -> Prepared:
+    """Find the models, convert weights that are pickles, with `progress`, and bind the ports. Raises SettingsError and
+    ModelError."""
     check_engine_python(settings.engine_python)
     file = key_file(settings.api_key, settings.api_key_file)
     keys = api_keys(settings.api_key, settings.api_key_file)
     if settings.token_ids == "cl100k":
         _check_vocabulary(settings.tiktoken_vocabulary)
     ssl_copies = copied(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile is not None else []
-    models = plan_models(settings)
+    models = plan_models(settings, progress=progress)
     open_files.check(num_processes=_most_processes(settings, models))
     memory_shares(models)  # raises what is wrong with them before a port is bound
     compiles = any(model.engine != "fake" for model in models)
@@ -106,7 +110,7 @@ def serve(settings: Settings) -> int:
     _on_stop_signal(partial(_exit_at_once, relay))
     warn_of_flags_without_effect(settings)
     open_files.raise_limit()
-    prepared = prepare(settings)
+    prepared = prepare(settings, progress=partial(_converting, relay))
     early: list[int] = []  # signals before the supervisor takes them; an exception here would end in a traceback
     _on_stop_signal(lambda number, frame: early.append(number))
     _log_models_and_keys(prepared, scheme="https" if settings.ssl_certfile else "http")
@@ -128,6 +132,24 @@ def _exit_at_once(relay: StderrRelay, number: int, frame: object) -> NoReturn:
     os._exit(0)
 
 
+@contextlib.contextmanager
+def _converting(relay: StderrRelay, title: str) -> Iterator[Report]:
+    """Show how far a conversion is. A signal to stop removes what is unfinished first."""
+    _on_stop_signal(_exit)
+    try:
+        with contextlib.ExitStack() as stack:
+            terminal = relay.terminal()
+            if terminal is not None:
+                stack.enter_context(terminal)
+            yield stack.enter_context(shown(title, terminal=terminal, say=logger.info))
+    finally:
+        _on_stop_signal(partial(_exit_at_once, relay))
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    raise SystemExit(0)
+
+
 def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
     """Log what is about to be served."""
     found = cores.find()
@@ -139,6 +161,8 @@ def _log_models_and_keys(prepared: Prepared, *, scheme: str) -> None:
     for model in prepared.models:
         logger.info("serving %s on %s://%s:%d%s", model.name, scheme, host, port, beside)
         logger.info("%s gets the device %s (%s)", model.name, ", ".join(model.devices.names), model.devices.reason)
+        for note in model.folder.notes:
+            logger.info("%s: %s", model.name, note)
     if prepared.keys:
         logger.info("requests need one of %d API key(s)", len(prepared.keys))
         return

@@ -14,7 +14,7 @@ from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.long_texts import read_chunking
 from server.dialects.reading.on_error import read_on_error
-from server.dialects.reading.prompts import PROMPT_FIELDS, PromptFields, read_prompt
+from server.dialects.reading.prompts import PROMPT_FIELDS, PromptFields, read_adapter, read_prompt
 from server.dialects.reading.row_numbers import read_normalize, read_output_dimension
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
@@ -107,6 +107,7 @@ def _texts(call: Call, fields: EmbeddingsBody, model: ServedModel, *, may_be_emp
         "texts": given.texts,
         "token_ids": given.token_ids,
         "prompt": read_prompt(fields, given, model, name=call.models.asked_name(fields.model)),
+        "adapter": read_adapter(fields, model, name=call.models.asked_name(fields.model)),
         "add_special_tokens": fields.add_special_tokens,
         "is_single": given.is_single,
     }
@@ -202,6 +203,7 @@ ROUTES = tuple(
         answers=(EmbeddingsAnswer,),
         raw_answer=ROWS,
         more_bodies=(_BODY.chat_body,),
+        takes_lines=True,
     )
     for path in EMBEDDINGS_PATHS
 )

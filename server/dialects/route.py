@@ -73,6 +73,7 @@ class Route:
     answers: tuple[Any, ...]  # types that msgspec knows: the forms of the answer in JSON
     raw_answer: str = ""  # what the raw bytes are; "" = the route has none
     more_bodies: tuple[type[msgspec.Struct], ...] = ()  # other forms of the body
+    takes_lines: bool = False  # whether a body may be lines (NDJSON), each of which is answered with a line
     other_error_shapes: tuple[ErrorShape, ...] = ()  # which the body may ask for
 
     @property

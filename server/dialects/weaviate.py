@@ -16,6 +16,7 @@ from server.dialects.writing.forms import FLOATS
 from server.dialects.writing.rows import ROWS, as_json, headers, rows_alone
 from server.dialects.writing.text_errors import text_error
 from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.inputs.adapters import adapter_for, adapter_named
 from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.models import ServedModel, ServerState
 from server.requests.pipeline import Pipeline
@@ -63,6 +64,7 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         model=model,
         texts=given.texts,
         prompt=_prompt(config.task_type, model),
+        adapter=adapter_for(model, _PURPOSES[config.task_type]) if config.task_type else adapter_named(model, None),
         truncation=model.truncation,
         dimensions=read_dimensions(config.dimensions, model.dimensions, field="config.dimensions"),
         request_class=call.options.request_class,

@@ -20,7 +20,6 @@ from server.dialects.reading.inputs import check_num_items
 from server.dialects.route import Call
 from server.dialects.tei.shared import tei_error
 from server.dialects.tei_grpc.method import Method, Reads
-from server.grpc.in_order import InOrder
 from server.grpc.rpc import deadline_of, headers_of, initial_metadata, next_message
 from server.grpc.statuses import Refusal, refusal
 from server.http.answers import to_hold
@@ -37,6 +36,7 @@ from server.requests.errors import (
     NotReady,
     RequestError,
 )
+from server.requests.in_order import InOrder
 from server.requests.models import ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace

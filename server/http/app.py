@@ -16,12 +16,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from server.dialects.reading.nesting import LARGE_BYTES, check_large
-from server.dialects.route import Answer, Call, ErrorShape, Route
+from server.dialects.route import Answer, Call, ErrorShape, Headers, Route
 from server.dialects.table import ROUTES, plain_error_shape
 from server.dialects.writing.openai_shapes import openai_error
-from server.http import compression
 from server.http.answers import send_answer, to_hold
 from server.http.auth import Keys
+from server.http.bodies import compression
+from server.http.bodies.line_streams import LineStreams
+from server.http.bodies.lines import check_head, has_lines
 from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send
 from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
@@ -119,6 +121,7 @@ class App:
         # a label of the metrics, so there may be only as many as there are routes
         self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
         self._paths = Paths(self._names, url_prefix=url_prefix)
+        self._lines = LineStreams(state, pipeline, bodies, finished)
         self._request_ids = request_ids()
 
     @property
@@ -136,7 +139,7 @@ class App:
             path = place.path
             route = self._routes.get((method, path))
         trace = Trace(method, path if path in self._names else "other", request_id(headers) or next(self._request_ids))
-        request = _Request(scope, receive, send, headers, trace, place)
+        request, is_streamed = _Request(scope, receive, send, headers, trace, place), False
         try:
             with self._admission.open_request():
                 if route is None:
@@ -144,12 +147,16 @@ class App:
                     await self._fall_back(request, place)
                 else:
                     trace.route = route.path
-                    await self._send(request, await self._answer(route, request))
+                    answer = await self._answer(route, request)
+                    is_streamed = answer is None
+                    if answer is not None:
+                        await self._send(request, answer)
         finally:
             trace.release()
             trace.status = trace.status or _CLIENT_LEFT  # it left while FastAPI was answering
             trace.end()
-            self._finished(trace)
+            if not is_streamed:  # the groups of its lines have been reported
+                self._finished(trace)
 
     def refused(self, error: RequestError) -> None:
         """Report what never became a request: its head was too long or too slow, or it was not HTTP."""
@@ -157,8 +164,8 @@ class App:
         trace.status = _failed(error, trace, openai_error).status
         self._finished(trace)
 
-    async def _answer(self, route: Route, request: _Request) -> Answer:
-        """The answer of a POST route, or an error in the shape of its dialect."""
+    async def _answer(self, route: Route, request: _Request) -> Answer | None:
+        """The answer of a POST route, or an error in the shape of its dialect. None if it was sent line by line."""
         trace, call = request.trace, None
         try:
             self._hosts.check(trace.method, trace.route, request.headers)
@@ -175,6 +182,11 @@ class App:
                 route.error_shape,
                 has_documents_in_objects=self._has_documents_in_objects,
             )
+            if route.takes_lines and has_lines(request.headers):
+                check_head(request.headers, request.scope.get("http_version", "1.1"))
+                more = self._more_headers(trace)
+                await self._lines.answer(route, call, request.receive, request.send, more)
+                return None
             work, num_bytes = await self._decoded(route, call, request)
             with self._bodies.held(num_bytes):  # the decoder has copied what it needs
                 if call.form is not None:
@@ -242,18 +254,23 @@ class App:
         trace, headers = request.trace, answer.headers
         trace.status, trace.num_bytes = answer.status, len(answer.body)
         headers.append((b"content-length", b"%d" % len(answer.body)))
-        headers.append((b"x-request-id", trace.request_id.encode()))
+        headers += self._more_headers(trace)
         if trace.are_ids_decoded:
             headers.append((b"x-embedline-token-ids", b"cl100k"))
         if trace.has_joined:
             headers.append((b"x-embedline-joined", b"1"))
-        if trace.key and (allowance := self._admission.allowance(trace.key)) is not None:
-            headers += rate_limit_headers(allowance)
         try:
             await send_answer(request.send, answer)
         except asyncio.CancelledError:  # the client left, or was cut off because it did not read
             trace.status, trace.error = _CLIENT_LEFT, "ClientLeft"
             raise
+
+    def _more_headers(self, trace: Trace) -> Headers:
+        """Of every answer."""
+        headers = [(b"x-request-id", trace.request_id.encode())]
+        if trace.key and (allowance := self._admission.allowance(trace.key)) is not None:
+            headers += rate_limit_headers(allowance)
+        return headers
 
     def _interrupted(self, trace: Trace, shape: ErrorShape) -> Answer:
         """The client left and gets no answer; or the server stops and can't wait any longer."""

@@ -42,7 +42,7 @@ class BodyReader:
         """The whole body. Raises PayloadTooLarge and Overloaded as early as possible, BodyTooSlow, ClientLeft."""
         if content_length is not None and content_length > self._max_bytes:
             raise self._too_large()
-        message = await _receive(receive)
+        message = await next_piece(receive)
         if not message.get("more_body"):
             body: bytes = message["body"]
             if len(body) > self._max_bytes:
@@ -59,7 +59,7 @@ class BodyReader:
             more = True
             while more:
                 self._check(num_bytes)
-                message = await _receive(receive, by=latest + num_bytes / _BYTES_PER_SECOND)
+                message = await next_piece(receive, by=latest + num_bytes / _BYTES_PER_SECOND)
                 chunks.append(message["body"])
                 num_bytes += len(message["body"])
                 self._room -= len(message["body"])
@@ -116,7 +116,7 @@ class BodyReader:
             self._room += num_bytes
 
     @contextlib.contextmanager
-    def whole(self, body: bytes) -> Iterator[None]:
+    def whole(self, body: bytes | bytearray) -> Iterator[None]:
         """The same of a body that came in one piece however large it is. Raises Overloaded."""
         with self.held(len(body)):
             if len(body) > _SMALL_BYTES:
@@ -136,7 +136,7 @@ class BodyReader:
         return PayloadTooLarge(f"the body has more than the {self._max_bytes} bytes of --payload-limit")
 
 
-async def _receive(receive: Receive, *, by: float = math.inf) -> Message:
+async def next_piece(receive: Receive, *, by: float = math.inf) -> Message:
     """The next piece of a body; `by` is a time of the loop."""
     gap_ends = asyncio.get_running_loop().time() + _PIECE_SECONDS
     try:

@@ -150,6 +150,7 @@ def _model_cards(state: ServerState) -> list[dict[str, Any]]:
 
 def _facts(model: ServedModel) -> dict[str, Any]:
     return {
+        "fingerprint": model.facts["fingerprint"]["id"],
         "dimensions": model.dimensions,
         "max_model_len": model.max_seqlen,  # as vLLM calls it
         "max_input_length": model.max_seqlen,

@@ -13,8 +13,8 @@ _TEI_POOLING = {"last": "last_token"}  # its name for it
 
 
 def info(state: ServerState) -> dict[str, Any]:
-    """TEI's fields are in core/src/lib.rs and router/src/lib.rs (Info). Ours are `ready`, `models`, `task`, `outputs`,
-    `labels`, `prompts` and the other limits."""
+    """TEI's fields are in core/src/lib.rs and router/src/lib.rs (Info). Ours are `ready`, `models`, `fingerprint`,
+    `task`, `outputs`, `labels`, `prompts` and the other limits."""
     newest = state.newest
     models = newest.get("models", [])
     return {
@@ -49,6 +49,7 @@ def _of_model(model: dict[str, Any]) -> dict[str, Any]:
         "model_id": model["model_id"],
         "model_sha": model["revision"] or None,
         "model_dtype": known["dtype"],
+        "fingerprint": model["fingerprint"]["id"],
         "served_model_name": known["name"],
         "model_type": _model_type(model),
         "max_input_length": known["max_seqlen"],

@@ -34,6 +34,7 @@ _SECURITY = {
 }
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 _OBJECT = {"application/json": {"schema": {"type": "object"}}}
+_LINES = "a line for each line of a body that comes as application/x-ndjson: a text, or a body with one input"
 _NO_MODEL = "The server has no such model"
 
 
@@ -89,6 +90,8 @@ def _operation(route: Route, body: Schema, answers: list[Schema]) -> Schema:
     if route.raw_answer:
         raw = {"type": "string", "format": "binary", "description": route.raw_answer}
         content |= {kind: {"schema": raw} for kind in ("application/octet-stream", "application/x-npy")}
+    if route.takes_lines:
+        content["application/x-ndjson"] = {"schema": {"type": "string", "description": _LINES}}
     return {
         "summary": route.summary,
         "operationId": _operation_id("post", route.path),

@@ -41,6 +41,8 @@ class ServedModel:
     instruction: str | None = None  # of a generative reranker, where a request gives none; None = it takes none
     late: LateInteraction | None = None  # None = the model gives no rows for it
     has_query_table: bool = False  # whether queries are looked up, and have to be marked
+    adapters: tuple[str, ...] = ()  # for texts of several tasks, by the names of these
+    default_adapter: str | None = None  # one of them, for texts without a task; None = none
     ranges: NDArray[np.float32] | None = field(default=None, compare=False)  # for int8, see writing/dtypes.py
     decodes_ids: bool = False  # given token ids are another tokenizer's, and become texts before all else
     facts: dict[str, Any] = field(default_factory=dict)  # the rest of what the engine says, for /info
@@ -130,6 +132,8 @@ def served_models(entries: list[dict[str, Any]], *, decodes_ids: bool = False) -
             instruction=entry.get("instruction"),
             late=_late(entry.get("late")),
             has_query_table=bool(entry.get("query_table")),
+            adapters=tuple(entry.get("adapters", ())),
+            default_adapter=entry.get("default_adapter"),
             ranges=_ranges(entry.get("int8_ranges")),
             decodes_ids=decodes_ids,
             facts=entry,

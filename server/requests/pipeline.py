@@ -20,6 +20,7 @@ from batch_manager.messages import RequestRefused, Submission
 from engine.types import OutputKind
 from server.requests.admission.admission import Admission, Admitted, Asked
 from server.requests.errors import DeadlineExceeded
+from server.requests.inputs.adapters import with_adapters
 from server.requests.inputs.chats import rendered
 from server.requests.inputs.given_ids import GivenIds
 from server.requests.inputs.groups import texts_and_ids, tokenized
@@ -120,6 +121,7 @@ class Pipeline:
                     await trace.hold(self._admission.room_of(trace.request_class), num_bytes)
             if request.num_queries and model.has_query_table:
                 tokens = marked_queries(tokens, num_queries=request.num_queries)
+            tokens = with_adapters(tokens, request)
             trace.seqlens = np.diff(tokens.offsets).tolist() if len(tokens.offsets) > 2 else [trace.num_tokens]
             answer = await self._managers.submit(
                 Submission(

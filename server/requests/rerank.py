@@ -15,6 +15,7 @@ from engine.model.tasks import Activation
 from engine.types import OutputKind
 from server.requests.activation import bounded
 from server.requests.errors import EmptyInput, InvalidRequest
+from server.requests.inputs.adapters import adapter_for
 from server.requests.inputs.document_cut import tokenize_cut
 from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.late_interaction import max_sim, max_sim_of_pairs
@@ -168,6 +169,8 @@ def _queries_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
         prompt=prompt_for(request.model, Purpose.DOCUMENT) or "",
         num_queries=len(request.queries),
         query_prompt=prompt_for(request.model, Purpose.QUERY) or "",
+        adapter=adapter_for(request.model, Purpose.DOCUMENT),
+        query_adapter=adapter_for(request.model, Purpose.QUERY),
         truncation=request.truncation,
         max_tokens=request.max_tokens,
         outputs=outputs,

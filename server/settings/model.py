@@ -42,6 +42,14 @@ class ModelSettings:
         "language model. A task that the model has no head for is refused at the start.",
         one_of=("auto", *Task),
     )
+    template: str | None = flag(
+        None,
+        "Model",
+        "The template that a reranker puts pairs into. Set it if the start asks for it: then the model's files do not "
+        "say which one the model was made with, and with another one its scores mean nothing. Qwen3-Reranker, "
+        "mxbai-rerank-v2, bge-reranker-v2-gemma, zerank or ctxl-rerank-v2; none for a classifier that takes pairs as "
+        "they are; or a JSON file with the parts of a template (docs/models.md).",
+    )
     pooling: str | None = flag(
         None,
         "Model",
@@ -55,6 +63,13 @@ class ModelSettings:
         "Model",
         "The folder of the model's Dense module, as in text-embeddings-inference. It must be the one that modules.json "
         "names. Another one is refused, because it would give other rows.",
+    )
+    trust_config_key: tuple[str, ...] = flag(
+        (),
+        "Model",
+        "A key of config.json that is refused, and that changes no row as you know: it is passed over. The start names "
+        "the keys that it refuses, because the model's own code could compute something else by them. auto_map stands "
+        "for unknown code that computes the same as transformers' own class. May be repeated.",
     )
     max_input_length: int | None = flag(
         None,
@@ -87,6 +102,14 @@ class ModelSettings:
         "texts, two rows in all, as sentence-transformers' quantize_embeddings takes them. Rows that are asked for as "
         "int8 or uint8 are cut into these ranges; without them each row is scaled by its own largest number. By "
         "default int8_ranges.npy or int8_ranges.json of the model's folder, if there is one.",
+    )
+    convert: str = flag(
+        "auto",
+        "Model",
+        "What is done with weights that are pickles (pytorch_model.bin), which can run code when they are read. auto "
+        "lets the first start convert them to safetensors, in an isolated process, and keeps the copy in "
+        "--compiled-cache. never refuses such a model; `embedline convert` makes a folder that is served.",
+        one_of=("auto", "never"),
     )
     engine: str = flag(
         "auto",

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from engine.model.detection.generative import template_name
+from engine.model.detection.templates import template_name
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import head_in_words
 from server.settings.int8_ranges import Int8Ranges
@@ -149,8 +149,13 @@ class Readiness:
                         "model_id": model.settings.model_id,
                         "source": model.source,
                         "revision": model.revision,
+                        "fingerprint": model.identity.fingerprint(dtype=info["dtype"], engine=info["engine"]),
                         "prompts": model.folder.prompts,
+                        "prompts_source": model.folder.prompts_source if model.folder.prompts else None,
                         "default_prompt": model.default_prompt,
+                        "special_tokens": model.special_tokens,
+                        "adapters": model.folder.adapters,
+                        "default_adapter": model.default_adapter,
                         "int8_ranges": _int8_ranges(model.int8_ranges),
                         **_task(model.folder),
                         "truncation": model.truncation,

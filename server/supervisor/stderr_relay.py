@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from typing import TextIO
 
 from server.frontend.log_writer import LogWriter
 
@@ -37,6 +38,11 @@ class StderrRelay:
         os.close(write_end)
         self._thread = threading.Thread(target=self._run, args=(read_end,), name="log relay", daemon=True)
         self._thread.start()
+
+    def terminal(self) -> TextIO | None:
+        """A file of its own to write to where standard error was before, if that is a terminal: for a bar that is drawn
+        again and again. It may wait for the reader."""
+        return os.fdopen(os.dup(self._original), "w") if os.isatty(self._original) else None
 
     def close(self, seconds: float = 2.0) -> None:
         """Put things back. Returns when all was written; a process that still runs, or no reader, costs `seconds`."""

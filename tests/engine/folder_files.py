@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+NO_TENSORS = b"\x02" + bytes(7) + b"{}"  # a safetensors file
+
 
 def write(file: Path, value: Any) -> None:
     """JSON into a file, its folder made where needed."""

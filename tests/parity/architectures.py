@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.model import coverage
-from tests.parity.changes import Change, config, shifted_positions, without_group_order, without_relative_positions
+from tests.parity.changes import (
+    Change,
+    config,
+    shifted_positions,
+    without_distances,
+    without_group_order,
+    without_relative_positions,
+)
 
 BGE_M3, STATIC = "XLM-RoBERTa with bge-m3's heads", "Static embeddings (model2vec)"  # rows without one of their own
 
@@ -121,12 +128,12 @@ OWN: dict[str, Own] = {
     "ELECTRA": Own({"embedding_size": 18}, _TURNED, ("cls", "mean")),
     "ALBERT": Own({"embedding_size": 18}, {}, "mean_sqrt_len_tokens"),
     "MPNet": Own(_OFFSET, {"position offset": shifted_positions, _DISTANCES: without_relative_positions}),
-    "DeBERTa-v2": Own(_DEBERTA, {_DISTANCES: config(relative_attention=False)}, "cls"),
+    "DeBERTa-v2": Own(_DEBERTA, {_DISTANCES: without_distances}, "cls"),
     "NomicBERT": Own({"rope_parameters": _LINEAR}),
     "GTE": Own({**_OFFSET, "rope_parameters": _LINEAR}, {}, "cls"),
     "Jina v3": Own({**_OFFSET, "rope_parameters": _LINEAR}),
     "ModernBERT": Own(_MODERNBERT, {}, "cls"),
-    "EuroBERT": Own({**_GQA, "mask_token_id": 4}, _ONE_WAY),
+    "EuroBERT": Own({**_GQA, "mask_token_id": 4}),
     "Qwen2": Own({**_GQA, "rope_parameters": _YARN}, _BOTH_WAYS, "lasttoken"),
     "Qwen2, bidirectional": Own({**_GQA, "is_causal": False}, _ONE_WAY),
     "Qwen3": Own({**_WIDE, **_WINDOW, "use_sliding_window": True}, _BOTH_WAYS, "lasttoken"),

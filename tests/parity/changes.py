@@ -43,6 +43,13 @@ def shifted_positions(_settings: dict[str, Any], tensors: Tensors) -> None:
     tensors[name] = tensors[name].roll(1, dims=0)
 
 
+def without_distances(settings: dict[str, Any], tensors: Tensors) -> None:
+    """DeBERTa without its table of distances."""
+    settings["relative_attention"] = False
+    for name in [name for name in tensors if "rel_embeddings" in name]:
+        del tensors[name]
+
+
 def without_relative_positions(_settings: dict[str, Any], tensors: Tensors) -> None:
     """The scores of attention get no bias for the distance."""
     (name,) = (name for name in tensors if name.endswith(_RELATIVE))

@@ -3,13 +3,13 @@
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.types import Engine, OutputKind, Rows
 from tests.engine.load_options import load_options
-from tests.parity.architectures import VOCAB_SIZE
 from tests.parity.references import Outputs
 from tests.parity.texts import Text, packed
 
@@ -17,13 +17,14 @@ _MODULES = {
     "transformers": "engine.transformers.engine",
     "openvino": "engine.cpu.executors.openvino",
     "static": "engine.static.engine",
+    "fused": "engine.fused.start",
 }
 
 
-def load(name: str, folder: Path) -> Engine:
-    """One of _MODULES. Raises ModelError."""
+def load(name: str, folder: Path, **options: Any) -> Engine:
+    """One of _MODULES; options: fields of LoadOptions. Raises ModelError."""
     module = importlib.import_module(_MODULES[name])
-    loaded: Engine = module.load(name="m", reason="asked", options=load_options(folder))
+    loaded: Engine = module.load(name="m", reason="asked", options=load_options(folder, **options))
     return loaded
 
 
@@ -33,24 +34,28 @@ def compute(engine: Engine, texts: Sequence[Text], outputs: OutputKind) -> list[
     _, results = engine.collect()
     assert isinstance(results, dict), results
     assert OutputKind(sum(results)) == outputs
-    return [{kind: _of_text(rows, kind, number) for kind, rows in results.items()} for number in range(len(texts))]
+    size = engine.info.vocab_size
+    return [
+        {kind: _of_text(rows, kind, number, vocab_size=size) for kind, rows in results.items()}
+        for number in range(len(texts))
+    ]
 
 
-def _of_text(rows: Rows, kind: OutputKind, number: int) -> NDArray[np.float32]:
+def _of_text(rows: Rows, kind: OutputKind, number: int, *, vocab_size: int) -> NDArray[np.float32]:
     assert rows.values.dtype == np.float32
     own: NDArray[np.float32]
     if rows.offsets is None:
         own = rows.values[number]
         return own
     own = rows.values[rows.offsets[number] : rows.offsets[number + 1]]
-    return _whole(own) if kind is OutputKind.SPARSE else own
+    return _whole(own, vocab_size) if kind is OutputKind.SPARSE else own
 
 
-def _whole(entries: NDArray[np.float32]) -> NDArray[np.float32]:
+def _whole(entries: NDArray[np.float32], vocab_size: int) -> NDArray[np.float32]:
     """The row of the whole vocabulary that pairs of an entry's number and its weight stand for."""
     numbers = entries[:, 0].astype(np.int64)
     assert len(set(numbers.tolist())) == len(numbers)
     assert (entries[:, 1] != 0).all()
-    row = np.zeros(VOCAB_SIZE, np.float32)
+    row = np.zeros(vocab_size, np.float32)
     row[numbers] = entries[:, 1]
     return row

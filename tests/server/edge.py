@@ -67,6 +67,7 @@ def ready_state(**changes: Any) -> Json:
     info |= {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "pooling": "last", "dtype": "float32", "engine": "fake"}
     model = {"index": 0, "info": info, "truncation": Truncation.RIGHT, "default_prompt": "", "loaded_at": 7}
     model |= {"model_id": "somebody/the-model", "revision": "", "prompts": {"query": "Q: "}}
+    model |= {"fingerprint": {"id": "0123456789abcdef"}}
     state = {"ready": True, "reason": None, "names": ["the-model"], "models": [model]}
     return {
         **state,

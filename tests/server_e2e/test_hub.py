@@ -34,6 +34,7 @@ def environment(hub: LocalHub, cache: Path) -> dict[str, str]:
     return {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HUGGINGFACE_HUB_CACHE": str(cache), "NO_PROXY": "*"}
 
 
+@pytest.mark.full
 @pytest.mark.holds("Network access")
 def test_a_server_starts_from_the_hub_and_again_without_it(hub: LocalHub, tmp_path: Path) -> None:
     settings = environment(hub, tmp_path / "cache")

@@ -33,7 +33,7 @@ def set_fields(file: Path, **fields: object) -> None:
 
 
 def no_safetensors(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "flax_model.msgpack")
 
 
 def unknown_architecture(folder: Path) -> None:

@@ -344,4 +344,25 @@ MISTAKES = (
         "if share <= 0:",
         "tests/embedline/client/test_limit.py",
     ),
+    Mistake(
+        "A reranker that was trained anew takes its base model's template",
+        "engine",
+        'if told is not None and (_TRAINED not in card.tags or told[1].startswith("its chat")):',
+        "if told is not None:",
+        "tests/engine/model/detection/test_reranker_families.py",
+    ),
+    Mistake(
+        "Rows are compared with the numbers that all of them share",
+        "engine",
+        "centred = expected - expected.mean(axis=0, dtype=np.float64) if is_centred else expected.astype(np.float64)",
+        "centred = expected.astype(np.float64)",
+        "tests/engine/selftest/test_comparison.py",
+    ),
+    Mistake(
+        "The self-test has no text beyond the window",
+        "engine",
+        "Trial(arbitrary(folder, (*_SEQLENS, *tried, *seqlens))",
+        "Trial(arbitrary(folder, (*_SEQLENS, *seqlens))",
+        "tests/engine/transformers/test_selftest.py",
+    ),
 )

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from engine.model.detection.architecture import REWARD
 from engine.model.json_files import read_object
+from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores
 from engine.rows.modules_numpy import load_modules

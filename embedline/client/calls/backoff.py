@@ -15,7 +15,7 @@ def may_help(failure: Failure) -> bool:
     if failure.kind is Kind.STATUS:
         assert failure.status is not None
         return failure.status in _AGAIN or (failure.status >= 500 and failure.status not in _NEVER_AGAIN)
-    return failure.kind in (Kind.CONNECTION, Kind.TIMEOUT, Kind.NO_TURN)
+    return failure.kind in (Kind.CONNECTION, Kind.TIMEOUT, Kind.NO_TURN, Kind.NO_THREAD)
 
 
 def seconds_to_wait(failure: Failure, num_retries: int, *, initial: float, chance: random.Random) -> float:

@@ -1,6 +1,7 @@
 """Cuts inputs into batches by count and characters, as they are asked for: the inputs may be a stream without end."""
 
 import itertools
+import sys
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
@@ -22,15 +23,15 @@ class Batches:
         self.total = len(items) if isinstance(items, Sized) else None
         self._task = task
         self._items = iter(items)
-        self._batch_size = batch_size
-        self._max_chars = max_chars
+        self._batch_size = sys.maxsize if task.is_whole else batch_size
+        self._max_chars = None if task.is_whole else max_chars
         self._held: list[Any] = []  # read, and not in a batch yet
         self._start = 0  # of the next batch
         self.are_over = self.total == 0
 
     def next(self, most: int | None) -> Batch | None:
         """The next batch, of at most so many items; None if there is none. Raises TypeError for a wrong item."""
-        size = self._batch_size if most is None else min(self._batch_size, most)
+        size = self._batch_size if most is None or self._task.is_whole else min(self._batch_size, most)
         new = list(itertools.islice(self._items, max(0, size - len(self._held))))
         self._held += self._task.prepare(new, self._start + len(self._held))
         count = self._fitting(min(size, len(self._held)))

@@ -6,6 +6,7 @@ from embedline.client.errors import DeadlineExceeded, RequestFailed
 from embedline.client.tasks.task import Batch
 from embedline.client.transport.endpoint import Endpoint
 from embedline.client.transport.failure import Failure
+from embedline.client.transport.request_id import attempt_id
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +61,9 @@ def given_up(job: Job, failure: Failure, situation: Situation, *, is_late: bool)
     """The error that ends the call: which request it was, what was done, what is kept."""
     first, last = job.batch.start, job.batch.stop - 1
     inputs = f"input {first}" if first == last else f"inputs {first} to {last}"
+    name = attempt_id(situation.request_id, first, 0)
     url = "" if job.endpoint is None else job.endpoint.origin.url
-    request = f"{situation.method} {url}{situation.path} with {inputs} (x-request-id {situation.request_id}-{first})"
+    request = f"{situation.method} {url}{situation.path} with {inputs} (x-request-id {name})"
     attempts = "1 attempt" if len(job.history) == 1 else f"{len(job.history)} attempts"
     says_more = len(job.history) > 1 or job.has_notes
     done = f"; {attempts}: {'; '.join(job.history)}" if says_more else ""

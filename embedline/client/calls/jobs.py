@@ -170,7 +170,7 @@ class Jobs:
 
     def _splits(self, job: Job, failure: Failure, now: float) -> bool:
         """A request with more than the server takes goes in halves, and those after it are smaller."""
-        if len(job.batch.items) < 2 or not asking.has_too_many_items(failure):
+        if self._task.is_whole or len(job.batch.items) < 2 or not asking.has_too_many_items(failure):
             return False
         assert job.endpoint is not None
         job.note_what_next("sent in halves")

@@ -6,7 +6,6 @@ puts its outcome into the call's queue. A call of one request makes it in the ca
 
 import itertools
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -18,13 +17,14 @@ from typing import Any, Generic, TypeVar
 from embedline.client.calls.batches import Batches
 from embedline.client.calls.job import Job
 from embedline.client.calls.jobs import Jobs
-from embedline.client.calls.threads import Threads
+from embedline.client.calls.threads import NoThread, Threads
 from embedline.client.errors import Cancelled, EmbedlineError
 from embedline.client.preference import RequestProcessingPreference
 from embedline.client.tasks.task import Batch, Part, Task
 from embedline.client.transport.endpoints import Endpoints
 from embedline.client.transport.failure import Failure, Kind
 from embedline.client.transport.in_flight import Call, InFlight
+from embedline.client.transport.request_id import HEADER, attempt_id, new_call_id
 from embedline.client.transport.sender import Request, Sender
 
 P = TypeVar("P", bound=Part)
@@ -114,7 +114,7 @@ class _OneCall(Generic[P]):
         self._why_cancelled = ""
         self._now = 0.0  # when it was last looked what is due
         self._outcomes: queue.SimpleQueue[_Outcome[P] | None] = queue.SimpleQueue()  # None = look what is to be done
-        self._request_id = f"embedline-{secrets.token_hex(5)}"
+        self._request_id = new_call_id()
         total = preference.total_timeout_s
         self._deadline = float("inf") if total is None else time.monotonic() + total
         self._in_threads: dict[Job, Future[None]] = {}  # attempts in flight, those that wait for a thread too
@@ -158,6 +158,8 @@ class _OneCall(Generic[P]):
             return
         try:
             self._in_threads[job] = self._runner.submit(self.attempt, job)
+        except NoThread as error:
+            self._outcomes.put(_Outcome(job, 0.0, error=Failure(Kind.NO_THREAD, str(error))))
         except RuntimeError:
             self._jobs.dropped(job)
             if self._call.is_aborted:  # the client was closed meanwhile
@@ -234,7 +236,7 @@ class _OneCall(Generic[P]):
             **self._runner.headers,
             "accept": way.accept,
             "request-timeout-ms": str(milliseconds),  # and no time of the clock: the server's may differ from ours
-            "x-request-id": f"{self._request_id}-{job.batch.start}",
+            HEADER: attempt_id(self._request_id, job.batch.start, len(job.history)),
             **({} if body is None else {"content-type": "application/json"}),
             **{name.lower(): value for name, value in self._preference.extra_headers.items()},
         }

@@ -6,9 +6,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class NoThread(RuntimeError):
+    """The system starts no thread."""
 
 
 class Threads:
@@ -39,17 +43,29 @@ class Threads:
             raise RuntimeError("the client is closed")
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Do it once a thread is free. Raises as `claim`."""
+        """Do it once a thread is free. Raises as `claim`, and NoThread where there is none and none can be started."""
         self.claim()  # before the lock, which nobody releases after a fork
         future: Future[T] = Future()
         with self._lock:
             self.claim()
-            if self._num_open >= self._num_started < self._most:
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
-                self._num_started += 1
+            is_one_more = self._num_open >= self._num_started < self._most
+            self._num_started += is_one_more
             self._num_open += 1
             self._work.put(partial(_carry_out, future, work))
+        if is_one_more:
+            self._start(future)
         return future
+
+    def _start(self, future: "Future[Any]") -> None:
+        """One more thread, without the lock, which the others need to go on. Where the system has none, they do it."""
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._num_started -= 1
+                is_none_left = not self._num_started
+            if is_none_left and future.cancel():  # or it would be done in vain once there is a thread again
+                raise NoThread(str(error)) from error
 
     def close(self) -> None:
         """The threads end after what was submitted until now. After a fork it does nothing: they are the other's."""

@@ -21,6 +21,7 @@ class LabelsPart(Part):
 class ClassifyTask:
     """Texts or pairs of texts to scores by label."""
 
+    is_whole = False
     name = "classify"
     method = "POST"
     ways: tuple[Way, ...] = (Way("/predict", _TEI), Way("/classify", _OTHERS))

@@ -31,6 +31,7 @@ from embedline.client.transport.failure import printable
 _OCTETS = "application/octet-stream"
 _MAX_WIDTH = 1 << 20  # numbers of a row
 _CHARS_PER_ID = 6  # of a token id in JSON
+_PARAMETERS = ("input", "model", "dimensions", "user")
 _FORM_FIELDS = ("encoding_format", "embed_dtype", "output_dtype", "embedding_type", "endianness")
 _OUR_FORM = ("float", "float32", "little", "native", None)
 
@@ -95,16 +96,24 @@ class EmbedTask:
         for form in ("bytes", "base64", "float")
     )
 
-    def __init__(self, fields: Mapping[str, Any], place: Place, *, dimensions: int | None) -> None:
-        """Raises ValueError for a field that asks for other rows than float32, which are not read."""
+    def __init__(
+        self, fields: Mapping[str, Any], place: Place, *, dimensions: int | None, extra: Mapping[str, Any]
+    ) -> None:
+        """Raises ValueError for a field of `extra` that has a parameter, or asks for other rows than float32."""
+        for name in _PARAMETERS:
+            if name in extra:
+                raise ValueError(f"extra_body must leave out {name}: give it as the parameter {name}")
         for name in _FORM_FIELDS:
-            if fields.get(name) not in _OUR_FORM:
+            if extra.get(name) not in _OUR_FORM:
                 raise ValueError(f"extra_body must leave out {name}: the client asks for float32, little-endian")
-        self._fields = {**without_none(dimensions=dimensions), **fields}
+        self._fields = {**without_none(dimensions=dimensions), **fields, **extra}
         self._place = place
+        self.is_whole = bool(extra.get("late_chunking"))
         self._dimensions = dimensions
 
     def prepare(self, items: list[Any], start: int) -> list[Any]:
+        if set(map(type, items)) == {str}:  # most calls: quicker than one by one
+            return items
         return [item if isinstance(item, str) else _ids(item, at) for at, item in enumerate(items, start)]
 
     def length(self, item: Any) -> int:
@@ -176,11 +185,14 @@ class EmbedTask:
                 room = self._room(batch, len(value))
             if len(value) != room.shape[1]:
                 raise wrong(f"rows of {len(value)} and of {room.shape[1]} numbers")
+            if isinstance(value, list) and not {int, float}.issuperset(map(type, value)):  # numpy reads "1" and true
+                raise wrong("an `embedding` with something else than numbers")
             try:
-                room[index] = value
+                with np.errstate(over="ignore"):  # what float32 does not hold becomes infinity, which is refused
+                    room[index] = value
             except (TypeError, ValueError, OverflowError):
                 raise wrong("an `embedding` with something else than numbers") from None
-            if isinstance(value, list) and not np.isfinite(room[index]).all():  # numpy takes null for NaN
+            if isinstance(value, list) and not np.isfinite(room[index]).all():
                 raise wrong("an `embedding` with something else than finite numbers")
         assert room is not None  # no batch is empty
         usage = content.get("usage")

@@ -21,6 +21,7 @@ class ValuePart(Part):
 class PostTask:
     """Payloads to answers."""
 
+    is_whole = False
     name = "batch_post"
 
     def __init__(self, url_path: str, method: str) -> None:

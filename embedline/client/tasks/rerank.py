@@ -33,6 +33,7 @@ class ScoresPart(Part):
 class RerankTask:
     """Texts to scores."""
 
+    is_whole = False
     name = "rerank"
     method = "POST"
     ways: tuple[Way, ...] = (Way("/rerank", "texts"), Way("/v1/rerank", "documents"), Way("/rerank", "documents"))

@@ -55,6 +55,7 @@ class Task(Protocol[P_co]):
     name: str
     method: str
     ways: tuple[Way, ...]  # the best first
+    is_whole: bool  # all inputs of a call go in one request, for each one's result depends on the others
 
     def prepare(self, items: list[Any], start: int) -> list[Any]:
         """The items as they are sent; `start` is the number of the first. Raises TypeError, naming the index."""

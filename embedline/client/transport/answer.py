@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether the body was read to its end and the server keeps the connection. After 1xx another one follows."""
+        """Whether the body was read to its end and the server keeps the connection. After 101 it speaks no HTTP."""
         return self.status >= 200 and self._response.isclosed() and not self._response.will_close
 
     @property

@@ -1,6 +1,7 @@
 """Base URLs, as people write them, to where connections go."""
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -20,13 +21,24 @@ class Origin:
     @property
     def host_header(self) -> str:
         """The value of the header `host`."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = f"[{self.host.partition('%')[0]}]" if ":" in self.host else self.host  # zones are ours (RFC 6874, 3)
         return host if self.port == _PORTS["https" if self.is_tls else "http"] else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
         """The base URL as messages name it."""
         return f"{'https' if self.is_tls else 'http'}://{self.host_header}{self.prefix}"
+
+
+def read_base_urls(urls: str | Sequence[str]) -> list[Origin]:
+    """One or several. Raises TypeError and ValueError."""
+    given = [urls] if isinstance(urls, str) else list(urls) if isinstance(urls, Iterable) else [urls]
+    for url in given:
+        if not isinstance(url, str):
+            raise TypeError(
+                f"base_url must be a text like http://host:8080 or a list of them, not {type(url).__name__}"
+            )
+    return [read_base_url(url) for url in given]
 
 
 def read_base_url(url: str) -> Origin:
@@ -45,6 +57,8 @@ def read_base_url(url: str) -> Origin:
     if not (parts.path.isascii() and parts.path.isprintable() and " " not in parts.path):
         raise ValueError("base_url must have a path of printable ASCII")
     host = _ascii(parts.hostname)
+    if ":" in host:
+        host = host.replace("%25", "%", 1)  # before a zone (RFC 6874, 2)
     if not _HOST.fullmatch(host) or port == 0:
         raise ValueError("base_url must have a host name or an address, and a port from 1 to 65535 if any")
     prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -1,11 +1,13 @@
 """One keep-alive HTTP/1.1 connection, used by one thread at a time. Any thread may abort it.
 
 The socket blocks without a timeout. Deadlines and cancellation shut it down from another thread, which ends every kind
-of wait at once: for the connection, for TLS, for the head, within a body that comes byte by byte.
+of wait at once: for the connection, for TLS, for the head, within a body that comes byte by byte. The wait for the
+host's address ends too.
 """
 
 import contextlib
 import http.client
+import queue
 import select
 import socket
 import ssl
@@ -15,6 +17,9 @@ from collections.abc import Mapping
 from embedline.client.transport.answer import Answer
 from embedline.client.transport.base_url import Origin
 from embedline.client.transport.failure import Failure, Kind
+from embedline.client.transport.head import CutHead, WrongHead, read_head
+from embedline.client.transport.lookup import Lookup, Waiting
+from embedline.client.transport.request_id import HEADER, is_of_another
 
 _BROKE_WHILE_SENT = "the connection broke while the request was sent"
 _RESETS = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -23,31 +28,37 @@ _RESETS = (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroRe
 class Connection:
     """Opened by `open`; the methods raise Failure. After one the connection is of no more use."""
 
-    def __init__(self, origin: Origin, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, origin: Origin, tls: ssl.SSLContext | None, lookup: Lookup) -> None:
         self._origin = origin
         self._tls = tls
-        self._http = http.client.HTTPConnection(origin.host, origin.port)
+        self._lookup = lookup
+        self._looked_up: Waiting = queue.SimpleQueue()
         # So that a socket is not shut down after another took its number. Who holds it may be interrupted by a signal
         # whose handler cancels the call.
         self._lock = threading.RLock()
         self._socket: socket.socket | None = None
         self._aborted: Kind | None = None
         self._broke_while_sent = False
+        self._method = ""  # of the request that was sent last
+        self._request_id: str | None = None  # of the same
         self.num_answers = 0
 
     def open(self, seconds: float) -> None:
         """Connect to the first address that answers; each may take so many seconds."""
         try:
-            self._http.sock = self._open(seconds)
+            self._open(seconds)
         except ssl.SSLCertVerificationError as error:
             raise Failure(Kind.ANSWER, f"its certificate is not trusted: {error.verify_message}") from error
         except OSError as error:
             raise self._lost(f"no connection: {error.strerror or error}") from error
 
-    def _open(self, seconds: float) -> socket.socket:
-        host, port = self._origin.host, self._origin.port
+    def _open(self, seconds: float) -> None:
+        self._lookup.begin(self._looked_up)
+        addresses = self._looked_up.get()
+        if isinstance(addresses, OSError):
+            raise addresses
         failed: OSError | None = None
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        for family, kind, protocol, _, address in addresses:
             opened = socket.socket(family, kind, protocol)
             try:
                 self._hold(opened)
@@ -55,13 +66,13 @@ class Connection:
                 opened.connect(address)
                 if self._tls is not None:
                     opened = wrapped = self._tls.wrap_socket(
-                        opened, server_hostname=host, do_handshake_on_connect=False
+                        opened, server_hostname=self._origin.host, do_handshake_on_connect=False
                     )
                     self._hold(wrapped)  # so that an abort ends the handshake too
                     wrapped.do_handshake()
                 opened.settimeout(None)
                 opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return opened
+                return
             except OSError as error:
                 opened.close()
                 failed = error
@@ -74,9 +85,20 @@ class Connection:
                 raise OSError("aborted")
 
     def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> None:
-        """Send a whole request. One that the server stopped reading may have its answer all the same, as 413."""
+        """Send a whole request. One that the server stopped reading may have its answer all the same, as 413.
+
+        Whoever takes names and values from a user checks that no line ends in them.
+        """
+        assert self._socket is not None
+        if self.num_answers and not self.is_idle:
+            raise self._lost("something came on the connection before the request was sent")
+        self._method, self._request_id = method, headers.get(HEADER)
+        lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        if body is not None:
+            lines.append(f"content-length: {len(body)}")
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         try:
-            self._http.request(method, target, body, headers)
+            self._socket.sendall(head + (body or b""))
         except _RESETS:
             self._broke_while_sent = True
         except OSError as error:
@@ -84,18 +106,23 @@ class Connection:
 
     def answer(self) -> Answer:
         """Wait for the head of the answer."""
+        assert self._socket is not None
         try:
-            response = self._http.getresponse()
+            response = read_head(self._socket, self._method)
         except OSError as error:
             words = "the server closed the connection without an answer"
             raise self._lost(_BROKE_WHILE_SENT if self._broke_while_sent else words) from error
-        except (http.client.HTTPException, ValueError) as error:
+        except CutHead:
+            raise self._lost_in_body("the connection ended within the head of the answer") from None
+        except (http.client.HTTPException, WrongHead, ValueError) as error:
             if self._aborted is not None or self._broke_while_sent:
                 raise self._lost(_BROKE_WHILE_SENT) from error
-            raise Failure(Kind.ANSWER, "what came is not HTTP") from error
-        if self._aborted is not None:  # half of a head and the end of the connection look like a head
+            words = str(error) if isinstance(error, WrongHead) else "what came is not HTTP"
+            raise Failure(Kind.ANSWER, words) from error
+        # one out of a cache (RFC 9111, 5.1) was for another request by right
+        if response.getheader("age") is None and is_of_another(response.getheader(HEADER), self._request_id):
             response.close()
-            raise self._lost("")
+            raise self._lost("the answer to another request came")
         self.num_answers += 1
         return Answer(response, self._lost_in_body)
 
@@ -104,6 +131,7 @@ class Connection:
         with self._lock:
             if self._aborted is None:
                 self._aborted = kind
+                self._looked_up.put(OSError("aborted"))
             if self._socket is not None:
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which drops its state
@@ -111,7 +139,6 @@ class Connection:
     def close(self) -> None:
         """Without a word to the server."""
         with self._lock:
-            self._http.close()
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None

@@ -16,6 +16,7 @@ class Kind(enum.Enum):
     CONNECTION = "connection"  # not opened, reset, or ended before the answer was whole
     TIMEOUT = "timeout"  # no whole answer in the attempt's time
     NO_TURN = "no turn"  # on our side: no thread or connection was free in the attempt's time
+    NO_THREAD = "no thread"  # on our side: the system starts none
     ANSWER = "answer"  # a whole answer that is wrong
     ABORTED = "aborted"  # on our side: the call was cancelled, or another attempt was faster
 
@@ -39,7 +40,7 @@ class Failure(Exception):
         self.status = status
         self.retry_after = retry_after  # seconds that the server asks to wait
         self.body = body  # the beginning, of an answer with an error
-        self.is_stale = is_stale  # a kept connection had been closed before the request came
+        self.is_stale = is_stale  # a kept connection was of no more use before the request came
 
 
 def refused(status: int, body: bytes, *, retry_after: str | None, location: str | None) -> Failure:

@@ -26,16 +26,24 @@ class InFlight:
         self._wakes_at = float("inf")
 
     def add(self, connection: Connection, deadline: float, call: Call) -> None:
-        """Watch it until `remove`. `deadline`: time.monotonic() seconds. Raises Failure if the call is over."""
+        """Watch it until `remove`. `deadline`: time.monotonic() seconds. Raises Failure (ABORTED) if the
+        call is over, and (NO_THREAD)."""
         with self._changed:
             if call.is_aborted:
                 raise Failure(Kind.ABORTED, "the call is over")
             self._watched[connection] = (deadline, call)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="embedline deadlines", daemon=True)
-                self._thread.start()
+                self._start()
             elif deadline < self._wakes_at:
                 self._changed.notify()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._watch, name="embedline deadlines", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise Failure(Kind.NO_THREAD, f"nothing watches its deadline: {error}") from error
+        self._thread = thread
 
     def remove(self, connection: Connection) -> None:
         with self._changed:

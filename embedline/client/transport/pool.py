@@ -9,6 +9,7 @@ from embedline.client.transport.base_url import Origin
 from embedline.client.transport.connection import Connection
 from embedline.client.transport.failure import Failure, Kind
 from embedline.client.transport.in_flight import Call
+from embedline.client.transport.lookup import Lookup
 
 _CONNECT_SECONDS = 10.0  # that one address may take to answer
 
@@ -19,15 +20,16 @@ class ConnectionPool:
     def __init__(self, origin: Origin, tls: ssl.SSLContext | None, *, most: int) -> None:
         self._origin = origin
         self._tls = tls
+        self._lookup = Lookup(origin.host, origin.port)
         self._num_free = most  # places for connections in use
         self._changed = threading.Condition()  # its lock may be taken again, by the handler of a signal that cancels
         self._idle: list[Connection] = []
         self._is_closed = False
 
-    def take(self, deadline: float, call: Call) -> Connection:
+    def take(self, deadline: float, call: Call, *, is_new: bool = False) -> Connection:
         """A connection, once fewer than the most are in use; not open if it is new. Raises Failure (NO_TURN, ABORTED).
 
-        Who aborts the call calls `wake_all` then.
+        Who aborts the call calls `wake_all` then. `is_new`: the kept ones are closed, for one was found to be bad.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._num_free or call.is_aborted, max(0.0, deadline - time.monotonic()))
@@ -37,7 +39,7 @@ class ConnectionPool:
             if not self._num_free:
                 raise Failure(Kind.NO_TURN, "all connections were in use")
             self._num_free -= 1
-        return self._idle_or_new()
+        return self._idle_or_new(is_new=is_new)
 
     def wake_all(self) -> None:
         """All that wait look whether their call is aborted."""
@@ -52,13 +54,13 @@ class ConnectionPool:
             self._num_free -= 1
         return self._idle_or_new()
 
-    def _idle_or_new(self) -> Connection:
+    def _idle_or_new(self, *, is_new: bool = False) -> Connection:
         while True:
             with self._changed:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return Connection(self._origin, self._tls)
-            if connection.is_idle:
+                return Connection(self._origin, self._tls, self._lookup)
+            if connection.is_idle and not is_new:
                 return connection
             connection.close()
 

@@ -45,7 +45,8 @@ class Race(Generic[C]):
         """The winner. Raises the first copy's Failure where there is none."""
         failure: Failure | None = None
         other = threading.Thread(target=self._run_second, name="embedline hedge", daemon=True)
-        other.start()
+        with contextlib.suppress(RuntimeError):  # the system starts no thread: there is no second
+            other.start()
         try:
             self._first.receive()
             self._finish(self._first)
@@ -56,7 +57,8 @@ class Race(Generic[C]):
             raise
         finally:
             self._first_ended.set()
-            other.join()
+            if other.ident is not None:
+                other.join()
         if self._winner is None:
             assert failure is not None
             raise failure

@@ -87,11 +87,20 @@ class Sender:
         except Failure as failure:
             if not failure.is_stale:
                 raise
-        return self._send(request, read, call, to, hedge_to)  # the server had closed a kept connection
+        return self._send(request, read, call, to, hedge_to, is_new=True)  # a kept connection was of no more use
 
-    def _send(self, request: Request, read: Callable[[Answer], T], call: Call, to: Endpoint, hedge_to: Endpoint) -> T:
+    def _send(
+        self,
+        request: Request,
+        read: Callable[[Answer], T],
+        call: Call,
+        to: Endpoint,
+        hedge_to: Endpoint,
+        *,
+        is_new: bool = False,
+    ) -> T:
         on = partial(_Copy, request, call=call, in_flight=self._in_flight)
-        winner = first = on(to, to.pool.take(request.deadline, call))
+        winner = first = on(to, to.pool.take(request.deadline, call, is_new=is_new))
         copies = [first]
 
         def second() -> _Copy | None:

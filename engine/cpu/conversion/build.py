@@ -23,6 +23,7 @@ class Converted:
     """A converted model, before it is compiled."""
 
     references: tuple[Reference, ...]  # rows of the original, which the compiled model has to give
+    notes: tuple[str, ...]  # what the self-test leaves out
     num_products: int  # quantized matrix products
     pad_id: int  # see Facts
 
@@ -34,10 +35,10 @@ def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: 
     before the converted model is compiled, because both may not fit into memory.
     """
     model = Graph(load_model(folder, dtype=torch.float32), head_in_graph(folder), hides_tokens=folder.hides_tokens)
-    sequences = selftest.samples(folder, is_quantized=choices.quantization != "none")
+    tried = selftest.samples(folder, is_quantized=choices.quantization != "none")
     with quiet():
         references = tuple(
-            selftest.compute_reference(model, sequences, hides_tokens=way)
+            selftest.compute_reference(model, tried.sequences, hides_tokens=way)
             for way in ((False, True) if folder.hides_tokens else (False,))
         )
         try:
@@ -48,7 +49,7 @@ def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: 
             raise ModelError(f"{backend.name} can't convert {folder.architecture!r}: {one_line(error)}") from error
     # RoBERTa and similar models number positions by the padding id
     pad_id = model.pad_id if folder.padding_idx is None else folder.padding_idx
-    return Converted(references=references, num_products=num_products, pad_id=pad_id)
+    return Converted(references=references, notes=tried.notes, num_products=num_products, pad_id=pad_id)
 
 
 def examine(executor: Executor, converted: Converted, choices: Choices, *, makers: Makers) -> Facts:
@@ -71,4 +72,5 @@ def examine(executor: Executor, converted: Converted, choices: Choices, *, maker
         median_cosine=median_cosine,
         num_texts=len(first.sequences),
         num_products=converted.num_products,
+        left_out="; ".join(converted.notes),
     )

@@ -15,6 +15,8 @@ _TYPES = frozenset(("full_attention", "sliding_attention"))
 
 def windows_of(config: PretrainedConfig, window: int | None) -> list[int | None]:
     """Each layer's window, from `layer_types`. Raises ModelError for types other than full and sliding."""
+    if not window and "sliding_attention" in _types_of(config):
+        raise NotForFused("layer_types in config.json has windows, and no sliding_window says how long they are")
     return [window if kind == "sliding_attention" else None for kind in _types_of(config)]
 
 

@@ -74,7 +74,7 @@ def activation_of(name: object) -> str:
     """Our name for an activation. Raises ModelError for one that the fused engine lacks."""
     activation = _ACTIVATIONS.get(str(name))
     if activation is None:
-        raise NotForFused(f"the fused engine has no activation {name!r}")
+        raise NotForFused(f"the fused engine has no activation {name!r}, which config.json asks for")
     return activation
 
 

@@ -16,6 +16,7 @@ from engine.fused.model.ops import MAX_HEAD_DIM, MAX_WIDTH
 from engine.fused.model.spec import Spec
 from engine.model import quantization
 from engine.model.weights import weights_of
+from engine.transformers.configuration import read_config
 from engine.types import ModelError
 
 
@@ -35,14 +36,15 @@ def find(chosen: Choices) -> OpenedModel:
         raise ModelError(
             f"the fused engine does not know the architecture {folder.architecture!r}; --engine transformers may"
         )
-    config = registry.read_config(folder)
-    stored = quantization.read(folder.path)
+    config = read_config(folder)
+    stored = quantization.check(folder.path, reads_fp8=True)
     checkpoint: Checkpoint = SafetensorsCheckpoint(folder.path, chosen.device)
     if stored is not None:
         checkpoint = DequantizedCheckpoint(checkpoint, stored)
     source = FusedWeights(
         checkpoint, adapter, config, dtype=chosen.dtype, device=chosen.device, num_positions=folder.max_seqlen
     )
+    source.check_read(folder.path)
     if chosen.capability is not None:
         _check_sizes(source.spec)
         _check_memory(source, chosen)

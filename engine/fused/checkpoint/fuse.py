@@ -5,6 +5,7 @@ memory. Norms, angles and relative biases are float32; everything else has the c
 """
 
 import dataclasses
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from engine.fused.checks import NotForFused
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.spec import Spec, shape_of
+from engine.model.unread_weights import check_read
 from engine.types import ModelError
 
 _LINEARS = frozenset(("qkv", "o", "up", "down", "projection"))
@@ -43,12 +45,19 @@ class FusedWeights:
         self._dtype = dtype
         self._device = device
         self._num_positions = num_positions
-        self._recipes = _choose(adapter, self.spec, checkpoint.names)
+        self._prefix, self._recipes = _choose(adapter, self.spec, checkpoint.names)
 
     @property
     def linear_names(self) -> tuple[str, ...]:
         """ "layers.0.qkv", …"""
         return tuple(_stem(name) for name in self._recipes if _is_of_linear(name) and name.endswith(".weight"))
+
+    def check_read(self, folder: Path) -> None:
+        """Raises ModelError if the checkpoint has a weight of the layers that nothing reads. folder: where it is."""
+        read = _parts_of(self._recipes)
+        unread = (name.removeprefix(self._prefix) for name in self._checkpoint.names - read.keys())
+        parts = {name.removeprefix(self._prefix).partition(".")[0] for name in read}
+        check_read(unread, parts, folder=folder, architecture=self.spec.architecture)
 
     def linear(self, name: str) -> PlainLinear:
         """One linear layer, read anew. Raises ModelError where a tensor is not what the configuration says."""
@@ -95,18 +104,21 @@ class FusedWeights:
         return list(tensor.chunk(2))[::-1] if swaps_halves else [tensor]
 
 
-def _choose(adapter: Adapter, spec: Spec, names: frozenset[str]) -> Recipes:
-    """The first layout whose names are all there, under the prefix that the checkpoint has."""
+def _choose(adapter: Adapter, spec: Spec, names: frozenset[str]) -> tuple[str, Recipes]:
+    """The first layout whose names are all there, under the prefix that the checkpoint has, and that prefix."""
     layouts = [layout(spec) for layout in adapter.layouts]
-    prefixed = [[_prefixed(recipes, prefix) for recipes in layouts] for prefix in (*adapter.prefixes, "")]
-    candidates = next((some for some in prefixed if any(_has_words(recipes, names) for recipes in some)), prefixed[-1])
+    prefixes = (*adapter.prefixes, "")
+    prefixed = {prefix: [_prefixed(recipes, prefix) for recipes in layouts] for prefix in prefixes}
+    fitting = (prefix for prefix in prefixes if any(_has_words(recipes, names) for recipes in prefixed[prefix]))
+    prefix = next(fitting, prefixes[-1])
+    candidates = prefixed[prefix]
     chosen = min(candidates, key=lambda recipes: len(_missing(recipes, names)))
     # A layout with biases that lacks one of them must not pass for the one without.
     unread = [richer for richer in candidates[: candidates.index(chosen)] if _has_more(richer, chosen, names)]
     lacking = [missing for recipes in (chosen, *unread) if (missing := _missing(recipes, names))]
     if lacking:
-        raise NotForFused(f"the weights have no tensor {min(lacking, key=len)[0]!r}")
-    return chosen
+        raise NotForFused(f"the weights have no tensor {min(lacking, key=len)[0]!r}, which config.json asks for")
+    return prefix, chosen
 
 
 def _has_more(richer: Recipes, chosen: Recipes, names: frozenset[str]) -> bool:
@@ -147,4 +159,5 @@ def _check_shapes(parts: list[Tensor], shape: tuple[int, ...], recipe: Recipe) -
     if sum(map(len, parts)) != shape[0] or any(part.shape[1:] != shape[1:] for part in parts):
         found = " and ".join(str(list(part.shape)) for part in parts)
         joined = "" if len(parts) == 1 else " and what is joined to it"
-        raise NotForFused(f"the tensor {recipe.parts[0]!r}{joined} has the shape {found}, not {list(shape)}")
+        name = f"{recipe.parts[0]!r}{joined}"
+        raise NotForFused(f"the tensor {name} has the shape {found}; config.json asks for {list(shape)}")

@@ -54,14 +54,16 @@ def _check_length(config: PretrainedConfig, parameters: Json, num_positions: int
 def _frequencies(config: PretrainedConfig, parameters: Json, layer_type: str | None) -> tuple[Tensor, float]:
     """float32 [rotated / 2], by which positions are multiplied, and the factor for attention."""
     kind = str(parameters["rope_type"])
-    if kind == "default":
-        return _unscaled(config, parameters), 1.0
-    if kind not in ROPE_INIT_FUNCTIONS:
-        raise NotForFused(f"the fused engine has no rope_type {kind!r}")
+    if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
+        raise NotForFused(f"the fused engine has no rope_type {kind!r}, which config.json asks for")
     try:
+        if kind == "default":
+            return _unscaled(config, parameters), 1.0
         frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), layer_type=layer_type)
     except KeyError as error:
         raise NotForFused(f"rope_parameters of config.json lack {error.args[0]!r} for rope_type {kind!r}") from error
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise NotForFused(f"rope_parameters of config.json have a value that rope_type {kind!r} can't have") from error
     return frequencies.float(), float(factor)
 
 

@@ -25,8 +25,10 @@ from engine.fused.quantization.scheme import scheme_of
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.arrays import weights_files
+from engine.model.model_folder import read_as
 from engine.store import fingerprint, tensor_file
-from engine.store.cache import Cache, Entry, Json
+from engine.store.cache import Cache, Entry
+from engine.store.manifest import Json
 from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine")
@@ -158,10 +160,11 @@ _PACKAGES = ("torch", "transformers", "triton")
 _SOURCES = (
     "fused/**/*.py",
     "machine/varlen.py",
-    "model/*.py",
+    "model/**/*.py",
     "rows/*.py",
     "selftest/*.py",
     "store/tensor_file.py",
+    "transformers/configuration.py",
 )
 
 
@@ -193,6 +196,7 @@ class QuantizedCache:
 def _key(chosen: Choices, requested: str) -> str:
     folder = chosen.folder
     choices = {
+        **read_as(folder),
         "quantization": requested,
         "dtype": str(chosen.dtype),
         "capability": chosen.capability,

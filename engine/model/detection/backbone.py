@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.arrays import weights_files
-from engine.model.detection.architecture import architecture_of
 from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Files
-from engine.model.json_files import Json, number_in, object_in, read_optional
+from engine.model.json_files import Json, needed_number, number_in, object_in, read_optional
 from engine.model.sentence_files import SentenceFiles
 from engine.model.weights import check_weights, shapes_in
 from engine.types import ModelError
@@ -19,9 +18,10 @@ _STATIC_SEQLEN = 32768  # tokens; such a model has no limit, but a request needs
 # fmt: off
 _POSITIONS_AFTER_PADDING = frozenset((
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
-    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-flash", "xlm-roberta-xl", "xmod",
 ))
 # fmt: on
+_PADDING_IS_1 = frozenset(("mpnet",))  # whatever pad_token_id is
 _WHERE_NOT_SAID = 512
 _UNLIMITED = 10**9  # tokenizer_config.json has numbers such as 1e30 for it
 _LONG_ROPE = "longrope is used up to where its frequencies change"
@@ -47,7 +47,7 @@ def read_backbone(files: Files) -> Backbone:
 
 def _transformer(files: Files) -> Backbone:
     folder, config = files.backbone_folder, files.config
-    architecture, auto_map_note = architecture_of(folder, config, known_classes=files.known_classes)
+    architecture = str(config["model_type"])
     if files.needs_weights:
         check_weights(folder)
         for file in weights_files(files.folder, files.sentence.steps):
@@ -56,12 +56,12 @@ def _transformer(files: Files) -> Backbone:
     length = length_of(folder, config, files.sentence, padding_idx=padding_idx)
     return Backbone(
         architecture=architecture,
-        hidden_size=_needed_number(config, "hidden_size", "dim", "n_embd", "d_model"),
-        vocab_size=_needed_number(config, "vocab_size"),
+        hidden_size=needed_number(config, "hidden_size", "dim", "n_embd", "d_model"),
+        vocab_size=needed_number(config, "vocab_size"),
         max_seqlen=length.max_seqlen,
         max_seqlen_source=length.source,
         padding_idx=padding_idx,
-        notes=tuple(filter(None, (auto_map_note, files.sentence.note, length.note))),
+        notes=(*files.served.notes, *filter(None, (files.sentence.note, length.note))),
     )
 
 
@@ -83,13 +83,6 @@ def _static(files: Files) -> Backbone:
     )
 
 
-def _needed_number(config: Json, *keys: str) -> int:
-    number = number_in(config, *keys)
-    if number is None:
-        raise ModelError(f"config.json has no {keys[0]}")
-    return number
-
-
 @dataclass(frozen=True, slots=True)
 class Length:
     """The longest sequence."""
@@ -103,6 +96,8 @@ def padding_idx_of(architecture: str, config: Json) -> int | None:
     """Positions are numbered from this + 1; None = from 0."""
     if architecture not in _POSITIONS_AFTER_PADDING:
         return None
+    if architecture in _PADDING_IS_1:
+        return 1
     value = config.get("pad_token_id")
     return value if isinstance(value, int) else 1
 

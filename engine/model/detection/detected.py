@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.model.detection.architecture import Architecture
 from engine.model.detection.chains import Chain
 from engine.model.json_files import Json
 from engine.model.sentence_files import SentenceFiles
@@ -29,10 +30,16 @@ class Files:
     """The files that rules read."""
 
     folder: Path
-    config: Json  # config.json, with the text model's part of it on top
+    served: Architecture
     sentence: SentenceFiles
     needs_weights: bool  # whether headers of weights are read
     known_classes: frozenset[str] = frozenset()  # see engine.model.model_folder.read
+    template: str | None = None  # the value of --template
+
+    @property
+    def config(self) -> Json:
+        """config.json in the architecture's words, with the text model's part of it on top."""
+        return self.served.config
 
     @property
     def backbone_folder(self) -> Path:

@@ -1,157 +1,149 @@
-"""Generative rerankers, which answer with a token whether a document fits a query: their prompts and answer tokens.
+"""Finds rerankers that are asked with a template, as generative models or as classifiers made from them.
 
-Prompts are the models' own, from Qwen3-Reranker's model card, mxbai_rerank (mxbai_rerank_v2.py) and FlagEmbedding
-(inference/reranker/decoder_only/base.py). A folder's chat template or name says which of them it holds.
+A template is never guessed. The flag --template names it, or the chat template, the model's name, or its card
+(README.md: first heading and base_model) says whose it is. If nothing does and the class is one that such rerankers
+have, the start asks for the flags: without their template scores are almost random (vllm issue 31538).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeGuard
 
+from engine.model.detection.card import Card, read_card
 from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.labels import activation_of
+from engine.model.detection.templates import (
+    FAMILIES,
+    NO_TEMPLATE,
+    OF_CLASSES,
+    Family,
+    asked_for,
+    choices,
+    noted_template,
+)
 from engine.model.detection.vocabulary import Vocabulary
-from engine.model.json_files import Json, object_in, read_object, read_optional
+from engine.model.json_files import object_in, read_object, read_optional
 from engine.model.sentence_files import read_prompts
-from engine.model.tasks import Activation, AnswerScore, PairTemplate, Task
+from engine.model.tasks import AnswerScore, PairTemplate, Task
 from engine.types import ModelError
 
 TEMPLATE_KEY = "embedline_template"  # in config.json: {"parts": [...], "instruction": "..."}; see PairTemplate
+_GENERATING, _SCORING = "CausalLM", "SequenceClassification"  # ends of classes
+_LISTWISE = "<|rerank_token|>"  # of jina-reranker-v3, which compares all documents of a query in one sequence
+_EMBEDDING_TAGS = frozenset(("feature-extraction", "sentence-similarity"))
+_TRAINED = "generated_from_trainer"  # a tag: trained anew, with a template that the card does not say
+_REWARD = "reward"  # in names of models that score a chat, not a pair
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Family:
-    name: str
-    architecture: str  # the class in config.json
-    names: tuple[str, ...]  # parts of a repository's name, lower case
-    phrase: str | None  # only in its chat template
-    yes: str
-    no: str | None
-    template: PairTemplate
+def generative(files: Files, *, wanted: Task | None) -> Iterator[Detected]:
+    """None or one. wanted: the value of --task, None = auto.
 
-
-_QWEN3 = _Family(
-    name="Qwen3-Reranker",
-    architecture="Qwen3ForCausalLM",
-    names=("qwen3-reranker",),
-    phrase='answer can only be "yes" or "no"',
-    yes="yes",
-    no="no",
-    template=PairTemplate(
-        parts=(
-            "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-            'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
-            "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
-            "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-        ),
-        instruction="Given a web search query, retrieve relevant passages that answer the query",
-    ),
-)
-_MXBAI = _Family(
-    name="mxbai-rerank-v2",
-    architecture="Qwen2ForCausalLM",
-    names=("mxbai-rerank",),
-    phrase="You are a search relevance expert",
-    yes="1",
-    no="0",
-    template=PairTemplate(
-        parts=(
-            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-            "<|im_start|>user\n",
-            "instruction: {instruction}\n",
-            "query: {query}",
-            "\n",
-            "document: {document}",
-            "\n",
-            "You are a search relevance expert who evaluates how well documents match search queries. For each "
-            "query-document pair, carefully analyze the semantic relationship between them, then provide your binary "
-            "relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:",
-            "<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        instruction="",
-    ),
-)
-_BGE_GEMMA = _Family(
-    name="bge-reranker-v2-gemma",
-    architecture="GemmaForCausalLM",
-    names=("bge-reranker-v2-gemma",),
-    phrase=None,
-    yes="Yes",
-    no=None,
-    template=PairTemplate(
-        parts=(
-            "<bos>",
-            "A: {query}",
-            "\n",
-            "B: {document}",
-            "\n",
-            "Given a query A and a passage B, determine whether the passage contains an answer to the query by "
-            "providing a prediction of either 'Yes' or 'No'.",
-        ),
-        instruction="",
-    ),
-)
-_FAMILIES = (_QWEN3, _MXBAI, _BGE_GEMMA)
-
-
-def generative(files: Files, *, asked: bool) -> Iterator[Detected]:
-    """None or one. asked: --task rerank is given, so the architecture decides if nothing else does.
-
-    Raises ModelError if it is given and the model's prompt is not known.
+    Raises ModelError if it may be such a model and its template is not known.
     """
     if files.chain is Chain.ANSWER:
         yield _of_logit_score(files)
         return
-    if not files.architecture.endswith("ForCausalLM") or files.chain is not None:
+    if not files.architecture.endswith(_GENERATING) or files.chain is not None:
         return
-    chat = _chat_template(files)
-    families = [family for family in _FAMILIES if family.architecture == files.architecture]
-    for family in families:
-        if family.phrase is not None and family.phrase in chat:
-            yield _detected(files, family, f"its chat template is that of {family.name}")
-            return
-        if any(name in each for name in family.names for each in _names(files)):
-            yield _detected(files, family, f"its name is that of {family.name}")
-            return
-    if asked and not families:
-        known = ", ".join(f"{family.architecture} ({family.name})" for family in _FAMILIES)
-        raise ModelError(f"--task rerank: no template is known for {files.architecture}, only for {known}")
-    if asked:
-        yield _detected(files, families[0], f"config.json: {files.architecture}, taken for {families[0].name}")
+    if files.template == NO_TEMPLATE:
+        raise ModelError(f"--template {NO_TEMPLATE} is for classifiers; a generative reranker needs one")
+    if files.template:
+        yield _detected(files, asked_for(files.template), "--template")
+    elif (told := _told(files)) is not None:
+        yield _detected(files, *told)
+    elif wanted is Task.RERANK:
+        raise ModelError(
+            f"--task rerank: nothing in the folder says whose template this {files.architecture} is asked with; give "
+            f"it as --template: {_choices(files)}, or a file"
+        )
+    elif wanted is None and _families(files) and not _embeds(files):
+        raise ModelError(
+            f"config.json: {files.architecture} is the class of embedding models and of rerankers, and nothing in the "
+            f"folder says which this is: give --task embed, or --task rerank with --template ({_choices(files)}, or a "
+            f"file)"
+        )
 
 
 def template_in(files: Files) -> PairTemplate | None:
-    """The prompt of a sequence classifier that was made from a generative reranker: from `embedline convert`'s note in
-    config.json, or by its chat template. Raises ModelError if the note is wrong."""
+    """The prompt of a classifier with one label; None if pairs are put together as the tokenizer does it.
+
+    Raises ModelError if it may have one and nothing says which, or `embedline convert`'s note is wrong.
+    """
+    if files.template:
+        return None if files.template == NO_TEMPLATE else asked_for(files.template).template
     if noted := object_in(files.config, TEMPLATE_KEY):
-        return _noted(noted)
-    family = _by_phrase(_chat_template(files))
-    return family.template if family else None
-
-
-def _noted(noted: Json) -> PairTemplate:
-    parts, instruction = noted.get("parts"), noted.get("instruction")
-    is_list = isinstance(parts, list) and all(isinstance(part, str) for part in parts)
-    joined = "".join(parts) if is_list and parts is not None else ""
-    if not isinstance(instruction, str) or any(joined.count(place) != 1 for place in ("{query}", "{document}")):
-        raise ModelError(f"{TEMPLATE_KEY!r} in config.json is not a template with one query and one document")
-    return PairTemplate(parts=tuple(parts or ()), instruction=instruction)
-
-
-def template_name(template: PairTemplate | None) -> str | None:
-    """The family's name, for people."""
-    parts = template.parts if template else ()
-    return next((family.name for family in _FAMILIES if family.template.parts == parts), None)
-
-
-def _detected(files: Files, family: _Family, source: str) -> Detected:
-    vocabulary = Vocabulary(files.folder)
-    head = AnswerScore(
-        yes_id=vocabulary.needed(family.yes), no_id=vocabulary.needed(family.no) if family.no is not None else None
+        return noted_template(noted, f"{TEMPLATE_KEY!r} in config.json")
+    card = read_card(files.folder)
+    told = _told(files)
+    if told is not None and (_TRAINED not in card.tags or told[1].startswith("its chat")):
+        return told[0].template
+    if told is None and files.architecture in OF_CLASSES:
+        return OF_CLASSES[files.architecture]
+    if told is None and (not _families(files) or _is_a_pair_scorer(files, card)):
+        return None
+    raise ModelError(
+        f"config.json: {files.architecture} with 1 label may need a template around pairs, and nothing in the folder "
+        f"says which: give --task rerank and --template ({_choices(files)}, or a file)"
     )
+
+
+def _embeds(files: Files) -> bool:
+    """Whether --pooling, config.json or the card says so."""
+    if files.sentence.is_pooling_asked or files.config.get("is_causal") is False:
+        return True
+    return not _EMBEDDING_TAGS.isdisjoint(read_card(files.folder).tags)
+
+
+def _is_a_pair_scorer(files: Files, card: Card) -> bool:
+    """A CrossEncoder that sentence-transformers trained on pairs as they are, or a reward model."""
+    is_reward = any(_REWARD in name for name in (*_names(files), *card.names, *card.tags))
+    return is_reward or files.chain is Chain.SCORES or "sentence_transformers" in files.config
+
+
+def _told(files: Files) -> tuple[Family, str] | None:
+    """The family that the folder's files name, and which file does. Raises ModelError for a listwise reranker."""
+    if _families(files) and _LISTWISE in _special_words(files):
+        raise ModelError(f"the vocabulary has {_LISTWISE}: a listwise reranker, which is not supported")
+    chat, names, of_card = _chat_template(files), _names(files), read_card(files.folder).names
+    for family in FAMILIES:
+        if family.phrase is not None and family.phrase in chat:
+            return family, f"its chat template is that of {family.name}"
+    for family in _families(files):
+        if _any_in(family.names, names):
+            return family, f"its name is that of {family.name}"
+        if _any_in(family.names, of_card):
+            return family, f"README.md names {family.name}"
+    return None
+
+
+def _families(files: Files) -> list[Family]:
+    known = ((family, family.classes + end) for family in FAMILIES for end in (_GENERATING, _SCORING))
+    return [family for family, name in known if name == files.architecture]
+
+
+def _choices(files: Files) -> str:
+    own = [family.name for family in _families(files)]
+    if files.architecture.endswith(_SCORING):
+        return ", ".join([*own, NO_TEMPLATE])
+    return ", ".join(own or choices()[:-1])
+
+
+def _any_in(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    return any(part in name for part in parts for name in names)
+
+
+def _detected(files: Files, family: Family, source: str) -> Detected:
+    if family.yes is None:
+        raise ModelError(f'{family.name} names no answer: a generative reranker needs "yes": "TOKEN" in it')
+    vocabulary = Vocabulary(files.folder)
+    yes_id = vocabulary.needed(family.yes)
+    no_id = vocabulary.needed(family.no) if family.no is not None else None
     return Detected(
-        task=Task.RERANK, source=source, heads=(head,), activation=Activation.SIGMOID, template=family.template
+        task=Task.RERANK,
+        source=source,
+        heads=(AnswerScore(yes_id=yes_id, no_id=no_id),),
+        activation=family.activation,
+        template=family.template,
     )
 
 
@@ -162,11 +154,8 @@ def _of_logit_score(files: Files) -> Detected:
     yes_id, no_id = config.get("true_token_id"), config.get("false_token_id")
     if not _is_id(yes_id) or not (no_id is None or _is_id(no_id)):
         raise ModelError(f"{where} has no true_token_id, or a token id that is not valid")
-    family = _by_phrase(_chat_template(files))
-    if family is None:
-        known = " and ".join(family.name for family in _FAMILIES if family.phrase)
-        raise ModelError(f"chat templates are never run as code, and this one is none of the known ones: {known}")
     activation, notes = activation_of(files, 1)
+    template = _of_chat(files)
     prompts = read_prompts(files.folder)
     said = prompts.by_name.get(prompts.default_name or "")
     return Detected(
@@ -174,17 +163,32 @@ def _of_logit_score(files: Files) -> Detected:
         source=where,
         heads=(AnswerScore(yes_id=yes_id, no_id=no_id),),
         activation=activation,
-        template=PairTemplate(parts=family.template.parts, instruction=said or family.template.instruction),
+        template=PairTemplate(parts=template.parts, instruction=said or template.instruction),
         notes=notes,
     )
+
+
+def _of_chat(files: Files) -> PairTemplate:
+    """Raises ModelError if nothing says whose template it is."""
+    if files.template and files.template != NO_TEMPLATE:
+        return asked_for(files.template).template
+    told = _told(files)
+    if told is None:
+        raise ModelError(
+            "chat templates are never run as code, and this one is none of the known ones: give it as --template: "
+            f"{_choices(files)}, or a file"
+        )
+    return told[0].template
 
 
 def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and value >= 0
 
 
-def _by_phrase(chat: str) -> _Family | None:
-    return next((family for family in _FAMILIES if family.phrase is not None and family.phrase in chat), None)
+def _special_words(files: Files) -> str:
+    """The small files that list special tokens, as one text."""
+    names = ("added_tokens.json", "special_tokens_map.json")
+    return " ".join(str(read_optional(files.folder / name)) for name in names)
 
 
 def _chat_template(files: Files) -> str:

@@ -25,6 +25,13 @@ def detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
 
     Raises ModelError with one line if the model does not fit the task, or its head is broken.
     """
+    found = _detect(files, wanted=wanted, is_splade=is_splade)
+    if files.template and found.task is not Task.RERANK:
+        raise ModelError(f"--template is for rerankers, and this model is for {found.task} ({found.source})")
+    return found
+
+
+def _detect(files: Files, *, wanted: Task | None, is_splade: bool) -> Detected:
     if is_splade:
         if wanted not in (None, Task.SPARSE):
             raise ModelError(f"--pooling splade is for --task sparse, not {wanted}")
@@ -53,13 +60,15 @@ def _found(files: Files, wanted: Task | None) -> Iterator[Detected]:
     if files.chain in (Chain.EMBED, Chain.STATIC):
         yield from _embeddings(files)
     yield from scores(files)
-    yield from generative(files, asked=wanted is Task.RERANK)
+    yield from generative(files, wanted=wanted)
     yield from _embeddings(files)
 
 
 def _embeddings(files: Files) -> Iterator[Detected]:
     yield from side_heads(files)
-    yield Detected(task=Task.EMBED, source="modules.json" if files.chain else "no head")
+    others = [name for name in (files.config.get("architectures") or ())[1:] if name != files.architecture]
+    notes = (f"embeddings alone: {', '.join(others)} in config.json is for other rows",) if others else ()
+    yield Detected(task=Task.EMBED, source="modules.json" if files.chain else "no head", notes=notes)
 
 
 def _fits(found: Detected, wanted: Task) -> bool:

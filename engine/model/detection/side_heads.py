@@ -13,7 +13,7 @@ from engine.model.weights import shapes_in
 from engine.types import ModelError
 
 SPARSE, VECTORS = TOKEN_WEIGHTS_FILE, "colbert_linear.safetensors"
-_PICKLED = ("sparse_linear.pt", "colbert_linear.pt")
+PICKLED = ("sparse_linear.pt", "colbert_linear.pt")
 _ARCHITECTURE = "xlm-roberta"
 _UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")  # special tokens, which never have a weight
 
@@ -25,7 +25,7 @@ def side_heads(files: Files) -> Iterator[Detected]:
         return
     there = [name for name in (SPARSE, VECTORS) if (folder / name).is_file()]
     if not there:
-        if any((folder / name).is_file() for name in _PICKLED):
+        if any((folder / name).is_file() for name in PICKLED):
             yield Detected(task=Task.EMBED, source="no head that can be read", notes=(_not_read(folder),))
         return
     hidden_size = number_in(files.config, "hidden_size") or 0
@@ -40,7 +40,7 @@ def side_heads(files: Files) -> Iterator[Detected]:
 
 
 def _not_read(folder: Path) -> str:
-    found = " and ".join(name for name in _PICKLED if (folder / name).is_file())
+    found = " and ".join(name for name in PICKLED if (folder / name).is_file())
     return (
         f"{found} can run code and so is not read: dense rows alone; "
         f"embedline convert {shlex.quote(str(folder))} OUT makes files of them that are"

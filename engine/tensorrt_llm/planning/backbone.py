@@ -95,22 +95,12 @@ def _check_rope(config: Json, model_type: str) -> None:
             raise refusal(f"would use {name} of config.json for its rotary angles, and transformers does not")
     if any(place.get("partial_rotary_factor") not in (None, 1) for place in (config, rope)):
         raise refusal("rotates whole heads only, and config.json has a partial_rotary_factor")
-    kind = _rope_type(rope)
+    kind = str(rope.get("rope_type") or rope.get("type") or _PLAIN)
     if kind not in _ROPE_TYPES[model_type]:
         raise refusal(f"does not compute rope_type {kind[:40]!r} for {model_type} as transformers does")
-    if kind == _PLAIN and rope.get("factor") not in (None, 1):
-        raise refusal("would scale its angles by the factor in config.json, which transformers does not without a type")
     missing = [name for name in _OF_LLAMA3 if _number_in({**rope, **config}, name) is None]
     if kind == _LLAMA3 and missing:
         raise refusal(f"has another default for {missing[0]} of rope_type {_LLAMA3!r}, which config.json lacks")
-
-
-def _rope_type(rope: Json) -> str:
-    """Raises ModelError if the two keys for it differ, since each library prefers another one."""
-    named = {str(rope[word]) for word in ("rope_type", "type") if rope.get(word) is not None} or {_PLAIN}
-    if len(named) > 1:
-        raise refusal("can't tell which angles are meant: rope_type and type in config.json differ")
-    return named.pop()
 
 
 def _number_in(config: Json, name: str) -> float | None:

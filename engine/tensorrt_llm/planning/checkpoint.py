@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from engine.machine.cuda_driver import Gpu
 from engine.machine.devices import has_bfloat16, has_fp8
 from engine.model import quantization
-from engine.model.detection.architecture import REWARD
 from engine.model.json_files import Json, read_object
+from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores
 from engine.tensorrt_llm.planning.families import FAMILIES, unreadable

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from engine.model.json_files import Json, read_object
+from engine.model.json_files import Json, read_object, read_optional
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, Task
 from engine.selftest import sample_ids
@@ -136,6 +136,8 @@ def _notes_on_last_token(folder: ModelFolder, config: Json) -> list[str]:
     named = config.get("eos_token_id")
     ends = [end for end in (named if isinstance(named, list) else [named]) if type(end) is int]
     if not ends or not (folder.path / "tokenizer.json").is_file():
+        return []
+    if read_optional(folder.path / "tokenizer_config.json").get("add_eos_token") is True:
         return []
     ids = sample_ids.of_texts(folder, [_TEXT], max_seqlen=_SAMPLE_SEQLEN)[0]
     if not ids.size or int(ids[-1]) in ends:

@@ -10,7 +10,7 @@ from engine.machine.cuda_driver import Gpu
 from engine.model.model_folder import ModelFolder
 from engine.tensorrt_llm.planning import checkpoint
 from engine.tensorrt_llm.planning.checkpoint import Checkpoint
-from engine.tensorrt_llm.planning.families import FAMILIES
+from engine.tensorrt_llm.planning.families import FAMILIES, refusal
 from engine.tensorrt_llm.planning.head import check_config
 from engine.tensorrt_llm.planning.model_class import ModelClass, ours
 from engine.tensorrt_llm.planning.quantization import BLOCKS
@@ -42,6 +42,8 @@ class ComputePlan:
 
 def plan(folder: ModelFolder, gpus: Iterable[Gpu], flags: ModelFlags) -> ComputePlan:
     """The plan. Raises ModelError with one line if the model can't be served on each of these GPUs."""
+    if folder.is_translated:
+        raise refusal("reads config.json as it is, and the file has words of the model's own code")
     check_config(folder)
     model_class = stock(folder) if flags.is_stock else ours(folder)
     if model_class.takes_token_types and flags.records_graphs:

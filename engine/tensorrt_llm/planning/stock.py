@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from engine.model.detection.architecture import REWARD
 from engine.model.json_files import Json, number_in, read_object
+from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, Task
 from engine.tensorrt_llm.planning.families import refusal

@@ -13,7 +13,8 @@ from typing import Any
 
 from engine.model import model_folder
 from engine.model.detection.chains import Chain
-from engine.model.detection.generative import TEMPLATE_KEY, template_name
+from engine.model.detection.generative import TEMPLATE_KEY
+from engine.model.detection.templates import template_name
 from engine.model.detection.vocabulary import Vocabulary
 from engine.model.json_files import Json, read_object
 from engine.model.model_folder import ModelFolder
@@ -54,8 +55,10 @@ class _Weights:
     is_left_out: bool  # a classifier has no such tensor
 
 
-def convert(folder: Path, out: Path) -> Classifier:
+def convert(folder: Path, out: Path, *, template: str | None = None) -> Classifier:
     """Make `out` from `folder`. Whatever goes wrong or ends this process, `out` is whole or is not there.
+
+    template: see model_folder.read.
 
     Raises ModelError with one line where the model is no generative reranker, or its weights are not safetensors.
     """
@@ -64,7 +67,7 @@ def convert(folder: Path, out: Path) -> Classifier:
         raise ModelError(
             "--as-classifier reads only safetensors: convert the model without this flag first, then convert the result"
         )
-    found = model_folder.read(folder, task=Task.RERANK)
+    found = model_folder.read(folder, task=Task.RERANK, template=template)
     head = found.heads[0] if found.heads else None
     if not isinstance(head, AnswerScore):
         raise ModelError(f"--as-classifier is for generative rerankers; this model is not one ({found.task_source})")

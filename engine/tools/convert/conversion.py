@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,19 @@ from engine.types import ModelError
 
 _MAX_SHARD_BYTES = 5_000_000_000
 _GIB = 1 << 30
+_BLOCK = 512  # bytes, of st_blocks (stat(2))
+_POLL_SECONDS = 0.2  # between two looks at how far the converting process is
 _CHILD = "engine.tools.convert.child"
 _APP_ROOT = Path(__file__).resolve().parents[3]
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 # The child must have one thread to leave the network, and each further one would take memory off its limit.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_REASONS = {
+    "SIGXCPU": "it took more time than weights of this size should",
+    "SIGBUS": "the disk is full, or the file was cut short meanwhile",
+}
+
+Report = Callable[[int, int], None]  # bytes of new weights that are written, and of all, which is an estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +119,29 @@ def convert(folder: Path, out: Path, *, max_shard_bytes: int = _MAX_SHARD_BYTES)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as scratch:
             unfinished = Path(scratch, "model")  # made with this user's usual rights, unlike the folder around it
             unfinished.mkdir()
-            answer = _run(Job(planned.targets, unfinished, max_shard_bytes, _limits(planned, max_shard_bytes)))
-            copy_files(planned.copied, unfinished)
+            answer = fill(unfinished, planned, max_shard_bytes=max_shard_bytes)
             unfinished.rename(out)
     except OSError as error:
         raise ModelError(f"{out} can't be written: {error.strerror or error}") from error
     return Conversion(out, answer.converted, len(planned.copied), planned.left_out, answer.without_network)
+
+
+def fill(
+    folder: Path, planned: Plan, *, max_shard_bytes: int = _MAX_SHARD_BYTES, report: Report = lambda done, total: None
+) -> Answer:
+    """Put the new weights and the copied files of a plan into an empty folder, which is unfinished until this returns.
+
+    Raises ModelError with one line, and OSError where a file can't be copied.
+    """
+    job = Job(planned.targets, folder, max_shard_bytes, _limits(planned, max_shard_bytes))
+    answer = _run(job, lambda: report(_num_bytes_in(folder), planned.num_source_bytes))
+    copy_files(planned.copied, folder)
+    return answer
+
+
+def _num_bytes_in(folder: Path) -> int:
+    """Bytes on the disk: a file of safetensors has its full size before it is written."""
+    return sum(_BLOCK * file.stat().st_blocks for file in folder.rglob("*.safetensors"))
 
 
 def copy_files(files: dict[str, Path], target: Path) -> None:
@@ -136,27 +162,44 @@ def _limits(planned: Plan, max_shard_bytes: int) -> Limits:
     )
 
 
-def _run(job: Job) -> Answer:
-    """Start a child with this job and wait for it. Raises ModelError with one line where it does not succeed."""
+def _run(job: Job, look: Callable[[], None]) -> Answer:
+    """Start a child with this job and wait for it; `look` is called meanwhile. Raises ModelError with one line where it
+    does not succeed. An exception, such as a signal handler's, ends the child."""
     try:
-        ended = subprocess.run(
+        child = subprocess.Popen(
             [sys.executable, "-P", "-m", _CHILD, str(os.getpid())],
-            input=job.to_json().encode(),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_environment(),
             cwd=job.folder,
-            check=False,
         )
     except OSError as error:
         raise ModelError(f"the converting process can't be started: {error.strerror}") from error
-    if ended.returncode:
-        raise ModelError(f"the converting process ended early ({_ending(ended.returncode)})")
-    answer = json.loads(ended.stdout)
+    with child:
+        try:
+            said = _wait(child, job, look)
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode:
+        raise ModelError(f"the converting process ended early ({_ending(child.returncode)})")
+    answer = json.loads(said)
     if "error" in answer:
         raise ModelError(answer["error"])
     converted = tuple(Converted(**{**each, "files": tuple(each["files"])}) for each in answer["converted"])
     return Answer(converted, answer["without_network"])
+
+
+def _wait(child: "subprocess.Popen[bytes]", job: Job, look: Callable[[], None]) -> bytes:
+    """Give the child its job, and return what it says."""
+    given: bytes | None = job.to_json().encode()
+    while True:
+        try:
+            return child.communicate(given, timeout=_POLL_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            given = None  # the first call goes on sending it
+            look()
 
 
 def _environment() -> dict[str, str]:
@@ -173,4 +216,4 @@ def _ending(returncode: int) -> str:
         name = signal.Signals(-returncode).name
     except ValueError:
         name = f"signal {-returncode}"
-    return f"{name}: it took more time than weights of this size should" if name == "SIGXCPU" else name
+    return f"{name}: {_REASONS[name]}" if name in _REASONS else name

@@ -13,7 +13,7 @@ from engine.store.hub_cache import TRAINING_FILES
 from engine.types import ModelError
 
 _COPIED = frozenset((".json", ".txt", ".model", ".safetensors", ".jinja", ".md"))
-_COPIED_NAMES = frozenset(("artifact.metadata", "LICENSE", "LICENCE", "NOTICE"))
+_COPIED_NAMES = frozenset(("artifact.metadata", "int8_ranges.npy", "LICENSE", "LICENCE", "NOTICE"))
 _OTHER_ENGINES = frozenset(("onnx", "openvino"))
 _WEIGHTS, _STEM = "pytorch_model.bin", "model"
 _INDEX = "pytorch_model.bin.index.json"
@@ -41,6 +41,11 @@ class Plan:
     def num_source_bytes(self) -> int:
         """Bytes of all files that are converted."""
         return sum(path.stat().st_size for target in self.targets for path in target.sources.values())
+
+    @property
+    def num_copied_bytes(self) -> int:
+        """Bytes of all files that are copied."""
+        return sum(path.stat().st_size for path in self.copied.values())
 
 
 def plan(folder: Path) -> Plan:
@@ -120,14 +125,12 @@ def _is_copied(name: str) -> bool:
 
 def _targets(folder: Path, files: dict[str, Path]) -> Iterator[Target]:
     for prefix in sorted({name[: -len(PurePosixPath(name).name)] for name in files}):
-        if prefix + _WEIGHTS in files:
-            target = Target({prefix + _WEIGHTS: files[prefix + _WEIGHTS]}, None, prefix + _STEM)
-        elif prefix + _INDEX in files:
-            target = _sharded(folder, files, prefix)
-        else:
+        if _is_there(prefix + _STEM, files):
             continue
-        if not _is_there(target.stem, files):
-            yield target
+        if prefix + _WEIGHTS in files:
+            yield Target({prefix + _WEIGHTS: files[prefix + _WEIGHTS]}, None, prefix + _STEM)
+        elif prefix + _INDEX in files:
+            yield _sharded(folder, files, prefix)
     heads = [name for name in sorted(files) if "/" not in name and name.endswith(".pt")]
     for name in heads:
         stem = name.removesuffix(".pt")

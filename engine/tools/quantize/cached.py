@@ -1,25 +1,17 @@
 """A block-FP8 copy of a model's folder in the cache. The first start that wants one makes it, later starts find it.
 
-The cache's folder holds:
-
-    KEY.lock     locked by the process that looks for this copy, makes it or removes it; others wait
-    KEY          a copy; locked, shared, by each process that uses it, until it ends
-    KEY.partial  unfinished work (see engine.tools.quantize.job); removed by the next process that has the lock
-
-The locks are the kernel's (flock): no lock outlives its process.
+engine.store.copies says what its folder holds, and how processes wait for each other.
 """
 
-import contextlib
-import fcntl
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.machine.failures import one_line
-from engine.store import fingerprint
+from engine.store import copies, fingerprint
 from engine.store.folder_rights import check_owner, remedy
 from engine.tools.quantize import job
 from engine.tools.quantize.plan import Plan, plan
@@ -29,7 +21,6 @@ from engine.types import ModelError
 logger = logging.getLogger("embedline.engine")
 
 _FOLDER = "block-fp8"  # in the folder that was given
-_LOCK = ".lock"
 _MAX_OTHERS = 3  # copies of other models, of some GB each
 # All that decides what is written. When one of them changes, copies are made again.
 _SOURCES = (
@@ -59,79 +50,19 @@ def block_fp8(folder: Path, *, cache_dir: str | None) -> Path:
     planned, root = _plan(folder), Path(cache_dir, _FOLDER)
     copy = root / _key(folder, planned)
     try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_owner(root)
-        _remove_left_behind(root)
-        with _locked(copy):
+        copies.open_root(root)
+        with copies.locked(copy, "the FP8 copy"):
             if _is_there(copy, planned):
                 logger.info("block-FP8 weights taken from %s", copy)
             else:
                 _make(folder, planned, copy)
-            _use(copy)
+            copies.use(copy)
     except OSError as error:
         raise ModelError(
             f"--quantization fp8 can't keep an FP8 copy of the model in {root}: {one_line(error)}{remedy(error)}; "
             "give another folder by --compiled-cache, or serve what `embedline quantize MODEL OUT` makes"
         ) from error
     return copy
-
-
-@contextlib.contextmanager
-def _locked(copy: Path) -> Iterator[None]:
-    """No other process looks for the copy or makes it meanwhile. Raises OSError where there are no locks."""
-    with _lock_file(copy).open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("another process is at work on the FP8 copy in %s: waiting for it", copy)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _lock_file(copy: Path) -> Path:
-    """Never removed, because another process may be waiting for its lock."""
-    return copy.with_name(copy.name + _LOCK)
-
-
-def _unfinished(copy: Path) -> Path:
-    return copy.with_name(copy.name + job.PARTIAL)
-
-
-def _use(copy: Path) -> None:
-    """Keep other processes from removing the copy while this process lives."""
-    descriptor = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)  # never closed: the lock lasts as long
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
-    os.utime(descriptor)  # the time of the last use, for _prune
-
-
-def _prune(root: Path) -> None:
-    """Remove old copies that no process uses. The newest ones stay."""
-    copies = [folder for folder in root.iterdir() if folder.is_dir() and folder.suffix != job.PARTIAL]
-    copies.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
-    for copy in copies[_MAX_OTHERS:]:
-        with contextlib.suppress(OSError):
-            _remove_unused(copy)
-
-
-def _remove_left_behind(root: Path) -> None:
-    """Remove the unfinished work of killed processes, of any model."""
-    for folder in root.glob(f"*{job.PARTIAL}"):
-        with contextlib.suppress(OSError):
-            _remove_unused(folder)
-
-
-def _remove_unused(folder: Path) -> None:
-    """Remove a copy or unfinished work. Raises BlockingIOError where a process uses it or is at work on it."""
-    copy = folder.with_suffix("")
-    descriptors = [os.open(_lock_file(copy), os.O_WRONLY | os.O_CREAT, 0o600)]
-    try:
-        descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
-        for descriptor in descriptors:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 def _plan(folder: Path) -> Plan:
@@ -185,15 +116,12 @@ def _first_that_differs(copy: Path, planned: Plan) -> str | None:
 def _make(folder: Path, planned: Plan, copy: Path) -> None:
     """Make the copy. Only for the process that holds the lock."""
     root = copy.parent
-    for useless in (copy, _unfinished(copy)):  # it can't be used, or its process was killed
-        if useless.exists():
-            shutil.rmtree(useless)
-    _prune(root)
+    copies.make_way(copy, most_others=_MAX_OTHERS)
     _check_room(planned, root)
     num_mib = sum(source.file.stat().st_size for source in planned.sources.values()) / _MIB
     logger.info("quantizing %s to block FP8, %.1f MiB, in %s; later starts find it there", folder, num_mib, copy)
     began = time.monotonic()
-    with _of_this_user_alone():
+    with copies.of_this_user_alone():
         done = job.quantize(folder, copy, report=_lines(folder, time.monotonic))
     worst = max(done.errors, key=lambda name: done.errors[name])
     logger.log(
@@ -216,16 +144,6 @@ def _check_room(planned: Plan, root: Path) -> None:
             f"--quantization fp8 needs {needed / _GIB:.1f} GiB in {root}, where {free / _GIB:.1f} GiB are free: "
             "make room, or give another folder by --compiled-cache"
         )
-
-
-@contextlib.contextmanager
-def _of_this_user_alone() -> Iterator[None]:
-    """Set the umask so that the next start may use the copy (see engine.store.folder_rights.check_owner)."""
-    before = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def _lines(folder: Path, clock: Callable[[], float]) -> job.Report:

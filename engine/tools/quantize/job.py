@@ -14,14 +14,13 @@ from pathlib import Path
 
 import torch
 
+from engine.store import copies
 from engine.tools.convert.conversion import new_folder
 from engine.tools.quantize import shard
 from engine.tools.quantize.plan import CONFIG, Plan, plan
 from engine.types import ModelError
 
 Report = Callable[[int, int], None]  # bytes of the model's weights that are done, and of all of them
-
-PARTIAL = ".partial"  # ends the name of a folder of unfinished work
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def quantize(folder: Path, out: Path, *, report: Report) -> Done:
     """
     out, planned = new_folder(out), plan(folder)
     try:
-        with _unfinished(out.with_name(out.name + PARTIAL), planned.written[CONFIG]) as model, _one_thread():
+        with _unfinished(copies.unfinished(out), planned.written[CONFIG]) as model, _one_thread():
             new_folder(out)  # another process may have made it since
             errors = _write(planned, model, report)
             _sync(model)

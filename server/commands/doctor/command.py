@@ -21,8 +21,10 @@ from server.commands.findings import MIB, Finding, aligned, facts, lines
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
+from server.supervisor.planning.model_files import without_pickles
 from server.supervisor.planning.model_plan import find_cuda, plan_model, read_folder
-from tokenizer_pool.loading import TokenizerError, load
+from tokenizer_pool.files.config_files import TokenizerError
+from tokenizer_pool.files.loading import load
 
 _NOT_SO = 1  # exit code
 
@@ -83,6 +85,8 @@ def _model(asked: ModelSettings, settings: Settings) -> Model:
         return Model(findings=(name,), trouble=trouble)
     findings = (name, Finding("folder", str(here.path), here.source))
     try:
+        if asked.engine != registry.FAKE and asked.convert == "auto":
+            here = without_pickles(here, settings, progress=None)
         return _read(here, asked, findings)
     except ModelError as error:
         return Model(findings=findings, trouble=str(error))

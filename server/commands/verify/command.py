@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from engine import registry
 from engine.machine import cores
 from engine.types import ModelError
+from server.commands.convert import clean_exit_on_sigterm
 from server.commands.findings import aligned
+from server.commands.progress import shown
 from server.commands.verify import comparison
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
@@ -22,7 +24,8 @@ from server.settings.settings import Settings
 from server.supervisor.planning.compiled_cache import cache_folder
 from server.supervisor.planning.engine_options import engine_options
 from server.supervisor.planning.model_plan import ModelPlan, find_cuda, plan_model
-from tokenizer_pool.loading import TokenizerError, load
+from tokenizer_pool.files.config_files import TokenizerError
+from tokenizer_pool.files.loading import load
 
 if TYPE_CHECKING:
     from engine.fused.quantization.fidelity import Fidelity
@@ -40,13 +43,18 @@ def verify(settings: Settings, *, as_json: bool) -> int:
     """
     model = settings.models[0]
     if model.quantization != _QUANTIZATION:
-        plan = plan_model(model, settings, cuda=lambda: find_cuda(settings))
-        return comparison.verify(plan, settings, as_json=as_json)
-    plan = plan_model(_asked(model), settings, cuda=lambda: find_cuda(settings))
+        return comparison.verify(_plan(model, settings), settings, as_json=as_json)
+    plan = _plan(_asked(model), settings)
     _check_tokenizer(plan)
     verified = _verified(plan, settings)
     print(_as_json(plan, verified) if as_json else _as_text(plan, verified))
     return 0 if verified.outcome.passed else _PLAIN_AGAIN
+
+
+def _plan(model: ModelSettings, settings: Settings) -> ModelPlan:
+    """As a start has it, with weights converted that are pickles. Raises SettingsError and ModelError."""
+    with clean_exit_on_sigterm():
+        return plan_model(model, settings, cuda=lambda: find_cuda(settings), progress=shown)
 
 
 def _asked(model: ModelSettings) -> ModelSettings:

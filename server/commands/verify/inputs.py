@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from engine.fused.quantization import gate_texts
 from engine.model.tasks import LateInteraction, Task
 from engine.types import ModelError
+from server.commands.verify.long_texts import long_texts
 from server.requests.late_tokens import counted, shaped
 from server.supervisor.planning.model_plan import ModelPlan
 from server.supervisor.planning.topology import tokenizer_spec
-from tokenizer_pool.loading import TokenizerError
+from tokenizer_pool.files.config_files import TokenizerError
 from tokenizer_pool.messages import TokenizedPiece, Truncation
 from tokenizer_pool.token_ids import TokenizedTexts, join
 from tokenizer_pool.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ class Inputs:
     texts: Sequence[str]
     pair_texts: Sequence[str] = ()
     num_queries: int = 0  # the first of the texts, of a late-interaction model
+    longest: str  # how long the longest is, for people
     tokens: TokenizedTexts
     counts: NDArray[np.bool_] | None = field(default=None)  # [T], of which tokens rows are compared; None = all
 
@@ -38,15 +40,24 @@ def inputs(plan: ModelPlan) -> Inputs:
     except TokenizerError as error:
         raise ModelError(str(error)) from None
     folder = plan.folder
+    long = long_texts(folder, tokenizer, texts)
     if folder.task is Task.LATE_INTERACTION and folder.late is not None:
-        return _queries_and_documents(plan, folder.late, tokenizer, texts)
-    pair_texts = texts[1:] + texts[:1] if folder.task is Task.RERANK else []
+        return _queries_and_documents(plan, folder.late, tokenizer, [*texts, *long.texts], longest=long.note)
+    pair_texts: list[str] = []
+    if folder.task is Task.RERANK:
+        pair_texts = [*texts[1:], texts[0], *long.texts]
+        texts += texts[: len(long.texts)]  # a short query for each long document
+    else:
+        texts += long.texts
     prompt = folder.template.instruction if folder.template else plan.default_prompt
-    tokens = tokenizer.encode(texts, pair_texts=pair_texts, prompt=prompt)
-    return Inputs(texts=texts, pair_texts=pair_texts, tokens=join([tokens]))
+    side = plan.truncation or Truncation.RIGHT
+    tokens = tokenizer.encode(texts, pair_texts=pair_texts, prompt=prompt, truncation=side)
+    return Inputs(texts=texts, pair_texts=pair_texts, tokens=join([tokens]), longest=long.note)
 
 
-def _queries_and_documents(plan: ModelPlan, late: LateInteraction, tokenizer: Tokenizer, texts: list[str]) -> Inputs:
+def _queries_and_documents(
+    plan: ModelPlan, late: LateInteraction, tokenizer: Tokenizer, texts: list[str], *, longest: str
+) -> Inputs:
     """Half of them are queries."""
     num_queries = len(texts) // 2
     prompts = plan.folder.prompts
@@ -64,4 +75,4 @@ def _queries_and_documents(plan: ModelPlan, late: LateInteraction, tokenizer: To
         )
     )
     counts = counted(tokens, late, num_queries=num_queries)
-    return Inputs(texts=texts, num_queries=num_queries, tokens=tokens, counts=counts)
+    return Inputs(texts=texts, num_queries=num_queries, tokens=tokens, counts=counts, longest=longest)

@@ -3,17 +3,19 @@
 They are loaded here alone, and only by `embedline verify`. Shapes: N texts or pairs, D numbers a row, float32.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.model.detection.architecture import REWARD
-from engine.model.model_folder import ModelFolder
+from engine.model.known_code.qwen2 import REWARD
 from engine.model.tasks import AnswerScore, Task
 from engine.types import ModelError
 from server.commands.verify.inputs import Inputs
+from server.commands.verify.token_ids import NOT_HELD, HeldIds, hold
 from server.supervisor.planning.model_plan import ModelPlan
 
 _Array = NDArray[np.float32]
@@ -21,12 +23,25 @@ _Array = NDArray[np.float32]
 _EXTRA = "pip install 'embedline[verify]'"
 
 
-def rows_of(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
-    """One row a text or pair [N, D], of token classifiers and late interaction one a token that counts [T, D]; raw, and
-    whose rows they are.
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a library makes of the texts."""
 
-    Raises ModelError where the library is not installed.
+    rows: _Array  # one a text or pair [N, D], of token classifiers and late interaction one a token that counts [T, D]
+    library: str  # its name
+    ids: HeldIds
+
+
+def rows_of(plan: ModelPlan, asked: Inputs) -> Reference:
+    """Raw.
+
+    Raises ModelError where the library is not installed, or has no rows of the model's.
     """
+    if plan.folder.is_translated:
+        raise ModelError(
+            "config.json has words of the model's own code, which the library would pass over; so there are no rows of "
+            "its own to compare with"
+        )
     try:
         from transformers.utils import logging
 
@@ -36,15 +51,16 @@ def rows_of(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
         raise ModelError(f"verifying needs {error.name}, which is not installed: {_EXTRA}") from error
 
 
-def _embeddings(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
+def _embeddings(plan: ModelPlan, asked: Inputs) -> Reference:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(modules=_pooled_by_flag(plan), device="cpu") if plan.settings.pooling else None
     model = model or SentenceTransformer(str(plan.folder.path), device="cpu", local_files_only=True)
     if not plan.folder.is_static:
         model.max_seq_length = plan.folder.max_seqlen
+    ids = hold(model.tokenizer, plan, asked)
     rows = model.encode(list(asked.texts), prompt=plan.default_prompt, batch_size=1, show_progress_bar=False)
-    return np.asarray(rows, np.float32), "sentence-transformers"
+    return Reference(np.asarray(rows, np.float32), "sentence-transformers", ids)
 
 
 def _pooled_by_flag(plan: ModelPlan) -> list[Any]:
@@ -56,16 +72,17 @@ def _pooled_by_flag(plan: ModelPlan) -> list[Any]:
     return [bare, Pooling(bare.get_embedding_dimension(), mode)]
 
 
-def _sparse(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
+def _sparse(plan: ModelPlan, asked: Inputs) -> Reference:
     from sentence_transformers import SparseEncoder
 
     model = SparseEncoder(str(plan.folder.path), device="cpu", local_files_only=True)
     model.max_seq_length = plan.folder.max_seqlen
+    ids = hold(model.tokenizer, plan, asked)
     rows = model.encode(list(asked.texts), batch_size=1, show_progress_bar=False, convert_to_sparse_tensor=False)
-    return np.asarray([row.numpy() for row in rows], np.float32), "sentence-transformers"
+    return Reference(np.asarray([row.numpy() for row in rows], np.float32), "sentence-transformers", ids)
 
 
-def _scores(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
+def _scores(plan: ModelPlan, asked: Inputs) -> Reference:
     """Of the class that config.json names; of a generative reranker the whole next token's."""
     if plan.folder.architectures[:1] == (REWARD,):
         raise ModelError(f"transformers has no {REWARD} to compare with")
@@ -74,14 +91,14 @@ def _scores(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
 
     answer = next((head for head in plan.folder.heads if isinstance(head, AnswerScore)), None)
     kind = AutoModelForCausalLM if answer else AutoModelForSequenceClassification
-    model, encode = _library_model(plan.folder, kind)
+    model, encode, ids = _library_model(plan, asked, kind)
     second: Sequence[str | None] = asked.pair_texts or [None] * len(asked.texts)
     rows = []
     with torch.inference_mode():
         for text, pair in zip(asked.texts, second, strict=True):
             logits = model(**encode(text, pair)).logits.float()
             rows.append(_answer(logits[0, -1], answer) if answer else logits[0])
-    return torch.stack(rows).numpy(), "transformers"
+    return Reference(torch.stack(rows).numpy(), "transformers", ids)
 
 
 def _answer(logits: Any, answer: AnswerScore) -> Any:
@@ -89,17 +106,17 @@ def _answer(logits: Any, answer: AnswerScore) -> Any:
     return (score if answer.no_id is None else score - logits[answer.no_id])[None]
 
 
-def _token_scores(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
+def _token_scores(plan: ModelPlan, asked: Inputs) -> Reference:
     import torch
     from transformers import AutoModelForTokenClassification
 
-    model, encode = _library_model(plan.folder, AutoModelForTokenClassification)
+    model, encode, ids = _library_model(plan, asked, AutoModelForTokenClassification)
     with torch.inference_mode():
         rows = [model(**encode(text, None)).logits[0].float() for text in asked.texts]
-    return torch.cat(rows).numpy(), "transformers"
+    return Reference(torch.cat(rows).numpy(), "transformers", ids)
 
 
-def _token_vectors(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
+def _token_vectors(plan: ModelPlan, asked: Inputs) -> Reference:
     from sentence_transformers import MultiVectorEncoder
 
     model = MultiVectorEncoder(str(plan.folder.path), device="cpu", local_files_only=True)
@@ -108,30 +125,41 @@ def _token_vectors(plan: ModelPlan, asked: Inputs) -> tuple[_Array, str]:
         *model.encode_query(queries, batch_size=1, show_progress_bar=False, convert_to_numpy=True),
         *model.encode_document(documents, batch_size=1, show_progress_bar=False, convert_to_numpy=True),
     ]
-    return np.concatenate(rows).astype(np.float32), "sentence-transformers"
+    return Reference(np.concatenate(rows).astype(np.float32), "sentence-transformers", NOT_HELD)
 
 
-def _library_model(folder: ModelFolder, kind: Any) -> tuple[Any, Callable[[str, str | None], Any]]:
-    """The library's own model in float32, and what makes its inputs of a text or pair."""
+def _library_model(plan: ModelPlan, asked: Inputs, kind: Any) -> tuple[Any, Callable[[str, str | None], Any], HeldIds]:
+    """The library's own model in float32, what makes its inputs of a text or pair, and how its ids compare."""
     import torch
     from transformers import AutoTokenizer
 
+    folder = plan.folder
     tokenizer = AutoTokenizer.from_pretrained(folder.path, local_files_only=True)
     model = kind.from_pretrained(folder.path, dtype=torch.float32, local_files_only=True, use_safetensors=True).eval()
     template = folder.template
+    ids = NOT_HELD if template else hold(tokenizer, plan, asked)
 
     def encode(text: str, pair: str | None) -> Any:
         if template is None:
             return tokenizer(text, pair, truncation=True, max_length=folder.max_seqlen, return_tensors="pt")
-        filling = {"instruction": template.instruction, "query": text, "document": pair}
-        parts = [part.format(**filling) if "{" in part else part for part in template.parts]
+        parts = [_filled(part, template.instruction, text, pair or "") for part in template.parts]
         ids = [token_id for part in parts for token_id in tokenizer(part, add_special_tokens=False)["input_ids"]]
         return {"input_ids": torch.tensor([ids])}
 
-    return model, encode
+    return model, encode, ids
 
 
-_REFERENCES: dict[Task, Callable[[ModelPlan, Inputs], tuple[_Array, str]]] = {
+def _filled(part: str, instruction: str, query: str, document: str) -> str:
+    """A part of a template; "" if it is for an instruction alone, and there is none."""
+    is_for_both = any(place in part for place in ("{query}", "{document}"))
+    if "{instruction}" in part and not is_for_both and not instruction:
+        return ""
+    pieces = re.split(r"(\{instruction\}|\{query\}|\{document\})", part)
+    places = {"{instruction}": instruction, "{query}": query, "{document}": document}
+    return "".join(places.get(piece, piece) for piece in pieces)
+
+
+_REFERENCES: dict[Task, Callable[[ModelPlan, Inputs], Reference]] = {
     Task.EMBED: _embeddings,
     Task.SPARSE: _sparse,
     Task.RERANK: _scores,

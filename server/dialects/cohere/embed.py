@@ -15,7 +15,7 @@ from server.dialects.reading.alternatives import forms_of
 from server.dialects.reading.inputs import TEXT_LIST, Inputs, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.on_error import read_on_error
-from server.dialects.reading.prompts import PromptFields, read_prompt
+from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
 from server.dialects.reading.row_numbers import read_dimensions
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
@@ -85,6 +85,7 @@ def _decode(call: Call, body: bytes, *, version: int) -> CohereRequest:
         model=model,
         texts=given.texts,
         prompt=read_prompt(fields, given, model, name=fields.model),
+        adapter=read_adapter(fields, model, name=fields.model),
         truncation=read_truncation(fields, model),
         max_tokens=read_max_tokens(fields, model),
         dimensions=read_dimensions(fields.output_dimension, model.dimensions, field="output_dimension"),

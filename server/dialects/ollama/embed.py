@@ -11,7 +11,7 @@ import msgspec
 from server.dialects.reading.inputs import TEXTS, Inputs, read_texts
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.on_error import read_on_error
-from server.dialects.reading.prompts import PromptFields, read_prompt
+from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
 from server.dialects.reading.row_numbers import read_dimensions
 from server.dialects.reading.truncation import TruncationFields, read_truncation
 from server.dialects.route import Answer, Call, Route
@@ -100,6 +100,7 @@ def _request(
         model=model,
         texts=given.texts,
         prompt=read_prompt(PromptFields(), given, model, name=call.models.asked_name(fields.model)),
+        adapter=read_adapter(PromptFields(), model, name=call.models.asked_name(fields.model)),
         truncation=read_truncation(TruncationFields(truncate=truncate), model),
         max_tokens=_read_num_ctx(fields.options),
         request_class=call.options.request_class,

@@ -7,6 +7,7 @@
 from server.dialects.reading.inputs import Inputs
 from server.dialects.reading.truncation import TruncationFields
 from server.requests.errors import InvalidRequest
+from server.requests.inputs.adapters import adapter_for, adapter_named
 from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.models import ServedModel
 
@@ -71,6 +72,26 @@ def read_prompt(fields: PromptFields, given: Inputs, model: ServedModel, *, name
     if field and prompt and given.token_ids is not None and not model.decodes_ids:
         raise InvalidRequest(f"{field} can't be given with token ids, which are used as they are", param=field)
     return prompt
+
+
+def read_adapter(fields: PromptFields, model: ServedModel, *, name: str | None = None) -> int:
+    """Which of the model's adapters computes the texts: the one of the prompt that `read_prompt` chooses.
+
+    Raises InvalidRequest, also for a word that the model has a prompt for and no adapter.
+    """
+    if not model.adapters:
+        return 0
+    field, word = _purpose_word(fields, model, name)
+    purpose = _PURPOSES.get(word) if word else None
+    if fields.prompt_name is not None:
+        field, word, purpose = "prompt_name", fields.prompt_name, None
+    if word is None:
+        return adapter_named(model, None)
+    adapter = adapter_named(model, word) or (adapter_for(model, purpose) if purpose else 0)
+    if not adapter:
+        known = ", ".join(model.adapters)
+        raise InvalidRequest(f"{field} {word!r} is none that this model has an adapter for: {known}", param=field)
+    return adapter
 
 
 def read_is_query(fields: PromptFields, model: ServedModel, *, name: str | None = None) -> bool:

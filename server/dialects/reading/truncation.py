@@ -49,7 +49,7 @@ def read_truncation(fields: TruncationFields, model: ServedModel) -> Truncation:
         return _end(wanted, direction)
     if wanted is None:
         wanted = model.truncation is not Truncation.NONE or asked is not None
-    return (direction or Truncation.RIGHT) if wanted else Truncation.NONE
+    return (direction or model.truncation or Truncation.RIGHT) if wanted else Truncation.NONE
 
 
 def read_max_tokens(fields: TruncationFields, model: ServedModel) -> int | None:

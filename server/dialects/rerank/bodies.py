@@ -169,7 +169,7 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         model=model,
         queries=[fields.query],
         documents=documents,
-        raw_scores=bool(fields.raw_scores) or fields.use_activation is False,
+        raw_scores=_read_raw_scores(fields),
         is_bounded=family is not Family.WEAVIATE and (family is not Family.RESULTS or fields.use_activation is None),
         instruction=read_one(instruction=fields.instruction, instruct=fields.instruct),
         truncation=read_truncation(fields, model),
@@ -188,6 +188,13 @@ def _decode(call: Call, body: bytes, habits: Habits) -> FamilyRequest:
         has_data=family is Family.RESULTS and habits.is_also_voyages and is_ambiguous,
         has_texts_in_data=asks_for_texts is True,
     )
+
+
+def _read_raw_scores(fields: RerankBody) -> bool:
+    """Raises InvalidRequest if the two names of the option contradict each other."""
+    if fields.raw_scores is not None and fields.raw_scores is fields.use_activation:
+        raise InvalidRequest("raw_scores is the opposite of use_activation; give one of them", param="raw_scores")
+    return bool(fields.raw_scores) or fields.use_activation is False
 
 
 def family_of(body: bytes) -> Family | None:

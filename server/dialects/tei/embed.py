@@ -18,7 +18,7 @@ from server.dialects.reading.json_body import parse
 from server.dialects.reading.known_fields import BodyReader
 from server.dialects.reading.long_texts import read_chunking
 from server.dialects.reading.on_error import read_on_error
-from server.dialects.reading.prompts import PromptFields, read_is_query, read_prompt
+from server.dialects.reading.prompts import PromptFields, read_adapter, read_is_query, read_prompt
 from server.dialects.reading.row_numbers import read_dimensions
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
@@ -161,6 +161,7 @@ def decode_similarity(call: Call, body: bytes) -> EmbedRequest:
         model=model,
         texts=[inputs.source_sentence, *(given.texts or ())],
         prompt=read_prompt(parameters, given, model, name=call.models.asked_name(fields.model)),
+        adapter=read_adapter(parameters, model, name=call.models.asked_name(fields.model)),
         truncation=read_truncation(parameters, model),
         max_tokens=read_max_tokens(parameters, model),
         normalize=True,

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from server.dialects.reading.inputs import SCHEMA, read_inputs
-from server.dialects.reading.prompts import PromptFields, read_prompt
+from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Headers, error_answer
 from server.dialects.writing.openai_shapes import ERROR_NAMES
@@ -37,6 +37,7 @@ def read_request(call: Call, fields: InputsBody, *, may_be_empty: bool = False) 
         texts=given.texts,
         token_ids=given.token_ids,
         prompt=read_prompt(fields, given, model, name=call.models.asked_name(fields.model)),
+        adapter=read_adapter(fields, model, name=call.models.asked_name(fields.model)),
         truncation=read_truncation(fields, model),
         max_tokens=read_max_tokens(fields, model),
         request_class=call.options.request_class,

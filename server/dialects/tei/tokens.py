@@ -54,12 +54,13 @@ _DECODE = BodyReader(DecodeBody)
 def decode_tokenize(call: Call, body: bytes) -> TokenizeRequest:
     """POST /tokenize. Raises RequestError, naming the field or index."""
     fields = _TOKENIZE.read(body)
-    model = call.models.choose(fields.model)
+    model = call.models.choose(fields.model, with_prompt=True)
     given = read_texts(fields.inputs, "inputs", max_items=call.max_items)
+    name = call.models.asked_name(fields.model)
     return TokenizeRequest(
         model=model,
         texts=given.texts or (),
-        prompt=read_prompt(PromptFields(prompt_name=fields.prompt_name), given, model),
+        prompt=read_prompt(PromptFields(prompt_name=fields.prompt_name), given, model, name=name),
         add_special_tokens=fields.add_special_tokens,
         request_class=call.options.request_class,
         deadline=call.options.deadline,

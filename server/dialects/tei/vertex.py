@@ -115,7 +115,7 @@ def _decode_all(call: Call, bodies: Sequence[msgspec.Raw], choose: Choose) -> li
     found, num_items = list[_Instance](), 0
     for index, body in enumerate(map(bytes, bodies)):
         trace = Trace(call.trace.method, call.trace.route, call.trace.request_id, key=call.trace.key)
-        own = Call(options, call.models, call.max_items, trace, call.error_shape)
+        own = replace(call, options=options, trace=trace, form=None)
         try:
             instance = _Instance(own, decode_as(choose(own, body), own, body))
             if own.form and own.form.has_rows_alone:

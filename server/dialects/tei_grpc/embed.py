@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.dialects.reading.inputs import Inputs
-from server.dialects.reading.prompts import PromptFields, read_is_query, read_prompt
+from server.dialects.reading.prompts import PromptFields, read_adapter, read_is_query, read_prompt
 from server.dialects.reading.row_numbers import read_dimensions
 from server.dialects.route import Call
 from server.dialects.tei.embed import for_tokens
@@ -57,6 +57,7 @@ def _read_request(call: Call, message: _Texts) -> EmbedRequest:
         model=model,
         texts=given.texts,
         prompt=read_prompt(fields, given, model, name=call.models.asked_name(None)),
+        adapter=read_adapter(fields, model, name=call.models.asked_name(None)),
         truncation=read_truncation(message),
         request_class=call.options.request_class,
         deadline=call.options.deadline,

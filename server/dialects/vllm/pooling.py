@@ -10,6 +10,7 @@ from engine.types import ROWS_OF_TOKENS, OutputKind
 from server.dialects.reading.forms import read_form
 from server.dialects.reading.inputs import SCHEMA, read_inputs
 from server.dialects.reading.on_error import read_on_error
+from server.dialects.reading.prompts import PromptFields, read_adapter, read_prompt
 from server.dialects.reading.truncation import read_max_tokens, read_truncation
 from server.dialects.route import Answer, Call, Route
 from server.dialects.vllm.chat import TextOrChatReader, work_of
@@ -73,7 +74,7 @@ class _Request:
 def decode(call: Call, body: bytes) -> _Request:
     """Raises RequestError, naming the field or index."""
     fields, chat = _BODY.read(body)
-    model = call.models.choose(fields.model)
+    model = call.models.choose(fields.model, with_prompt=True)
     outputs = _outputs(_BY_MODEL.get(model.task, "embed") if fields.task is None else fields.task, model)
     wanted = read_form(fields.encoding_format, embed_dtype=fields.embed_dtype, endianness=fields.endianness)
     call.set_form(wanted, offers=RAGGED_ONLY if outputs & ROWS_OF_TOKENS else WITH_ROWS_ONLY)
@@ -86,18 +87,22 @@ def decode(call: Call, body: bytes) -> _Request:
         "request_class": call.options.request_class,
         "deadline": call.options.deadline,
     }
+    prompt = ""
     if chat is not None:
         own |= work_of(chat, max_items=call.max_items)
     else:
         given = read_inputs(fields.input, "input", max_items=call.max_items, may_be_empty=allows_errors)
         own |= {"texts": given.texts, "token_ids": given.token_ids, "is_single": given.is_single}
         own |= {"add_special_tokens": fields.add_special_tokens}
+        prompt = read_prompt(PromptFields(), given, model, name=call.models.asked_name(fields.model))
     if not outputs & _EMBEDDINGS:
         return _Request(ClassifyRequest(raw_scores=fields.use_activation is False, **own), wanted)
-    prompt = "" if chat else model.default_prompt
+    adapter = read_adapter(PromptFields(), model, name=call.models.asked_name(fields.model))
     by_model = model.normalize if outputs is OutputKind.TOKENS else None  # vLLM scales rows of tokens too
     normalize = by_model if fields.use_activation is None else fields.use_activation
-    return _Request(EmbedRequest(prompt=prompt, normalize=normalize, allows_errors=allows_errors, **own), wanted)
+    return _Request(
+        EmbedRequest(prompt=prompt, adapter=adapter, normalize=normalize, allows_errors=allows_errors, **own), wanted
+    )
 
 
 def _read_on_error(wanted: str | None, call: Call, outputs: OutputKind) -> bool:

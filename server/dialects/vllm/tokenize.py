@@ -7,6 +7,7 @@ import msgspec
 
 from server.dialects.reading.inputs import ID_LISTS, TEXTS, read_ids, read_texts
 from server.dialects.reading.known_fields import BodyReader
+from server.dialects.reading.prompts import PromptFields, read_prompt
 from server.dialects.route import Answer, Call, Route
 from server.dialects.vllm.chat import ChatFields, TextOrChatReader, read_chats
 from server.dialects.vllm.shared import vllm_error
@@ -49,14 +50,14 @@ class _Request(TokenizeRequest):
 def decode_tokenize(call: Call, body: bytes) -> _Request:
     """POST /tokenize. Raises RequestError, naming the field or index."""
     fields, chat = _TOKENIZE.read(body)
-    model = call.models.choose(fields.model)
+    model = call.models.choose(fields.model, with_prompt=True)
     if chat is not None:
         return _of_chats(call, model, chat, has_strings=bool(fields.return_token_strs))
     given = read_texts(fields.prompt, "prompt", max_items=call.max_items)
     return _Request(
         model=model,
         texts=given.texts or (),
-        prompt=model.default_prompt,
+        prompt=read_prompt(PromptFields(), given, model, name=call.models.asked_name(fields.model)),
         add_special_tokens=fields.add_special_tokens,
         request_class=call.options.request_class,
         deadline=call.options.deadline,

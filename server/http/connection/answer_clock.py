@@ -8,21 +8,31 @@ BYTES_PER_SECOND = 256 * 1024
 class AnswerClock:
     """Aborts a connection after some seconds, and one more for each BYTES_PER_SECOND bytes that its client has read.
 
-    It begins when the client reads more slowly than the server writes, and goes on until the answer has left, however
-    often the client reads a piece of it.
+    It runs while the client reads more slowly than the server writes, and stands while the server has nothing to write:
+    an answer may be written for hours, line by line. What is left of the seconds is kept, however often the client
+    reads a piece.
     """
 
     def __init__(self, transport: asyncio.Transport, seconds: float) -> None:
         """Begins at once. Must be made inside a running event loop."""
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self._ends = self._loop.time() + seconds
-        self._num_unread = transport.get_write_buffer_size()
-        self._timer = self._loop.call_at(self._ends, self._check)
+        self._seconds = seconds  # left when it began to run
+        self._timer: asyncio.TimerHandle | None = None  # while it runs
+        self.written()
 
     def written(self) -> None:
-        """Another piece waits."""
+        """More waits than the buffer should have: it runs."""
         self._num_unread = self._transport.get_write_buffer_size()
+        if self._timer is None:
+            self._ends = self._loop.time() + self._seconds
+            self._timer = self._loop.call_at(self._ends, self._check)
+
+    def stand(self) -> None:
+        """The buffer has room again."""
+        self.read()
+        self._seconds = self._ends - self._loop.time()
+        self.stop()
 
     def read(self) -> None:
         """The client has read some of it."""
@@ -32,7 +42,9 @@ class AnswerClock:
 
     def stop(self) -> None:
         """The answer has left, or the connection is lost."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _check(self) -> None:
         self.read()

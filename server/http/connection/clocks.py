@@ -87,8 +87,11 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._answer_clock is not None:
-            self._answer_clock.read()
-            if not self.transport.is_closing() and not self._is_answering():
+            if self.transport.is_closing():
+                self._answer_clock.read()
+            elif self._is_answering():
+                self._answer_clock.stand()
+            else:
                 self._stop_answer_clock()
 
     def _is_answering(self) -> bool:

@@ -19,6 +19,8 @@ def engine_options(
         attention=settings.attention,
         pooling=settings.pooling,
         task=settings.task,
+        trusted_keys=settings.trust_config_key,
+        template=settings.template,
         max_seqlen=folder.max_seqlen,
         max_num_tokens=settings.max_batch_tokens,
         max_num_seqs=settings.max_batch_requests,

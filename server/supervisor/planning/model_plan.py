@@ -12,12 +12,13 @@ from engine import registry
 from engine.machine import cuda_driver, devices
 from engine.machine.cuda_driver import Cuda
 from engine.machine.devices import Devices, Work
-from engine.model import model_folder, quantization
+from engine.model import known_prompts, model_folder, quantization
+from engine.model.identity import Identity, identify
 from engine.model.model_folder import ModelFolder
 from engine.model.quantization import Stored
-from engine.store.model_source import resolve
 from engine.tensorrt_llm.planning.plan import ModelFlags, plan
 from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
+from engine.tools.convert.cached import Progress
 from engine.types import ModelError, OutputKind
 from server.settings import int8_ranges
 from server.settings.flag import SettingsError
@@ -26,6 +27,9 @@ from server.settings.model import ModelSettings
 from server.settings.settings import MAX_PROCESSES, Settings
 from server.settings.tei_flags import check_dense_path
 from server.supervisor.planning.engine_python import has_tensorrt_llm_alone
+from server.supervisor.planning.model_files import find_files
+from tokenizer_pool.files import special_tokens
+from tokenizer_pool.files.config_files import TokenizerError, read_config
 from tokenizer_pool.messages import Truncation
 
 _NO_CUDA_IN_TORCH = "+cpu"  # how such a build ends its version
@@ -41,18 +45,27 @@ class ModelPlan:
     reason: str  # why this engine
     devices: Devices
     folder: ModelFolder
-    source: str  # "local folder", "hub", …
+    source: str  # "local folder", "hub", …, and what was converted
     revision: str  # commit, "" where not known
     default_prompt: str  # put before each text
+    special_tokens: str  # what is put around each text, and why, in words
     truncation: Truncation  # of texts that are too long
+    identity: Identity  # by which rows that are stored somewhere can be told apart
     int8_ranges: Int8Ranges | None = None  # for rows as int8
     stored: Stored | None = None  # how the weights are; None = plain
 
+    @property
+    def default_adapter(self) -> str | None:
+        """The adapter for texts without a task: the one of the default prompt's name, if there is one."""
+        name = self.settings.default_prompt_name or self.folder.default_prompt_name
+        return name if self.settings.default_prompt is None and name in self.folder.adapters else None
 
-def plan_models(settings: Settings) -> list[ModelPlan]:
-    """All of them, in their order. Raises SettingsError and ModelError with one line."""
+
+def plan_models(settings: Settings, *, progress: Progress | None = None) -> list[ModelPlan]:
+    """All of them, in their order, with `progress` as in `plan_model`. Raises SettingsError and ModelError with one
+    line."""
     cuda = functools.cache(functools.partial(find_cuda, settings))
-    plans = [plan_model(model, settings, cuda=cuda) for model in settings.models]
+    plans = [plan_model(model, settings, cuda=cuda, progress=progress) for model in settings.models]
     num_engines = sum(len(plan.devices.names) for plan in plans)
     if num_engines > MAX_PROCESSES:
         raise SettingsError(f"--devices: all models together may have at most {MAX_PROCESSES} engines")
@@ -61,17 +74,17 @@ def plan_models(settings: Settings) -> list[ModelPlan]:
     return plans
 
 
-def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], Cuda]) -> ModelPlan:
+def plan_model(
+    model: ModelSettings, settings: Settings, *, cuda: Callable[[], Cuda], progress: Progress | None = None
+) -> ModelPlan:
     """Find its devices, its engine and the model itself, and read its folder. `cuda` is asked only where it matters.
 
+    Weights that are pickles are converted, with `progress`; without it NotConvertedError says that a start would do so.
     Raises SettingsError and ModelError with one line.
     """
     chosen = _devices(model, cuda)
     engine, reason = _engine(model, settings, chosen)
-    cache = settings.huggingface_hub_cache
-    resolved = resolve(
-        model.model_id, model.revision, cache_dir=Path(cache) if cache else None, token=settings.hf_token
-    )
+    resolved = find_files(model, settings, needs_weights=engine != registry.FAKE, progress=progress)
     folder = read_folder(resolved.path, model, engine)
     check_dense_path(model.dense_path, folder)
     if engine != registry.FAKE:
@@ -79,9 +92,11 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
     if folder.is_static and engine != registry.FAKE:
         engine, reason = _static_engine(model)
         chosen = devices.choose(registry.CPU, Work(engine, model.dtype, model.quantization), Cuda())
+    around, truncation = _of_tokenizer(folder)
     shortened = _shortened(folder, model.max_input_length)
     if engine == registry.TENSORRT_LLM:
         _check_for_tensorrt_llm(shortened, model, chosen)
+    default_prompt, ranges = _default_prompt(model, folder), _int8_ranges(model, folder, engine)
     return ModelPlan(
         name=model.name,
         settings=model,
@@ -91,11 +106,27 @@ def plan_model(model: ModelSettings, settings: Settings, *, cuda: Callable[[], C
         folder=shortened,
         source=resolved.source,
         revision=resolved.revision,
-        default_prompt=_default_prompt(model, folder),
-        truncation=Truncation.RIGHT if model.auto_truncate else Truncation.NONE,
-        int8_ranges=_int8_ranges(model, folder, engine),
+        default_prompt=default_prompt,
+        special_tokens=around,
+        truncation=truncation if model.auto_truncate else Truncation.NONE,
+        int8_ranges=ranges,
         stored=None if engine in (registry.FAKE, registry.STATIC) else _stored(folder, engine, chosen),
+        identity=identify(
+            shortened,
+            flags=_flags_of_rows(shortened, default_prompt, ranges),
+            stand_in=f"fake {model.fake_dim}" if engine == registry.FAKE else "",
+        ),
     )
+
+
+def _flags_of_rows(folder: ModelFolder, default_prompt: str, ranges: Int8Ranges | None) -> dict[str, str]:
+    """What changes rows beside the model's folder, for its identity."""
+    around = None if folder.is_static else special_tokens.ends(folder.weights_folder)
+    return {
+        "default_prompt": default_prompt,
+        "special_tokens": str(around or ""),
+        "int8_ranges": ranges.numbers.hex() if ranges else "",
+    }
 
 
 def _engine(model: ModelSettings, settings: Settings, chosen: Devices) -> tuple[str, str]:
@@ -140,13 +171,16 @@ def _devices(model: ModelSettings, cuda: Callable[[], Cuda]) -> Devices:
 def read_folder(path: Path, model: ModelSettings, engine: str) -> ModelFolder:
     """As this engine takes it. Raises ModelError."""
     is_stock = engine == registry.TENSORRT_LLM and model.tensorrt_llm_model_class == STOCK
-    return model_folder.read(
+    folder = model_folder.read(
         path,
         pooling=model.pooling,
         task=model.task,
+        template=model.template,
         needs_weights=engine != registry.FAKE,
         known_classes=KNOWN_CLASSES if is_stock else frozenset(),
+        trusted_keys=model.trust_config_key,
     )
+    return known_prompts.with_known(folder, model.model_id)
 
 
 def _stored(folder: ModelFolder, engine: str, chosen: Devices) -> Stored | None:
@@ -199,6 +233,21 @@ def _shortened(folder: ModelFolder, max_input_length: int | None) -> ModelFolder
     if max_input_length > folder.max_seqlen:
         raise SettingsError(f"--max-input-length is more than the model's limit of {folder.max_seqlen} tokens")
     return dataclasses.replace(folder, max_seqlen=max_input_length, max_seqlen_source="--max-input-length")
+
+
+def _of_tokenizer(folder: ModelFolder) -> tuple[str, Truncation]:
+    """The special tokens in words, and which end of a text that is too long is cut off. Raises ModelError."""
+    if folder.is_static:
+        return "none: static embeddings", Truncation.RIGHT
+    files = folder.path / folder.tokenizer_folder
+    try:
+        side = read_config(files / "tokenizer_config.json").get("truncation_side", "right")
+        around = special_tokens.in_words(files)
+    except TokenizerError as error:
+        raise ModelError(str(error)) from None
+    if side not in ("left", "right"):
+        raise ModelError("truncation_side in tokenizer_config.json is neither left nor right")
+    return around, Truncation.LEFT if side == "left" else Truncation.RIGHT
 
 
 def _default_prompt(model: ModelSettings, folder: ModelFolder) -> str:

@@ -9,13 +9,14 @@ import pytest
 from embedline.client.transport.base_url import read_base_url
 from embedline.client.transport.connection import Connection
 from embedline.client.transport.failure import Failure, Kind
+from embedline.client.transport.lookup import Lookup
 
 
 def test_an_abort_ends_a_tls_handshake_that_nobody_answers() -> None:
     ended: list[Kind] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         origin = read_base_url(f"https://127.0.0.1:{server.getsockname()[1]}")
-        connection = Connection(origin, ssl.create_default_context())
+        connection = Connection(origin, ssl.create_default_context(), Lookup(origin.host, origin.port))
 
         def connect() -> None:
             try:
@@ -35,7 +36,8 @@ def test_an_abort_ends_a_tls_handshake_that_nobody_answers() -> None:
 
 def test_a_body_without_a_length_that_we_cut_is_not_taken_for_whole() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        connection = Connection(read_base_url(f"http://127.0.0.1:{server.getsockname()[1]}"), None)
+        origin = read_base_url(f"http://127.0.0.1:{server.getsockname()[1]}")
+        connection = Connection(origin, None, Lookup(origin.host, origin.port))
         connection.open(30)
         with server.accept()[0] as accepted:
             connection.send("GET", "/", {}, None)

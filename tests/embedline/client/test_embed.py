@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from embedline import Client, EmbedlineError, RequestProcessingPreference
-from tests.embedline.client.stub import WIDTH, Stub, raw, rows_of, stub, texts
+from embedline import Client, EmbedlineError, RequestFailed, RequestProcessingPreference
+from tests.embedline.client.stub import WIDTH, Stub, as_json, raw, rows_of, stub, texts
 
 
 @pytest.fixture
@@ -77,9 +77,10 @@ def test_a_wrong_input_is_named_before_anything_is_sent(client: Client, server: 
         ("output_dtype", "int8"),
         ("embedding_type", ["binary"]),
         ("encoding_format", "binary"),
+        *((name, 1) for name in ("input", "model", "dimensions", "user")),
     ],
 )
-def test_fields_that_ask_for_other_rows_are_refused(client: Client, server: Stub, name: str, value: object) -> None:
+def test_fields_that_are_not_extra_are_refused(client: Client, server: Stub, name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^extra_body must leave out {name}: "):
         client.embed("text", extra_body={name: value})
     client.embed("text", extra_body={"endianness": "native", "embed_dtype": "float32", "encoding_format": "float"})
@@ -168,3 +169,23 @@ def test_what_a_client_raises_is_of_one_kind() -> None:
 def test_a_preference_out_of_range_is_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be from "):
         RequestProcessingPreference(**{name: value})  # type: ignore[arg-type]
+
+
+def test_late_chunking_is_never_cut_into_requests() -> None:
+    """Each row depends on all texts of its request."""
+    late = {"late_chunking": True}
+    small = RequestProcessingPreference(batch_size=2, max_chars_per_request=10)
+    with stub(lambda seen: [raw(seen.texts)]) as server, Client(server.url, preference=small) as client:
+        client.embed(texts(5))
+        assert client.embed(texts(5), extra_body=late).done.all()
+        (part,) = client.iter_embed((text for text in texts(5)), extra_body=late)
+    assert [seen.texts for seen in server.seen[-2:]] == [texts(5), texts(5)]
+    assert len(part.embeddings) == 5
+    refusal = as_json({"error": "too many inputs, at most 2"}, status=422)
+    with (
+        stub(lambda _: [refusal]) as server,
+        Client(server.url) as client,
+        pytest.raises(RequestFailed, match="too many inputs"),
+    ):
+        client.embed(texts(4), extra_body=late)
+    assert all(seen.texts == texts(4) for seen in server.seen)

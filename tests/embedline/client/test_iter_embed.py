@@ -1,5 +1,6 @@
 """Rows as batches finish: all of them once, in constant memory, and what an early end leaves."""
 
+import re
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -77,4 +78,6 @@ def test_what_has_come_is_yielded_before_the_error() -> None:
             iterate(client)
     assert failed.value.partial is None
     assert (failed.value.start, failed.value.stop) == (49, 56)
-    assert f". {len(found)} of 100 inputs are done" in str(failed.value) or len(found) >= 42
+    done = re.search(r"(\d+) of 100 inputs are done", str(failed.value))
+    assert done is not None
+    assert len(found) >= int(done[1])  # more may have come while the others were aborted

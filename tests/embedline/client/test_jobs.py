@@ -32,7 +32,7 @@ class Course:
         self.jobs = self._jobs(num_inputs, deadline)
 
     def _jobs(self, num_inputs: int, deadline: float) -> Jobs:
-        task = EmbedTask({}, new_array, dimensions=None)
+        task = EmbedTask({}, new_array, dimensions=None, extra={})
         batches = Batches(task, ["text"] * num_inputs, batch_size=2, max_chars=None)
         self.deadline = 1000 + deadline
         return Jobs(task, batches, Endpoints(self.endpoints), self.preference, request_id="id", deadline=self.deadline)
@@ -257,7 +257,7 @@ def test_a_stream_is_read_no_further_than_requests_need() -> None:
             yield "text"
 
     course = Course()
-    task = EmbedTask({}, new_array, dimensions=None)
+    task = EmbedTask({}, new_array, dimensions=None, extra={})
     batches = Batches(task, stream(), batch_size=2, max_chars=None)
     jobs = Jobs(task, batches, Endpoints(course.endpoints), course.preference, request_id="id", deadline=INFINITE)
     begun = list(jobs.take(course.now))

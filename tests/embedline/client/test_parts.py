@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import embedline
-from embedline import CancellationToken, RequestProcessingPreference
+from embedline import CancellationToken, Client, RequestProcessingPreference
 from embedline.client.progress import Progress
 from embedline.client.transport.base_url import read_base_url
 from embedline.client.transport.connection import Connection
 from embedline.client.transport.failure import Kind
+from embedline.client.transport.lookup import Lookup
 from embedline.client.transport.pool import ConnectionPool
 
 
@@ -26,6 +27,7 @@ from embedline.client.transport.pool import ConnectionPool
         ("https://api.example.com/v1", "https://api.example.com", ""),
         ("http://[::1]:8080/a/b/v1", "http://[::1]:8080/a/b", "/a/b"),
         ("http://host/environments/production/sync", "http://host/environments/production/sync", None),
+        ("http://[fe80::1%25eth0]:8080", "http://[fe80::1]:8080", ""),
         ("http://bücher.example:8080", "http://xn--bcher-kva.example:8080", ""),
     ],
 )
@@ -33,6 +35,13 @@ def test_base_urls(given: str, url: str, prefix: str | None) -> None:
     origin = read_base_url(given)
     assert origin.url == url
     assert prefix is None or origin.prefix == prefix
+    assert "%" not in given or origin.host == "fe80::1%eth0"
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["http://host", None]])
+def test_a_base_url_that_is_no_text_is_refused_in_plain_words(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^base_url must be a text like http://host:8080 or a list of them, not "):
+        Client(wrong)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +79,10 @@ def test_headers_that_can_not_be_sent_are_refused_without_their_values(name: str
 
 CANCELS: dict[str, Callable[[], tuple[Any, Callable[[], None]]]] = {
     "token": lambda: (token := CancellationToken(), token.cancel),
-    "connection": lambda: (one := Connection(read_base_url("http://h"), None), lambda: one.abort(Kind.ABORTED)),
+    "connection": lambda: (
+        one := Connection(read_base_url("http://h"), None, Lookup("h", 80)),
+        lambda: one.abort(Kind.ABORTED),
+    ),
     "pool": lambda: (pool := ConnectionPool(read_base_url("http://h"), None, most=1), pool.wake_all),
 }
 

@@ -32,6 +32,7 @@ def data(seen: Seen, *, width: int = WIDTH) -> list[dict[str, object]]:
     return [{"index": index, "embedding": [0.5] * width} for index in range(len(seen.texts))]
 
 
+INTERIM = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
 RAW = {"content_type": "application/octet-stream"}
 LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
     "too few rows": (lambda seen: [raw(seen.texts[:1])], "1 rows for 2 inputs"),
@@ -71,9 +72,29 @@ LIES: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
     ),
     "null": (
         lambda _: [as_json({"data": [{"index": at, "embedding": [None] * 4} for at in (0, 1)]})],
+        "something else than numbers",
+    ),
+    "texts of numbers": (
+        lambda _: [as_json({"data": [{"index": at, "embedding": ["1", "2", "3", "4"]} for at in (0, 1)]})],
+        "something else than numbers",
+    ),
+    "a truth": (
+        lambda _: [as_json({"data": [{"index": at, "embedding": [1, 2, 3, True]} for at in (0, 1)]})],
+        "something else than numbers",
+    ),
+    "more than float32 holds": (
+        lambda _: [as_json({"data": [{"index": at, "embedding": [1e39] * 4} for at in (0, 1)]})],
         "something else than finite numbers",
     ),
-    "an interim answer": (lambda _: [http(103)], "HTTP 103"),
+    "two lengths": (
+        lambda seen: [raw(seen.texts, content_length="32\r\ncontent-length: 36")],
+        "it has several content-lengths",
+    ),
+    "a length with a sign": (lambda seen: [raw(seen.texts, content_length="+32")], "its content-length is no number"),
+    "a length below zero": (lambda seen: [raw(seen.texts, content_length="-1")], "its content-length is no number"),
+    "no end of interim answers": (lambda _: [INTERIM * 100], "it has too many interim answers"),
+    "a long interim answer": (lambda _: [INTERIM[:-2] + b"a: b\r\n" * 200], "an interim answer is too long"),
+    "another protocol": (lambda _: [http(101)], "HTTP 101"),
     "no base64": (lambda _: [as_json({"data": [{"index": at, "embedding": "!"} for at in (0, 1)]})], "no base64"),
     "five bytes": (
         lambda _: [as_json({"data": [{"index": at, "embedding": "AAAAAAA="} for at in (0, 1)]})],
@@ -119,8 +140,11 @@ BREAKS: dict[str, tuple[Callable[[Seen], list[Step]], str]] = {
     ),
     "half of a head": (
         lambda _: [b"HTTP/1.1 200 OK\r\ncontent-le", CLOSE],
-        "the connection ended, and its body is no JSON",
+        "the connection ended within the head of the answer",
     ),
+    "half of a first line": (lambda _: [b"HTT", CLOSE], "within the head of the answer"),
+    "a head without its end": (lambda _: [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n", CLOSE], "within the head"),
+    "an interim answer alone": (lambda _: [INTERIM, CLOSE], "within the head of the answer"),
     "half of the rows": (lambda seen: [raw(seen.texts)[:-7], CLOSE], "after 25 of 32 bytes"),
     "half of JSON's length": (lambda _: [http(200, b"[]", content_length="100"), CLOSE], "after 2 of 100 bytes"),
     "rows that nothing marks as whole": (
@@ -199,38 +223,10 @@ def test_a_chunk_of_less_than_no_bytes_is_not_all_that_comes(tmp_path: Path, rea
         assert sent.tell() < 100_000
 
 
-def test_a_connection_with_an_interim_answer_is_not_used_again() -> None:
-    """What comes next on it is the answer to that request, and would be taken for that of the next one."""
-    script = lambda seen: [http(103)] if seen.number == 0 else [raw(seen.texts)]  # noqa: E731
-    with stub(script) as server, Client(server.url) as client:
-        with pytest.raises(RequestFailed, match="HTTP 103"):
-            client.embed("text 1")
-        assert np.array_equal(client.embed("text 2").numpy(), rows_of(["text 2"]))
-    assert server.num_connections == 2
-
-
 @pytest.mark.timeout(5)
 def test_a_long_error_is_looked_through_at_once() -> None:
     """It would take ten seconds if each part were looked at again from each beginning."""
     assert not has_too_many_items(refused(400, b"max" * 21_000, retry_after=None, location=None))
-
-
-def test_a_kept_connection_that_was_closed_meanwhile_costs_no_retry() -> None:
-    """Also with max_retries=0: the server could not know that a request was coming."""
-    script = lambda seen: [raw(seen.texts), *([RESET] if seen.number == 0 else [])]  # noqa: E731
-    with stub(script) as server, Client(server.url, preference=RequestProcessingPreference(max_retries=0)) as client:
-        client.embed("text")
-        server.wait_until(lambda: not server.open)
-        assert np.array_equal(client.embed("text 4").numpy(), rows_of(["text 4"]))
-    assert server.num_connections == 2
-
-
-def test_a_request_on_a_connection_that_ends_with_it_is_sent_once_more() -> None:
-    script = lambda seen: [RESET] if seen.number == 1 else [raw(seen.texts)]  # noqa: E731
-    with stub(script) as server, Client(server.url, preference=RequestProcessingPreference(max_retries=0)) as client:
-        client.embed("text")
-        client.embed("text")
-    assert (len(server.seen), server.num_connections) == (3, 2)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def load_with_heads(
     """
 
     def taken(path: Path | str, **given: Any) -> ModelFolder:
-        found = read(bare or path, **given)
+        found = read(bare or path, **{**given, "task": Task.EMBED})
         task = Task.EMBED if bare else _TASKS[type(heads[0])]
         return dataclasses.replace(found, path=Path(path), task=task, heads=heads, late=late)
 

@@ -16,6 +16,7 @@ import pytest
 
 from engine.cpu import loading
 from engine.cpu.facts import Facts
+from engine.model.with_options import read_with
 from engine.store import cache as cache_module
 from engine.store import fingerprint
 from engine.store.cache import Cache
@@ -94,8 +95,8 @@ def warm(tmp_path: Path) -> tuple[Path, Path]:
     return folder, cache_dir
 
 
-@pytest.mark.parametrize("what", ["weights", "config", "pooling"])
-def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("what", ["weights", "config", "pooling", "understood"])
+def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cache_dir = warm
     if what == "weights":  # the same size and time, one byte in the middle differs
         file = folder / "model.safetensors"
@@ -107,6 +108,10 @@ def test_another_model_is_compiled_anew(what: str, warm: tuple[Path, Path]) -> N
     elif what == "config":
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+    elif what == "understood":  # the same file, in other words of the architecture
+        found = read_with(options(folder))
+        other = dataclasses.replace(found, config={**found.config, "layer_norm_eps": 1e-3}, is_translated=True)
+        monkeypatch.setattr(loading, "read_with", lambda _: other)
     load("onnxruntime", folder, cache_dir=str(cache_dir), pooling="cls" if what == "pooling" else None).close()
     assert len(entries(cache_dir)) == 2
 

@@ -26,6 +26,7 @@ from tests.engine.fused.test_memory import QWEN3_8B
 from tests.engine.load_options import load_options
 from tests.engine.test_worker import EngineProcess, receive, send_batch
 from tests.engine.tiny_models import HIDDEN_SIZE, arbitrary, batch, save
+from tests.tiers import full
 from wire import control
 from wire.blocking import BlockingConnection
 
@@ -79,7 +80,7 @@ def minilm(minilm_folder: Path) -> Iterator[FusedEngine]:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
-@pytest.mark.parametrize("family", ["bert", "roberta", "qwen3", "gemma3_text, bidirectional"])
+@pytest.mark.parametrize("family", ["bert", *full("roberta", "qwen3", "gemma3_text, bidirectional")])
 def test_rows_are_those_of_the_transformers_engine(family: str, pooling: str, tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")
     engine, reference = load(folder, pooling=pooling), load_reference(folder, pooling=pooling)

@@ -72,7 +72,7 @@ def test_sizes_that_fp8_can_not_have(tmp_path: Path) -> None:
 
 
 def test_a_config_that_transformers_can_not_read(tiny: Path) -> None:
-    rewrite(tiny, num_attention_heads="four")
+    rewrite(tiny, hidden_dropout_prob="many")
     with pytest.raises(ModelError, match=r"transformers can't read .*config\.json"):
         load(tiny)
 

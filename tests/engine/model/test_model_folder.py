@@ -1,5 +1,6 @@
 """What a model folder says, and each way in which one can be wrong. Needs no torch."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ def test_the_packaged_minilm(minilm_folder: Path) -> None:
     assert model_folder.read(minilm_folder) == ModelFolder(
         path=minilm_folder,
         architecture="bert",
+        config=json.loads((minilm_folder / "config.json").read_text()),
+        is_translated=False,
         architectures=("BertModel",),
         hidden_size=384,
         vocab_size=30522,
@@ -146,7 +149,7 @@ def test_modules_that_are_not_supported_are_named(folder: Path, modules: Any, pa
     ("config", "pooling"),
     [
         ({}, "mean"),
-        ({"architectures": ["Qwen3ForCausalLM"]}, "last"),
+        ({"architectures": ["MistralForCausalLM"]}, "last"),
         ({"architectures": ["LlamaForCausalLM"], "is_causal": False}, "mean"),
         ({"architectures": []}, "mean"),
     ],

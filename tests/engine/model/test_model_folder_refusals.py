@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.model import model_folder
-from tests.engine.folder_files import change, write
+from tests.engine.folder_files import NO_TENSORS, change, write
 from tests.engine.model.sentence_folder import refusal
 
 
@@ -19,6 +19,7 @@ from tests.engine.model.sentence_folder import refusal
         ("config_sentence_transformers.json", {"prompts": ["a"]}, "'prompts'"),
         ("sentence_bert_config.json", {"max_seq_length": "long"}, "'max_seq_length'"),
         ("sentence_bert_config.json", {"max_seq_length": -5}, "'max_seq_length'"),
+        ("sentence_bert_config.json", {"tokenizer_args": {"add_eos_token": True}}, "add_eos_token among"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "Transformer module"),
         ("sentence_bert_config.json", {"modality_config": {"message": {"method": "forward"}}}, "Transformer module"),
         ("config.json", {"model_type": None}, "model_type"),
@@ -27,10 +28,18 @@ from tests.engine.model.sentence_folder import refusal
         ("config.json", {"hidden_size": "384"}, "'hidden_size'"),
         ("config.json", {"hidden_size": True}, "'hidden_size'"),
         ("config.json", {"is_encoder_decoder": True}, "encoder-decoder"),
+        ("config.json", {"model_type": ["bert"]}, "model_type"),
+        ("config.json", {"num_hidden_layers": 0}, "'num_hidden_layers'"),
+        ("config.json", {"max_position_embeddings": -1}, "'max_position_embeddings'"),
+        ("config.json", {"is_decoder": "no"}, "'is_decoder'"),
+        ("config.json", {"rope_parameters": {"rope_theta": 1.0}, "rope_theta": 2.0}, "'rope_theta'"),
+        (
+            "config.json",
+            {"model_type": "mistral", "layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types",
+        ),
         ("config.json", {"model_type": "roberta", "max_position_embeddings": 2}, "max_position_embeddings"),
-        ("config.json", {"model_type": "nomic_bert", "num_experts": 8}, "num_experts"),
-        ("config.json", {"model_type": "new"}, "'gte'"),
-        ("config.json", {"auto_map": {"AutoModel": "jinaai/xlm-roberta-flash-implementation--x.X"}}, "v3-hf"),
+        ("config.json", {"model_type": "new"}, "'new'"),
         ("adapter_config.json", {"peft_type": "LORA"}, "adapter"),
     ],
 )
@@ -73,22 +82,32 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     write(folder / "model.safetensors.index.json", {"weight_map": shards})
     assert "model-00002-of-00002.safetensors" in refusal(folder)
-    (folder / "model-00002-of-00002.safetensors").touch()
+    (folder / "model-00002-of-00002.safetensors").write_bytes(NO_TENSORS)
     assert model_folder.read(folder).pooling == "mean"
 
 
-def test_code_in_the_folder_is_noted_where_transformers_has_its_own(folder: Path) -> None:
-    change(folder / "config.json", auto_map={"AutoModel": "modeling.Model"})
+def test_a_tokenizers_code_is_noted(folder: Path) -> None:
     write(folder / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["tokenizing.Tokenizer", None]}})
-    notes = model_folder.read(folder).notes
-    assert notes == ("auto_map in config.json and tokenizer_config.json is not followed",)
+    assert model_folder.read(folder).notes == ("auto_map in tokenizer_config.json is not followed",)
 
 
-def test_code_in_the_folder_is_refused_where_transformers_has_none(folder: Path) -> None:
-    change(folder / "config.json", model_type="new", auto_map={"AutoModel": "modeling.NewModel"})
+@pytest.mark.parametrize(
+    ("model_type", "code", "part"),
+    [
+        ("bert", "modeling.Model", "the code of modeling.Model"),
+        ("bert", "modeling_hf_nomic_bert.NomicBertModel", "the code of modeling_hf"),  # another architecture's
+        ("nomic_bert", "someone/else--modeling_hf_nomic_bert.NomicBertModel", "the code of someone/else--modeling_hf"),
+        ("mistral", "modeling_own.MistralForCausalLM", "the code of modeling_own.MistralForCausalLM"),
+        ("qwen2", "modeling_own.Qwen2Model", "the code of modeling_own.Qwen2Model"),
+        ("no-such-thing", "modeling.Model", "the code of modeling.Model"),
+        ("bert", "jinaai/jina-bert-flash-implementation--modeling_lora.X", "no form of it"),
+    ],
+)
+def test_unknown_code_is_refused_by_its_name(folder: Path, model_type: str, code: str, part: str) -> None:
+    change(folder / "config.json", model_type=model_type, auto_map={"AutoModel": code})
     message = refusal(folder)
-    assert "'new'" in message
-    assert "auto_map" in message
+    assert part in message
+    assert "never run" in message
 
 
 def test_without_transformers_no_architecture_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.store import cache as cache_module
-from engine.store import fingerprint
+from engine.store import fingerprint, manifest
 from engine.store.cache import Cache
 
 BLOCK, NUM_BLOCKS = 64 << 10, 64
@@ -60,7 +59,7 @@ def test_large_files_of_an_entry_are_sampled(
     damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(cache_module, "_MAX_WHOLE", 4 * NUM_BLOCKS * BLOCK)
+    monkeypatch.setattr(manifest, "_MAX_WHOLE", 4 * NUM_BLOCKS * BLOCK)
     monkeypatch.setattr(fingerprint, "whole", lambda file: f"whole {file.name}")
     monkeypatch.setattr(os, "fsync", synced.append)
     cache = Cache(tmp_path)

@@ -10,6 +10,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from engine.store import model_source
+from engine.store.hub_cache import PICKLED_PATTERNS
 from engine.types import ModelError
 from tests.engine.folder_files import write
 
@@ -99,18 +100,29 @@ def test_a_snapshot_that_may_lack_files_is_completed_from_the_hub(tmp_path: Path
     assert model_source.resolve("a/model", cache_dir=tmp_path).source == "hub"
 
 
+def test_a_snapshot_without_its_card_is_whole(tmp_path: Path, hub: Hub) -> None:
+    """Caches that were filled before the card was read are served without the hub."""
+    snapshot = cached(tmp_path, "a/model", WHOLE)
+    listed = dict.fromkeys((*WHOLE, "README.md"), 1)
+    write(snapshot.parents[1] / "trees" / f"{COMMIT}.json", {"format_version": 1, "files": listed})
+    assert model_source.resolve("a/model", cache_dir=tmp_path).path == snapshot
+    (snapshot / "tokenizer.json").unlink()
+    assert model_source.resolve("a/model", cache_dir=tmp_path).source == "hub"
+    assert "README.md" in hub.asked[0]["allow_patterns"]
+
+
 def test_only_files_that_cannot_run_code_are_fetched(tmp_path: Path, hub: Hub) -> None:
     model_source.resolve("a/model", cache_dir=tmp_path, token="secret")
     (asked,) = hub.asked
     assert (asked["repo_id"], asked["token"], asked["cache_dir"]) == ("a/model", "secret", tmp_path)
     wanted = [*WHOLE, "model-00001-of-00002.safetensors", "model.safetensors.index.json", "vocab.txt", "spiece.model"]
-    unwanted = ["pytorch_model.bin", "model.pt", "modeling_custom.py", "tf_model.h5", "README.md", "onnx/config.json"]
+    unwanted = ["pytorch_model.bin", "model.pt", "modeling_custom.py", "tf_model.h5", "LICENSE", "onnx/config.json"]
     patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects([*wanted, *unwanted], **patterns)) == wanted
 
 
 def test_a_conversion_wants_the_files_that_can_run_code_too(tmp_path: Path, hub: Hub) -> None:
-    model_source.resolve("a/model", cache_dir=tmp_path, pickled=True)
+    model_source.resolve("a/model", cache_dir=tmp_path, more=PICKLED_PATTERNS)
     (asked,) = hub.asked
     wanted = [*WHOLE, "pytorch_model.bin", "2_Dense/pytorch_model.bin", "sparse_linear.pt"]
     unwanted = ["modeling_custom.py", "training_args.bin", "optimizer.pt", "tf_model.h5", "onnx/model.bin"]
@@ -120,9 +132,9 @@ def test_a_conversion_wants_the_files_that_can_run_code_too(tmp_path: Path, hub:
 
 def test_a_snapshot_without_them_is_not_whole_for_a_conversion(tmp_path: Path, hub: Hub) -> None:
     snapshot = cached(tmp_path, "a/model", WHOLE)
-    assert model_source.resolve("a/model", cache_dir=tmp_path, pickled=True).source == "hub"
+    assert model_source.resolve("a/model", cache_dir=tmp_path, more=PICKLED_PATTERNS).source == "hub"
     (snapshot / "pytorch_model.bin").touch()
-    assert model_source.resolve("a/model", cache_dir=tmp_path, pickled=True).path == snapshot
+    assert model_source.resolve("a/model", cache_dir=tmp_path, more=PICKLED_PATTERNS).path == snapshot
 
 
 @pytest.mark.parametrize(

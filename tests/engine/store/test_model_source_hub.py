@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from engine.store.hub_cache import is_wanted
+from engine.store.hub_cache import is_needed
 from tests.engine.folder_files import write
 from tests.engine.store.local_hub import COMMIT, MODEL, REVISIONS, LocalHub, serving_hub
 from tests.structure.sources import ROOT
 from tests.tiers import full
 
 NOBODY = "http://127.0.0.1:1"  # a port at which nothing listens
-UNWANTED = ("pytorch_model.bin", "modeling_custom.py", "onnx/model.onnx", "onnx/config.json", "README.md")
+UNWANTED = ("pytorch_model.bin", "modeling_custom.py", "onnx/model.onnx", "onnx/config.json", "LICENSE")
 # Prints what was found, or the error, and which of the library was imported for it.
 START = """
 import json, resource, sys
@@ -272,7 +272,7 @@ def test_a_folder_needs_nothing_of_the_library(hub: LocalHub, start: Starter) ->
 
 
 @pytest.mark.parametrize(
-    ("file", "wanted"),
+    ("file", "needed"),
     [
         ("2_Dense/model.safetensors", True),
         ("model-00001-of-00002.safetensors", True),
@@ -281,7 +281,8 @@ def test_a_folder_needs_nothing_of_the_library(hub: LocalHub, start: Starter) ->
         ("openvino/config.json", False),
         ("tf_model.h5", False),
         ("custom_st.py", False),
+        ("README.md", False),
     ],
 )
-def test_which_files_are_wanted(file: str, wanted: bool) -> None:
-    assert is_wanted(file) is wanted
+def test_without_which_files_a_snapshot_is_not_whole(file: str, needed: bool) -> None:
+    assert is_needed(file) is needed

@@ -51,8 +51,9 @@ def embedding(family: str, folder: Path, pooling: str, *, has_prefix: bool = Fal
 
 
 def scoring(family: str, folder: Path, *, num_labels: int = 3, **config: Any) -> Model:
-    """A classifier, or with one label a reward model."""
-    save_whole(family, folder, SCORING_SEQUENCES, num_labels=num_labels, **{**_SMALL, **config})
+    """A classifier, or with one label a CrossEncoder of sentence-transformers."""
+    saved = {"sentence_transformers": {"version": "5.1.0"}}
+    save_whole(family, folder, SCORING_SEQUENCES, num_labels=num_labels, **{**_SMALL, **config, **saved})
     _randomize_norms(folder)
     save_words(folder)
     reference = WholeReference(folder, SCORING_SEQUENCES)

@@ -22,7 +22,7 @@ SEQLENS = (5, 17, 1, 30, 9, 9, 13, 1)
 
 
 def read(folder: Path, *heads: Head) -> ModelFolder:
-    return dataclasses.replace(model_folder.read(folder), task=Task.CLASSIFY, heads=heads)
+    return dataclasses.replace(model_folder.read(folder, task="embed"), task=Task.CLASSIFY, heads=heads)
 
 
 def choose(folder: Path, *heads: Head, prepacks: bool = False, dtype: torch.dtype = torch.float32) -> Choice:

@@ -1,15 +1,17 @@
 """The packed attention function against plain attention in float64, one sequence at a time."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from engine.transformers import attention
+from engine.transformers import attention, distance_bias
 from engine.transformers.attention import PACKED, UnsupportedAttention, packed_attention
 
 SEQLENS = (5, 17, 1, 9, 9, 2)
@@ -69,6 +71,38 @@ def test_it_is_attention(is_causal: bool, window: int | None, softcap: float | N
     assert (rows - expected).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("longer", [0, 5])
+@pytest.mark.parametrize("num_key_heads", [2, 4])
+def test_a_distance_bias_is_added_to_the_scores(longer: int, num_key_heads: int) -> None:
+    longest = max(SEQLENS) + longer
+    table = torch.randn(4, 2 * longest - 1, generator=torch.Generator().manual_seed(1))
+    query, key, value = qkv(num_key_heads=num_key_heads)
+    rows = packed(query, key, value, distance_bias=table)
+    groups = 4 // num_key_heads
+    for start, end in itertools.pairwise(CU_SEQLENS.tolist()):
+        for head, i in itertools.product(range(4), range(start, end)):
+            bias = [table[head, longest - 1 + j - i] for j in range(start, end)]
+            k, v = key[0, head // groups, start:end].double(), value[0, head // groups, start:end].double()
+            scores = k @ query[0, head, i].double() * HEAD_SIZE**-0.5 + torch.stack(bias).double()
+            assert (rows[0, i, head] - scores.softmax(0) @ v).abs().max() < 1e-5
+
+
+def test_padded_sequences_have_a_distance_bias_in_their_mask() -> None:
+    config = BertConfig()
+    config._attn_implementation = "sdpa"
+    seen = torch.tensor([[1, 1, 1], [1, 1, 0]])
+
+    def arguments(rows: Tensor, max_seqlen: int | None) -> dict[str, Any]:
+        return distance_bias.for_attention(config, rows, seen, lambda distance: distance[None].float(), max_seqlen)
+
+    found = arguments(torch.zeros(2, 3, 4), None)["attention_mask"].expand(2, 1, 3, 3)
+    assert found[0, 0].tolist() == [[0, 1, 2], [-1, 0, 1], [-2, -1, 0]]
+    assert found[1, 0].tolist() == [[0, 1, -math.inf], [-1, 0, -math.inf], [-2, -1, -math.inf]]
+    for_packed = arguments(torch.zeros(1, 5, 4), 3)
+    assert for_packed["attention_mask"] is None
+    assert for_packed["distance_bias"].tolist() == [[-2, -1, 0, 1, 2]]
+
+
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_without_a_scaling_it_is_that_of_the_head_size(softcap: float | None) -> None:
     expected = packed(*qkv(), scaling=HEAD_SIZE**-0.5, softcap=softcap)
@@ -109,6 +143,9 @@ def test_the_argument_goes_before_what_the_layer_says_of_causality(
         {"position_bias": torch.zeros(1)},
         {"s_aux": torch.zeros(4)},
         {"something_new": True},
+        {"distance_bias": torch.zeros(4, 33), "is_causal": True},
+        {"distance_bias": torch.zeros(4, 33), "sliding_window": 4},
+        {"distance_bias": torch.zeros(4, 33), "softcap": 2.0},
         {"dropout": 0.1},
         {"cu_seq_lens_q": None},
         {"cu_seq_lens_k": None},

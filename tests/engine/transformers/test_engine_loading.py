@@ -1,6 +1,7 @@
 """What the transformers engine loads, what it refuses, and when it pads."""
 
 import dataclasses
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -128,16 +129,20 @@ def canary(tiny: Path) -> Path:
 
 @pytest.mark.holds("No data is run as code")
 def test_code_in_a_folder_is_not_run_where_transformers_has_its_own(canary: Path) -> None:
-    loaded = load(canary)
-    loaded.close()
-    assert any("auto_map" in note for note in loaded.info.notes)
+    code = json.loads((canary / "config.json").read_text())["auto_map"]
+    change(canary / "config.json", auto_map=None)
+    folder = model_folder.read(canary)
+    change(canary / "config.json", auto_map=code)
+    assert "the code of configuration_canary.Config" in refusal(lambda: load(canary))
+    load_model(folder, dtype=torch.float32)
     assert not os.path.exists(canary / "sang")
 
 
 def test_code_in_a_folder_is_not_run_where_transformers_has_none(canary: Path) -> None:
+    change(canary / "config.json", auto_map=None)
     folder = model_folder.read(canary)
-    change(canary / "config.json", model_type="unheard-of")
-    assert "'unheard-of'" in refusal(lambda: load(canary))
+    change(canary / "config.json", model_type="unheard-of", auto_map={"AutoModel": "modeling_canary.Model"})
+    assert "modeling_canary" in refusal(lambda: load(canary))
     unchecked = dataclasses.replace(folder, architecture="unheard-of")
     assert str(canary) in refusal(lambda: load_model(unchecked, dtype=torch.float32))
     assert not os.path.exists(canary / "sang")
@@ -167,7 +172,7 @@ class Shortened(Leaking):
 
 
 @pytest.mark.holds("A model that cannot be packed is never packed")
-@pytest.mark.parametrize(("wrong", "why"), [(Leaking, "differs by"), (Raising, "ValueError"), (Shortened, "shape")])
+@pytest.mark.parametrize(("wrong", "why"), [(Leaking, "differs from"), (Raising, "ValueError"), (Shortened, "shape")])
 def test_a_model_that_packs_wrongly_is_padded(
     wrong: type, why: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,8 @@ def test_a_reward_model_is_for_the_librarys_own_class(
 ) -> None:
     name = "Qwen2ForRewardModel"
     computer.has(H100)
-    change(qwen3 / "config.json", model_type="qwen2", architectures=[name], auto_map={"AutoModel": f"own.{name}"})
+    code = {"AutoModel": f"modeling_qwen2_rm.{name}"}
+    change(qwen3 / "config.json", model_type="qwen2", architectures=[name], auto_map=code)
     stock = {"engine": "tensorrt-llm", "tensorrt_llm_model_class": "stock"}
 
     _, found = run_doctor(capsys, model_id=qwen3)

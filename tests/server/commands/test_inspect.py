@@ -169,3 +169,20 @@ def test_what_cannot_be_served_is_said_in_one_line(file: str, folder: Path) -> N
 
     assert file in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_weights_that_a_start_would_convert_are_left_alone(
+    folder: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+    found = facts(capsys, folder)
+    assert inspect(settings(folder), as_json=False) == 0
+
+    name, weights = capsys.readouterr().out.splitlines()
+    assert found["name"] == name == str(folder)
+    assert found["weights"] in weights
+    assert "(pytorch_model.bin, 87 MiB): a start converts them into its cache first, and so does embed" in weights
+    assert not (cache / "converted").exists()
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is not read, .*: embedline convert "):
+        inspect(settings(folder, convert="never"), as_json=False)

@@ -154,10 +154,10 @@ SHAPES: dict[str, tuple[Callable[[Path], None], dict[str, Any], tuple[str, Facts
     ),
     "bge-reranker-v2-gemma": (
         shapes.gemma_reranker,
-        {"task": "rerank"},
+        {"template": "bge-reranker-v2-gemma"},
         shown(
             "rerank",
-            "--task rerank; config.json: GemmaForCausalLM, taken for bge-reranker-v2-gemma",
+            "--template",
             "logits",
             template="bge-reranker-v2-gemma",
             heads=["next token 7, raw"],

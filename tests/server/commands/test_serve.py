@@ -9,9 +9,13 @@ import pytest
 from server.commands.serve import Prepared, _log_models_and_keys, prepare
 from server.settings.api_keys import ApiKey, digest
 from server.settings.flag import SettingsError
+from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.listening.listeners import Listeners
 from server.supervisor.listening.opening import Ports
+from server.supervisor.planning.model_plan import plan_models
+from tests.engine.folder_files import change
+from tests.engine.model.detection import shapes
 from tokenizer_pool import cl100k
 
 ANYONE, EMPTY = "anyone who can reach", "API_KEY is empty"
@@ -51,6 +55,22 @@ def test_a_server_that_is_open_to_others_says_so(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(warned)
     assert all(words in line for words, line in zip(warned, lines, strict=True))
+
+
+def test_keys_that_nothing_reads_are_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shapes.embedding(tmp_path)
+    change(tmp_path / "config.json", made_up=1, is_causal=True)
+    asked = ModelSettings(model_id=str(tmp_path), engine="fake", trust_config_key=("is_causal",))
+    plans = plan_models(Settings(models=(asked,)))
+
+    with caplog.at_level(logging.INFO), socket.create_server(("127.0.0.1", 0)) as http:
+        ports = Ports(Listeners([http]), monitor=None)
+        _log_models_and_keys(
+            Prepared(plans, [], key_file=None, ssl_copies=[], hosts=None, cache_dir=None, ports=ports), scheme="http"
+        )
+
+    assert "config.json has keys that transformers' bert does not read: made_up" in caplog.text
+    assert "--trust-config-key: is_causal" in caplog.text
 
 
 @pytest.mark.holds("Token ids")

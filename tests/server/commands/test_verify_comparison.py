@@ -1,17 +1,19 @@
 """`embedline verify` against the library: the same rows, rows that are not, and what can't be compared."""
 
 import json
+import re
 import string
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+import tokenizers
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Normalize, Transformer
-from transformers import BertTokenizer
+from tokenizers import normalizers
+from transformers import BertTokenizer, LlamaTokenizer
 
 from engine.machine.cuda_driver import Cuda
 from engine.model.coverage import Use
@@ -50,6 +52,21 @@ def with_letters(folder: Path) -> Path:
     return folder
 
 
+def with_flags(folder: Path, *, lowercase: bool) -> Path:
+    """As e5-mistral's: flags that transformers 5 passes over. `lowercase`: a step of tokenizer.json that it drops."""
+    pieces = ["<unk>", "<s>", "</s>", "▁", *string.ascii_letters, *string.digits, *".,;:!?'-()"]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    LlamaTokenizer(vocab=vocab, merges=[], pad_token="</s>").save_pretrained(folder)
+    if lowercase:
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.normalizer = normalizers.Lowercase()
+        backend.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"backend": None, "add_bos_token": True, "add_eos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
 def settings(model: Path, **others: Any) -> Settings:
     fields = {"devices": "cpu", "engine": "transformers", **others}
     return Settings(models=(ModelSettings(model_id=str(model), **fields),))
@@ -64,9 +81,12 @@ def facts(capsys: pytest.CaptureFixture[str], model: Path, *, code: int = 0, **o
 def test_a_good_model(pooling: str | None, capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
     found = facts(capsys, tiny, pooling=pooling)
     assert found["passed"]
+    assert found["token_ids"] == "the same"
     assert found["cosine"]["minimum"] >= 0.999999
     assert found["largest_difference"] < 1e-4 * found["largest_value"]
     assert (found["engine"], found["dtype"], found["task"]) == ("transformers", "float32", "embed")
+    assert found["texts"].startswith("168, ")
+    assert found["longest"] == "up to about 64 of 64 tokens"
 
 
 @pytest.mark.parametrize(
@@ -103,10 +123,10 @@ def test_other_rows_are_noticed(
 ) -> None:
     true_rows = references.rows_of
 
-    def shifted(plan: ModelPlan, asked: Inputs) -> tuple[NDArray[np.float32], str]:
-        rows, library = true_rows(plan, asked)
-        rows[7, 3] += 0.01 * np.abs(rows).max()
-        return rows, library
+    def shifted(plan: ModelPlan, asked: Inputs) -> references.Reference:
+        found = true_rows(plan, asked)
+        found.rows[7, 3] += 0.01 * np.abs(found.rows).max()
+        return found
 
     monkeypatch.setattr(references, "rows_of", shifted)
     found = facts(capsys, tiny, code=1)
@@ -114,6 +134,24 @@ def test_other_rows_are_noticed(
     assert found["cosine"]["median"] > 0.999999 > found["cosine"]["minimum"]
     assert verify(settings(tiny), as_json=False) == 1
     assert "BELOW the limits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_other_ids_of_the_library_are_named(
+    lowercase: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = with_flags(save("llama", tmp_path / "model"), lowercase=lowercase)
+    found = facts(capsys, folder, pooling="last-token", code=int(lowercase))
+    assert found["cosine"]["minimum"] > 0.999999, "its rows are of our ids"
+    assert found["passed"] is not lowercase
+    if lowercase:
+        assert re.match(
+            r"other ids: \d+ of 168 texts differ; of the first of them, text \d+, from token \d", found["token_ids"]
+        )
+    else:
+        assert re.match(
+            r"transformers 5\S+ passes over this: <s> before and </s> after each text \(", found["token_ids"]
+        )
 
 
 def test_scores_are_compared_over_all_texts() -> None:

@@ -58,6 +58,7 @@ def test_models_have_facts() -> None:
         "parent": None,
         "permission": [],
         "ready": True,
+        "fingerprint": "0123456789abcdef",
         "dimensions": 8,
         "max_model_len": 16,
         "max_input_length": 16,

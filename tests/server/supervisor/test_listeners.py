@@ -108,9 +108,14 @@ def test_what_somebody_else_goes_on_serving_is_not_touched(listener: socket.sock
         Listeners([listener], kept_elsewhere=True).refuse_new()
 
 
+def _free_numbers() -> int:
+    """The first of many descriptors that are not open, whatever other tests have left open in this process."""
+    return max(700, *map(int, os.listdir("/proc/self/fd"))) + 1
+
+
 def passed(*sockets: socket.socket, names: str | None = None) -> tuple[dict[str, str], int]:
     """As systemd hands them over, but from another number on, for this process has 3 open already."""
-    first = 700
+    first = _free_numbers()
     for number, one in enumerate(sockets):
         os.dup2(one.fileno(), first + number)
     given = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(sockets)), "PATH": "/bin"}
@@ -146,9 +151,10 @@ def test_only_listening_tcp_sockets_are_taken() -> None:
         local.bind("")
         local.listen()
         for wrong in (silent, local, file):
-            os.dup2(wrong.fileno(), 700)
+            first = _free_numbers()
+            os.dup2(wrong.fileno(), first)
             environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
-            with pytest.raises(SettingsError, match=r"^LISTEN_FDS: descriptor 700 is not a "):
-                inherited(environment, first=700)
+            with pytest.raises(SettingsError, match=rf"^LISTEN_FDS: descriptor {first} is not a "):
+                inherited(environment, first=first)
             with contextlib.suppress(OSError):
-                os.close(700)
+                os.close(first)

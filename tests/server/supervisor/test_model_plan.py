@@ -21,6 +21,7 @@ from server.supervisor.planning.topology import tokenizer_spec
 from tests.engine.folder_files import write
 from tests.engine.model.detection import shapes
 from tests.server_e2e.expected import minilm
+from tokenizer_pool.messages import Truncation
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
 
@@ -214,3 +215,36 @@ def test_batch_managers_are_no_more_than_engines(driver: Driver) -> None:
         plan(model(engine="fake", devices="a,b"), batch_managers=3)
     driver.cuda = Cuda((H200, H200))
     assert plan(model(devices="cuda"), batch_managers=2)  # how many they are is known only now
+
+
+@pytest.mark.holds("Prompts")
+def test_prompts_of_a_card_are_chosen_as_those_of_files(driver: Driver, tmp_path: Path) -> None:
+    folder = tmp_path / "e5-base-v2"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(minilm() / name, folder)
+    asked = {"model_id": str(folder), "engine": "fake"}
+    assert [one.default_prompt for one in plan(model(**asked), model("n", default_prompt_name="query", **asked))] == [
+        "",
+        "query: ",
+    ]
+
+
+def test_the_end_that_is_cut_off_is_that_of_the_files(driver: Driver, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(minilm() / name, tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"truncation_side": "left"})
+    asked = {"model_id": str(tmp_path), "engine": "fake"}
+    planned = plan(model(**asked), model("n", auto_truncate=False, **asked))
+    assert [one.truncation for one in planned] == [Truncation.LEFT, Truncation.NONE]
+    write(tmp_path / "tokenizer_config.json", {"truncation_side": "both"})
+    with pytest.raises(ModelError, match="truncation_side in tokenizer_config"):
+        plan(model(**asked))
+
+
+def test_special_tokens_of_unknown_code_are_refused(driver: Driver, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(minilm() / name, tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": [None, "own.OwnTokenizer"]}})
+    with pytest.raises(ModelError, match=r"names code, own\.OwnTokenizer, which is not run here"):
+        plan(model(model_id=str(tmp_path), engine="fake"))

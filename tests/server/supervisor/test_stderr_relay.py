@@ -93,3 +93,16 @@ def test_a_reader_that_has_gone_blocks_nobody(relayed: Relayed) -> None:
     for _ in range(20_000):
         relayed.write(LINE + b"\n")
     relayed.relay.close(30)
+
+
+def test_a_bar_can_be_drawn_where_the_log_goes_if_that_is_a_terminal(relayed: Relayed) -> None:
+    reader, terminal = os.openpty()
+    relay = StderrRelay(logging.Formatter(), fd=terminal)
+    with relay.terminal() or open(os.devnull, "w") as drawn_on:
+        drawn_on.write("half")
+    assert os.read(reader, 4) == b"half"
+    assert relayed.relay.terminal() is None
+    relay.close(30)
+    for descriptor in (reader, terminal, relay._original):
+        os.close(descriptor)
+    relayed.read()

@@ -198,7 +198,14 @@ def test_a_padded_model_gets_a_line_in_the_log(folder: SocketFolder, caplog: pyt
     assert caplog.messages[-1] == "one runs with padded batches (padded: for a reason)"
 
 
-LOADED = {"engine": "fake", "device": "cpu", "reason": "--engine fake", "max_seqlen": 256, "is_padded": False}
+LOADED = {
+    "engine": "fake",
+    "device": "cpu",
+    "reason": "--engine fake",
+    "dtype": "float32",
+    "max_seqlen": 256,
+    "is_padded": False,
+}
 
 
 class FakeChild:

@@ -180,13 +180,17 @@ def test_layers_that_share_their_weights_share_ours(tmp_path: Path) -> None:
 )
 def test_a_missing_tensor(name: str, folder: Path) -> None:
     rewrite(folder, lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name})
-    with pytest.raises(ModelError, match=f"^the weights have no tensor '{name}'; --engine transformers may"):
+    with pytest.raises(
+        ModelError, match=f"^the weights have no tensor '{name}', which config.json asks for; --engine transformers may"
+    ):
         source_of(folder)
 
 
 def test_a_missing_tensor_of_a_larger_model(folder: Path) -> None:
     rewrite(folder, lambda tensors: {f"bert.{key}": tensor for key, tensor in tensors.items() if key != QUERY})
-    with pytest.raises(ModelError, match=f"^the weights have no tensor 'bert.{QUERY}'; --engine"):
+    with pytest.raises(
+        ModelError, match=f"^the weights have no tensor 'bert.{QUERY}', which config.json asks for; --engine"
+    ):
         source_of(folder)
 
 
@@ -204,7 +208,7 @@ def test_a_missing_tensor_of_a_larger_model(folder: Path) -> None:
 )
 def test_a_wrong_shape(name: str, shape: tuple[int, ...], folder: Path) -> None:
     rewrite(folder, lambda tensors: {**tensors, name: torch.zeros(shape)})
-    with pytest.raises(ModelError, match=f"^the tensor '{name}'.* has the shape .*, not ") as raised:
+    with pytest.raises(ModelError, match=f"^the tensor '{name}'.* has the shape .*; config.json asks for ") as raised:
         source_of(folder).weights()
     assert "\n" not in str(raised.value)
 
@@ -270,7 +274,9 @@ def test_one_bias_too_few_is_no_layout_without_biases() -> None:
     both = affine({"final_norm": ("scale",), "embedding_norm": ("scale",)})
     poorer = affine({"final_norm": ("scale",), "embedding_norm": ("scale",)}, has_bias=False)
     richer = both | {"embedding_norm.bias": Recipe(("lost.bias",))}
-    with pytest.raises(ModelError, match=r"^the weights have no tensor 'lost\.bias'; --engine"):
+    with pytest.raises(
+        ModelError, match=r"^the weights have no tensor 'lost\.bias', which config.json asks for; --engine"
+    ):
         small({"scale.bias": torch.zeros(2)}, richer, poorer)
 
 

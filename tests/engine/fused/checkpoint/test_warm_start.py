@@ -15,6 +15,7 @@ import pytest
 
 from engine.fused import start as fused
 from engine.fused.checkpoint import from_folder
+from engine.fused.choices import choose
 from engine.fused.engine import FusedEngine
 from engine.fused.quantization import cache, gate
 from engine.messages import LoadOptions
@@ -24,6 +25,7 @@ from engine.store import fingerprint
 from engine.types import ModelError
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save
+from tests.tiers import full
 
 START = """
 import builtins, json, sys
@@ -92,7 +94,7 @@ def test_a_warm_start_imports_no_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.holds("A warm fused start imports no transformers")
 @pytest.mark.usefixtures("lenient")
-@pytest.mark.parametrize("family", ["bert", "albert", "qwen3 with a window", "gemma2", "modernbert", "mpnet"])
+@pytest.mark.parametrize("family", ["modernbert", *full("bert", "albert", "qwen3 with a window", "gemma2", "mpnet")])
 def test_a_warm_engine_gives_the_same_rows(family: str, tmp_path: Path) -> None:
     folder, cache_dir = save(family, tmp_path / "model"), tmp_path / "cache"
     cold, warm = load(folder, cache_dir), load(folder, cache_dir)
@@ -117,7 +119,7 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, caplog: pytest.LogCapture
 
 
 @pytest.mark.usefixtures("lenient")
-@pytest.mark.parametrize("others", [{"quantization": "none"}, {"quantization": "auto"}, {"is_gated": False}])
+@pytest.mark.parametrize("others", [{"quantization": "auto"}, *full({"quantization": "none"}, {"is_gated": False})])
 def test_what_is_not_quantized_or_not_gated_is_not_kept(others: dict[str, Any], tmp_path: Path) -> None:
     folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
     load(folder, cache_dir, **others)
@@ -161,7 +163,9 @@ def test_a_folder_that_can_not_be_written_is_only_warned_of(tmp_path: Path, capl
 
 
 @pytest.mark.usefixtures("lenient")
-@pytest.mark.parametrize("what", ["weights", "config", "tokenizer", "pooling", "length", "dtype", "quantization"])
+@pytest.mark.parametrize(
+    "what", ["weights", *full("config", "tokenizer", "pooling", "length", "dtype", "quantization")]
+)
 def test_what_makes_a_start_cold_again(what: str, tmp_path: Path) -> None:
     folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
     load(folder, cache_dir)
@@ -185,6 +189,13 @@ def test_what_makes_a_start_cold_again(what: str, tmp_path: Path) -> None:
         assert not any("taken from" in note for note in load(folder, cache_dir, **others.get(what, {})).info.notes)
 
 
+def test_config_json_understood_in_another_way_is_another_model(tmp_path: Path) -> None:
+    chosen = choose(options(save("bert", tmp_path / "model"), None))
+    folder = dataclasses.replace(chosen.folder, config={**chosen.folder.config, "is_causal": False})
+    assert cache._key(chosen, "fp8") == cache._key(chosen, "fp8")
+    assert cache._key(chosen, "fp8") != cache._key(dataclasses.replace(chosen, folder=folder), "fp8")
+
+
 @pytest.mark.usefixtures("lenient")
 def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
@@ -199,7 +210,10 @@ def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "file",
-    ["fused/quantization/fp8_row.py", "fused/quantization/gate.py", "fused/adapters/bert.py", "machine/varlen.py"],
+    [
+        *("fused/quantization/fp8_row.py", "fused/quantization/gate.py", "fused/adapters/bert.py", "machine/varlen.py"),
+        *("model/known_code/gte.py", "transformers/configuration.py"),
+    ],
 )
 def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")

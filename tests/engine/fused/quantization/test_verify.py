@@ -54,6 +54,7 @@ def test_it_neither_reads_nor_writes_the_cache(tiny: Path, tmp_path: Path, monke
     assert kept.stat() == before
 
 
+@pytest.mark.full
 def test_a_start_from_the_cache_knows_what_the_gate_found(tiny: Path, tmp_path: Path) -> None:
     first, second = (
         loading.load(Phases(), name="m", reason="", options=options(tiny, tmp_path / "cache")) for _ in range(2)

@@ -63,6 +63,31 @@ def test_files_that_only_attackers_write(tmp_path: Path, monkeypatch: pytest.Mon
     assert "config.json is too large" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", shapes.CONFIG])
+def test_a_link_to_itself(tmp_path: Path, name: str) -> None:
+    shapes.embedding(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(name)
+    assert refusal(tmp_path).endswith(f"{name} is a link to itself")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "d2/model.safetensors"])
+def test_weights_that_are_cut_short(tmp_path: Path, name: str) -> None:
+    shapes.embedding(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[:-1])
+    assert f"{name} is cut short: it has {len(whole) - 1} of {len(whole)} bytes" in refusal(tmp_path)
+    (tmp_path / name).write_bytes(whole + b"more")
+    assert f"{name} has {len(whole) + 4} bytes, and its header tells of {len(whole)}" in refusal(tmp_path)
+    model_folder.read(tmp_path, needs_weights=False)
+
+
+def test_prompts_that_are_no_texts(tmp_path: Path) -> None:
+    shapes.embedding(tmp_path)
+    change(tmp_path / shapes.CONFIG, prompts={"document": None, "query": 5})
+    assert refusal(tmp_path) == f"prompts in {shapes.CONFIG}: 'query' is not a text"
+
+
 def test_markers_beyond_the_embedding_table(tmp_path: Path) -> None:
     shapes.pylate(tmp_path)
     late = model_folder.read(tmp_path).late

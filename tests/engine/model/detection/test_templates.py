@@ -1,11 +1,14 @@
 """The questions that generative rerankers are asked, against what their own libraries make of a pair."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Activation, AnswerScore
+from tests.engine.folder_files import change, write
 from tests.engine.model.detection import shapes
 
 FILLED = {"{instruction}": "Do it.", "{query}": "why?", "{document}": "because"}
@@ -46,7 +49,38 @@ def test_mxbai_rerank_is_asked_as_its_library_does(tmp_path: Path, leave_out: st
 
 def test_bge_reranker_gemma_is_asked_as_its_library_does(tmp_path: Path) -> None:
     shapes.gemma_reranker(tmp_path)
-    assert asked(model_folder.read(tmp_path, task="rerank")) == (
+    assert asked(model_folder.read(tmp_path, template="bge-reranker-v2-gemma")) == (
         "<bos>A: why?\nB: because\nGiven a query A and a passage B, determine whether the passage contains an answer "
         "to the query by providing a prediction of either 'Yes' or 'No'."
     )
+
+
+@pytest.mark.parametrize("name", ["zerank-2-reranker", "zerank-1-small"])
+def test_zerank_has_the_query_in_the_systems_turn(tmp_path: Path, name: str) -> None:
+    """As its chat template puts a system's and a user's message (zeroentropy/zerank-2, modeling_zeranker.py)."""
+    shapes.qwen3_reranker(tmp_path)
+    change(tmp_path / "config.json", _name_or_path=f"zeroentropy/{name}")
+    write(tmp_path / "tokenizer_config.json", {"chat_template": "stock"})
+    found = model_folder.read(tmp_path)
+    assert (
+        asked(found)
+        == "<|im_start|>system\nwhy?<|im_end|>\n<|im_start|>user\nbecause<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (found.heads, found.activation) == ((AnswerScore(yes_id=7, no_id=None),), Activation.IDENTITY)
+
+
+@pytest.mark.parametrize("leave_out", ["", "{instruction}"])
+def test_ctxl_rerank_has_the_document_first(tmp_path: Path, leave_out: str) -> None:
+    """As its card does: format_prompts of ContextualAI/ctxl-rerank-v2-instruct-multilingual-1b."""
+    shapes.qwen3_reranker(tmp_path)
+    write(tmp_path / "tokenizer_config.json", {})
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["!"] = 12
+    write(tmp_path / "tokenizer.json", tokenizer)
+    found = model_folder.read(tmp_path, template="ctxl-rerank-v2")
+    instruction = "" if leave_out else " Do it."
+    assert asked(found, leave_out=leave_out) == (
+        "Check whether a given document contains information helpful to answer the query.\n"
+        f"<Document> because\n<Query> why?{instruction} ??"
+    )
+    assert found.heads == (AnswerScore(yes_id=12, no_id=None),)

@@ -54,7 +54,7 @@ def test_code_that_a_configuration_names_is_not_run(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
 
     with stand_in.library():
-        engine = stand_in.load(folder, **model.options)
+        engine = stand_in.load(folder, **model.options, trusted_keys=("auto_map",))
         assert stand_in.rows(engine, [[5, 6, 7]]).shape == (1, engine.info.dimensions)
 
     assert not list(tmp_path.rglob("was-run"))

@@ -48,6 +48,8 @@ def problem(called: Called, family: dict[str, Any]) -> str:
         ({"top_n": -1, "top_k": 3}, "top_n"),
         ({"return_text": True, "return_documents": False}, "return_documents differs from return_text"),
         ({"return_documents": True, "return_input": False}, "return_input differs from return_documents"),
+        ({"raw_scores": True, "use_activation": True}, "raw_scores is the opposite of use_activation"),
+        ({"raw_scores": False, "use_activation": False}, "raw_scores is the opposite of use_activation"),
     ],
     ids=str,
 )

@@ -39,6 +39,7 @@ def test_tokenize() -> None:
     assert tokenize({"inputs": "a"}).is_single
     assert not tokenize({"inputs": "a", "add_special_tokens": False}).add_special_tokens
     assert tokenize({"inputs": "a", "prompt_name": "query"}).prompt == "Q: "
+    assert tokenize({"inputs": "a", "model": "x:query"}).prompt == "Q: "
 
 
 @pytest.mark.holds("TEI's routes")

@@ -40,6 +40,17 @@ def test_a_rerankers_instances() -> None:
     assert predicted == [{"score": 2.0, "label": "yes"}]
 
 
+def test_a_rerankers_documents_are_as_the_server_is_told() -> None:
+    body = {"instances": [{"query": "a", "documents": ["b"], "return_documents": True}]}
+
+    async def run() -> Any:
+        edge = Edge(loaded=state_with(OutputKind.LOGITS, task="rerank"), has_documents_in_objects=False)
+        return json.loads((await call(edge.app, "POST", "/vertex", json.dumps(body).encode())).body)
+
+    (ranked,) = asyncio.run(run())["predictions"]
+    assert ranked["results"][0]["document"] == "b"
+
+
 @pytest.mark.holds("TEI's routes")
 @pytest.mark.parametrize(
     ("body", "status", "start"),

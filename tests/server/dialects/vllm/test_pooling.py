@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from engine.types import OutputKind
+from server.dialects.vllm.pooling import decode
+from server.requests.work import EmbedRequest
 from tests.server.asking import RAW, ask
-from tests.server.edge import Called, Edge
+from tests.server.edge import Called, Edge, new_call, one_model
 
 EMBED: dict[str, Any] = {"outputs": OutputKind.POOLED | OutputKind.TOKENS, "task": "embed"}
 LABELS: dict[str, Any] = {"outputs": OutputKind.LOGITS, "task": "classify", "labels": ["a", "b"], "num_labels": 2}
@@ -44,6 +46,19 @@ def test_the_answer_around_the_data() -> None:
     assert answer["id"] == f"pool-{called.headers['x-request-id']}"
     assert (answer["object"], answer["model"], type(answer["created"])) == ("list", "the-model", int)
     assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0, "truncated_inputs": 0}
+
+
+@pytest.mark.holds("vLLM's own routes")
+def test_a_word_behind_the_models_name_is_a_prompt() -> None:
+    models = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
+    named = {None: "D: ", "the-model": "D: ", "the-model:query": "Q: "}
+
+    for name, prompt in named.items():
+        work = decode(new_call(models=models), json.dumps({"input": "a", "model": name}).encode()).work
+        assert isinstance(work, EmbedRequest)
+        assert work.prompt == prompt
+    refused = pooling({"input": [5, 6], "model": "the-model:query"})
+    assert (refused.status, refused.error()["param"]) == (400, "model")
 
 
 @pytest.mark.holds("vLLM's own routes")

@@ -9,7 +9,7 @@ from engine.types import OutputKind
 from server.dialects.vllm.tokenize import decode_tokenize
 from server.requests.errors import InvalidRequest, RequestError
 from tests.server.asking import ask
-from tests.server.edge import Edge, new_call
+from tests.server.edge import Edge, new_call, one_model
 from tokenizer_pool.chat import Chat
 from tokenizer_pool.messages import Refusal, TextRefused
 
@@ -34,6 +34,16 @@ def test_ids_of_a_text_and_of_several() -> None:
     several = answer("/tokenize", {"prompt": ["ab", "c"], "return_token_strs": True})
     assert (several["count"], several["tokens"]) == ([2, 1], [[97, 98], [99]])
     assert several["token_strs"] == [["a", "b"], ["c"]]
+
+
+@pytest.mark.holds("vLLM's own routes")
+def test_a_word_behind_the_models_name_is_a_prompt() -> None:
+    models = one_model(default_prompt="D: ", facts={"prompts": {"query": "Q: "}})
+    named = {None: "D: ", "the-model": "D: ", "the-model:query": "Q: "}
+
+    for name, prompt in named.items():
+        body = json.dumps({"prompt": "a", "model": name}).encode()
+        assert decode_tokenize(new_call(models=models), body).prompt == prompt
 
 
 @pytest.mark.holds("vLLM's own routes")

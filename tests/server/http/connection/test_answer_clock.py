@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from server.http.body import Receive, Scope, Send
 from server.http.connection.answer_clock import BYTES_PER_SECOND
 from server.http.protocol import Protocol
 from tests.server.http.bare import Bare, Connected, turns
-from tests.server.http.running import POST, App
+from tests.server.http.running import GET, POST, App
 
 PIECE = 256 * 1024  # what an answer is written in
 NUM_PIECES = 40
@@ -74,6 +75,39 @@ def test_who_reads_too_slowly_is_cut_off_however_often_it_reads(run: Callable[[T
         assert num_read == 6  # 300 s, and one second more for each piece
 
     run(test)
+
+
+@pytest.mark.holds("Limits", "Lines")
+def test_the_clock_stands_while_the_server_has_nothing_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is written line by line may take hours."""
+
+    async def main() -> None:
+        pieces: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": await pieces.get(), "more_body": True})
+
+        clock, server = Clock(monkeypatch), Bare(app)
+        client = server.connect()
+        client.transport.is_read = False
+        await client.send(GET % b"")
+        for _ in range(3):
+            pieces.put_nowait(b"x" * PIECE)
+            await turns(4)
+            await clock.advance(90)  # the client does not read
+            await read(client)
+            await clock.advance(2 * Protocol.answer_seconds)
+        assert not client.transport.is_closing()
+        pieces.put_nowait(b"x" * PIECE)
+        await turns(4)
+        await clock.advance(40)  # 310 s in all, and one second more for each piece that was read
+        assert client.transport.is_closing()
+        monkeypatch.undo()
+        server.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.holds("Limits")

@@ -75,7 +75,8 @@ def test_the_hot_route_says_what_it_takes(schema: Any) -> None:
     assert not {"late_chunking_params", "messages"} & properties  # these are refused
     assert body["required"] == ["input"]
     assert {parameter["name"] for parameter in operation["parameters"]} == {"request-timeout-ms", "x-embedline-class"}
-    assert set(operation["responses"]["200"]["content"]) >= {"application/json", "application/octet-stream"}
+    kinds = {"application/json", "application/octet-stream", "application/x-ndjson"}
+    assert set(operation["responses"]["200"]["content"]) >= kinds
     assert {"400", "413", "429", "503", "504"} <= set(operation["responses"])
 
 

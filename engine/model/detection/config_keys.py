@@ -1,0 +1,179 @@
+"""Checks the keys of config.json where the library's own classes are meant: no key that changes rows is passed over.
+
+Some keys are of older versions of transformers or of other code. The installed version would ignore them without a
+word, so their values must be those without effect.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from engine.model.detection import library
+from engine.model.json_files import Json, object_in
+from engine.model.known_code.known_code import COMMON, USUAL
+from engine.model.known_code.trust import TRUST, check_trusted
+from engine.types import ModelError
+
+# Key -> the values without effect, where the architecture does not read the key.
+_CHANGES_ROWS: Mapping[str, tuple[object, ...]] = {
+    **USUAL,
+    "alibi": (False,),
+    "causal": (False,),
+    "is_causal": (False,),
+    "layer_norm_type": ("layer_norm",),
+    "logn_attention_scale": (False,),
+    "moe_every_n_layers": (0,),
+    "num_experts": (0, 1),
+    "parallel_block": (False,),
+    "partial_rotary_factor": (1.0,),
+    "prenorm": (False,),
+    "rotary_emb_fraction": (1.0,),
+    "rotary_emb_interleaved": (False,),
+    "rotary_emb_scale_base": (),
+    "use_bidirectional_attention": (False,),
+    "use_rms_norm": (False,),
+}
+# position_embedding_type: BERT and its kin had relative ones. Files of ModernBERT say "absolute", and its code never
+# read it; the code from which transformers has these three did.
+_ROTATED = ("absolute", "rope", "rotary")
+_POSITIONS_OF = dict.fromkeys(("gte", "nomic_bert", "jina_embeddings_v3"), ("rope", "rotary"))
+_MAX_NAMED = 12  # keys in a note
+# transformers reads it for every architecture, and nothing here is tested so.
+_PER_LAYER: Mapping[str, tuple[object, ...]] = {"per_layer_config": ({},)}
+_SIZES = frozenset(
+    (
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("head_dim", "sliding_window", "local_attention", "global_attn_every_n_layers", "sliding_window_pattern"),
+        *(
+            "max_position_embeddings",
+            "n_positions",
+            "n_embd",
+            "n_layer",
+            "n_head",
+            "n_inner",
+            "dim",
+            "hidden_dim",
+            "n_layers",
+            "n_heads",
+            "embedding_size",
+        ),
+    )
+)
+_UNLIMITED = ("xlnet",)  # which writes -1 for the number of positions
+_SWITCHES = frozenset(
+    ("is_causal", "is_decoder", "use_bidirectional_attention", "use_sliding_window", "attention_bias", "mlp_bias")
+)
+_ROPE = ("rope_parameters", "rope_scaling")
+# The base of the angles in older files -> the layers under whose name newer ones have it.
+_THETAS = {
+    "rope_theta": "full_attention",
+    "global_rope_theta": "full_attention",
+    "local_rope_theta": "sliding_attention",
+    "rope_local_base_freq": "sliding_attention",
+}
+# Of files that are often met: what they were for is gone, or concerns training and the making of checkpoints.
+_HARMLESS = frozenset(
+    (
+        *("directionality", "down_scale_factor", "gap_size", "net_structure_type", "model_name", "output_past"),
+        *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"),
+        *("pooler_type", "sinusoidal_pos_embds", "unsloth_version", "unsloth_fixed", "pretraining_tp", "text_config"),
+        *("quantization_config", "compression_config", "_flash_attn_2_enabled", "reference_compile", "embedding_size"),
+        *("summary_activation", "summary_first_dropout", "summary_last_dropout", "summary_type", "summary_use_proj"),
+        *("global_rope_theta", "local_rope_theta", "repad_logits_with_grad", "position_embedding_type"),
+        *("_sliding_window_pattern", "tie_weights_", "adapters", "bos_token", "eos_token"),
+    )
+)
+
+
+def check_sizes(config: Json) -> None:
+    """Raises ModelError for a size that is no positive integer, or a switch that is neither true nor false.
+
+    Libraries differ in what they make of them: 0 may mean the default, or no window.
+    """
+    for key in _SWITCHES & config.keys():
+        if config[key] is not None and not isinstance(config[key], bool):
+            raise ModelError(f"{key!r} in config.json is neither true nor false")
+    for key in _SIZES & config.keys():
+        value = config[key]
+        if value == -1 and config.get("model_type") in _UNLIMITED:
+            continue
+        is_one = isinstance(value, list) or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
+        if value is not None and not is_one:
+            raise ModelError(f"{key!r} in config.json is not a positive integer")
+
+
+def check_keys(config: Json, trusted: Collection[str]) -> tuple[str, ...]:
+    """A note on keys that nothing reads, if there are any. trusted: keys that are passed over, which would be refused.
+
+    Raises ModelError for a key that would change rows in other code, and that the architecture does not read.
+    """
+    model_type = str(config["model_type"])
+    read = library.keys_of(model_type)
+    if not read:
+        return ()
+    said = {key: value for key, value in config.items() if value is not None}
+    refusals = {**dict(_refusals(model_type, said, read)), **dict(_of_layers(said, read))}
+    check_trusted(config, trusted, {*refusals, "auto_map"})
+    for key, why in refusals.items():
+        if key not in trusted:
+            raise _passed_over(key, said[key], why)
+    _check_rope(said, read)
+    unread = sorted(
+        said.keys() - set(trusted) - read - library.keys_of_all() - COMMON - _CHANGES_ROWS.keys() - _HARMLESS
+    )
+    names = ", ".join(key[:40] for key in unread[:_MAX_NAMED]) + (" …" if len(unread) > _MAX_NAMED else "")
+    return (f"config.json has keys that transformers' {model_type} does not read: {names}",) if unread else ()
+
+
+def _refusals(model_type: str, config: Json, read: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Keys with a value that would not be computed, and why."""
+    positions = _POSITIONS_OF.get(model_type, _ROTATED if "rope_parameters" in read else ("absolute",))
+    for key, harmless in {**_CHANGES_ROWS, "position_embedding_type": positions}.items():
+        if key in config and key not in read and config[key] not in harmless:
+            yield key, f"transformers' {model_type} does not compute that"
+    for key, harmless in _PER_LAYER.items():
+        if key in config and config[key] not in harmless:
+            yield key, "it is not computed here"
+
+
+def _of_layers(config: Json, read: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Mistral has one kind of layers: transformers warns of layer_types, and passes over them."""
+    if "layer_types" in config and (config["model_type"] == "mistral" or "layer_types" not in read):
+        kind = "sliding_attention" if config.get("sliding_window") and "sliding_window" in read else "full_attention"
+        if not isinstance(config["layer_types"], list) or set(map(str, config["layer_types"])) - {kind}:
+            yield "layer_types", f"each layer would be of {kind}"
+
+
+def _check_rope(config: Json, read: Collection[str]) -> None:
+    """Raises ModelError where two keys say different things of the angles: versions of transformers differ in which."""
+    new, old = (object_in(config, key) for key in _ROPE)
+    if new and old and new != old:
+        raise ModelError("rope_parameters and rope_scaling in config.json differ; leave out the one that does not hold")
+    for rope in (new, old):
+        kind = rope.get("rope_type", rope.get("type"))
+        if rope.get("type", kind) != kind:
+            raise ModelError("rope_type and type in config.json name different angles; leave out one of them")
+        if rope.get("factor", 1) != 1 and kind in (None, "default"):
+            raise ModelError("a factor of angles in config.json has no rope_type, so it would be passed over")
+        factor = rope.get("partial_rotary_factor")
+        if factor not in (None, 1) and "partial_rotary_factor" not in read and kind != "proportional":
+            raise ModelError(
+                f"'partial_rotary_factor' among the angles in config.json is {factor!r}, and transformers' "
+                f"{config['model_type']} turns all numbers of a head; no engine serves this model"
+            )
+    for place in _ROPE:
+        _check_places(config, place)
+
+
+def _check_places(config: Json, place: str) -> None:
+    """Raises ModelError where a key is inside and outside of this object with two values: the inner one is taken."""
+    rope = object_in(config, place)
+    inner = [("partial_rotary_factor", rope.get("partial_rotary_factor")), ("rope_theta", rope.get("rope_theta"))]
+    inner += [(key, object_in(rope, layers).get("rope_theta")) for key, layers in _THETAS.items()]
+    for key, value in inner:
+        if None not in (value, config.get(key)) and value != config[key]:
+            raise ModelError(f"{key!r} differs inside and outside of {place} in config.json; leave out one")
+
+
+def _passed_over(key: str, value: object, why: str) -> ModelError:
+    return ModelError(
+        f"{key!r} in config.json is {str(value)[:60]!r}, and {why}; if it changes nothing, say so by {TRUST} {key}"
+    )

@@ -1,0 +1,68 @@
+"""What the installed transformers has, read from its source as text: importing it would take seconds."""
+
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+# How a key is written where it is read: config.key, "key" as an argument, and as a field of a configuration.
+_OWN_KEYS = re.compile(r'config\.(\w+)|"(\w+)"|^    (\w+): ', re.MULTILINE)
+_KEYS_OF_ALL = re.compile(r'kwargs\.(?:pop|get)\("(\w+)"|^    (\w+): ', re.MULTILINE)
+_OF_ALL = ("configuration_utils.py", "modeling_rope_utils.py", "generation/configuration_utils.py")
+
+
+def classes() -> str:
+    """The source file that lists the library's classes; "" if there is no transformers."""
+    folder = _folder()
+    return _text(folder / "models" / "auto" / "modeling_auto.py") if folder else ""
+
+
+def architectures(classes: str) -> frozenset[str]:
+    """The model_type of each base model; empty if the source has another form."""
+    _, _, rest = classes.partition("\nMODEL_MAPPING_NAMES = OrderedDict(")
+    table, _, _ = rest.partition("\n)\n")
+    return frozenset(re.findall(r'\("([^"]+)", ["(]', table))
+
+
+@functools.cache
+def keys_of(model_type: str) -> frozenset[str]:
+    """The keys of config.json that an architecture's own source reads, and some other words.
+
+    Empty if the source is not found.
+    """
+    folder = _folder()
+    found = [file for file in _configurations(folder, model_type) if f'model_type = "{model_type}"' in _text(file)]
+    if not found:
+        return frozenset()
+    model = found[0].with_name(found[0].name.replace("configuration_", "modeling_"))
+    text = f"{_text(found[0])}\n{_text(model)}"
+    keys = {key for keys in _OWN_KEYS.findall(text) for key in keys if key}
+    reads_causal = "create_causal_mask" in text and "is_decoder" not in keys  # that function reads is_causal
+    return frozenset(keys | {"is_causal"} if reads_causal else keys)
+
+
+@functools.cache
+def keys_of_all() -> frozenset[str]:
+    """The keys that every architecture reads, by the classes that all share, and some other words."""
+    folder = _folder()
+    texts = [_text(folder / name) for name in _OF_ALL] if folder else []
+    return frozenset(key for text in texts for keys in _KEYS_OF_ALL.findall(text) for key in keys if key)
+
+
+def _configurations(folder: Path | None, model_type: str) -> Iterator[Path]:
+    """Files that may have the architecture's configuration: gemma3_text is in gemma3's folder."""
+    name = model_type.replace("-", "_")
+    while folder and name:
+        yield from sorted((folder / "models" / name).glob("configuration_*.py"))
+        name = name.rpartition("_")[0]
+
+
+def _folder() -> Path | None:
+    spec = importlib.util.find_spec("transformers")
+    places = spec.submodule_search_locations if spec else None
+    return Path(places[0]) if places else None
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""

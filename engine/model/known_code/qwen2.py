@@ -1,0 +1,44 @@
+"""Qwen2 with code of its own: gte-Qwen2, stella_en_1.5B, inf-retriever; and Qwen2.5-Math's reward models."""
+
+from engine.model.json_files import Json
+from engine.model.known_code.known_code import KnownCode
+from engine.types import ModelError
+
+_SIZES = frozenset(
+    (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act"),
+        *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling"),
+        "rope_parameters",  # as transformers 5 saves the two
+    )
+)
+_WINDOW = frozenset(("use_sliding_window", "sliding_window", "max_window_layers"))
+
+REWARD = "Qwen2ForRewardModel"  # transformers lacks it; engine.tensorrt_llm.planning.stock
+
+
+def _translate(said: Json, own: Json) -> Json:
+    if not isinstance(said.get("is_causal"), bool):
+        raise ModelError("config.json has no 'is_causal', and versions of the model's own code differ without it")
+    return own
+
+
+# Qwen2Model of transformers 4.41 with is_causal, which leaves out the causal mask: transformers 5 has the same key.
+QWEN2_EMBEDDING = KnownCode(
+    source="modeling_qwen.py as vllm-project/vllm, vllm/model_executor/models/qwen2.py, describes it",
+    model_types=frozenset(("qwen2",)),
+    modules=frozenset(("modeling_qwen",)),
+    architecture="qwen2",
+    classes={name: name for name in ("Qwen2Model", "Qwen2ForCausalLM", "Qwen2ForSequenceClassification")},
+    same=_SIZES | {"is_causal"},
+    fixed={"use_sliding_window": (False,)},
+    without_effect=_WINDOW,
+    translate=_translate,
+)
+QWEN2_REWARD = KnownCode(
+    source="Qwen/Qwen2.5-Math-RM-72B, modeling_qwen2_rm.py",
+    model_types=frozenset(("qwen2",)),
+    modules=frozenset(("modeling_qwen2_rm", "configuration_qwen2_rm")),
+    architecture="qwen2",
+    classes={REWARD: REWARD},
+    same=_SIZES | _WINDOW | {"head_dim", "layer_types", "is_causal"},
+)

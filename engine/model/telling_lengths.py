@@ -1,0 +1,37 @@
+"""How many tokens a text needs to show a wrong window or wrong frequencies: what config.json says of both."""
+
+from engine.model.json_files import Json, number_in, object_in
+
+_MODERNBERT_WINDOW = 128  # the default of local_attention (transformers, configuration_modernbert.py)
+_LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rope whose frequencies depend on the length
+
+
+def telling_lengths(config: Json, max_seqlen: int) -> tuple[int, ...]:
+    """Ascending; none if nothing changes within max_seqlen tokens. config: ModelFolder.config. Raises ModelError.
+
+    A quarter beyond a window, so that more than a few tokens lose sight of the first ones.
+    """
+    window = _window(config)
+    lengths = {window + window // 4 + 2} if window is not None and window < max_seqlen else set()
+    lengths |= _of_rope(config)
+    return tuple(sorted({min(length, max_seqlen) for length in lengths}))
+
+
+def _window(config: Json) -> int | None:
+    """A token sees others up to about this many tokens away; None = all."""
+    if config.get("model_type") == "modernbert":
+        return (number_in(config, "local_attention") or _MODERNBERT_WINDOW) // 2  # to either side
+    window = number_in(config, "sliding_window")
+    kinds = config.get("layer_types")
+    has_none = isinstance(kinds, list) and "sliding_attention" not in kinds
+    if window is None or has_none or config.get("use_sliding_window") is False:
+        return None
+    return window // 2 + 1 if config.get("use_bidirectional_attention") else window
+
+
+def _of_rope(config: Json) -> set[int]:
+    rope = object_in(config, "rope_parameters") or object_in(config, "rope_scaling")
+    if rope.get("rope_type", rope.get("type")) not in _LENGTH_DEPENDENT:
+        return set()
+    first = number_in({**config, **rope}, "original_max_position_embeddings", "max_position_embeddings")
+    return set() if first is None else {first, first + 2}

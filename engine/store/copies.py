@@ -1,0 +1,103 @@
+"""Copies of models in the cache: each is made by one process and used by several. Knows no content.
+
+Their folder, the root, holds:
+
+    KEY.lock     locked by the process that looks for this copy, makes it or removes it; others wait
+    KEY          a copy; locked, shared, by each process that uses it, until it ends
+    KEY.partial  unfinished work; removed by the next process that has the lock
+
+The locks are the kernel's (flock): no lock outlives its process.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.store.folder_rights import check_owner
+
+logger = logging.getLogger("embedline.engine")
+
+PARTIAL = ".partial"  # behind the name of a copy: unfinished work on it
+_LOCK = ".lock"
+
+
+def open_root(root: Path) -> None:
+    """Make the root if it is not there, and remove what killed processes left in it. Raises OSError where this can't be
+    done, or other users may write into it."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_owner(root)
+    for folder in root.glob(f"*{PARTIAL}"):
+        with contextlib.suppress(OSError):
+            _remove_unused(folder)
+
+
+@contextlib.contextmanager
+def locked(copy: Path, what: str) -> Iterator[None]:
+    """No other process looks for the copy or makes it meanwhile. `what` is what the log calls it. Raises OSError where
+    there are no locks."""
+    with _lock_file(copy).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("another process is at work on %s in %s: waiting for it", what, copy)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def unfinished(copy: Path) -> Path:
+    """Where a copy is made, before it is renamed."""
+    return copy.with_name(copy.name + PARTIAL)
+
+
+def use(copy: Path) -> None:
+    """Keep other processes from removing the copy while this process lives. Raises OSError."""
+    descriptor = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)  # never closed: the lock lasts as long
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with contextlib.suppress(OSError):  # a folder of root can be read, not touched
+        os.utime(descriptor)  # the time of the last use, for make_way
+
+
+def make_way(copy: Path, *, most_others: int) -> None:
+    """Remove a copy that can't be used, unfinished work on it, and old copies that no process uses, but for the newest
+    `most_others`. Only for the process that has the lock. Raises OSError."""
+    for useless in (copy, unfinished(copy)):
+        if useless.exists():
+            shutil.rmtree(useless)
+    others = [folder for folder in copy.parent.iterdir() if folder.is_dir() and folder.suffix != PARTIAL]
+    others.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+    for other in others[most_others:]:
+        with contextlib.suppress(OSError):
+            _remove_unused(other)
+
+
+@contextlib.contextmanager
+def of_this_user_alone() -> Iterator[None]:
+    """Set the umask so that the next start may use what is made (see engine.store.folder_rights.check_owner)."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def _lock_file(copy: Path) -> Path:
+    """Never removed, because another process may be waiting for its lock."""
+    return copy.with_name(copy.name + _LOCK)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a copy or unfinished work. Raises BlockingIOError where a process uses it or is at work on it."""
+    copy = folder.with_suffix("")
+    descriptors = [os.open(_lock_file(copy), os.O_WRONLY | os.O_CREAT, 0o600)]
+    try:
+        descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+        for descriptor in descriptors:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)

@@ -1,0 +1,59 @@
+"""The manifest of a folder that this program wrote: facts about it, and a digest of each file, by which a later process
+sees that it is as it was written. Knows no content."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.store import fingerprint
+
+Json = dict[str, Any]
+
+FILE = "manifest.json"
+# Larger files are checked by samples at each start: hashing 8 GB of weights takes seconds, and a start should read
+# them within one. They are synced to the disk before the manifest is written, so they can only be cut short, replaced
+# or gone as a whole, which samples show. Files that are hashed whole need no sync.
+_MAX_WHOLE = 64 << 20  # bytes
+
+
+def write(folder: Path, facts: Json) -> None:
+    """Write the manifest of a folder whose files are complete. Raises OSError."""
+    for file in filter(_is_large, _files(folder)):
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+    content = {"facts": facts, "files": _digests(folder)}
+    manifest = {**content, "digest": _digest_of(content)}
+    (folder / FILE).write_text(json.dumps(manifest, indent=1))
+
+
+def read(folder: Path) -> Json:
+    """The facts. Raises ValueError if a file has changed, OSError, and any other error if the manifest is damaged."""
+    manifest = json.loads((folder / FILE).read_bytes())
+    if manifest.pop("digest") != _digest_of(manifest):
+        raise ValueError("its manifest has changed since it was written")
+    if manifest["files"] != _digests(folder):
+        raise ValueError("a file has changed since it was written")
+    return dict(manifest["facts"])
+
+
+def _digest_of(content: Json) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Digests of every file but the manifest, by its path in the folder."""
+    return {
+        file.relative_to(folder).as_posix(): fingerprint.sampled(file) if _is_large(file) else fingerprint.whole(file)
+        for file in _files(folder)
+    }
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.is_file() and file != folder / FILE)
+
+
+def _is_large(file: Path) -> bool:
+    return file.stat().st_size > _MAX_WHOLE

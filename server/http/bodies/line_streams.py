@@ -1,0 +1,208 @@
+"""Answers bodies of lines line by line and in order, while more of them comes: millions of texts in constant memory.
+
+Lines that come together and ask for the same are embedded together; each group is reported like a request.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from server.dialects.openai_lines import Line, body_of, check_lines, error_line, last_line, row_lines
+from server.dialects.reading.nesting import LARGE_BYTES, check_large
+from server.dialects.route import Call, Headers, Route
+from server.dialects.writing.forms import Container
+from server.http.bodies.lines import LINES, LineReader
+from server.http.body import BodyReader, ClientLeft, Receive, Send
+from server.requests.admission.room import SMALL_BYTES
+from server.requests.errors import (
+    ERRORS,
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    NotReady,
+    Overloaded,
+    RequestError,
+)
+from server.requests.in_order import InOrder
+from server.requests.models import ServerState
+from server.requests.pipeline import Pipeline
+from server.requests.trace import Trace
+from server.requests.work import Embedded, EmbedRequest
+from wire.vocabulary import RequestClass
+
+MAX_OPEN = 16  # groups whose answers have not left
+_MAX_LINES = 32  # of a group
+_MAX_WAIT_SECONDS = 600.0  # of a group, for a server with too much work
+_CLIENT_LEFT = 499
+_ENDING = (DeadlineExceeded, NotReady, Overloaded)  # no line is to blame for these
+
+logger = logging.getLogger("embedline.server")
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """Lines that were embedded together, or one that was not."""
+
+    trace: Trace
+    lines: Sequence[Line]
+    call: Call
+    work: EmbedRequest | None = None
+    embedded: Embedded | None = None
+    error: RequestError | None = None  # of the one line
+
+    @property
+    def failed(self) -> list[Line]:
+        """Those that have no row although others have."""
+        failed = self.embedded.failed if self.embedded is not None else None
+        return [self.lines[place] for place in sorted(failed or ())]
+
+    def written(self) -> dict[int, bytes]:
+        """Answers by the lines' indices."""
+        error = self.error
+        if self.work is not None and self.embedded is not None:
+            try:
+                rows = row_lines(self.lines, self.work, self.embedded, self.call.form)
+                return {line.index: row for line, row in zip(self.lines, rows, strict=True)}
+            except RequestError as raised:  # rows that can't be written as was asked for
+                error = _known(raised, self.trace)
+        assert error is not None
+        return {line.index: error_line(line, error) for line in self.lines}
+
+
+@dataclass(frozen=True, slots=True)
+class LineStreams:
+    """Of one frontend. `finished` gets the trace of every group."""
+
+    state: ServerState
+    pipeline: Pipeline
+    bodies: BodyReader
+    finished: Callable[[Trace], None]
+
+    async def answer(self, route: Route, call: Call, receive: Receive, send: Send, headers: Headers) -> None:
+        """`headers` are more of the answer's. Raises what fails before the answer has begun; later that is its last
+        line."""
+        given = call.options.request_class
+        own = replace(call.options, accepts=Container.JSON, request_class=RequestClass.BULK if given is None else given)
+        call, has_begun = replace(call, options=own), False
+        reader = LineReader(
+            receive, self.bodies, max_lines=_lines_together(call), is_stopping=lambda: self.state.draining
+        )
+
+        async def work(lines: list[Line]) -> list[_Done]:
+            return await self._embed(route, call, lines)
+
+        try:
+            async with InOrder(reader.group, work, max_open=MAX_OPEN, dropped=self._report) as groups:
+                while (group := await groups.next()) is not None:
+                    content = _written(group)
+                    if not has_begun:
+                        start = [(b"content-type", LINES), *headers]
+                        await send({"type": "http.response.start", "status": 200, "headers": start})
+                        has_begun = True
+                    await send({"type": "http.response.body", "body": content, "more_body": True})
+                    for done in group:
+                        done.trace.status = done.trace.status or 200
+                    self._report(group)
+            if not has_begun:
+                raise EmptyInput("the body has no lines")
+        except (asyncio.CancelledError, ClientLeft):
+            if not has_begun:
+                raise
+            return  # the answer is not whole, so the connection is closed
+        except Exception as error:
+            if not has_begun:
+                raise
+            await send({"type": "http.response.body", "body": last_line(_known(error, call.trace)), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _embed(self, route: Route, call: Call, lines: list[Line]) -> list[_Done]:
+        """Together. Those that fail, and all if nothing else is known, are tried alone: that shows their own errors.
+
+        Raises what ends the answer.
+        """
+        found, failed = list[_Done](), lines
+        try:
+            if len(lines) > 1:
+                done = await self._embed_together(route, call, lines)
+                if done.error is None:
+                    found, failed = [done], done.failed
+            for line in failed:
+                found.append(await self._embed_together(route, call, [line]))
+        except BaseException:
+            self._report(found)
+            raise
+        return found
+
+    async def _embed_together(self, route: Route, call: Call, lines: list[Line]) -> _Done:
+        """Raises what ends the answer. Waits where there is too much work: the client waits too."""
+        stream, gives_up = call.trace, min(call.options.deadline, time.monotonic() + _MAX_WAIT_SECONDS)
+        while True:
+            trace = Trace(stream.method, stream.route, stream.request_id, key=stream.key)
+            own = replace(call, trace=trace)
+            try:
+                work, embedded = await self._once(route, own, lines)
+                return _Done(trace, lines, own, work, embedded)
+            except asyncio.CancelledError:
+                self._report([_Done(trace, lines, own)])
+                raise
+            except Overloaded as error:
+                wait = error.retry_after or 1.0
+                if time.monotonic() + wait >= gives_up:
+                    raise
+            except Exception as error:
+                trace.release()
+                if isinstance(error, _ENDING):
+                    raise
+                return _Done(trace, lines, own, error=_known(error, trace))
+            await asyncio.sleep(wait)
+
+    async def _once(self, route: Route, call: Call, lines: list[Line]) -> tuple[EmbedRequest, Embedded]:
+        """Raises RequestError."""
+        if lines[0].error is not None:
+            raise lines[0].error
+        body = body_of(lines)
+        call.trace.num_body_bytes = len(body)
+        with self.bodies.whole(body):
+            if len(body) > LARGE_BYTES:
+                await check_large(body)
+            work = route.decode(call, body)
+            check_lines(lines, work, call.form)
+            if call.form is not None:
+                call.trace.encoding = call.form.label
+            return work, await route.run(self.pipeline, work, call.trace)
+
+    def _report(self, group: Sequence[_Done]) -> None:
+        """Those without a status have lost their client."""
+        for done in group:
+            trace = done.trace
+            trace.release()
+            trace.status = trace.status or _CLIENT_LEFT
+            trace.end()
+            self.finished(trace)
+
+
+def _lines_together(call: Call) -> int:
+    """As many as have rows so small that they need not wait for room: who waited could wait for a group behind it."""
+    row_bytes = 4 * max((model.dimensions for model in call.models.models), default=1)
+    return max(1, min(_MAX_LINES, call.max_items, SMALL_BYTES // row_bytes))
+
+
+def _written(group: Sequence[_Done]) -> bytes:
+    """The answers in the order of the lines."""
+    answers = dict[int, bytes]()
+    for done in group:
+        own = done.written()
+        done.trace.num_bytes = sum(map(len, own.values()))
+        answers |= own  # of a line that was tried alone, the later one
+    return b"".join(answers[index] for index in sorted(answers))
+
+
+def _known(error: Exception, trace: Trace) -> RequestError:
+    """The error as clients may see it; the trace says why."""
+    if not isinstance(error, RequestError):
+        logger.error("request %s failed because of a bug", trace.request_id, exc_info=error)
+        error = EngineFailed("the server failed on this request")
+    trace.status, trace.error, trace.reason = ERRORS[type(error)].status, type(error).__name__, error.reason
+    return error

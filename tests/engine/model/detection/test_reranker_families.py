@@ -1,0 +1,190 @@
+"""Whose template a reranker is asked with: told by what its folder holds, or the start asks for it. Never guessed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model import model_folder
+from engine.model.detection.templates import template_name
+from engine.model.tasks import AnswerScore, Task
+from engine.types import ModelError
+from tests.engine.folder_files import change, write
+from tests.engine.model.detection import shapes
+
+# The beginning of Qwen/Qwen3-Reranker-0.6B's card. Its base model is a plain language model; its heading tells.
+QWEN3_CARD = """---
+license: apache-2.0
+base_model:
+- Qwen/Qwen3-0.6B-Base
+library_name: transformers
+pipeline_tag: text-ranking
+---
+# Qwen3-Reranker-0.6B
+
+<p align="center">
+"""
+# Of tomaarsen/Qwen3-Reranker-0.6B-seq-cls, and of mixedbread's and ZeroEntropy's models made into classifiers.
+CONVERTED_CARD = """---
+tags: [transformers, text-ranking]
+base_model: {base}
+---
+# A title
+"""
+EMBEDDING_CARD = """---
+tags:
+- sentence-transformers
+- feature-extraction
+---
+# Qwen3-Embedding-0.6B
+
+There is Qwen3-Reranker-0.6B too.
+"""
+
+
+def reranker(folder: Path, card: str = "", *, architecture: str = "Qwen3ForCausalLM") -> None:
+    """With the chat template of a language model, in a folder whose name says nothing."""
+    shapes.qwen3_reranker(folder)
+    write(folder / "tokenizer_config.json", {"chat_template": "{%- if tools %}# Tools{% endif %}"})
+    model_type = architecture.partition("For")[0].lower()
+    change(folder / "config.json", architectures=[architecture], model_type=model_type, num_labels=1)
+    if card:
+        (folder / "README.md").write_text(card)
+
+
+def refusal(folder: Path, **flags: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        model_folder.read(folder, **flags)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_reranker_in_a_folder_of_another_name_is_told_by_its_card(tmp_path: Path) -> None:
+    reranker(tmp_path, QWEN3_CARD)
+    found = model_folder.read(tmp_path)
+    assert (found.task, found.task_source) == (Task.RERANK, "README.md names Qwen3-Reranker")
+    assert found.heads == (AnswerScore(yes_id=5, no_id=6),)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "base", "family"),
+    [
+        ("Qwen3ForSequenceClassification", "Qwen/Qwen3-Reranker-0.6B", "Qwen3-Reranker"),
+        ("Qwen2ForSequenceClassification", "'mixedbread-ai/mxbai-rerank-base-v2'", "mxbai-rerank-v2"),
+        ("Qwen3ForSequenceClassification", "\n- zeroentropy/zerank-2-reranker", "zerank"),
+    ],
+)
+def test_a_classifier_is_told_by_the_model_that_it_was_made_from(
+    tmp_path: Path, architecture: str, base: str, family: str
+) -> None:
+    reranker(tmp_path, CONVERTED_CARD.format(base=base), architecture=architecture)
+    assert template_name(model_folder.read(tmp_path).template) == family
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags", "part"),
+    [
+        ("Qwen3ForCausalLM", {}, "give --task embed, or --task rerank with --template (Qwen3-Reranker, zerank, "),
+        ("Qwen3ForCausalLM", {"task": "rerank"}, "give it as --template: Qwen3-Reranker, zerank, ctxl-rerank-v2, or"),
+        ("Qwen3ForSequenceClassification", {}, "give --task rerank and --template (Qwen3-Reranker, zerank, "),
+        ("Qwen2ForSequenceClassification", {}, "--template (mxbai-rerank-v2, none, or a file)"),
+    ],
+)
+def test_where_nothing_tells_the_start_asks(
+    tmp_path: Path, architecture: str, flags: dict[str, Any], part: str
+) -> None:
+    reranker(tmp_path, architecture=architecture)
+    assert part in refusal(tmp_path, **flags)
+
+
+def test_a_classifier_that_was_trained_anew_is_asked_for(tmp_path: Path) -> None:
+    """Its trainer may have put pairs together in another way than its base model does."""
+    card = CONVERTED_CARD.format(base="Qwen/Qwen3-Reranker-0.6B").replace("text-ranking", "generated_from_trainer")
+    reranker(tmp_path, card, architecture="Qwen3ForSequenceClassification")
+    assert "--template" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        lambda folder: (folder / "README.md").write_text("---\ntags:\n- reward-model\n---\n"),
+        lambda folder: change(folder / "config.json", _name_or_path="Skywork/Skywork-Reward-V2-Qwen3-0.6B"),
+        lambda folder: change(folder / "config.json", sentence_transformers={"version": "5.1.0"}),
+    ],
+)
+def test_reward_models_and_cross_encoders_have_no_template(tmp_path: Path, say: Callable[[Path], object]) -> None:
+    reranker(tmp_path, architecture="Qwen3ForSequenceClassification")
+    say(tmp_path)
+    assert model_folder.read(tmp_path).template is None
+
+
+@pytest.mark.parametrize("flags", [{}, {"task": "embed"}, {"pooling": "last-token"}])
+def test_an_embedding_model_of_the_same_class_embeds(tmp_path: Path, flags: dict[str, Any]) -> None:
+    reranker(tmp_path, "" if flags else EMBEDDING_CARD)
+    assert model_folder.read(tmp_path, **flags).task is Task.EMBED
+
+
+def test_a_listwise_reranker_is_refused(tmp_path: Path) -> None:
+    """jina-reranker-v3 under a class of transformers; its projector would be passed over."""
+    reranker(tmp_path, QWEN3_CARD)
+    write(tmp_path / "added_tokens.json", {"<|embed_token|>": 30, "<|rerank_token|>": 31})
+    assert "a listwise reranker, which is not supported" in refusal(tmp_path)
+
+
+def test_a_template_from_a_file(tmp_path: Path) -> None:
+    folder, file = tmp_path / "m", tmp_path / "template.json"
+    folder.mkdir()
+    reranker(folder)
+    parts = ["Q {query}", "D {document}"]
+    write(file, {"parts": parts, "yes": "hello"})
+    found = model_folder.read(folder, template=str(file))
+    assert found.template is not None
+    assert (found.template.parts, found.template.instruction) == (tuple(parts), "")
+    assert (found.heads, found.task_source) == ((AnswerScore(yes_id=10, no_id=None),), "--template")
+    change(folder / "config.json", architectures=["Qwen3ForSequenceClassification"])
+    scored = model_folder.read(folder, template=str(file))
+    assert scored.template == found.template
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (None, "is neither a file nor one of Qwen3-Reranker"),
+        ({"parts": ["{query}"], "yes": "yes"}, "is not a template with one query and one document"),
+        ({"parts": ["{query}{document}"]}, 'needs "yes": "TOKEN" in it'),
+        ({"parts": ["{query}{document}"], "yes": 5}, "is not a token's text"),
+        ({"parts": ["{query}{document}"], "yes": "absent"}, "tokenizer.json has no token 'absent'"),
+    ],
+)
+def test_wrong_files_of_templates(tmp_path: Path, content: object, part: str) -> None:
+    folder, file = tmp_path / "m", tmp_path / "template.json"
+    folder.mkdir()
+    reranker(folder)
+    if content is not None:
+        write(file, content)
+    assert part in refusal(folder, template=str(file))
+
+
+def test_a_template_is_for_rerankers(tmp_path: Path) -> None:
+    shapes.embedding(tmp_path)
+    assert "--template is for rerankers, and this model is for embed" in refusal(tmp_path, template="zerank")
+    reranker(tmp_path)
+    (tmp_path / "modules.json").unlink()
+    assert "a generative reranker needs one" in refusal(tmp_path, template="none")
+
+
+def test_the_flag_outranks_the_folder(tmp_path: Path) -> None:
+    shapes.qwen3_reranker(tmp_path)
+    assert template_name(model_folder.read(tmp_path, template="ZERANK").template) == "zerank"
+    change(tmp_path / "config.json", architectures=["Qwen3ForSequenceClassification"], num_labels=1)
+    assert model_folder.read(tmp_path, template="none").template is None
+
+
+def test_a_card_elsewhere_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    reranker(folder)
+    (tmp_path / "README.md").write_text(QWEN3_CARD)
+    (folder / "README.md").symlink_to(tmp_path / "README.md")
+    assert "--template" in refusal(folder)

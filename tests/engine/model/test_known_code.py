@@ -1,0 +1,139 @@
+"""Repositories with code of their own: what their keys mean to the classes that serve them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.model import model_folder
+from engine.types import ModelError
+from tests.engine.folder_files import change, write
+from tests.engine.model.detection import shapes
+
+# nomic-embed-text-v1.5's config.json, without what concerns GPT-2 alone
+NOMIC: dict[str, Any] = {
+    "model_type": "nomic_bert",
+    "architectures": ["NomicBertModel"],
+    "auto_map": {
+        "AutoConfig": "nomic-ai/nomic-bert-2048--configuration_hf_nomic_bert.NomicBertConfig",
+        "AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel",
+    },
+    "activation_function": "swiglu",
+    "attn_pdrop": 0.0,
+    "bos_token_id": None,
+    "causal": False,
+    "layer_norm_epsilon": 1e-12,
+    "max_trained_positions": 2048,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_inner": 3072,
+    "n_layer": 12,
+    "n_positions": 8192,
+    "pad_vocab_size_multiple": 64,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "type_vocab_size": 2,
+    "use_rms_norm": False,
+    "vocab_size": 30528,
+}
+
+
+def folder(path: Path, **fields: Any) -> Path:
+    shapes.embedding(path)
+    write(path / "config.json", {**NOMIC, **fields})
+    write(path / "d2" / "config.json", {"in_features": 768, "out_features": 4})
+    shapes.weights(path / "d2" / "model.safetensors", linear__weight=(4, 768), linear__bias=(4,))
+    return path
+
+
+def read(path: Path, **fields: Any) -> dict[str, Any]:
+    return model_folder.read(folder(path, **fields)).config
+
+
+def test_known_code_is_served_in_the_words_of_the_library(tmp_path: Path) -> None:
+    found = model_folder.read(folder(tmp_path))
+    assert (found.architecture, found.hidden_size, found.is_translated) == ("nomic_bert", 768, True)
+    assert found.config == {
+        "model_type": "nomic_bert",
+        "architectures": ["NomicBertModel"],
+        "hidden_size": 768,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-12,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000},
+        "type_vocab_size": 2,
+        "vocab_size": 30528,
+    }
+    assert "auto_map in config.json is not followed" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"n_layer": 6, "rotary_emb_base": 10_000}, {"num_hidden_layers": 6}),
+        ({"n_inner": 2100}, {"intermediate_size": 2304}),  # rounded up to 256
+        ({"n_inner": None}, {"intermediate_size": 2048}),
+        ({"vocab_size": 30522}, {"vocab_size": 30528}),
+        ({"rotary_scaling_factor": 2}, {"max_position_embeddings": 2048}),
+        ({"layer_norm_epsilon": None}, {"layer_norm_eps": 1e-5}),
+        ({"hidden_size": 768}, {"hidden_size": 768}),
+    ],
+)
+def test_a_key_of_known_code_is_honoured(fields: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    found = read(tmp_path, **fields)
+    assert {key: found[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"rotary_emb_interleaved": True}, "rotary_emb_interleaved"),
+        ({"rotary_emb_fraction": 0.5}, "rotary_emb_fraction"),
+        ({"prenorm": True}, "prenorm"),
+        ({"use_rms_norm": True}, "use_rms_norm"),
+        ({"num_experts": 8}, "num_experts"),
+        ({"mlp_fc1_bias": None}, "mlp_fc1_bias"),  # the code's default is true
+        ({"rotary_emb_base": None}, "rotary_emb_base"),
+        ({"is_decoder": True}, "is_decoder"),
+        ({"hidden_size": 512}, "n_embd"),
+        ({"rope_parameters": {"rope_theta": 10_000.0}}, "rotary_emb_base"),
+        ({"some_new_key": 1}, "some_new_key"),
+    ],
+)
+def test_a_key_that_only_the_code_computes_is_named(fields: dict[str, Any], key: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"'{key}'"):
+        read(tmp_path, **fields)
+
+
+def test_only_a_key_that_is_refused_can_be_trusted(tmp_path: Path) -> None:
+    own = folder(tmp_path, some_new_key=1, prenorm=True)
+    found = model_folder.read(own, trusted_keys=("some_new_key", "prenorm"))
+    assert "--trust-config-key: prenorm, some_new_key" in found.notes
+    for key in ("n_head", "causal", "auto_map"):
+        with pytest.raises(ModelError, match=f"--trust-config-key {key}: .* nothing has to be trusted"):
+            model_folder.read(own, trusted_keys=("some_new_key", "prenorm", key))
+
+
+def test_so_it_is_without_code(tmp_path: Path) -> None:
+    shapes.embedding(tmp_path)
+    change(tmp_path / "config.json", alibi=True, made_up=1)
+    assert "--trust-config-key: alibi" in model_folder.read(tmp_path, trusted_keys=("alibi",)).notes
+    for key in ("hidden_size", "made_up"):
+        with pytest.raises(ModelError, match=f"--trust-config-key {key}: .* nothing has to be trusted"):
+            model_folder.read(tmp_path, trusted_keys=("alibi", key))
+
+
+def test_the_code_that_is_not_known_is_named(tmp_path: Path) -> None:
+    codes = {**NOMIC["auto_map"], "AutoModel": "modeling_own.OwnModel"}
+    with pytest.raises(ModelError, match=r"the code of modeling_own\.OwnModel"):
+        read(tmp_path, auto_map=codes)

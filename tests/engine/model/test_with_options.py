@@ -1,0 +1,20 @@
+"""--max-input-length holds in every engine, not only at the tokenizer: also where ids come from elsewhere."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import registry
+from tests.engine.load_options import load_options
+from tests.engine.test_static import save_static
+from tests.engine.tiny_models import save
+from tests.tiers import full
+
+
+@pytest.mark.parametrize("engine", ["transformers", "fused", "static", *full("openvino", "onnxruntime")])
+def test_an_engine_takes_no_more_tokens_than_it_was_told(tmp_path: Path, engine: str) -> None:
+    """The tensorrt-llm engine's is in tests/engine/tensorrt_llm/test_choices.py."""
+    folder = save_static(tmp_path / "model") if engine == "static" else save("bert", tmp_path / "model")
+    loaded = registry.load(engine, name="m", reason="asked", options=load_options(folder, max_seqlen=9))
+    loaded.close()
+    assert (loaded.info.max_seqlen, loaded.limits.max_seqlen) == (9, 9)

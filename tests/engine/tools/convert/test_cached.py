@@ -1,0 +1,259 @@
+"""The copy in the cache: made once and by one process, anew where the model changed or the copy is damaged."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.model import model_folder
+from engine.tools.convert import cached
+from engine.tools.convert.conversion import Answer, Report
+from engine.tools.convert.needed import needed
+from engine.tools.convert.plan import Plan
+from engine.types import ModelError
+from tests.engine.folder_files import change, write
+from tests.engine.tools.convert.pickles import Touch, pickled, small
+from tests.engine.tools.quantize.models import contents, end_of_processes
+from tests.structure.sources import ROOT
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from engine.tools.convert import cached, conversion
+from engine.tools.convert.needed import needed
+from server.commands.progress import shown
+conversion.copy_files = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+folder = Path(sys.argv[1])
+cached.converted(folder, needed(folder), cache_dir=sys.argv[2], progress=shown)
+"""
+
+
+@contextlib.contextmanager
+def unseen(title: str) -> Iterator[Report]:
+    yield lambda num_done, total: None
+
+
+class Child:
+    """Stands in for the converting process, which takes seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_calls = 0
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+        monkeypatch.setattr(cached, "fill", self._fill)
+
+    def _fill(self, folder: Path, planned: Plan, *, max_shard_bytes: int, report: Report) -> Answer:
+        self.num_calls += 1
+        self.begun.set()
+        assert self.go_on.wait(60)
+        for name, path in planned.copied.items():
+            shutil.copyfile(path, folder / name)
+        save_file({"a": torch.ones(3)}, folder / "model.safetensors")
+        return Answer((), without_network=True)
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> Child:
+    return Child(monkeypatch)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "cache"
+    end_of_processes(tmp_path / "cache")
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "embedline.engine")
+    return caplog
+
+
+def copy_of(folder: Path, cache: Path, **others: Any) -> Path:
+    planned = needed(folder)
+    assert planned is not None
+    found = cached.converted(folder, planned, cache_dir=str(cache), **{"progress": unseen, **others})
+    assert found is not None
+    return found
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "converted").iterdir() if path.is_dir())
+
+
+def test_it_is_made_once_and_keeps_the_models_name(
+    tmp_path: Path, cache: Path, child: Child, log: pytest.LogCaptureFixture
+) -> None:
+    folder = small(tmp_path / "bge-reranker-v2-gemma")
+    planned = needed(folder)
+    assert planned is not None
+    assert cached.converted(folder, planned, cache_dir=str(cache), progress=None) is None
+    assert not cache.exists()
+
+    first = copy_of(folder, cache)
+
+    assert first.name == "bge-reranker-v2-gemma"
+    assert contents(first).keys() == {"config.json", "model.safetensors"}
+    begun, ended = log.messages
+    assert begun.startswith(f"converting pytorch_model.bin of {folder} (0 MiB) to safetensors, in {first.parent}; ")
+    assert ended.startswith(f"converted {folder} in ")
+    for progress in (unseen, None):
+        assert copy_of(folder, cache, progress=progress) == first
+    assert child.num_calls == 1
+
+
+@pytest.mark.parametrize("what", ["weights", "config", "name"])
+def test_another_model_is_converted_anew(what: str, tmp_path: Path, cache: Path, child: Child) -> None:
+    folder = small(tmp_path / "model")
+    first = copy_of(folder, cache)
+    match what:
+        case "weights":
+            torch.save({"a": torch.zeros(3)}, folder / "pytorch_model.bin")
+        case "config":
+            change(folder / "config.json", vocab_size=3)
+        case "name":
+            folder = folder.rename(tmp_path / "other")
+    assert copy_of(folder, cache) != first
+    assert child.num_calls == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "lacking", "manifest", "rights"])
+def test_a_damaged_copy_is_made_anew(
+    damage: str, tmp_path: Path, cache: Path, child: Child, log: pytest.LogCaptureFixture
+) -> None:
+    folder = small(tmp_path / "model")
+    copy = copy_of(folder, cache)
+    expected = contents(copy)
+    match damage:
+        case "cut":
+            os.truncate(copy / "model.safetensors", 20)
+        case "lacking":
+            (copy / "config.json").unlink()
+        case "manifest":
+            (copy.parent / "manifest.json").write_text("{}")
+        case "rights":
+            copy.parent.chmod(0o770)
+    log.clear()
+
+    assert contents(copy_of(folder, cache)) == expected
+
+    assert child.num_calls == 2
+    assert log.messages[0].startswith(f"the converted weights in {copy.parent} are not used: ")
+
+
+def test_one_makes_it_while_the_others_wait(
+    tmp_path: Path, cache: Path, child: Child, log: pytest.LogCaptureFixture
+) -> None:
+    """Threads stand for processes: a lock is the open file's, not the process's."""
+    folder = small(tmp_path / "model")
+    child.go_on.clear()
+    with ThreadPoolExecutor(2) as starts:
+        try:
+            first = starts.submit(copy_of, folder, cache)
+            assert child.begun.wait(60)
+            second = starts.submit(copy_of, folder, cache)
+            while not any("waiting for it" in message for message in log.messages):
+                assert not second.done()
+        finally:
+            child.go_on.set()
+    assert first.result() == second.result()
+    assert child.num_calls == 1
+
+
+def test_the_newest_copies_stay_and_those_in_use(
+    tmp_path: Path, cache: Path, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached, "_MAX_OTHERS", 1)
+    keys = []
+    for number in range(4):
+        keys.append(copy_of(small(tmp_path / f"model {number}"), cache).parent.name)
+        if number == 2:
+            assert entries(cache) == sorted(keys)  # all three are in use
+            for seconds, key in enumerate(keys):
+                os.utime(cache / "converted" / key, (seconds, seconds))
+            end_of_processes(cache)
+    assert entries(cache) == sorted(keys[2:])
+
+
+def test_a_full_disk_is_said_with_the_numbers(
+    tmp_path: Path, cache: Path, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = small(tmp_path / "model")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 0, 200 << 20))
+    with pytest.raises(ModelError, match=r"need 256 MiB in .*, where 200 MiB are free: .*embedline convert \S+ OUT$"):
+        copy_of(folder, cache)
+    assert (child.num_calls, entries(cache)) == (0, [])
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, ModelError("it is refused"), OSError(28, "No space left")])
+def test_what_ends_it_leaves_nothing(ending: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(folder: Path, *arguments: object, **others: object) -> None:
+        (folder / "model.safetensors").write_text("unfinished")
+        raise ending
+
+    monkeypatch.setattr(cached, "fill", fill)
+    with pytest.raises((KeyboardInterrupt, ModelError)):
+        copy_of(small(tmp_path / "model"), cache)
+    assert entries(cache) == []
+
+
+def test_it_is_this_users_alone_whatever_the_umask(tmp_path: Path, cache: Path, child: Child) -> None:
+    before = os.umask(0)
+    try:
+        copy = copy_of(small(tmp_path / "model"), cache)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (copy, copy.parent, copy.parents[1])} == {0o700}
+
+
+@pytest.mark.full
+def test_after_a_kill_the_next_start_makes_it_anew(tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "model"
+    tensors = pickled("bert", folder)
+    command = [sys.executable, "-P", "-c", KILLED, str(folder), str(cache)]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (partial,) = entries(cache)
+    assert partial.endswith(".partial")
+
+    copy = copy_of(folder, cache)
+
+    assert entries(cache) == [copy.parent.name]
+    assert load_file(copy / "model.safetensors").keys() == tensors.keys()
+
+
+@pytest.mark.full
+def test_bge_m3_with_its_heads(tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "bge-m3"
+    pickled("xlm-roberta", folder)
+    write(folder / "tokenizer.json", {"model": {"vocab": [["<s>", 0.0]]}})
+    for name, size in (("sparse_linear", 1), ("colbert_linear", 16)):
+        torch.save(torch.nn.Linear(32, size).state_dict(), folder / f"{name}.pt")
+
+    found = model_folder.read(copy_of(folder, cache))
+
+    assert [type(head).__name__ for head in found.heads] == ["TokenWeights", "TokenVectors"]
+
+
+@pytest.mark.full
+@pytest.mark.holds("Pickles are read only by one isolated process")
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, cache: Path) -> None:
+    folder, canary = small(tmp_path / "model"), tmp_path / "canary"
+    torch.save({"a": torch.ones(3), "b": Touch(canary)}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"can't be converted: pytorch_model\.bin is refused: it holds more than tens"):
+        copy_of(folder, cache)
+    assert not canary.exists()
+    assert entries(cache) == []

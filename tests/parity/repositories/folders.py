@@ -1,0 +1,161 @@
+"""The folders of repositories: as published without weights, and small with arbitrary weights in the same form."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
+
+from tests.parity.repositories import vocabularies
+from tests.parity.repositories.facts import Head, Repository, Served
+
+CLASSES: Mapping[Head, Any] = {
+    Head.POOLED: AutoModel,
+    Head.SCORES: AutoModelForSequenceClassification,
+    Head.ANSWER: AutoModelForCausalLM,
+    Head.SPLADE: AutoModelForMaskedLM,
+    Head.COLBERT: AutoModel,
+}
+
+HIDDEN_SIZE, INNER_SIZE, NUM_HEADS, NUM_POSITIONS, WINDOW = 40, 52, 4, 64, 6
+_OFFSET = 2  # positions that RoBERTa and its kin lose
+
+# What makes a model small, by the key of config.json. Everything else stays as published.
+_SMALL: Mapping[str, Any] = {
+    "vocab_size": vocabularies.SIZE,
+    "hidden_size": HIDDEN_SIZE,
+    "dim": HIDDEN_SIZE,
+    "n_embd": HIDDEN_SIZE,
+    "n_head": NUM_HEADS,
+    "n_inner": 256,  # the code makes it a multiple of this
+    "n_layer": 2,
+    "n_positions": NUM_POSITIONS,
+    "pooler_hidden_size": HIDDEN_SIZE,
+    "intermediate_size": INNER_SIZE,
+    "hidden_dim": INNER_SIZE,
+    "num_hidden_layers": 2,
+    "n_layers": 2,
+    "num_attention_heads": NUM_HEADS,
+    "n_heads": NUM_HEADS,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "embedding_size": 18,
+    "local_attention": 2 * WINDOW,
+    "sliding_window": WINDOW,
+    "position_buckets": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    # large enough for attention to have preferences, so that a token from next door would show
+    "initializer_range": 0.2,
+    "initializer_cutoff_factor": 2.0,
+}
+_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+
+
+def write(repository: Repository, folder: Path) -> Path:
+    """Its files as published, a small tokenizer, and names of weights without content."""
+    for path, content in repository.files.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(content))
+    if repository.table is None:
+        vocabularies.save(repository.words, folder)
+    else:
+        _save_table(repository, *repository.table, folder)
+    return folder
+
+
+def _save_table(repository: Repository, name: str, inside: str, folder: Path) -> None:
+    assert isinstance(repository.expected, Served)
+    (folder / inside).mkdir(exist_ok=True)
+    vocabularies.save(repository.words, folder / inside)
+    torch.manual_seed(0)
+    rows = torch.randn(vocabularies.SIZE, repository.expected.size)
+    save_file({name: rows}, folder / inside / "model.safetensors")
+
+
+def small_files(repository: Repository) -> dict[str, Any]:
+    """The same files in small sizes. Repositories of equal ones are computed by the same model."""
+    config = {key: _small(key, value) for key, value in repository.config.items()}
+    files = {**repository.files, "config.json": config}
+    for path, content in files.items():
+        if path.endswith("Pooling/config.json"):
+            files[path] = {**content, "word_embedding_dimension": HIDDEN_SIZE}
+        elif path.endswith("Dense/config.json"):
+            sizes = {key: HIDDEN_SIZE for key in ("in_features", "out_features")}
+            files[path] = {**content, **sizes}
+        elif path == "artifact.metadata":
+            files[path] = {**content, "dim": HIDDEN_SIZE}
+        elif path in ("sentence_bert_config.json", "tokenizer_config.json"):
+            files[path] = {key: _length(value) if "max" in key else value for key, value in content.items()}
+    return files
+
+
+def _small(key: str, value: Any) -> Any:
+    if value is None:
+        return None
+    if key in _IDS and value >= vocabularies.SIZE:
+        return _IDS.index(key)
+    if key == "max_position_embeddings":
+        return NUM_POSITIONS + (_OFFSET if value % 512 == _OFFSET else 0)
+    if key == "num_key_value_heads" and value == 1:
+        return 1
+    return _SMALL.get(key, value)
+
+
+def _length(value: int) -> int:
+    return min(value, NUM_POSITIONS)
+
+
+def save_small(repository: Repository, folder: Path) -> Path:
+    """A small model with arbitrary weights, the same each time, in the repository's form."""
+    small = replace(repository, files=small_files(repository))
+    write(small, folder)
+    if isinstance(repository.expected, Served) and repository.table is None:
+        _save_weights(small, repository.expected, folder)
+    return folder
+
+
+def _save_weights(small: Repository, served: Served, folder: Path) -> None:
+    torch.manual_seed(0)
+    model = CLASSES[served.head].from_config(library_config(small))
+    with torch.no_grad():  # biases and the weights of norms too, which would be all alike
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape), alpha=0.2)
+    dtype = getattr(torch, small.config.get("torch_dtype", "float32"))
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}
+    tied = model._tied_weights_keys or () if small.config.get("tie_word_embeddings", True) else ()
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in tied}
+    if "artifact.metadata" in small.files:  # Stanford's class has the layer after "bert"
+        tensors = {f"bert.{name}": tensor for name, tensor in tensors.items()}
+        tensors["linear.weight"] = torch.randn(HIDDEN_SIZE, HIDDEN_SIZE)
+    for name in small.buffers:
+        tensors[name] = torch.arange(small.config["max_position_embeddings"])[None]
+    save_file(tensors, folder / "model.safetensors")
+    for path, content in small.files.items():
+        if path.endswith("Dense/config.json"):
+            _save_dense(folder / path, has_bias=content["bias"])
+
+
+def library_config(small: Repository) -> Any:
+    """The small model's configuration as transformers' class has it."""
+    names = ("model_type", "architectures", "auto_map", "transformers_version")
+    settings = small.library or {key: value for key, value in small.config.items() if key not in names}
+    return AutoConfig.for_model(small.config["model_type"], **settings)
+
+
+def _save_dense(config: Path, *, has_bias: bool) -> None:
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE, bias=has_bias)
+    tensors = {f"linear.{name}": tensor.detach() for name, tensor in linear.named_parameters()}
+    save_file(tensors, config.with_name("model.safetensors"))

@@ -1,0 +1,177 @@
+"""config.json of the models that the repositories were made of, in the sizes of each family's base model.
+
+BERT is the file of all-MiniLM-L6-v2 in the sizes of bert-base; the others have the keys that transformers' class of
+that release saved, with its defaults.
+"""
+
+from typing import Any
+
+BERT: dict[str, Any] = {
+    "architectures": ["BertModel"],
+    "attention_probs_dropout_prob": 0.1,
+    "classifier_dropout": None,
+    "gradient_checkpointing": False,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "bert",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "torch_dtype": "float32",
+    "transformers_version": "4.30.0",
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "vocab_size": 30522,
+}
+SMALL: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1536}
+LARGE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+}
+BERT_SMALL = {**BERT, **SMALL}
+BERT_LARGE = {**BERT, **LARGE}
+_ROBERTA = {
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 514,
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+}
+ROBERTA: dict[str, Any] = {
+    **BERT,
+    **_ROBERTA,
+    "architectures": ["RobertaModel"],
+    "model_type": "roberta",
+    "vocab_size": 50265,
+}
+XLM_R: dict[str, Any] = {
+    **BERT,
+    **_ROBERTA,
+    "architectures": ["XLMRobertaModel"],
+    "model_type": "xlm-roberta",
+    "output_past": True,
+    "vocab_size": 250002,
+}
+XLM_R_LARGE = {**XLM_R, **LARGE}
+# Multilingual-MiniLM is a BERT with the vocabulary of XLM-RoBERTa.
+MINILM_MULTILINGUAL: dict[str, Any] = {**BERT_SMALL, "tokenizer_class": "XLMRobertaTokenizer", "vocab_size": 250037}
+MPNET: dict[str, Any] = {
+    "architectures": ["MPNetForMaskedLM"],
+    "attention_probs_dropout_prob": 0.1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "gradient_checkpointing": False,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 514,
+    "model_type": "mpnet",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 1,
+    "relative_attention_num_buckets": 32,
+    "transformers_version": "4.8.2",
+    "vocab_size": 30527,
+}
+DISTILBERT: dict[str, Any] = {
+    "activation": "gelu",
+    "architectures": ["DistilBertModel"],
+    "attention_dropout": 0.1,
+    "dim": 768,
+    "dropout": 0.1,
+    "hidden_dim": 3072,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 512,
+    "model_type": "distilbert",
+    "n_heads": 12,
+    "n_layers": 6,
+    "pad_token_id": 0,
+    "qa_dropout": 0.1,
+    "seq_classif_dropout": 0.2,
+    "sinusoidal_pos_embds": False,
+    "tie_weights_": True,
+    "transformers_version": "4.6.1",
+    "vocab_size": 30522,
+}
+# as published of microsoft/deberta-v3-base
+DEBERTA: dict[str, Any] = {
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-07,
+    "max_position_embeddings": 512,
+    "max_relative_positions": -1,
+    "model_type": "deberta-v2",
+    "norm_rel_ebd": "layer_norm",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "pooler_dropout": 0,
+    "pooler_hidden_act": "gelu",
+    "pooler_hidden_size": 768,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "position_buckets": 256,
+    "relative_attention": True,
+    "share_att_key": True,
+    "type_vocab_size": 0,
+    "vocab_size": 128100,
+}
+# as published of gte-reranker-modernbert-base (a test of a Rust crate holds it), but for the labels
+MODERNBERT: dict[str, Any] = {
+    "architectures": ["ModernBertModel"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 50281,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+    "classifier_dropout": 0.0,
+    "classifier_pooling": "mean",
+    "cls_token_id": 50281,
+    "decoder_bias": True,
+    "deterministic_flash_attn": False,
+    "embedding_dropout": 0.0,
+    "eos_token_id": 50282,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "gradient_checkpointing": False,
+    "hidden_activation": "gelu",
+    "hidden_size": 768,
+    "initializer_cutoff_factor": 2.0,
+    "initializer_range": 0.02,
+    "intermediate_size": 1152,
+    "layer_norm_eps": 1e-05,
+    "local_attention": 128,
+    "local_rope_theta": 10000.0,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "mlp_dropout": 0.0,
+    "model_type": "modernbert",
+    "norm_bias": False,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 22,
+    "pad_token_id": 50283,
+    "position_embedding_type": "absolute",
+    "sep_token_id": 50282,
+    "sparse_pred_ignore_index": -100,
+    "sparse_prediction": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.48.0",
+    "vocab_size": 50368,
+}

@@ -1,0 +1,91 @@
+"""gte-Qwen2: Qwen2 with code of its own, for layers that see both ways and for a last token."""
+
+from typing import Any
+
+from tests.parity.repositories.facts import Ids, Refused, Repository
+from tests.parity.repositories.forms import embedding
+from tests.parity.repositories.models.decoders import SEARCH
+from tests.parity.repositories.sources import Source
+from tests.parity.repositories.vocabularies import Words
+
+_CODE = {
+    "AutoModel": "modeling_qwen.Qwen2Model",
+    "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_qwen.Qwen2ForSequenceClassification",
+}
+# as published of stella_en_1.5B_v5, but for is_causal
+QWEN2_FAMILY: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "auto_map": _CODE,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "initializer_range": 0.02,
+    "intermediate_size": 8960,
+    "is_causal": False,
+    "max_position_embeddings": 131072,
+    "max_window_layers": 21,
+    "model_type": "qwen2",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.41.2",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151646,
+}
+_QWEN_ENDS = Ids(of="gte-Qwen2-1.5B-instruct", first="", last="<|endoftext|>", source=Source.VLLM_QWEN)
+_QWEN_TOKENIZER = {
+    "auto_map": {"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"]},
+    "add_eos_token": True,
+}
+_STELLA = {key: value for key, value in QWEN2_FAMILY.items() if key != "is_causal"}
+_DOUBT = (
+    "vLLM's docs say that its code sees earlier tokens alone, whatever `is_causal` says; text-embeddings-inference "
+    "says that it was trained to see all"
+)
+
+
+def _gte(size: str, hidden_size: int, rows: tuple[Source, ...], doubt: str = "") -> Repository:
+    return embedding(
+        f"Alibaba-NLP/gte-Qwen2-{size}-instruct",
+        {**QWEN2_FAMILY, "hidden_size": hidden_size},
+        Words.QWEN,
+        "last",
+        length=32768,
+        rows=rows,
+        ids=_QWEN_ENDS,
+        prompts={"query": SEARCH + " "},
+        flags=_QWEN_TOKENIZER,
+        doubt=doubt,
+    )
+
+
+REPOSITORIES: tuple[Repository, ...] = (
+    _gte("1.5B", 1536, (), _DOUBT),
+    _gte("7B", 3584, (Source.TEI_QWEN, Source.MTEB)),
+    embedding(
+        "NovaSearch/stella_en_1.5B_v5",
+        _STELLA,
+        Words.QWEN,
+        "mean",
+        length=512,
+        is_normalized=False,
+        dense=((1024, True, "torch.nn.modules.linear.Identity"),),
+        rows=(Source.STELLA,),
+        ids=_QWEN_ENDS,
+        flags=_QWEN_TOKENIZER,
+        refused=Refused(
+            says="has no 'is_causal'",
+            reason="`config.json` has no `is_causal`, and versions of its own code differ without it",
+            instead="add the `is_causal` that your copy of the code has",
+        ),
+    ),
+)

@@ -1,0 +1,79 @@
+"""Rows of small models in the form of each repository, in a batch and alone, as the authors' code computes them.
+
+Repositories whose files differ only in sizes, lengths and prompts share a model; the table names this test for all.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.model import model_folder
+from engine.types import Engine
+from tests.parity.engines import compute, load
+from tests.parity.repositories.facts import Repository, Served
+from tests.parity.repositories.folders import NUM_POSITIONS, save_small, small_files
+from tests.parity.repositories.references import OUTPUTS, Reference
+from tests.parity.repositories.table import REPOSITORIES
+from tests.parity.test_parity import TOLERANCE, difference
+from tests.parity.texts import random_texts
+
+pytestmark = [pytest.mark.full, pytest.mark.holds("Every output equals the model's own library")]
+
+
+def form_of(repository: Repository) -> str:
+    """What decides about rows: not lengths, prompts and sizes."""
+    files = {
+        path: content
+        for path, content in small_files(repository).items()
+        if path in ("config.json", "modules.json") or path.endswith(("Pooling/config.json", "Dense/config.json"))
+    }
+    assert isinstance(repository.expected, Served)
+    return json.dumps([files, repository.expected.head, repository.buffers, repository.table], sort_keys=True)
+
+
+def forms() -> dict[str, list[Repository]]:
+    """Repositories of each form that is served."""
+    found: dict[str, list[Repository]] = {}
+    for repository in REPOSITORIES:
+        if isinstance(repository.expected, Served) and not repository.held_by:
+            found.setdefault(form_of(repository), []).append(repository)
+    return found
+
+
+def cases() -> Iterator[tuple[Repository, str]]:
+    """A repository of each form, by each engine that serves it."""
+    for repository, *_ in forms().values():
+        for engine in ("transformers", "openvino") if repository.table is None else ("static",):
+            yield repository, engine
+
+
+@pytest.mark.parametrize(("repository", "engine"), list(cases()), ids=lambda value: getattr(value, "name", value))
+def test_rows_are_those_of_the_authors_code(repository: Repository, engine: str, tmp_path: Path) -> None:
+    folder = save_small(repository, tmp_path / repository.name.rpartition("/")[2])
+    loaded = load(engine, folder)
+    try:
+        check(loaded, repository, folder)
+    finally:
+        loaded.close()
+
+
+def check(engine: Engine, repository: Repository, folder: Path) -> None:
+    assert isinstance(repository.expected, Served)
+    kind = OUTPUTS[repository.expected.head]
+    num_types: int = repository.config.get("type_vocab_size", 0)
+    texts = random_texts(np.random.default_rng(7), min(engine.limits.max_seqlen, NUM_POSITIONS), num_types=num_types)
+    reference = Reference(repository, folder)
+    is_normalized = model_folder.read(folder).normalize
+    for batch in (texts, texts[:1]):
+        for text, rows in zip(batch, compute(engine, batch, kind), strict=True):
+            assert difference(answered(rows[kind], is_normalized), reference(text)) <= TOLERANCE, text
+
+
+def answered(row: NDArray[np.float32], is_normalized: bool) -> NDArray[Any]:
+    """The row that a client gets: its length is made 1 last, at the server's edge."""
+    return row / np.linalg.norm(row) if is_normalized else row

@@ -1,0 +1,90 @@
+"""The adapter of a request's task: which one it is, and how it reaches the engine."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.types import ADAPTER_SHIFT, PROMPT_TOKEN
+from server.dialects.openai import decode
+from server.requests.errors import InvalidRequest
+from server.requests.inputs.adapters import adapter_for, with_adapters
+from server.requests.inputs.prompts import Purpose
+from server.requests.models import ModelTable, ServedModel
+from tests.server.edge import new_call, served_model
+from tests.server.requests.embed_requests import a_request, embed
+from tokenizer_pool.token_ids import TokenizedTexts
+
+ADAPTERS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
+PROMPTS = {**dict.fromkeys(ADAPTERS, ""), "retrieval.query": "Represent: "}
+
+
+def model(**changes: Any) -> ServedModel:
+    return served_model(facts={"prompts": PROMPTS}, adapters=ADAPTERS, **changes)
+
+
+@pytest.mark.holds("Adapters")
+@pytest.mark.parametrize(
+    ("fields", "adapter"),
+    [
+        ({}, 0),
+        ({"task": "retrieval.query"}, 1),
+        ({"task": "text-matching"}, 5),
+        ({"input_type": "document"}, 2),
+        ({"task": "clustering"}, 3),
+        ({"prompt_name": "classification"}, 4),
+        ({"prompt_name": "classification", "task": "retrieval.query"}, 4),
+        ({"prompt": "Something: "}, 0),
+        ({"prompt": "Something: ", "task": "separation"}, 3),
+        ({"model": "any-name:retrieval.passage"}, 2),
+    ],
+)
+def test_the_task_chooses_the_adapter(fields: dict[str, Any], adapter: int) -> None:
+    call = new_call(models=ModelTable([model()]))
+    assert decode(call, json.dumps({"input": "a", **fields}).encode()).adapter == adapter
+
+
+@pytest.mark.holds("Adapters")
+def test_the_default_prompts_adapter_is_for_texts_without_a_task() -> None:
+    call = new_call(models=ModelTable([model(default_adapter="retrieval.passage")]))
+    assert decode(call, b'{"input":"a"}').adapter == 2
+    assert decode(call, b'{"input":"a","task":"retrieval.query"}').adapter == 1
+    assert adapter_for(model(), Purpose.QUERY) == 1
+    assert adapter_for(served_model(), Purpose.QUERY) == 0
+
+
+def test_an_unknown_task_is_refused() -> None:
+    call = new_call(models=ModelTable([model()]))
+    with pytest.raises(InvalidRequest, match="task"):
+        decode(call, b'{"input":"a","task":"poetry"}')
+
+
+@pytest.mark.parametrize("field", ["task", "input_type", "prompt_name"])
+def test_a_task_with_a_prompt_and_no_adapter_is_refused(field: str) -> None:
+    few = served_model(facts={"prompts": PROMPTS}, adapters=ADAPTERS[:2])
+    with pytest.raises(InvalidRequest, match=f"^{field} 'text-matching' is none .* adapter for: retrieval.query, "):
+        decode(new_call(models=ModelTable([few])), json.dumps({"input": "a", field: "text-matching"}).encode())
+
+
+def test_tokens_say_which_adapter_computes_them() -> None:
+    ids, offsets = np.arange(5, dtype=np.int32), np.array([0, 2, 5], np.int32)
+    tokens = TokenizedTexts(ids, offsets, np.zeros(2, np.uint8))
+    assert with_adapters(tokens, a_request()) is tokens
+    marked = with_adapters(tokens, a_request(adapter=3, query_adapter=1, num_queries=1)).token_type_ids
+    assert marked is not None
+    assert marked.dtype == np.int32
+    assert (marked >> ADAPTER_SHIFT).tolist() == [1, 1, 3, 3, 3]
+    typed = TokenizedTexts(ids, offsets, np.zeros(2, np.uint8), np.full(5, PROMPT_TOKEN, np.int32))
+    marked = with_adapters(typed, a_request(adapter=2)).token_type_ids
+    assert marked is not None
+    assert set((marked & PROMPT_TOKEN).tolist()) == {PROMPT_TOKEN}
+
+
+@pytest.mark.holds("Adapters")
+def test_the_engine_gets_them_with_the_tokens() -> None:
+    _, edge = embed(a_request(adapter=2))
+    types = np.frombuffer(edge.managers.submitted[0].token_type_ids, np.int32)
+    assert set((types >> ADAPTER_SHIFT).tolist()) == {2}
+    _, edge = embed(a_request())
+    assert len(edge.managers.submitted[0].token_type_ids) == 0

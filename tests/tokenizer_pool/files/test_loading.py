@@ -1,0 +1,220 @@
+"""Model folders become the tokenizers that transformers makes of them, family by family."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from sentence_transformers.base.modules import Transformer
+from tokenizers import AddedToken, normalizers
+from transformers import AutoTokenizer, BertConfig, BertModel
+
+from tests.tokenizer_pool.builders import DEBERTA_V2_TOKENS, bert_folder, qwen, roberta, unigram, word_piece, write_json
+from tests.tokenizer_pool.samples import SAMPLES
+from tokenizer_pool.files.config_files import TokenizerError
+from tokenizer_pool.files.loading import load
+
+MAX_SEQLEN = 32
+
+
+def assert_equal_to_transformers(folder: Path) -> None:
+    reference = AutoTokenizer.from_pretrained(folder)
+    ours = load(folder)
+    ours.enable_truncation(MAX_SEQLEN)
+    for name, text in SAMPLES.items():
+        expected = reference(text, truncation=True, max_length=MAX_SEQLEN)["input_ids"]
+        assert ours.encode_batch_fast([text])[0].ids == expected, name
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tokenizer_class": "BertTokenizer", "do_lower_case": True},
+        {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
+        {"tokenizer_class": "BertTokenizerFast", "strip_accents": False, "tokenize_chinese_chars": False},
+        {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": False, "strip_accents": True},
+        {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False},  # which takes the file as it stands
+        {"do_lower_case": False},  # the class follows from config.json
+        {"tokenizer_class": "BertTokenizer", "split_special_tokens": True},
+    ],
+    ids=lambda config: " ".join(map(str, config.values())),
+)
+def test_bert(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert_equal_to_transformers(bert_folder(tmp_path, **config))
+
+
+def test_bert_saved_without_its_casing(tmp_path: Path) -> None:
+    """transformers takes the configuration's word, or else its own default, over tokenizer.json's."""
+    folder = bert_folder(tmp_path, lowercase=False, tokenizer_class="BertTokenizer")
+    assert_equal_to_transformers(folder)
+    assert load(folder).encode("SHOUTING").ids == load(folder).encode("shouting").ids
+
+
+@pytest.mark.parametrize("add_prefix_space", [False, True])
+def test_roberta(tmp_path: Path, add_prefix_space: bool) -> None:
+    roberta().save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"model_type": "roberta"})
+    config = {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": add_prefix_space}
+    write_json(tmp_path / "tokenizer_config.json", config)
+    assert_equal_to_transformers(tmp_path)
+
+
+def test_xlm_roberta(tmp_path: Path) -> None:
+    unigram().save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"model_type": "xlm-roberta"})
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "XLMRobertaTokenizer"})
+    assert_equal_to_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("add_prefix_space", [False, True])
+def test_camembert(tmp_path: Path, add_prefix_space: bool) -> None:
+    unigram().save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"model_type": "camembert"})
+    config = {"tokenizer_class": "CamembertTokenizer", "add_prefix_space": add_prefix_space}
+    write_json(tmp_path / "tokenizer_config.json", config)
+    assert_equal_to_transformers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"do_lower_case": True}, {"split_by_punct": True}, {"add_prefix_space": False}],
+    ids=str,
+)
+def test_deberta_v2(tmp_path: Path, config: dict[str, Any]) -> None:
+    unigram().save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"model_type": "deberta-v2"})
+    fields = {"tokenizer_class": "DebertaV2Tokenizer", **DEBERTA_V2_TOKENS, **config}
+    write_json(tmp_path / "tokenizer_config.json", fields)
+    assert_equal_to_transformers(tmp_path)
+
+
+def test_unigram_of_no_class_in_particular(tmp_path: Path) -> None:
+    unigram().save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"model_type": "llama"})
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    assert_equal_to_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": False, "add_eos_token": False}, {"add_eos_token": True}])
+def test_the_last_token_of_a_decoder(tmp_path: Path, flags: dict[str, bool]) -> None:
+    qwen().save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "config.json", {"model_type": "qwen3"})
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", **flags}
+    write_json(tmp_path / "tokenizer_config.json", config)
+    assert_equal_to_transformers(tmp_path)
+    assert load(tmp_path).encode("x").ids[-1] == 5
+
+
+def test_tokens_that_only_the_configuration_names_are_added(tmp_path: Path) -> None:
+    added = {"content": "harbour", "single_word": True, "lstrip": False, "rstrip": False, "normalized": True}
+    folder = bert_folder(
+        tmp_path,
+        tokenizer_class="PreTrainedTokenizerFast",
+        added_tokens_decoder={"900": added | {"special": False}},
+        eos_token="[END]",
+        pad_token={"__type": "AddedToken", "content": "<filler>", "lstrip": True, "rstrip": False, "special": True},
+        additional_special_tokens=["[SEVEN]"],
+    )
+    reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
+    for text in ("the harbour", "harbours", "so [END]", "a <filler> b", "[SEVEN] o'clock", "[end]"):
+        assert ours.encode(text).ids == reference(text)["input_ids"], text
+    assert ours.get_vocab_size() == len(reference)
+
+
+def test_tokens_of_an_old_special_tokens_map_are_added(tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path, tokenizer_class="PreTrainedTokenizerFast")
+    write_json(folder / "special_tokens_map.json", {"eos_token": "[END]", "sep_token": "[SEP]"})
+    reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
+    assert ours.encode("so [END]").ids == reference("so [END]")["input_ids"]
+
+
+def test_padding_and_truncation_of_the_file_are_switched_off(tmp_path: Path) -> None:
+    backend = word_piece(lowercase=True)
+    backend.enable_truncation(4)
+    backend.enable_padding(length=64)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    ours = load(tmp_path)
+    assert len(ours.encode("x").ids) < 64
+    assert len(ours.encode("seven " * 20).ids) > 20
+
+
+@pytest.mark.parametrize("first", [None, normalizers.NFC(), normalizers.Sequence([normalizers.Strip()])])
+def test_lower_case_first_as_sentence_transformers_puts_it(
+    tmp_path: Path, first: normalizers.Normalizer | None
+) -> None:
+    backend = word_piece(lowercase=True)
+    backend.normalizer = first
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    write_json(tmp_path / "tokenizer_config.json", config)
+    size = BertConfig(
+        vocab_size=backend.get_vocab_size(),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+    )
+    BertModel(size).save_pretrained(tmp_path)
+    reference = Transformer(str(tmp_path), do_lower_case=True, max_seq_length=MAX_SEQLEN)
+    ours = load(tmp_path, do_lower_case=True)
+    ours.enable_truncation(MAX_SEQLEN)
+    for name, text in SAMPLES.items():
+        assert ours.encode(text).ids == reference.preprocess([text])["input_ids"][0].tolist(), name
+    assert ours.encode("SHOUTING").ids == ours.encode("shouting").ids
+
+
+def test_a_folder_without_tokenizer_json_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError) as caught:
+        load(tmp_path)
+    assert str(caught.value) == f"{tmp_path} has no tokenizer.json; save the model with a fast tokenizer"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "not JSON", '{"version": "1.0", "model": {"type": "\\n\\nStrange"}}'])
+def test_a_broken_tokenizer_json_is_an_error_of_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json can't be read by tokenizers") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "{"])
+def test_a_broken_configuration_is_an_error(tmp_path: Path, content: str) -> None:
+    folder = bert_folder(tmp_path)
+    (folder / "tokenizer_config.json").write_text(content)
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json is not"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": {"one": {"content": "x"}}},
+        {"added_tokens_decoder": {"900": {}}},
+        {"additional_special_tokens": [7]},
+        {"pad_token": {"lstrip": True}},
+        {"tokenizer_class": "BertTokenizer", "strip_accents": "perhaps"},
+    ],
+    ids=str,
+)
+def test_a_configuration_with_wrong_values_is_an_error_of_one_line(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json has a value of the wrong kind") as caught:
+        load(bert_folder(tmp_path, **config))
+    assert "\n" not in str(caught.value)
+
+
+def test_remote_code_is_refused_and_never_run(tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path, auto_map={"AutoTokenizer": ["evil.Tokenizer", None]}, tokenizer_class="Evil")
+    (folder / "evil.py").write_text("raise SystemExit('was run')")
+    with pytest.raises(
+        TokenizerError, match=r"auto_map in tokenizer_config\.json names code, evil\.Tokenizer"
+    ) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_that_is_known_is_not_added_again(tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path, sep_token="[SEP]", eos_token="[SEP]")
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_tokens([AddedToken("[EXTRA]")])
+    backend.save(str(folder / "tokenizer.json"))
+    assert load(folder).get_vocab_size() == backend.get_vocab_size()

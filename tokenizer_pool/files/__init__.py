@@ -1,0 +1,1 @@
+"""From the files of a model folder to a tokenizer."""

@@ -1,0 +1,24 @@
+"""The JSON files beside tokenizer.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Config = dict[str, Any]
+
+
+class TokenizerError(Exception):
+    """A model folder holds no tokenizer that can be used; the message is one line for the operator."""
+
+
+def read_config(path: Path) -> Config:
+    """The JSON object in a file, {} where there is no such file. Raises TokenizerError."""
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{path} is not a JSON object")
+    return config
