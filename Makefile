@@ -25,8 +25,9 @@ PEERS ?= .peers/infinity
 CLIENTS := .clients
 MODEL ?= sentence-transformers/all-MiniLM-L6-v2
 
-# Several processes with one OpenMP thread each: with more, they take the cores from each other.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal
+# Several processes with one OpenMP thread each: with more, they take the cores from each other. Hundreds of processes
+# import the sources, so they are compiled once, whatever the environment says.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
 
 # A name on the path may be a launcher without a Python behind it, or one without venv, so each is tried.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \

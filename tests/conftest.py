@@ -42,8 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps the tests of the tier asked for. -m and -k choose among these."""
     tier = tier_asked(config.getoption("--tier"), config.getoption("-m"))
-    kept = [item for item in items if tier_of(item) == tier or (tier == "all" and tier_of(item) != "nightly")]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        its = tier_of(item)
+        (kept if its == tier or (tier == "all" and its != "nightly") else others).append(item)
+    config.hook.pytest_deselected(items=others)
     items[:] = kept
     for item in kept:
         if item.get_closest_marker("faults"):

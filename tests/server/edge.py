@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+from fastapi import FastAPI
 
 from batch_manager.client.managers import BatchManagers
 from batch_manager.messages import Answer, Submission
@@ -18,13 +19,13 @@ from server.frontend.request_metrics import RequestMetrics
 from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, Message
-from server.http.get_routes import make_app
 from server.http.hosts import Hosts
 from server.requests.admission.admission import Admission, WaitBudgets
 from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.settings.api_keys import ApiKey
+from tests.server.fallback import Fallback
 from tokenizer_pool.client import TokenizerPool
 from tokenizer_pool.details import Token
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
@@ -240,13 +241,9 @@ class Edge:
             hosts=hosts or Hosts(None),
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
             finished=RequestMetrics(self.metrics).record,
-            fallback=make_app(self.state, _metrics_text, needs_key=bool(keys), metrics_need_a_key=metrics_need_a_key),
+            fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_need_a_key)),
             url_prefix=url_prefix,
         )
-
-
-async def _metrics_text() -> str:
-    return "metrics of the whole server\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,41 @@
+"""FastAPI behind the edge, made when it is first called: making it takes as long as twenty requests."""
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
+
+from server.http.body import Receive, Scope, Send
+from server.http.get_routes import make_app
+from server.requests.models import ServerState
+from wire.page import Page
+
+
+@dataclass
+class Fallback:
+    state: ServerState
+    needs_key: bool
+    metrics_need_a_key: bool
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """Those of any state."""
+        return _routes()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._made(scope, receive, send)
+
+    @cached_property
+    def _made(self) -> FastAPI:
+        return make_app(self.state, _metrics_text, needs_key=self.needs_key, metrics_need_a_key=self.metrics_need_a_key)
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    page = Page.create(num_frontends=1, num_managers=1, num_models=1, num_keys=1)
+    return make_app(ServerState(page), _metrics_text).routes
+
+
+async def _metrics_text() -> str:
+    return "metrics of the whole server\n"
