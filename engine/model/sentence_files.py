@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from engine.model.detection.chains import Chain, model_kind, read_chain, transformer_refusal
-from engine.model.json_files import Json, number_in, object_in, read_optional
+from engine.model.json_files import Json, object_in, read_optional
 from engine.model.known_code.known_code import POOLS_TEXT_ALONE
 from engine.model.modules import Module, known_pooling, read_pooling, read_steps
 from engine.model.steps import Normalize, Step
+from engine.model.transformer_options import check_options, length_in
 from engine.types import ModelError
 
 CONFIG = "config_sentence_transformers.json"
@@ -19,15 +20,6 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-_HARMLESS_TO_IDS = {
-    "clean_up_tokenization_spaces",
-    "max_length",
-    "model_max_length",
-    "padding",
-    "padding_side",
-    "trust_remote_code",
-    "use_fast",
-}
 _FLAG = "--pooling"
 _MODEL2VEC = "model2vec"
 
@@ -83,6 +75,8 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
     transformer_file, transformer = _transformer_config(folder / found.transformer_folder)
     if refusal := transformer_refusal(chain, transformer, is_masked_lm=modules[0].kind == "MLMTransformer"):
         raise ModelError(refusal)
+    said = read_optional(folder / found.transformer_folder / "config.json")
+    check_options(transformer, transformer_file, config=said, chain=chain)
     poolings, source, include_prompt = _pooling(folder, config, chain, modules)
     steps = read_steps(folder, modules) if chain in (Chain.EMBED, Chain.STATIC) else ()
     normalize = bool(steps) and isinstance(steps[-1], Normalize)
@@ -96,8 +90,7 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
         normalize=normalize,
         include_prompt=include_prompt,
         do_lower_case=bool(transformer.get("do_lower_case")),
-        max_seqlen=number_in(_processor(transformer_file, transformer), "model_max_length")
-        or number_in(transformer, "max_seq_length"),
+        max_seqlen=length_in(transformer),
         max_seqlen_source=transformer_file,
         query_table=str(found.query_table) if found.query_table else "",
     )
@@ -196,14 +189,3 @@ def _transformer_config(folder: Path) -> tuple[str, Json]:
     """The name and content of the file."""
     configs = ((name, read_optional(folder / name)) for name in _TRANSFORMER_FILES)
     return next(((name, config) for name, config in configs if config), ("", {}))
-
-
-def _processor(file: str, transformer: Json) -> Json:
-    """What the library gives to the tokenizer's class. Raises ModelError for what would change token ids."""
-    options = object_in(transformer, "processor_kwargs") or object_in(transformer, "tokenizer_args")
-    if others := sorted(options.keys() - _HARMLESS_TO_IDS):
-        raise ModelError(
-            f"{', '.join(others)} among the tokenizer's options in {file} may change token ids, and is not read there; "
-            "write it into tokenizer_config.json"
-        )
-    return options

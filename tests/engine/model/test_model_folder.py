@@ -176,6 +176,17 @@ def test_the_shortest_of_what_is_said_and_what_is_possible_is_the_length(folder:
     assert model_folder.read(folder).max_seqlen == 50
 
 
+def test_options_of_the_transformer_that_change_no_row_are_taken(folder: Path) -> None:
+    change(
+        folder / "sentence_bert_config.json",
+        config_kwargs={"hidden_size": 32, "unpad_inputs": False},
+        model_args={"attn_implementation": "eager", "torch_dtype": "float16"},
+        processing_kwargs={"text": {"padding": True}, "chat_template": {"add_generation_prompt": True}},
+        query_length=None,
+    )
+    assert model_folder.read(folder).hidden_size == 32
+
+
 def test_a_length_beyond_the_positions_is_cut_and_noted(folder: Path) -> None:
     write(folder / "sentence_bert_config.json", {"max_seq_length": 512})
     read = model_folder.read(folder)

@@ -1,0 +1,62 @@
+"""The options of sentence-transformers' Transformer module, which go to the library's classes over config.json.
+
+Follows sentence-transformers 6. What would change rows or token ids, and is not read here, is refused by its name.
+"""
+
+from collections.abc import Iterator
+
+from engine.model.detection.chains import Chain
+from engine.model.json_files import Json, number_in, object_in
+from engine.types import ModelError
+
+# Each is written under a new or an old name.
+_OF_PROCESSOR = ("processor_kwargs", "tokenizer_args")
+_OF_CONFIG = ("config_kwargs", "config_args")
+_OF_MODEL = ("model_kwargs", "model_args")
+# sentence-transformers puts its own in their place.
+_OF_LOADING = frozenset(("cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code"))
+_HARMLESS_TO_IDS = _OF_LOADING | {
+    *("clean_up_tokenization_spaces", "max_length", "model_max_length", "padding", "padding_side", "use_fast"),
+}
+_HARMLESS_TO_ROWS = _OF_LOADING | {
+    *("_attn_implementation", "add_pooling_layer", "attn_implementation", "code_revision", "device_map", "dtype"),
+    *("export", "file_name", "low_cpu_mem_usage", "provider", "torch_dtype", "unpad_inputs", "use_cache"),
+    *("use_memory_efficient_attention", "use_safetensors"),
+}
+_HARMLESS_IN_CALLS = frozenset(("logits_to_keep", "pad_to_multiple_of", "padding", "padding_side", "return_tensors"))
+_OF_ROLES = ("query_length", "document_length", "query_expansion")  # read for late interaction
+
+
+def length_in(options: Json) -> int | None:
+    """The longest sequence, in tokens; None if the options do not say."""
+    return number_in(_given(options, _OF_PROCESSOR), "model_max_length") or number_in(options, "max_seq_length")
+
+
+def check_options(options: Json, file: str, *, config: Json, chain: Chain) -> None:
+    """Raises ModelError for an option that may change rows, and is not read here. config: config.json as it is."""
+    if others := sorted(_given(options, _OF_PROCESSOR).keys() - _HARMLESS_TO_IDS):
+        raise ModelError(
+            f"{', '.join(others)} among the tokenizer's options in {file} may change token ids, and is not read there; "
+            "write it into tokenizer_config.json"
+        )
+    for name, value in _given(options, _OF_CONFIG).items():
+        if name not in _HARMLESS_TO_ROWS and (name not in config or config[name] != value):
+            raise ModelError(
+                f"{name!r} among the configuration's options in {file} may change rows, and is not read there; write "
+                "it into config.json"
+            )
+    for name in _unread(options, chain):
+        raise ModelError(f"{name!r} in {file} may change rows, and is not read; if it changes nothing, take it out")
+
+
+def _unread(options: Json, chain: Chain) -> Iterator[str]:
+    yield from sorted(_given(options, _OF_MODEL).keys() - _HARMLESS_TO_ROWS)
+    for kind in ("common", "text"):
+        yield from sorted(object_in(object_in(options, "processing_kwargs"), kind).keys() - _HARMLESS_IN_CALLS)
+    roles = () if chain is Chain.LATE else _OF_ROLES
+    yield from (name for name in (*roles, "tokenizer_name_or_path") if options.get(name) is not None)
+
+
+def _given(options: Json, names: tuple[str, str]) -> Json:
+    new, old = (object_in(options, name) for name in names)
+    return {**new, **old}
