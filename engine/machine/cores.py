@@ -21,6 +21,11 @@ class Cores:
         """Whole cores to plan with, at least 1."""
         return max(1, self.num_cores if self.quota is None else min(self.num_cores, int(self.quota)))
 
+    @property
+    def most_threads(self) -> int:
+        """That can compute at the same time, those that share a core included; at least 1."""
+        return max(1, self.num_processors if self.quota is None else min(self.num_processors, int(self.quota)))
+
     def __str__(self) -> str:
         quota = "no quota" if self.quota is None else f"a quota of {self.quota:g}"
         return f"{self.num_processors} processors on {self.num_cores} cores, {quota}"

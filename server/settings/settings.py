@@ -46,6 +46,15 @@ class Settings(HttpFlags):
         "container use a volume.",
         default_text="embedline in XDG_CACHE_HOME or ~/.cache",
     )
+    cpu_threads: int | None = flag(
+        None,
+        "Engine",
+        "How many threads all engines on the CPU compute with, together; a model alone has them all. Take fewer to "
+        "leave cores to other programs. More than cores, on processors that share one, is seldom faster. More than "
+        "this process may run at a time, by its CPU set and its container's quota, are refused.",
+        least=1,
+        default_text="one for each core that this process may use",
+    )
     engine_python: str = flag(
         sys.executable,
         "Engine",
@@ -184,9 +193,15 @@ class Settings(HttpFlags):
         """Raises SettingsError for the first setting that can't be."""
         check_flags(self)
         self._check_models()
+        self._check_threads()
         if shutil.which(self.engine_python) is None:
             raise SettingsError("--engine-python is not a program on this machine")
         self.check_http()
+
+    def _check_threads(self) -> None:
+        found = cores.find()
+        if self.cpu_threads is not None and self.cpu_threads > found.most_threads:
+            raise SettingsError(f"--cpu-threads must be at most {found.most_threads} here: {found}")
 
     def _check_models(self) -> None:
         assert self.models, "there is a default model"

@@ -77,7 +77,7 @@ def _verified(plan: ModelPlan, settings: Settings) -> "Verified":
         plan,
         plan.devices.names[0],
         cache_dir=cache_folder(settings.compiled_cache, os.environ),
-        num_threads=cores.usable(),
+        num_threads=settings.cpu_threads or cores.usable(),
     )
     try:
         from engine.fused.quantization import verify as fused  # imports torch

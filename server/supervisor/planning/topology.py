@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from batch_manager.client.managers import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
-from engine.machine import cores
 from engine.messages import EngineStart
 from server.frontend.start import FrontendStart
 from server.requests.admission.admission import WaitBudgets
@@ -21,6 +20,7 @@ from server.settings.api_keys import ApiKey, KeyFile
 from server.settings.settings import Settings
 from server.supervisor import open_files
 from server.supervisor.child import Plan
+from server.supervisor.planning.cpu_threads import cpu_threads
 from server.supervisor.planning.engine_options import engine_options
 from server.supervisor.planning.memory_shares import memory_shares
 from server.supervisor.planning.model_plan import ModelPlan
@@ -54,6 +54,7 @@ class EngineProcess:
     socket: ListeningSocket
     model: int
     device: str
+    num_threads: int  # of the CPU
 
 
 class Topology:
@@ -77,8 +78,8 @@ class Topology:
         """The sockets of `http` listen already, and so does `uds`, a Unix socket. At `grpc_address` the frontends
         listen themselves. Without `keys` no request needs one; some may be of `key_file`. `ssl_copies` are descriptors,
         as server.http.tls has them. `hosts` are what requests may name, as server.http.hosts has them. `cache_dir` is
-        where engines keep what they have compiled; None keeps nothing. Raises SettingsError where the memory shares of
-        a GPU exceed it."""
+        where engines keep what they have compiled; None keeps nothing. Raises SettingsError where there are too few
+        threads for the engines on the CPU, or the memory shares of a GPU exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
@@ -98,9 +99,10 @@ class Topology:
             num_models=len(models),
             num_keys=len(keys) + _SPARE_KEYS if keys else 1,
         )
+        threads = iter(cpu_threads(settings.cpu_threads, models))
         self._engines = [
-            EngineProcess(listening, *pair)
-            for listening, pair in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
+            EngineProcess(listening, model, device, next(threads) if device == registry.CPU else 1)
+            for listening, (model, device) in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
         ]
         self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers)
         self._managers = _listen(folder, "batch-manager", num_managers)
@@ -127,7 +129,7 @@ class Topology:
                 model,
                 engine.device,
                 cache_dir=self._cache_dir,
-                num_threads=self._num_threads,
+                num_threads=engine.num_threads,
                 memory_share=self._memory_shares[engine.model].get(engine.device, 1.0),
             ),
         )
@@ -140,12 +142,6 @@ class Topology:
             model=engine.model,
             start=start,
         )
-
-    @property
-    def _num_threads(self) -> int:
-        """Engines on the CPU share its cores; a single one takes them all."""
-        num_on_cpu = sum(engine.device == registry.CPU for engine in self._engines)
-        return max(1, cores.usable() // max(1, num_on_cpu))
 
     def _tokenizer(self, index: int, listening: ListeningSocket) -> Plan:
         start = TokenizerStart(

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import logging
+import threading
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,16 @@ def test_what_an_executor_does_not_do(name: str, given: dict[str, Any], message:
     with pytest.raises(ModelError) as refused:
         load(name, tiny, **given)
     assert message in str(refused.value)
+
+
+@pytest.mark.holds("Engines on a CPU")
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_an_engine_has_a_stream_for_each_of_its_threads(num_threads: int, tiny: Path) -> None:
+    before = set(threading.enumerate())
+    loaded = load("openvino", tiny, num_threads=num_threads)
+    streams = {thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("stream")}
+    loaded.close()
+    assert streams == {f"stream {number}" for number in range(num_threads)}
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine.machine import cores
+from engine.machine.cores import Cores
 from server.settings import http_flags
 from server.settings.flag import GROUPS, Flag, SettingsError, flags_of
 from server.settings.model import ModelSettings
@@ -74,6 +76,19 @@ def test_words_are_one_of_a_list(name: str) -> None:
     assert refusal(**{name: "nonsense"}) == f"{flag_of(name)} must be one of {', '.join(words)}"
     for word in words:
         assert getattr(with_one(name, word), name) == word
+
+
+@pytest.mark.parametrize(
+    ("num_processors", "num_cores", "quota", "most"), [(8, 4, None, 8), (8, 4, 1.5, 1), (8, 4, 0.5, 1), (2, 2, 6.0, 2)]
+)
+def test_threads_are_bounded_by_the_cpu_set_and_the_quota(
+    num_processors: int, num_cores: int, quota: float | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Cores(num_processors=num_processors, num_cores=num_cores, quota=quota)
+    monkeypatch.setattr(cores, "find", lambda: found)
+
+    assert Settings(cpu_threads=most).cpu_threads == most
+    assert refusal(cpu_threads=most + 1) == f"--cpu-threads must be at most {most} here: {found}"
 
 
 def test_every_number_has_a_lower_bound() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.machine import cores, cuda_driver
+from engine.machine.cores import Cores
 from engine.machine.cuda_driver import Cuda, Gpu
 from engine.store.model_source import resolve
 from server.settings.flag import SettingsError
@@ -16,6 +17,7 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.child import ChildProcess, Plan
 from server.supervisor.listening.ports import bind
+from server.supervisor.planning.cpu_threads import cpu_threads
 from server.supervisor.planning.model_plan import plan_models
 from server.supervisor.planning.topology import Topology
 from server.supervisor.readiness import ROLES, Readiness
@@ -163,10 +165,19 @@ def test_every_frontend_accepts_from_every_socket(folder: SocketFolder) -> None:
         assert set(fds) <= set(plan.fds)
 
 
-def test_engines_on_the_cpu_share_its_cores(
-    folder: SocketFolder, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("usable", "asked", "threads"), [(12, None, [4, 4, 4]), (2, None, [1, 1, 1]), (2, 3, [1, 1, 1]), (12, 5, [2, 2, 1])]
+)
+def test_engines_on_the_cpu_share_its_threads(
+    usable: int,
+    asked: int | None,
+    threads: list[int],
+    folder: SocketFolder,
+    minilm_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cores, "usable", lambda: 12)
+    monkeypatch.setattr(cores, "usable", lambda: usable)
+    monkeypatch.setattr(cores, "find", lambda: Cores(num_processors=12, num_cores=12, quota=None))
     monkeypatch.setattr(cuda_driver, "find", lambda: Cuda((Gpu(0, "NVIDIA H200", (9, 0), 1 << 37),)))
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.11.0")
     models = [
@@ -174,11 +185,17 @@ def test_engines_on_the_cpu_share_its_cores(
         for name, devices in {"one": "cpu,cpu", "two": "cpu", "three": "cuda:0"}.items()
     ]
     with bind("127.0.0.1", 0, "--port") as http:
-        engines = by_role(topology_of(settings(*models), folder, http).plans(), "engine")
+        engines = by_role(topology_of(settings(*models, cpu_threads=asked), folder, http).plans(), "engine")
     options = [engine.start.options for engine in engines]
-    assert [one.num_threads for one in options if one.device == "cpu"] == [4, 4, 4]
+    assert [one.num_threads for one in options if one.device == "cpu"] == threads
     assert [one.device for one in options] == ["cpu", "cpu", "cpu", "cuda:0"]
     assert [one.memory_share for one in options] == [1.0] * 4
+
+
+def test_fewer_threads_than_engines_on_the_cpu_are_refused() -> None:
+    models = plan_models(settings(model("one", devices="cpu"), model("two", devices="cpu")))
+    with pytest.raises(SettingsError, match=r"^--cpu-threads 1 is less than one for each of the 2 engines on the CPU$"):
+        cpu_threads(1, models)
 
 
 @pytest.mark.holds("Readiness")
