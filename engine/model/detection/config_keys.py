@@ -7,7 +7,8 @@ word, so their values must be those without effect.
 from collections.abc import Collection, Iterator, Mapping
 
 from engine.model.detection import library
-from engine.model.json_files import Json, object_in
+from engine.model.detection.rope import check_rope, passed_over
+from engine.model.json_files import Json
 from engine.model.known_code.known_code import COMMON, USUAL
 from engine.model.known_code.trust import TRUST, check_trusted
 from engine.types import ModelError
@@ -61,14 +62,6 @@ _UNLIMITED = ("xlnet",)  # which writes -1 for the number of positions
 _SWITCHES = frozenset(
     ("is_causal", "is_decoder", "use_bidirectional_attention", "use_sliding_window", "attention_bias", "mlp_bias")
 )
-_ROPE = ("rope_parameters", "rope_scaling")
-# The base of the angles in older files -> the layers under whose name newer ones have it.
-_THETAS = {
-    "rope_theta": "full_attention",
-    "global_rope_theta": "full_attention",
-    "local_rope_theta": "sliding_attention",
-    "rope_local_base_freq": "sliding_attention",
-}
 # Of files that are often met: what they were for is gone, or concerns training and the making of checkpoints.
 _HARMLESS = frozenset(
     (
@@ -77,7 +70,7 @@ _HARMLESS = frozenset(
         *("pooler_type", "sinusoidal_pos_embds", "unsloth_version", "unsloth_fixed", "pretraining_tp", "text_config"),
         *("quantization_config", "compression_config", "_flash_attn_2_enabled", "reference_compile", "embedding_size"),
         *("summary_activation", "summary_first_dropout", "summary_last_dropout", "summary_type", "summary_use_proj"),
-        *("global_rope_theta", "local_rope_theta", "repad_logits_with_grad", "position_embedding_type"),
+        *("repad_logits_with_grad", "position_embedding_type"),
         *("_sliding_window_pattern", "tie_weights_", "adapters", "bos_token", "eos_token"),
     )
 )
@@ -110,12 +103,12 @@ def check_keys(config: Json, trusted: Collection[str]) -> tuple[str, ...]:
     if not read:
         return ()
     said = {key: value for key, value in config.items() if value is not None}
-    refusals = {**dict(_refusals(model_type, said, read)), **dict(_of_layers(said, read))}
+    refusals = dict((*_refusals(model_type, said, read), *_of_layers(said, read), *passed_over(said, read)))
     check_trusted(config, trusted, {*refusals, "auto_map"})
     for key, why in refusals.items():
         if key not in trusted:
             raise _passed_over(key, said[key], why)
-    _check_rope(said, read)
+    check_rope(said, read)
     unread = sorted(
         said.keys() - set(trusted) - read - library.keys_of_all() - COMMON - _CHANGES_ROWS.keys() - _HARMLESS
     )
@@ -140,37 +133,6 @@ def _of_layers(config: Json, read: Collection[str]) -> Iterator[tuple[str, str]]
         kind = "sliding_attention" if config.get("sliding_window") and "sliding_window" in read else "full_attention"
         if not isinstance(config["layer_types"], list) or set(map(str, config["layer_types"])) - {kind}:
             yield "layer_types", f"each layer would be of {kind}"
-
-
-def _check_rope(config: Json, read: Collection[str]) -> None:
-    """Raises ModelError where two keys say different things of the angles: versions of transformers differ in which."""
-    new, old = (object_in(config, key) for key in _ROPE)
-    if new and old and new != old:
-        raise ModelError("rope_parameters and rope_scaling in config.json differ; leave out the one that does not hold")
-    for rope in (new, old):
-        kind = rope.get("rope_type", rope.get("type"))
-        if rope.get("type", kind) != kind:
-            raise ModelError("rope_type and type in config.json name different angles; leave out one of them")
-        if rope.get("factor", 1) != 1 and kind in (None, "default"):
-            raise ModelError("a factor of angles in config.json has no rope_type, so it would be passed over")
-        factor = rope.get("partial_rotary_factor")
-        if factor not in (None, 1) and "partial_rotary_factor" not in read and kind != "proportional":
-            raise ModelError(
-                f"'partial_rotary_factor' among the angles in config.json is {factor!r}, and transformers' "
-                f"{config['model_type']} turns all numbers of a head; no engine serves this model"
-            )
-    for place in _ROPE:
-        _check_places(config, place)
-
-
-def _check_places(config: Json, place: str) -> None:
-    """Raises ModelError where a key is inside and outside of this object with two values: the inner one is taken."""
-    rope = object_in(config, place)
-    inner = [("partial_rotary_factor", rope.get("partial_rotary_factor")), ("rope_theta", rope.get("rope_theta"))]
-    inner += [(key, object_in(rope, layers).get("rope_theta")) for key, layers in _THETAS.items()]
-    for key, value in inner:
-        if None not in (value, config.get(key)) and value != config[key]:
-            raise ModelError(f"{key!r} differs inside and outside of {place} in config.json; leave out one")
 
 
 def _passed_over(key: str, value: object, why: str) -> ModelError:

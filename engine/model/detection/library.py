@@ -31,15 +31,16 @@ def keys_of(model_type: str) -> frozenset[str]:
 
     Empty if the source is not found.
     """
-    folder = _folder()
-    found = [file for file in _configurations(folder, model_type) if f'model_type = "{model_type}"' in _text(file)]
-    if not found:
-        return frozenset()
-    model = found[0].with_name(found[0].name.replace("configuration_", "modeling_"))
-    text = f"{_text(found[0])}\n{_text(model)}"
+    text = _source(model_type)
     keys = {key for keys in _OWN_KEYS.findall(text) for key in keys if key}
     reads_causal = "create_causal_mask" in text and "is_decoder" not in keys  # that function reads is_causal
     return frozenset(keys | {"is_causal"} if reads_causal else keys)
+
+
+def turns_by_layer(model_type: str) -> tuple[bool, bool]:
+    """Whether an architecture has angles (RoPE) for each type of layer, and whether it takes rope_scaling for them."""
+    text = _source(model_type)
+    return "rope_parameters[layer_type]" in text, ".update(rope_scaling)" in text
 
 
 @functools.cache
@@ -48,6 +49,16 @@ def keys_of_all() -> frozenset[str]:
     folder = _folder()
     texts = [_text(folder / name) for name in _OF_ALL] if folder else []
     return frozenset(key for text in texts for keys in _KEYS_OF_ALL.findall(text) for key in keys if key)
+
+
+def _source(model_type: str) -> str:
+    """Of an architecture's configuration and modules; "" if it is not found."""
+    folder = _folder()
+    found = [file for file in _configurations(folder, model_type) if f'model_type = "{model_type}"' in _text(file)]
+    if not found:
+        return ""
+    model = found[0].with_name(found[0].name.replace("configuration_", "modeling_"))
+    return f"{_text(found[0])}\n{_text(model)}"
 
 
 def _configurations(folder: Path | None, model_type: str) -> Iterator[Path]:

@@ -214,7 +214,8 @@ def test_roberta_and_its_kin_lose_positions_to_padding(
 
 def test_longrope_ends_where_one_sequence_would_change_the_others(folder: Path) -> None:
     rope = {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
-    change(folder / "config.json", rope_scaling=rope, original_max_position_embeddings=32)
+    sizes = {"model_type": "llama", "architectures": ["LlamaModel"], "original_max_position_embeddings": 32}
+    change(folder / "config.json", rope_scaling=rope, **sizes)
     read = model_folder.read(folder)
     assert read.max_seqlen == 32
     assert any("longrope" in note for note in read.notes)

@@ -37,7 +37,7 @@ from tests.engine.model.sentence_folder import refusal
         ("config.json", {"num_hidden_layers": 0}, "'num_hidden_layers'"),
         ("config.json", {"max_position_embeddings": -1}, "'max_position_embeddings'"),
         ("config.json", {"is_decoder": "no"}, "'is_decoder'"),
-        ("config.json", {"rope_parameters": {"rope_theta": 1.0}, "rope_theta": 2.0}, "'rope_theta'"),
+        ("config.json", {"rope_parameters": {"rope_theta": 1.0}}, "'rope_parameters'"),
         (
             "config.json",
             {"model_type": "mistral", "layer_types": ["full_attention", "sliding_attention"]},

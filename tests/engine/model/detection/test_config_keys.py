@@ -1,5 +1,6 @@
 """Keys of the angles in config.json that transformers would pass over, or take from another place."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,69 @@ def test_a_base_that_differs_in_two_places_is_refused(
     read(model_type, **agreeing)
     with pytest.raises(ModelError, match=f"'{key}' differs inside and outside"):
         read(model_type, **{**agreeing, key: value})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value", "part"),
+    [
+        ("llama", "rope_scaling", {"type": "ntk", "factor": 2.0}, "rope_type 'ntk' of rope_scaling"),
+        ("qwen3", "rope_parameters", {"rope_type": ["yarn"], "factor": 2.0}, "is none that transformers computes"),
+        ("qwen3", "rope_parameters", {"rope_type": "linear", "factor": "2"}, "has a 'factor' that is no positive"),
+        ("qwen2", "rope_scaling", {"rope_type": "yarn"}, "rope_type 'yarn' of rope_scaling in config.json needs 'fact"),
+        (
+            "llama",
+            "rope_scaling",
+            {"type": "dynamic", "factor": 2.0, "alpha": 8.0},
+            "has 'alpha', which would be passed",
+        ),
+        ("phi3", "rope_scaling", {"type": "su", "short_factor": [1.0]}, "needs 'long_factor'"),
+        ("modernbert", "rope_parameters", {"rope_type": "linear", "factor": 2.0}, "an object for each type of layer"),
+        ("gemma3_text", "rope_scaling", {"full_attention": {"rope_theta": 5.0}}, "'full_attention', and a gemma3_text"),
+        ("qwen3", "rope_parameters", LAYERS, "'full_attention', and a qwen3 reads none there"),
+        ("modernbert", "rope_parameters", {**LAYERS, "others": {}}, "'others', which is no type of layer"),
+    ],
+)
+def test_angles_that_transformers_does_not_compute_are_refused(
+    model_type: str, key: str, value: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(ModelError, match=re.escape(part)):
+        read(model_type, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("phi3", "rope_scaling", {"type": "su", "short_factor": [1.0], "long_factor": [2]}),
+        ("gemma3_text", "rope_scaling", {"rope_type": "linear", "factor": 8.0}),
+        ("gpt_oss", "rope_scaling", {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "truncate": False}),
+        ("llama", "rope_scaling", {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}),
+    ],
+)
+def test_angles_that_it_computes_are_served(model_type: str, key: str, value: dict[str, Any]) -> None:
+    read(model_type, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key", "value"),
+    [
+        ("llama", "rope_type", "linear"),
+        ("llama", "factor", 2.0),
+        ("qwen3", "global_rope_theta", 5.0),
+        ("llama", "local_rope_theta", 5.0),
+        ("qwen3", "rope_local_base_freq", 5.0),
+        ("bert", "rope_scaling", {"rope_type": "linear", "factor": 2.0}),
+    ],
+)
+def test_angles_where_transformers_looks_for_none_are_refused_unless_trusted(
+    model_type: str, key: str, value: object
+) -> None:
+    with pytest.raises(ModelError, match=f"'{key}' in config.json is .* --trust-config-key {key}$"):
+        read(model_type, **{key: value})
+    architecture_of(Path("/nowhere"), {"model_type": model_type, key: value}, trusted=(key,))
+
+
+def test_what_is_said_inside_may_be_said_outside_too() -> None:
+    rope = {"rope_type": "linear", "factor": 2.0}
+    read("llama", rope_scaling=rope, **rope)
+    with pytest.raises(ModelError, match="'factor'"):
+        read("llama", rope_scaling=rope, factor=3.0)
