@@ -64,7 +64,7 @@ def decode(call: Call, body: bytes) -> EmbedRequest:
         model=model,
         texts=given.texts,
         prompt=_prompt(config.task_type, model),
-        adapter=adapter_for(model, _PURPOSES[config.task_type]) if config.task_type else adapter_named(model, None),
+        adapter=_adapter(config.task_type, model),
         truncation=model.truncation,
         dimensions=read_dimensions(config.dimensions, model.dimensions, field="config.dimensions"),
         request_class=call.options.request_class,
@@ -110,6 +110,13 @@ def _prompt(task_type: str | None, model: ServedModel) -> str:
     if task_type not in _PURPOSES:
         raise InvalidRequest("config.task_type must be query or passage", param="config.task_type")
     return prompt_for(model, _PURPOSES[task_type]) or ""
+
+
+def _adapter(task_type: str | None, model: ServedModel) -> int:
+    """Of a task type that `_prompt` knows. Raises InvalidRequest."""
+    if not task_type:
+        return adapter_named(model, None)
+    return adapter_for(model, _PURPOSES[task_type], field="config.task_type")
 
 
 async def encode(call: Call, request: EmbedRequest, embedded: Embedded) -> Answer:

@@ -162,22 +162,26 @@ async def _compute(pipeline: Pipeline, work: Work, request: RerankRequest, trace
 
 
 def _queries_and_documents(request: RerankRequest, outputs: OutputKind) -> Work:
-    """The queries as the first texts; queries and documents get the model's prompts for them."""
+    """The queries as the first texts; queries and documents get the model's prompts and adapters for them.
+
+    Raises InvalidRequest if the model has adapters, and none for one of these.
+    """
+    document_field, query_field = request.documents_field, request.queries_field
     return Work(
         model=request.model,
         texts=[*request.queries, *request.documents],
         prompt=prompt_for(request.model, Purpose.DOCUMENT) or "",
         num_queries=len(request.queries),
         query_prompt=prompt_for(request.model, Purpose.QUERY) or "",
-        adapter=adapter_for(request.model, Purpose.DOCUMENT),
-        query_adapter=adapter_for(request.model, Purpose.QUERY),
+        adapter=adapter_for(request.model, Purpose.DOCUMENT, field=document_field),
+        query_adapter=adapter_for(request.model, Purpose.QUERY, field=query_field),
         truncation=request.truncation,
         max_tokens=request.max_tokens,
         outputs=outputs,
         request_class=request.request_class,
         deadline=request.deadline,
-        field=request.documents_field,
-        first_field=request.queries_field,
+        field=document_field,
+        first_field=query_field,
         num_first=len(request.queries),
     )
 

@@ -7,7 +7,7 @@
 from server.dialects.reading.inputs import Inputs
 from server.dialects.reading.truncation import TruncationFields
 from server.requests.errors import InvalidRequest
-from server.requests.inputs.adapters import adapter_for, adapter_named
+from server.requests.inputs.adapters import adapter_for, adapter_named, no_adapter
 from server.requests.inputs.prompts import Purpose, prompt_for
 from server.requests.models import ServedModel
 
@@ -87,11 +87,11 @@ def read_adapter(fields: PromptFields, model: ServedModel, *, name: str | None =
         field, word, purpose = "prompt_name", fields.prompt_name, None
     if word is None:
         return adapter_named(model, None)
-    adapter = adapter_named(model, word) or (adapter_for(model, purpose) if purpose else 0)
-    if not adapter:
-        known = ", ".join(model.adapters)
-        raise InvalidRequest(f"{field} {word!r} is none that this model has an adapter for: {known}", param=field)
-    return adapter
+    if adapter := adapter_named(model, word):
+        return adapter
+    if purpose is None:
+        raise no_adapter(model, word, field=field)
+    return adapter_for(model, purpose, field=field)
 
 
 def read_is_query(fields: PromptFields, model: ServedModel, *, name: str | None = None) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from engine.types import ADAPTER_SHIFT
+from server.requests.errors import InvalidRequest
 from server.requests.inputs.prompts import Purpose
 from server.requests.models import ServedModel
 from server.requests.work import Work
@@ -20,9 +21,21 @@ def adapter_named(model: ServedModel, name: str | None) -> int:
     return model.adapters.index(name) + 1 if name in model.adapters else 0
 
 
-def adapter_for(model: ServedModel, purpose: Purpose) -> int:
-    """The adapter for a purpose, as prompt_for chooses the prompt."""
-    return adapter_named(model, next((name for name in purpose.value if name in model.adapters), None))
+def adapter_for(model: ServedModel, purpose: Purpose, *, field: str) -> int:
+    """The adapter for a purpose, as prompt_for chooses the prompt; 0 if the model has no adapters at all.
+
+    Raises InvalidRequest, naming the field, if it has none for this purpose.
+    """
+    name = next((name for name in purpose.value if name in model.adapters), None)
+    if name is None and model.adapters:
+        raise no_adapter(model, purpose.value[0], field=field)
+    return adapter_named(model, name) if name else 0
+
+
+def no_adapter(model: ServedModel, word: str, *, field: str) -> InvalidRequest:
+    """The error for a word that says what texts are for."""
+    known = ", ".join(model.adapters)
+    return InvalidRequest(f"{field}: this model has no adapter for {word!r}, only for {known}", param=field)
 
 
 def with_adapters(tokens: TokenizedTexts, work: Work) -> TokenizedTexts:

@@ -319,3 +319,12 @@ def test_a_blank_document_that_has_no_tokens_gets_0() -> None:
 def test_a_blank_query_that_has_no_tokens_is_refused_by_name() -> None:
     error = error_of(a_request({}, queries=[" "], documents=["a", ""]), set_tokenizers)
     assert (type(error), error.param) == (EmptyInput, "query")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "part"), [("query", "documents: this model has no adapter for 'document'"), ("passage", "query: this")]
+)
+def test_embeddings_of_a_model_with_adapters_need_both_sides(adapter: str, part: str) -> None:
+    refused = error_of(a_request({"adapters": (adapter,)}))
+    assert isinstance(refused, InvalidRequest)
+    assert part in str(refused)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from engine.types import ADAPTER_SHIFT, PROMPT_TOKEN
+from server.dialects import weaviate
 from server.dialects.openai import decode
 from server.requests.errors import InvalidRequest
 from server.requests.inputs.adapters import adapter_for, with_adapters
 from server.requests.inputs.prompts import Purpose
 from server.requests.models import ModelTable, ServedModel
+from server.requests.work import EmbedRequest
 from tests.server.edge import new_call, served_model
 from tests.server.requests.embed_requests import a_request, embed
 from tokenizer_pool.token_ids import TokenizedTexts
@@ -50,8 +52,8 @@ def test_the_default_prompts_adapter_is_for_texts_without_a_task() -> None:
     call = new_call(models=ModelTable([model(default_adapter="retrieval.passage")]))
     assert decode(call, b'{"input":"a"}').adapter == 2
     assert decode(call, b'{"input":"a","task":"retrieval.query"}').adapter == 1
-    assert adapter_for(model(), Purpose.QUERY) == 1
-    assert adapter_for(served_model(), Purpose.QUERY) == 0
+    assert adapter_for(model(), Purpose.QUERY, field="task") == 1
+    assert adapter_for(served_model(), Purpose.QUERY, field="task") == 0
 
 
 def test_an_unknown_task_is_refused() -> None:
@@ -63,8 +65,22 @@ def test_an_unknown_task_is_refused() -> None:
 @pytest.mark.parametrize("field", ["task", "input_type", "prompt_name"])
 def test_a_task_with_a_prompt_and_no_adapter_is_refused(field: str) -> None:
     few = served_model(facts={"prompts": PROMPTS}, adapters=ADAPTERS[:2])
-    with pytest.raises(InvalidRequest, match=f"^{field} 'text-matching' is none .* adapter for: retrieval.query, "):
+    with pytest.raises(InvalidRequest, match=f"^{field}: this model has no adapter for 'text-matching', only for retr"):
         decode(new_call(models=ModelTable([few])), json.dumps({"input": "a", field: "text-matching"}).encode())
+
+
+def test_weaviates_task_type_without_an_adapter_is_refused() -> None:
+    few = served_model(facts={"prompts": PROMPTS}, adapters=ADAPTERS[:1])
+    assert weaviates(few, "query").adapter == 1
+    with pytest.raises(
+        InvalidRequest, match=r"^config\.task_type: this model has no adapter for 'document', only for r"
+    ):
+        weaviates(few, "passage")
+
+
+def weaviates(model: ServedModel, task_type: str) -> EmbedRequest:
+    body = {"text": "a", "config": {"task_type": task_type}}
+    return weaviate.decode(new_call(models=ModelTable([model])), json.dumps(body).encode())
 
 
 def test_tokens_say_which_adapter_computes_them() -> None:
