@@ -125,6 +125,13 @@ def _as_roberta(tokenizer: tokenizers.Tokenizer, config: Config, _: Path) -> Non
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
 
 
+def _as_gpt2(tokenizer: tokenizers.Tokenizer, config: Config, _: Path) -> None:
+    step = tokenizer.pre_tokenizer
+    if isinstance(step, pre_tokenizers.ByteLevel):  # others, which split at digits too, stay
+        step.add_prefix_space = bool(config.get("add_prefix_space", False))
+        tokenizer.pre_tokenizer = step
+
+
 def _as_xlm_roberta(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
     if not isinstance(tokenizer.model, models.Unigram):
         return
@@ -184,14 +191,22 @@ def _split_at_spaces(tokenizer: tokenizers.Tokenizer, config: Config) -> None:
 
 
 _FAMILIES: dict[str, Callable[[tokenizers.Tokenizer, Config, Path], None]] = {
+    "BartTokenizer": _as_gpt2,
     "BertTokenizer": _as_bert,
     "CamembertTokenizer": _as_camembert,
+    "CodeGenTokenizer": _as_gpt2,
     "ConvBertTokenizer": _as_bert,
+    "DebertaTokenizer": _as_gpt2,
     "DebertaV2Tokenizer": _as_deberta_v2,
     "DistilBertTokenizer": _as_bert,
     "ElectraTokenizer": _as_bert,
+    "GPT2Tokenizer": _as_gpt2,
+    "LayoutLMTokenizer": _as_bert,
+    "LEDTokenizer": _as_gpt2,
+    "LxmertTokenizer": _as_bert,
     "MobileBertTokenizer": _as_bert,
     "MPNetTokenizer": _as_bert,
+    "SplinterTokenizer": _as_bert,
     "SqueezeBertTokenizer": _as_bert,
     "LongformerTokenizer": _as_roberta,
     "RobertaTokenizer": _as_roberta,

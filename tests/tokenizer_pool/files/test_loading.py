@@ -34,6 +34,7 @@ def assert_equal_to_transformers(folder: Path) -> None:
         {"tokenizer_class": "BertTokenizerFast", "strip_accents": False, "tokenize_chinese_chars": False},
         {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": False, "strip_accents": True},
         {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False},  # which takes the file as it stands
+        {"tokenizer_class": "LayoutLMTokenizer", "do_lower_case": False},
         {"do_lower_case": False},  # the class follows from config.json
         {"tokenizer_class": "BertTokenizer", "split_special_tokens": True},
     ],
@@ -51,10 +52,11 @@ def test_bert_saved_without_its_casing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("add_prefix_space", [False, True])
-def test_roberta(tmp_path: Path, add_prefix_space: bool) -> None:
+@pytest.mark.parametrize("tokenizer_class", ["RobertaTokenizer", "GPT2Tokenizer"])
+def test_a_space_before_the_first_word(tmp_path: Path, tokenizer_class: str, add_prefix_space: bool) -> None:
     roberta().save(str(tmp_path / "tokenizer.json"))
     write_json(tmp_path / "config.json", {"model_type": "roberta"})
-    config = {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": add_prefix_space}
+    config = {"tokenizer_class": tokenizer_class, "add_prefix_space": add_prefix_space}
     write_json(tmp_path / "tokenizer_config.json", config)
     assert_equal_to_transformers(tmp_path)
 
