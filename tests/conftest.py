@@ -1,8 +1,9 @@
 """What all tests share: which of them run, how kernels are run, one cache of compiled models, and two servers."""
 
+import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="default: what `make test` runs; rest: what `make test-all` adds; all: both, if none is given; "
         "nightly: the others, and also chosen by -m nightly",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays, so the garbage collector need not look through it, which takes seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

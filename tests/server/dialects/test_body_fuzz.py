@@ -252,7 +252,7 @@ EACH_PATH = pytest.mark.parametrize("path", sorted(BY_PATH.keys() - TWICE))
 
 @pytest.mark.holds("Errors come from one table and never repeat a user's text", "Errors")
 @EACH_PATH
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_body_is_decoded_or_refused_without_an_echo(path: str, data: st.DataObject) -> None:
     decode_or_refuse(path, data)
