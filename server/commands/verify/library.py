@@ -30,6 +30,7 @@ class Reference:
     rows: _Array  # one a text or pair [N, D], of token classifiers and late interaction one a token that counts [T, D]
     library: str  # its name
     ids: HeldIds
+    not_verified: str = ""  # what no library says, and these rows can't show
 
 
 def rows_of(plan: ModelPlan, asked: Inputs) -> Reference:
@@ -37,11 +38,6 @@ def rows_of(plan: ModelPlan, asked: Inputs) -> Reference:
 
     Raises ModelError where the library is not installed, or has no rows of the model's.
     """
-    if plan.folder.is_translated:
-        raise ModelError(
-            "config.json has words of the model's own code, which the library would pass over; so there are no rows of "
-            "its own to compare with"
-        )
     try:
         from transformers.utils import logging
 
@@ -49,6 +45,23 @@ def rows_of(plan: ModelPlan, asked: Inputs) -> Reference:
         return _REFERENCES[plan.folder.task](plan, asked)
     except ModuleNotFoundError as error:
         raise ModelError(f"verifying needs {error.name}, which is not installed: {_EXTRA}") from error
+
+
+def ids_of(plan: ModelPlan, asked: Inputs) -> HeldIds:
+    """How the ids of transformers' tokenizer for the folder compare with ours; "not compared" for those with a template
+    or markers, and where transformers asks for the folder's own code.
+    """
+    if plan.folder.template or plan.folder.late:
+        return NOT_HELD
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            plan.folder.path / plan.folder.tokenizer_folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError):
+        return NOT_HELD
+    return hold(tokenizer, plan, asked)
 
 
 def _embeddings(plan: ModelPlan, asked: Inputs) -> Reference:

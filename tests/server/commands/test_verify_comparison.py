@@ -26,6 +26,8 @@ from server.commands.verify.inputs import Inputs
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 from server.supervisor.planning.model_plan import ModelPlan
+from tests.engine.published import folders as published
+from tests.engine.published import test_gte
 from tests.engine.tiny_models import VOCAB_SIZE, save
 from tests.parity import folders
 from tests.server_e2e.expected import minilm
@@ -152,6 +154,19 @@ def test_other_ids_of_the_library_are_named(
         assert re.match(
             r"transformers 5\S+ passes over this: <s> before and </s> after each text \(", found["token_ids"]
         )
+
+
+@pytest.mark.parametrize("engine", ["transformers", *full("openvino")])
+def test_words_of_the_models_own_code_are_not_verified(
+    engine: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = published.save(tmp_path, test_gte.CONFIG, test_gte.weights("new."), modules=test_gte.POOLED_AND_NORMALIZED)
+    found = facts(capsys, with_letters(folder), engine=engine)
+    assert found["passed"]
+    assert found["token_ids"] == "the same"
+    assert found["against"] == "gte of the transformers engine, in float32 on a CPU, one text at a time"
+    assert "own code" in found["not_verified"]
+    assert facts(capsys, with_letters(save("bert", tmp_path / "other")))["not_verified"] is None
 
 
 def test_scores_are_compared_over_all_texts() -> None:
