@@ -102,6 +102,7 @@ class LineStreams:
                         await send({"type": "http.response.start", "status": 200, "headers": start})
                         has_begun = True
                     await send({"type": "http.response.body", "body": content, "more_body": True})
+                    reader.num_answered += 1
                     for done in group:
                         done.trace.status = done.trace.status or 200
                     self._report(group)
@@ -114,7 +115,9 @@ class LineStreams:
         except Exception as error:
             if not has_begun:
                 raise
-            await send({"type": "http.response.body", "body": last_line(_known(error, call.trace)), "more_body": True})
+            end = last_line(_known(error, call.trace))
+            self._report([_Done(call.trace, (), call)])
+            await send({"type": "http.response.body", "body": end, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     async def _embed(self, route: Route, call: Call, lines: list[Line]) -> list[_Done]:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 from server.dialects.openai_lines import Line, read_line
 from server.http.bodies.compression import coding_of
-from server.http.body import BodyReader, Receive, next_piece
-from server.requests.errors import InvalidRequest, NotReady, PayloadTooLarge, UnsupportedMedia
+from server.http.body import BodyReader, Message, Receive, next_piece
+from server.requests.errors import BodyTooSlow, InvalidRequest, NotReady, PayloadTooLarge, UnsupportedMedia
 
 LINES = b"application/x-ndjson"
 _UTF_8 = frozenset({b"utf-8", b"utf8"})
@@ -32,7 +32,10 @@ def check_head(headers: Mapping[bytes, bytes], http_version: str) -> None:
 
 
 class LineReader:
-    """Of one body. `is_stopping` says whether the server is."""
+    """Of one body. `is_stopping` says whether the server is.
+
+    num_answered  groups whose answers have left; who reads says so. A client may wait for them before it sends more.
+    """
 
     def __init__(
         self, receive: Receive, bodies: BodyReader, *, max_lines: int, is_stopping: Callable[[], bool]
@@ -41,6 +44,8 @@ class LineReader:
         self._bodies = bodies
         self._max_lines = max_lines  # of a group
         self._is_stopping = is_stopping
+        self.num_answered = 0
+        self._num_groups = 0  # that were given away
         self._lines = deque[Line]()  # whole, and not in a group yet
         self._rest = bytearray()  # the beginning of a line
         self._num_lines = 0
@@ -63,17 +68,28 @@ class LineReader:
             if line.error is not None or line.options != first.options or num_bytes > _MAX_GROUP_BYTES:
                 break
             group.append(self._lines.popleft())
+        self._num_groups += 1
         return group
 
     async def _read_on(self) -> None:
         if self._is_stopping():
             raise NotReady("the server is stopping", retry_after=1.0)
         with self._bodies.whole(self._rest):
-            message = await next_piece(self._receive)
+            message = await self._next_piece()
         self._is_over = not message.get("more_body", False)
         for data in filter(None, (line.strip() for line in self._split(message["body"]))):
             self._lines.append(read_line(data, self._num_lines))
             self._num_lines += 1
+
+    async def _next_piece(self) -> Message:
+        """Slow is only who sends nothing although all that came has long been answered."""
+        while True:
+            before = self.num_answered
+            try:
+                return await next_piece(self._receive)
+            except BodyTooSlow:
+                if before == self.num_answered == self._num_groups:
+                    raise
 
     def _split(self, piece: bytes) -> list[bytes]:
         """The lines that end in a piece of the body, each piece looked at once. Raises PayloadTooLarge."""

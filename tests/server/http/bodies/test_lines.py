@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from server.http.bodies import line_streams, lines
-from server.http.body import Message
-from server.requests.errors import InvalidRequest, Overloaded
+from server.http.body import Message, Receive
+from server.requests.errors import BodyTooSlow, InvalidRequest, Overloaded
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call
 from wire.vocabulary import RequestClass
@@ -214,6 +214,8 @@ def test_answers_leave_while_more_lines_come_and_the_end_says_why() -> None:
         assert (await client.line())["error"]["code"] == "not_ready"
         assert await client.line() is None
         await client.task
+        counts: list[list[object]] = edge.metrics.drain()["counts"]
+        assert ["embedline_requests_total", PATH, "none", "503", 1] in counts
 
     with_client(test)
 
@@ -246,6 +248,30 @@ def test_a_body_that_stops_ends_after_the_answers(monkeypatch: pytest.MonkeyPatc
         await client.sent.get()
         assert (await client.line())["embedding"][0] == 3.0
         assert (await client.line())["error"]["code"] == "body_too_slow"
+        assert await client.line() is None
+
+    with_client(test)
+
+
+@pytest.mark.holds("Lines")
+def test_a_client_that_waits_for_an_answer_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(edge: Edge, client: Client) -> None:
+        edge.managers.gate = gate = asyncio.Event()
+        calls = list[Receive]()
+
+        async def next_piece(receive: Receive) -> Message:
+            calls.append(receive)
+            if len(calls) == 2:  # as after 30 s in which nothing came
+                gate.set()
+                raise BodyTooSlow("nothing came")
+            return await receive()
+
+        monkeypatch.setattr(lines, "next_piece", next_piece)
+        client.send(b'"one"\n')
+        assert (await client.sent.get())["status"] == 200
+        assert (await client.line())["embedding"][0] == 3.0
+        client.send(b'"three"', more=False)
+        assert (await client.line())["embedding"][0] == 5.0
         assert await client.line() is None
 
     with_client(test)
