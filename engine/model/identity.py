@@ -40,6 +40,7 @@ _NOT_SETTINGS = frozenset(
     )
 )
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_OLD_TOKENIZER_FILE = "added_tokens.json"  # most folders have none
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ def identify(folder: ModelFolder, *, flags: Mapping[str, str], stand_in: str = "
 def _tokenizer(folder: Path) -> str:
     file = folder / "tokenizer.json"
     whole = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-    return _digest([whole, *(_with_effect(read_optional(folder / name)) for name in _TOKENIZER_FILES)])
+    parts = (_with_effect(read_optional(folder / name)) for name in _TOKENIZER_FILES)
+    return _digest([whole, *parts, *filter(None, (read_optional(folder / _OLD_TOKENIZER_FILE),))])
 
 
 def _with_effect(config: dict[str, Any]) -> dict[str, Any]:

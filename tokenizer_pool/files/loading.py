@@ -7,7 +7,7 @@ done here for the families that embedding models use. Any other class is taken a
 special tokens around texts: there transformers 5 forgets what models were trained with, see `special_tokens`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import tokenizers
@@ -46,12 +46,17 @@ def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: boo
     family = _FAMILIES.get(_tokenizer_class(folder, config))
     if family is not None:
         family(tokenizer, config, folder)
-    _add_tokens(tokenizer, config, read_config(folder / "special_tokens_map.json"))
+    _add_tokens(tokenizer, config, folder)
     if do_lower_case:
         _prepend_lowercase(tokenizer)
     around = ends(folder)
     if around is not None:
         _put_around(tokenizer, around, folder)
+    elif family is not None and tokenizer.post_processor is None:
+        raise TokenizerError(
+            f"{folder}: tokenizer.json has no post_processor, and versions of transformers differ in the special tokens "
+            "that they then put around texts; save the tokenizer with the version that the model was trained with"
+        )
     tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
     # What a file says about padding and length is an accident of how it was saved.
     tokenizer.no_padding()
@@ -252,25 +257,43 @@ def _prepend_lowercase(tokenizer: tokenizers.Tokenizer) -> None:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
 
 
-def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Config, special_tokens_map: Config) -> None:
-    """Add the tokens that the configuration names and tokenizer.json does not, in transformers' order."""
-    listed = config.get("added_tokens_decoder") or {}
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    tokens = [_token(listed[index]) for index in sorted(listed, key=int)]
-    # A folder with a list of added tokens is of the newer kind, where special_tokens_map.json is not read.
-    tokens += [
-        _token(value, special=True) for value in _named_tokens(config if listed else config | special_tokens_map)
-    ]
+def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
+    """Add the tokens that the other files name and tokenizer.json does not, in transformers' order."""
+    listed = config.get("added_tokens_decoder")
+    if listed is None:  # A folder with such a list is of the newer kind, where the two other files are not read.
+        config = config | read_config(folder / "special_tokens_map.json")
+    known = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
+    named = [_token(value, special=True) for value in _named_tokens(config)]
+    if listed is None:
+        old = _added_before(folder, {token.content for token in named})
+        tokens = [token for token in old if token.content not in known]
+    else:
+        newer = (_token(listed[index]) for index in sorted(listed, key=int))
+        tokens = [token for token in newer if known.get(token.content) != repr(token)]  # its flags hold
     for token in tokens:
+        known[token.content] = repr(token)
+        tokenizer.add_tokens([token])
+    for token in named:
         if token.content not in known:
-            known.add(token.content)
+            known[token.content] = repr(token)
             tokenizer.add_tokens([token])
+
+
+def _added_before(folder: Path, special: Collection[str]) -> list[AddedToken]:
+    """The tokens of added_tokens.json, a file of older versions, in the order of their ids."""
+    ids = read_config(folder / "added_tokens.json")
+    return [
+        AddedToken(content, special=content in special, normalized=content not in special)
+        for content in sorted(ids, key=lambda content: int(ids[content]))
+    ]
 
 
 def _named_tokens(config: Config) -> Iterator[str | Config]:
     yield from (config[name] for name in NAMED_TOKENS if config.get(name))
     more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     yield from more.values() if isinstance(more, dict) else more
+    others = (name for name in config if name.endswith("_token") and name not in NAMED_TOKENS)
+    yield from (config[name] for name in others if isinstance(config[name], str))
 
 
 def _content(value: str | Config) -> str:

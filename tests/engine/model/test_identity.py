@@ -78,6 +78,10 @@ def other_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0}}}))
 
 
+def other_added_tokens(folder: Path) -> None:
+    write(folder / "added_tokens.json", {"b": 1})
+
+
 def other_tokenizer_config(folder: Path) -> None:
     change(folder / "tokenizer_config.json", do_lower_case=False)
 
@@ -94,6 +98,7 @@ def other_prompts(folder: Path) -> None:
         (other_config, "settings"),
         (other_tokenizer, "tokenizer"),
         (other_tokenizer_config, "tokenizer"),
+        (other_added_tokens, "tokenizer"),
         (other_prompts, "settings"),
     ],
 )

@@ -1,5 +1,6 @@
 """Model folders become the tokenizers that transformers makes of them, family by family."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,39 @@ def test_tokens_of_an_old_special_tokens_map_are_added(tmp_path: Path) -> None:
     write_json(folder / "special_tokens_map.json", {"eos_token": "[END]", "sep_token": "[SEP]"})
     reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
     assert ours.encode("so [END]").ids == reference("so [END]")["input_ids"]
+
+
+def test_tokens_of_an_old_list_are_added(tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path, tokenizer_class="BertTokenizer", bos_token="[END]")
+    write_json(folder / "added_tokens.json", {"harbour view": 902, "[END]": 901, "[SEP]": 3})
+    reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
+    for text in ("the Harbour View", "so [END][SEP]", "[end]"):
+        assert ours.encode(text).ids == reference(text)["input_ids"], text
+    assert ours.get_vocab_size() == len(reference)
+
+
+def test_flags_of_a_listed_token_hold_over_those_of_tokenizer_json(tmp_path: Path) -> None:
+    token = {"content": "[SEP]", "lstrip": True, "rstrip": True, "normalized": False, "special": True}
+    folder = bert_folder(
+        tmp_path,
+        lowercase=False,
+        tokenizer_class="PreTrainedTokenizerFast",
+        added_tokens_decoder={"3": token | {"single_word": True}},
+        query_token="[QUERY]",
+    )
+    reference, ours = AutoTokenizer.from_pretrained(folder), load(folder)
+    for text in ("so [SEP]", "so[SEP]so", "[QUERY] so"):
+        assert ours.encode(text).ids == reference(text)["input_ids"], text
+
+
+def test_a_file_without_special_tokens_around_texts_is_refused_where_libraries_differ(tmp_path: Path) -> None:
+    folder = bert_folder(tmp_path, tokenizer_class="BertTokenizer")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    write_json(folder / "tokenizer.json", content | {"post_processor": None})
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json has no post_processor"):
+        load(folder)
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    assert_equal_to_transformers(folder)
 
 
 def test_padding_and_truncation_of_the_file_are_switched_off(tmp_path: Path) -> None:
