@@ -74,31 +74,35 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def place(wheel: Path, tmp_path: Path) -> Place:
-    """The wheel beside decoys: in its own site-packages and in the folder from which it is run."""
-    python = make_environment(tmp_path / "environment", wheel)
-    packages = site_packages(python)
-    # What is installed here, found behind the wheel; an editable Embedline among it isn't, for that takes a hook.
-    these = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (packages / "these_packages.pth").write_text("\n".join(these))
-    folder = tmp_path / "of a user"
-    folder.mkdir()
-    for name in (*APPLICATION, "typer"):  # the last stands for what the command line itself imports
-        plant(folder / f"{name}.py" if name == "server" else folder / name)
-    for name in APPLICATION:
-        plant(packages / name)
-    return Place(python=python, folder=folder, mark=tmp_path / "imported")
-
-
-def make_environment(folder: Path, wheel: Path) -> Path:
-    """A virtual environment with the wheel in it and nothing else; its Python."""
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of a virtual environment with the wheel in it and nothing else."""
+    folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     installed = subprocess.run([*command, str(wheel)], capture_output=True, text=True, check=False)
     assert installed.returncode == 0, installed.stderr
     return python
+
+
+@pytest.fixture
+def place(python: Path, tmp_path: Path) -> Iterator[Place]:
+    """The wheel beside decoys, for one test: in its own site-packages and in the folder from which it is run."""
+    packages = site_packages(python)
+    # What is installed here, found behind the wheel; an editable Embedline among it isn't, for that takes a hook.
+    these = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (libraries := packages / "these_packages.pth").write_text("\n".join(these))
+    folder = tmp_path / "of a user"
+    folder.mkdir()
+    for name in (*APPLICATION, "typer"):  # the last stands for what the command line itself imports
+        plant(folder / f"{name}.py" if name == "server" else folder / name)
+    for name in APPLICATION:
+        plant(packages / name)
+    yield Place(python=python, folder=folder, mark=tmp_path / "imported")
+    libraries.unlink()
+    for name in APPLICATION:
+        shutil.rmtree(packages / name)
 
 
 def site_packages(python: Path) -> Path:
@@ -137,8 +141,7 @@ def test_the_base_wheel_requires_numpy_only(wheel: Path) -> None:
 
 
 @pytest.mark.holds("Shutdown")
-def test_the_bare_wheel_says_what_to_install(wheel: Path, tmp_path: Path) -> None:
-    python = make_environment(tmp_path / "bare", wheel)
+def test_the_bare_wheel_says_what_to_install(python: Path) -> None:
     answer = subprocess.run([python.parent / "embedline", "--version"], capture_output=True, text=True, check=False)
     assert answer.returncode == 1
     assert re.fullmatch(r"embedline: the server needs .*pip install 'embedline\[server\]'\n", answer.stderr)

@@ -53,7 +53,7 @@ def test_an_estimate_from_a_small_batch_grows_to_the_truth() -> None:
     harness.ready(engine_limits=limits(depth=1, max_num_tokens=16_384, max_num_seqs=16_384))
     harness.submit(10)
     harness.done(seconds=0.0051)
-    harness.submit(*[10] * 100_000)
+    harness.submit(*[100] * 10_000)
     for _ in range(40):
         harness.done(seconds=0.005 + harness.engines[0].batches[0].num_tokens / 100_000)
     assert harness.scheduler.models[0].rate.tokens_per_second == pytest.approx(97_000, rel=0.05)

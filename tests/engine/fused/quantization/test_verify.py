@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.fused import loading, start
+from engine.fused import loading
 from engine.fused.phases import Phases
 from engine.fused.quantization import verify
 from engine.fused.quantization.cache import QuantizedStore
@@ -26,22 +26,11 @@ def tiny(tmp_path: Path) -> Path:
 
 
 @pytest.mark.holds("verify measures the same as a start")
-def test_it_finds_what_a_start_finds(tiny: Path) -> None:
-    loaded = loading.load(Phases(), name="m", reason="", options=options(tiny, None))
-    verified = verify.verify("m", options(tiny, None))
-    assert verified.outcome == loaded.outcome
-    assert verified.outcome.passed
-    assert (verified.outcome.num_texts, verified.dtype, verified.gpu) == (167, "float32", None)
-    assert verified.num_tokens > 167
-    assert "this is a CPU" in verified.with_auto
-
-
-@pytest.mark.holds("verify measures the same as a start")
-def test_it_neither_reads_nor_writes_the_cache(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_finds_what_a_start_finds_and_neither_reads_nor_writes_the_cache(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = tmp_path / "cache"
-    verify.verify("m", options(tiny, cache))
-    assert list(cache.rglob("*.safetensors")) == []
-    start.load(name="m", reason="", options=options(tiny, cache))
+    loaded = loading.load(Phases(), name="m", reason="", options=options(tiny, cache))
     (kept,) = cache.rglob("*.safetensors")
     before = kept.stat()
 
@@ -50,8 +39,13 @@ def test_it_neither_reads_nor_writes_the_cache(tiny: Path, tmp_path: Path, monke
 
     monkeypatch.setattr(QuantizedStore, "find", fail)
     monkeypatch.setattr(QuantizedStore, "put", fail)
-    assert verify.verify("m", options(tiny, cache)).outcome.passed
+    verified = verify.verify("m", options(tiny, cache))
     assert kept.stat() == before
+    assert verified.outcome == loaded.outcome
+    assert verified.outcome.passed
+    assert (verified.outcome.num_texts, verified.dtype, verified.gpu) == (167, "float32", None)
+    assert verified.num_tokens > 167
+    assert "this is a CPU" in verified.with_auto
 
 
 @pytest.mark.full
