@@ -41,6 +41,7 @@ _SOURCES = (
     "selftest/*.py",
     "transformers/configuration.py",
     "transformers/distance_bias.py",
+    "transformers/headers.py",
     "transformers/loading.py",
     "transformers/models/*.py",
 )

@@ -4,8 +4,7 @@ A weight inside a part that is computed would change rows, so the model is refus
 between tokens, or a layer with a bias that its class lacks.
 """
 
-from collections.abc import Collection, Iterable
-from pathlib import Path
+from collections.abc import Collection, Mapping
 
 from engine.types import ModelError
 
@@ -17,18 +16,18 @@ _OTHER_HEADS = ("cls.seq_relationship.",)
 _LEFT_OVER = ("word_embeddings._weight",)
 
 
-def check_read(unread: Iterable[str], parts: Collection[str], *, folder: Path, architecture: str) -> None:
+def check_read(unread: Mapping[str, object], parts: Collection[str], *, architecture: str) -> None:
     """Raises ModelError if one of the unread weights is inside a part.
 
-    unread: names of weights, without the base model's prefix. parts: the first words of the weights' names that are
-    read, such as "encoder".
+    unread: names of weights, without the base model's prefix, and for messages where each one is. parts: the first
+    words of the weights' names that are read, such as "encoder".
     """
     others = sorted(name for name in unread if name.partition(".")[0] in parts and not _changes_nothing(name))
     if others:
-        more = f" and {len(others) - 1} others" if len(others) > 1 else ""
+        which = f"the weight {unread[others[0]]}" + (f", and {len(others) - 1} others" if len(others) > 1 else "")
         raise ModelError(
-            f"the weights in {folder} have {others[0]!r}{more}, which {architecture!r} with this config.json does not "
-            "read, so its rows would be another model's; check num_hidden_layers and what else config.json says"
+            f"{which}: {architecture!r} with this config.json has none of that name, so its rows would be another "
+            "model's; check num_hidden_layers and what else config.json says"
         )
 
 

@@ -33,6 +33,20 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a weights file, without its numbers."""
+
+    name: str
+    file: Path
+    dtype: str  # in safetensors' spelling: F32, BF16, …
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{self.name!r} in {self.file}"
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """The header of one file, unchecked."""
 
@@ -65,7 +79,7 @@ def first_that_is_not_plain(folder: Path) -> str | None:
             if not isinstance(dtype, str):
                 raise _no_such_file(file)
             if dtype not in _PLAIN and (dtype not in _INTEGERS or name.endswith(".weight")):
-                return f"the tensor {name!r} is stored as {dtype}"
+                return f"the tensor {name!r} in {file} is stored as {dtype}"
     return None
 
 
@@ -116,13 +130,39 @@ def header_of(file: Path) -> Header:
     return Header(tensors, 8 + size)
 
 
+def tensors_in(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of all weights files of a model folder, by name. Raises ModelError if a file is wrong.
+
+    Also if two files hold the same tensor, for libraries differ in which of them they read.
+    """
+    found: dict[str, StoredTensor] = {}
+    for file in weight_files(folder):
+        for tensor in _described(file):
+            first = found.setdefault(tensor.name, tensor)
+            if first is not tensor:
+                raise ModelError(
+                    f"{first.file} and {file.name} both hold the tensor {tensor.name!r}; fetch the model's files again"
+                )
+    return found
+
+
 def shapes_in(file: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors in a safetensors file. Raises ModelError."""
+    return {tensor.name: tensor.shape for tensor in _described(file)}
+
+
+def _described(file: Path) -> list[StoredTensor]:
     tensors = _tensors_of(file)
     try:
-        return {name: tuple(map(int, tensor["shape"])) for name, tensor in tensors.items()}
+        found = [
+            StoredTensor(name, file, str(tensor["dtype"]), tuple(map(int, tensor["shape"])))
+            for name, tensor in tensors.items()
+        ]
     except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise _no_such_file(file) from error
+    if any(size < 0 for tensor in found for size in tensor.shape):
+        raise _no_such_file(file)
+    return found
 
 
 def has_safetensors(folder: Path) -> bool:
@@ -136,10 +176,21 @@ def has_pickles(folder: Path) -> bool:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises ModelError if a safetensors file is not whole, or missing; then the message says how to make it."""
+    """Raises ModelError if a safetensors file is not whole, or missing; then the message says how to make it.
+
+    Also if the index does not match the files.
+    """
     _check_are_there(folder)
-    for file in weight_files(folder):
-        _tensors_of(file)
+    found = tensors_in(folder)
+    if (folder / "model.safetensors").is_file():
+        return
+    for name, file in object_in(read_object(folder / _INDEX), "weight_map").items():
+        if name not in found or found[name].file.name != file:
+            where = f"; it is in {found[name].file.name}" if name in found else ""
+            raise ModelError(
+                f"{folder / _INDEX} says that {name!r} is in {str(file)!r}, which lacks it{where}; fetch the model's "
+                "files again"
+            )
 
 
 def _check_are_there(folder: Path) -> None:

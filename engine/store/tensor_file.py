@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engine.model.weights import header_of
+from engine.model.weights import StoredTensor, header_of
+from engine.types import ModelError
 
 _ALIGNMENT = 8  # bytes, of the first tensor
 _DTYPES = {
@@ -68,6 +69,14 @@ def places(file: Path) -> dict[str, Place]:
     if any(place.begin + place.num_bytes > size for place in found.values()):
         raise ValueError("it is cut short")
     return found
+
+
+def on_meta(stored: StoredTensor) -> Tensor:
+    """A tensor of this dtype and shape on the meta device, which holds no numbers. Raises ModelError for other dtypes
+    than torch's."""
+    if stored.dtype not in _DTYPES:
+        raise ModelError(f"the tensor {stored} is stored as {stored.dtype}; take the model's plain weights")
+    return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype], device="meta")
 
 
 def new_header(tensors: Mapping[str, Described]) -> NewHeader:

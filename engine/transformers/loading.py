@@ -1,6 +1,5 @@
 """Loads a transformers model from a local folder: safetensors only, no code of the folder, no network."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,14 +17,10 @@ from engine.machine.failures import one_line
 from engine.model import quantization
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
-from engine.model.unread_weights import check_read
 from engine.transformers import models
 from engine.transformers.configuration import quiet, read_config
+from engine.transformers.headers import check_found, check_headers
 from engine.types import ModelError
-
-# Parts that token rows do not need, so a file may lack them. Scores of a sequence can need the pooler.
-_UNUSED_PARTS = frozenset(("pooler", "contact_head"))
-_UNUSED_PARTS_OF_SEQUENCE_SCORES = frozenset(("contact_head",))
 
 # The library's class for each head. Other heads are ours and need the bare transformer only.
 _CLASSES: dict[type[TransformersHead], tuple[type, str]] = {
@@ -47,7 +42,9 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
     try:
         with quiet():
             config = _load_config(folder)
-            model, found = _class_for(folder, config).from_pretrained(
+            model_class = _class_for(folder, config)
+            check_headers(folder, model_class, config)
+            model, found = model_class.from_pretrained(
                 folder.weights_folder,
                 config=config,
                 dtype=dtype,
@@ -55,15 +52,13 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # _check_shapes names them
+                ignore_mismatched_sizes=True,  # check_found names them
             )
     except ModelError:
         raise
     except Exception as error:  # transformers has no exception class for the many ways in which a folder can be wrong
         raise ModelError(f"transformers can't load {folder.weights_folder}: {one_line(error)}") from error
-    _check_shapes(folder, found["mismatched_keys"])
-    _check_complete(folder, found["missing_keys"])
-    _check_read(folder, model, found["unexpected_keys"])
+    check_found(folder, model, found, {})  # as before, but for what could not be told without the numbers
     assert not model.training
     model.requires_grad_(False)
     return model
@@ -80,33 +75,6 @@ def _class_for(folder: ModelFolder, config: PretrainedConfig) -> Any:
                 raise ModelError(f"transformers has no {folder.architecture!r} model for {purpose}")
             return chosen
     return AutoModel
-
-
-def _check_shapes(folder: ModelFolder, mismatched: Iterable[tuple[str, Iterable[int], Iterable[int]]]) -> None:
-    for name, stored, wanted in sorted(mismatched):
-        raise ModelError(
-            f"the weight {name!r} in {folder.weights_folder} has the shape {list(stored)}, and config.json asks for "
-            f"{list(wanted)}"
-        )
-
-
-def _check_read(folder: ModelFolder, model: PreTrainedModel, unexpected_keys: Iterable[str]) -> None:
-    """Raises ModelError for a weight inside the model that its class does not have."""
-    parts = {name for part in (model, model.base_model) for name, _ in part.named_children()}
-    prefix = f"{model.base_model_prefix}."
-    unread = [key.removeprefix(prefix) for key in unexpected_keys]
-    check_read(unread, parts, folder=folder.weights_folder, architecture=folder.architecture)
-
-
-def _check_complete(folder: ModelFolder, missing_keys: Iterable[str]) -> None:
-    is_scored = any(isinstance(head, SequenceScores) for head in folder.heads)
-    unused = _UNUSED_PARTS_OF_SEQUENCE_SCORES if is_scored else _UNUSED_PARTS
-    missing = sorted(key for key in missing_keys if not unused.intersection(key.split(".")))
-    if missing:
-        raise ModelError(
-            f"the weights in {folder.weights_folder} are not those of the architecture {folder.architecture!r}: "
-            f"{missing[0]} and {len(missing) - 1} others are missing"
-        )
 
 
 def _load_config(folder: ModelFolder) -> PretrainedConfig:

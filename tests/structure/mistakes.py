@@ -365,4 +365,11 @@ MISTAKES = (
         "Trial(arbitrary(folder, (*_SEQLENS, *seqlens))",
         "tests/engine/transformers/test_selftest.py",
     ),
+    Mistake(
+        "Weights are compared with config.json only when all were read",
+        "engine/transformers",
+        "            check_headers(folder, model_class, config)\n",
+        "",
+        "tests/engine/transformers/test_headers.py",
+    ),
 )

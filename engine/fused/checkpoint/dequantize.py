@@ -3,6 +3,8 @@
 Shapes: N rows and K columns of a weight, blocks of n rows and k columns; the last ones may be smaller.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -37,22 +39,37 @@ class DequantizedCheckpoint:
 
         Raises ModelError where FP8 has no scale, something else has one, or one does not fit its weight.
         """
-        tensor = self._checkpoint.read(name)
+        return self._read(name, self._checkpoint.read)
+
+    def on_meta(self, name: str) -> Tensor:
+        """See Checkpoint. Raises ModelError as `read` does, but for what scales' numbers are."""
+        return self._read(name, self._checkpoint.on_meta)
+
+    def place(self, name: str) -> str:
+        """See Checkpoint."""
+        return self._checkpoint.place(name)
+
+    def _read(self, name: str, read: Callable[[str], Tensor]) -> Tensor:
+        tensor = read(name)
         scale_name = self._scale_name(name)
         if tensor.dtype not in _FP8:
             if scale_name is not None:
-                raise _unreadable(f"the tensor {name!r} has a scale, but is stored as {tensor.dtype}, which is not FP8")
+                raise _unreadable(
+                    f"the tensor {self.place(name)} has a scale, but is stored as {tensor.dtype}, which is not FP8"
+                )
             return tensor
         if scale_name is None:
-            raise _unreadable(f"the tensor {name!r} is stored as FP8, and its scale is missing")
-        scale = self._checkpoint.read(scale_name)
-        if not scale.dtype.is_floating_point or not scale.float().isfinite().all():
-            raise _unreadable(f"the tensor {scale_name!r} holds scales that are not finite floating-point numbers")
+            raise _unreadable(f"the tensor {self.place(name)} is stored as FP8, and its scale is missing")
+        scale = read(scale_name)
+        if not scale.dtype.is_floating_point or not (scale.is_meta or scale.float().isfinite().all()):
+            raise _unreadable(
+                f"the tensor {self.place(scale_name)} holds scales that are not finite floating-point numbers"
+            )
         spread = _spread(scale.float(), tensor.shape, self._stored)
         if spread is None:
             raise _unreadable(
-                f"the tensor {scale_name!r} of shape {list(scale.shape)} does not fit a weight of {list(tensor.shape)} "
-                f"with scales per {' or '.join(sorted(self._stored.granularities))}"
+                f"the tensor {self.place(scale_name)} of shape {list(scale.shape)} does not fit a weight of "
+                f"{list(tensor.shape)} with scales per {' or '.join(sorted(self._stored.granularities))}"
             )
         return tensor.float() * spread.to(tensor.device)
 

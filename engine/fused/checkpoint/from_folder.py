@@ -44,7 +44,7 @@ def find(chosen: Choices) -> OpenedModel:
     source = FusedWeights(
         checkpoint, adapter, config, dtype=chosen.dtype, device=chosen.device, num_positions=folder.max_seqlen
     )
-    source.check_read(folder.path)
+    source.check()
     if chosen.capability is not None:
         _check_sizes(source.spec)
         _check_memory(source, chosen)

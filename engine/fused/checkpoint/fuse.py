@@ -5,7 +5,7 @@ memory. Norms, angles and relative biases are float32; everything else has the c
 """
 
 import dataclasses
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -52,12 +52,16 @@ class FusedWeights:
         """ "layers.0.qkv", …"""
         return tuple(_stem(name) for name in self._recipes if _is_of_linear(name) and name.endswith(".weight"))
 
-    def check_read(self, folder: Path) -> None:
-        """Raises ModelError if the checkpoint has a weight of the layers that nothing reads. folder: where it is."""
+    def check(self) -> None:
+        """Raises ModelError where `weights` does, but for what numbers say, and where a weight of the layers is read by
+        nothing. Reads no numbers."""
         read = _parts_of(self._recipes)
-        unread = (name.removeprefix(self._prefix) for name in self._checkpoint.names - read.keys())
+        unread = sorted(self._checkpoint.names - read.keys())
+        places = {name.removeprefix(self._prefix): self._checkpoint.place(name) for name in unread}
         parts = {name.removeprefix(self._prefix).partition(".")[0] for name in read}
-        check_read(unread, parts, folder=folder, architecture=self.spec.architecture)
+        check_read(places, parts, architecture=self.spec.architecture)
+        for name in self._recipes:
+            self._made(name, self._checkpoint.on_meta, torch.device("meta"))
 
     def linear(self, name: str) -> PlainLinear:
         """One linear layer, read anew. Raises ModelError where a tensor is not what the configuration says."""
@@ -81,27 +85,37 @@ class FusedWeights:
         return Weights({name: tensor.to(self._device) for name, tensor in tensors.items()}, linears)
 
     def _read(self, name: str) -> Tensor:
+        return self._made(name, self._checkpoint.read, self._device)
+
+    def _made(self, name: str, read: Callable[[str], Tensor], device: torch.device) -> Tensor:
         recipe = self._recipes[name]
-        parts = [part for theirs in recipe.parts for part in self._parts(theirs, swaps_halves=recipe.swaps_halves)]
+        parts = [part for theirs in recipe.parts for part in self._pieces(theirs, read(theirs), recipe)]
         shape = (sum(map(len, parts)), *parts[0].shape[1:])
-        _check_shapes(parts, shape_of(self.spec, name) or shape, recipe)
+        self._check_shapes(parts, shape_of(self.spec, name) or shape, recipe)
         dtype = torch.float32 if "norm" in name or name == "relative_bias" else self._dtype
-        tensor = torch.empty(shape, dtype=dtype, device=self._device)
+        tensor = torch.empty(shape, dtype=dtype, device=device)
         end = 0
         for part in parts:
             start, end = end, end + len(part)
             tensor[start:end].copy_(part)
         return tensor.add_(recipe.plus) if recipe.plus else tensor
 
-    def _parts(self, theirs: str, *, swaps_halves: bool) -> list[Tensor]:
+    def _pieces(self, theirs: str, tensor: Tensor, recipe: Recipe) -> list[Tensor]:
         """One of the checkpoint's tensors, in pieces in the order that is wanted."""
-        tensor = self._checkpoint.read(theirs)
         if tensor.dtype not in _PLAIN or not tensor.dim():
             raise ModelError(
-                f"the tensor {theirs!r} is stored as {tensor.dtype}; only plain weights are read; "
-                "take the model's plain weights"
+                f"the tensor {self._checkpoint.place(theirs)} is stored as {tensor.dtype}; only plain weights are "
+                "read; take the model's plain weights"
             )
-        return list(tensor.chunk(2))[::-1] if swaps_halves else [tensor]
+        return list(tensor.chunk(2))[::-1] if recipe.swaps_halves else [tensor]
+
+    def _check_shapes(self, parts: list[Tensor], shape: tuple[int, ...], recipe: Recipe) -> None:
+        """Raises ModelError where they don't make up a tensor of this shape."""
+        if sum(map(len, parts)) != shape[0] or any(part.shape[1:] != shape[1:] for part in parts):
+            found = " and ".join(str(list(part.shape)) for part in parts)
+            joined = "" if len(parts) == 1 else " and what is joined to it"
+            which = f"{self._checkpoint.place(recipe.parts[0])}{joined}"
+            raise NotForFused(f"the tensor {which} has the shape {found}; config.json asks for {list(shape)}")
 
 
 def _choose(adapter: Adapter, spec: Spec, names: frozenset[str]) -> tuple[str, Recipes]:
@@ -152,12 +166,3 @@ def _is_of_linear(name: str) -> bool:
 
 def _stem(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _check_shapes(parts: list[Tensor], shape: tuple[int, ...], recipe: Recipe) -> None:
-    """Raises ModelError where they don't make up a tensor of this shape."""
-    if sum(map(len, parts)) != shape[0] or any(part.shape[1:] != shape[1:] for part in parts):
-        found = " and ".join(str(list(part.shape)) for part in parts)
-        joined = "" if len(parts) == 1 else " and what is joined to it"
-        name = f"{recipe.parts[0]!r}{joined}"
-        raise NotForFused(f"the tensor {name} has the shape {found}; config.json asks for {list(shape)}")

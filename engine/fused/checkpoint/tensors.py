@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.fused.checkpoint.readers import reader_for
-from engine.model.json_files import object_in, read_object
+from engine.model.weights import StoredTensor, tensors_in
+from engine.store import tensor_file
 from engine.types import ModelError
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # of BERT's first days
 
 
@@ -27,32 +26,49 @@ class Checkpoint(Protocol):
         """One of them, in the dtype it is stored in; not to be written to. Raises ModelError."""
         ...
 
+    def on_meta(self, name: str) -> Tensor:
+        """Like `read`, on the meta device and without reading a number. Raises ModelError."""
+        ...
+
+    def place(self, name: str) -> str:
+        """The tensor's name and file, for messages."""
+        ...
+
 
 class SafetensorsCheckpoint:
     """A folder's model.safetensors, or the files that its index names. Each is opened at its first read."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        """Raises ModelError where a file is missing or is no such file."""
+        """Raises ModelError where a file is missing or is no such file, and where two tensors have the same name."""
         self._reader = reader_for(device)
-        self._places = {_today(stored): (stored, file) for stored, file in self._stored_names(folder)}
+        self._stored: dict[str, StoredTensor] = {}
+        for name, tensor in tensors_in(folder).items():
+            first = self._stored.setdefault(_today(name), tensor)
+            if first is not tensor:
+                raise ModelError(f"the weights {first} and {tensor} are both read as {_today(name)!r}; leave out one")
 
     @property
     def names(self) -> frozenset[str]:
         """See Checkpoint."""
-        return frozenset(self._places)
+        return frozenset(self._stored)
 
     def read(self, name: str) -> Tensor:
         """See Checkpoint. On a CPU it is a view of the mapped file."""
-        if name not in self._places:
-            raise ModelError(f"the weights have no tensor {name!r}")
-        stored, file = self._places[name]
-        return self._reader.read(file, stored)
+        stored = self._find(name)
+        return self._reader.read(stored.file, stored.name)
 
-    def _stored_names(self, folder: Path) -> list[tuple[str, Path]]:
-        if (folder / _SINGLE).is_file() or not (folder / _INDEX).is_file():
-            return [(name, folder / _SINGLE) for name in self._reader.names(folder / _SINGLE)]
-        places = object_in(read_object(folder / _INDEX), "weight_map")
-        return [(name, folder / str(file)) for name, file in places.items()]
+    def on_meta(self, name: str) -> Tensor:
+        """See Checkpoint."""
+        return tensor_file.on_meta(self._find(name))
+
+    def place(self, name: str) -> str:
+        """See Checkpoint."""
+        return str(self._find(name))
+
+    def _find(self, name: str) -> StoredTensor:
+        if name not in self._stored:
+            raise ModelError(f"the weights have no tensor {name!r}")
+        return self._stored[name]
 
 
 class ModuleCheckpoint:
@@ -71,6 +87,14 @@ class ModuleCheckpoint:
         if name not in self._tensors:
             raise ModelError(f"the weights have no tensor {name!r}")
         return self._tensors[name]
+
+    def on_meta(self, name: str) -> Tensor:
+        """See Checkpoint."""
+        return self.read(name).to("meta")
+
+    def place(self, name: str) -> str:
+        """See Checkpoint."""
+        return repr(name)
 
 
 def _today(stored: str) -> str:

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from engine.model import model_folder
-from tests.engine.folder_files import NO_TENSORS, change, write
+from tests.engine.folder_files import change, write
 from tests.engine.model.sentence_folder import refusal
 
 
@@ -87,8 +89,28 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     write(folder / "model.safetensors.index.json", {"weight_map": shards})
     assert "model-00002-of-00002.safetensors" in refusal(folder)
-    (folder / "model-00002-of-00002.safetensors").write_bytes(NO_TENSORS)
-    assert model_folder.read(folder).pooling == "mean"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "part"),
+    [
+        ("a", "b", ""),
+        ("a", "c", "says that 'b' is in '2.safetensors', which lacks it; fetch"),
+        ("b", "a", "says that 'a' is in '1.safetensors', which lacks it; it is in 2.safetensors; fetch"),
+        ("ab", "b", "1.safetensors and 2.safetensors both hold the tensor 'b'; fetch"),
+    ],
+)
+def test_an_index_that_does_not_match_its_files_is_refused(folder: Path, first: str, second: str, part: str) -> None:
+    """Engines would differ in what they read."""
+    (folder / "model.safetensors").unlink()
+    save_file({name: np.zeros(2, np.float32) for name in first}, folder / "1.safetensors")
+    save_file({name: np.zeros(2, np.float32) for name in second}, folder / "2.safetensors")
+    shards = {"a": "1.safetensors", "b": "2.safetensors"}
+    write(folder / "model.safetensors.index.json", {"weight_map": shards})
+    if part:
+        assert part in refusal(folder)
+    else:
+        assert model_folder.read(folder).pooling == "mean"
 
 
 def test_a_tokenizers_code_is_noted(folder: Path) -> None:

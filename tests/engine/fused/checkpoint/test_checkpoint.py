@@ -53,12 +53,6 @@ def test_files_are_opened_when_they_are_read(tmp_path: Path) -> None:
         checkpoint.read("two")
 
 
-def test_a_tensor_that_its_file_lacks(tmp_path: Path) -> None:
-    save_file({"other": TWO}, sharded(tmp_path) / "model-2.safetensors")
-    with pytest.raises(ModelError, match="lacks the tensor 'two'"):
-        SafetensorsCheckpoint(tmp_path, CPU).read("two")
-
-
 def test_a_tensor_that_nobody_has(tmp_path: Path) -> None:
     for checkpoint in (SafetensorsCheckpoint(sharded(tmp_path), CPU), ModuleCheckpoint(nn.Linear(2, 3))):
         with pytest.raises(ModelError, match=r"^the weights have no tensor 'three'$"):
@@ -69,7 +63,15 @@ def test_a_tensor_that_nobody_has(tmp_path: Path) -> None:
 def test_no_such_file(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.safetensors can't be read as a safetensors file$"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is not a safetensors file$"):
+        SafetensorsCheckpoint(tmp_path, CPU)
+
+
+def test_two_tensors_of_one_name(tmp_path: Path) -> None:
+    save_file({"a.LayerNorm.gamma": ONE, "a.LayerNorm.weight": ONE.clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ModelError, match=r"^the weights 'a\..* are both read as 'a\.LayerNorm\.weight'; leave out one$"
+    ):
         SafetensorsCheckpoint(tmp_path, CPU)
 
 

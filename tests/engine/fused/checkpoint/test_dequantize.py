@@ -26,6 +26,12 @@ class InMemory:
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
 
+    def on_meta(self, name: str) -> Tensor:
+        return self.tensors[name].to("meta")
+
+    def place(self, name: str) -> str:
+        return repr(name)
+
 
 def stored(*granularities: str, scale_names: tuple[str, ...] = ("weight_scale",)) -> StoredFp8:
     block = BLOCK_SIZE if BLOCK in granularities else None
@@ -70,8 +76,10 @@ def quantized(granularity: str) -> tuple[Tensor, Tensor, Tensor]:
 def test_scales_are_applied(granularity: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     values, scales, meant = quantized(granularity)
     tensors = {NAME: values, "layers.0.q_proj.weight_scale": scales.reshape(shape).to(dtype)}
-    read = DequantizedCheckpoint(InMemory(tensors), stored(granularity)).read(NAME)
-    assert read.dtype == torch.float32
+    checkpoint = DequantizedCheckpoint(InMemory(tensors), stored(granularity))
+    read, outline = checkpoint.read(NAME), checkpoint.on_meta(NAME)
+    assert read.dtype == outline.dtype == torch.float32
+    assert read.shape == outline.shape
     torch.testing.assert_close(read, meant, rtol=1e-6 if dtype == torch.float32 else 2**-8, atol=0)
     relative = ((read - weight()).norm() / weight().norm()).item()
     assert 0.01 < relative < 0.04  # what e4m3 loses
@@ -131,8 +139,11 @@ VALUES = torch.ones(ROWS, COLUMNS, dtype=torch.float8_e4m3fn)
 )
 def test_what_does_not_fit_is_named(tensors: dict[str, Tensor], granularity: str, words: str) -> None:
     named = {name or "layers.0.q_proj.weight_scale": tensor for name, tensor in tensors.items()}
-    with pytest.raises(ModelError, match=words) as error:
-        DequantizedCheckpoint(InMemory(named), stored(granularity)).read(NAME)
-    assert "layers.0.q_proj.weight" in str(error.value)
-    assert "\n" not in str(error.value)
-    assert str(error.value).endswith(": no engine reads it; take the model's plain weights")
+    checkpoint = DequantizedCheckpoint(InMemory(named), stored(granularity))
+    # What is wrong with the numbers shows when they are read.
+    for read in (checkpoint.read,) if words == "not finite" else (checkpoint.read, checkpoint.on_meta):
+        with pytest.raises(ModelError, match=words) as error:
+            read(NAME)
+        assert "layers.0.q_proj.weight" in str(error.value)
+        assert "\n" not in str(error.value)
+        assert str(error.value).endswith(": no engine reads it; take the model's plain weights")

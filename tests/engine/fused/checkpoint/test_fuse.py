@@ -209,7 +209,8 @@ def test_a_missing_tensor_of_a_larger_model(folder: Path) -> None:
 def test_a_wrong_shape(name: str, shape: tuple[int, ...], folder: Path) -> None:
     rewrite(folder, lambda tensors: {**tensors, name: torch.zeros(shape)})
     with pytest.raises(ModelError, match=f"^the tensor '{name}'.* has the shape .*; config.json asks for ") as raised:
-        source_of(folder).weights()
+        source_of(folder).check()
+    assert f"'{name}' in {folder / 'model.safetensors'}" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -217,8 +218,8 @@ def test_a_wrong_shape(name: str, shape: tuple[int, ...], folder: Path) -> None:
 def test_what_is_not_plain_weights(tensor: Tensor, folder: Path) -> None:
     name = "encoder.layer.1.output.dense.bias"
     rewrite(folder, lambda tensors: {**tensors, name: tensor})
-    with pytest.raises(ModelError, match=f"^the tensor '{name}' is stored as .* only plain weights"):
-        source_of(folder).weights()
+    with pytest.raises(ModelError, match=f"^the tensor '{name}' in .* is stored as .* only plain weights"):
+        source_of(folder).check()
 
 
 def test_unused_tensors_are_left_alone(folder: Path) -> None:
@@ -239,6 +240,12 @@ class Held:
 
     def read(self, name: str) -> Tensor:
         return self.tensors[name]
+
+    def on_meta(self, name: str) -> Tensor:
+        return self.tensors[name].to("meta")
+
+    def place(self, name: str) -> str:
+        return repr(name)
 
 
 def layout_of(recipes: Recipes) -> Callable[[Spec], Recipes]:
