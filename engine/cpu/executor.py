@@ -48,6 +48,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def has_bfloat16(self) -> bool:
+        """Whether it computes in bfloat16 on some CPUs."""
+        ...
+
+    @property
     def num_score_copies(self) -> float:
         """Float32 arrays [num_heads, S, S] in memory at the peak for S tokens; 0 = attention is fused."""
         ...

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from engine.cpu import memory
@@ -112,11 +113,20 @@ def _check_outputs(backend: Backend, folder: ModelFolder, options: LoadOptions) 
 def _choices(backend: Backend, folder: ModelFolder, options: LoadOptions) -> Choices:
     return Choices(
         engine=backend.name,
-        dtype="float32" if options.dtype == "auto" else options.dtype,
+        dtype=_dtype(backend, folder, options),
         quantization=_quantization(options),
         pooling=", ".join((folder.pooling, *map(str, folder.steps))),
         computes=_computes(folder),
     )
+
+
+def _dtype(backend: Backend, folder: ModelFolder, options: LoadOptions) -> str:
+    """ "auto" is float32 but for embeddings, the one output whose loss in bfloat16 is measured."""
+    if options.dtype != "auto":
+        return options.dtype
+    embeds = OutputKind.POOLED in folder.outputs and not folder.outputs & ~(OutputKind.POOLED | OutputKind.TOKENS)
+    can_be_lower = backend.has_bfloat16 and embeds and _quantization(options) == "none"
+    return "auto" if can_be_lower and host.multiplies_bfloat16() else "float32"
 
 
 def _computes(folder: ModelFolder) -> str:
@@ -157,11 +167,12 @@ class _Loader:
         if entry is None:
             return None
         try:
-            executor, facts = self._open(entry.folder), Facts.decode(entry.facts)
+            facts = Facts.decode(entry.facts)
+            executor = self._open(entry.folder, facts.dtype)
         except Exception as error:
             self._cache.discard(key, why=one_line(error))
             return None
-        logger.info("compiled model loaded from %s: %s", entry.folder, facts.note)
+        logger.info("compiled model loaded from %s: %s", entry.folder, "; ".join(facts.notes))
         return executor, facts
 
     def _load_cold(self, key: str, makers: Makers) -> tuple[Executor, Facts]:
@@ -169,21 +180,24 @@ class _Loader:
 
         with self._cache.new_folder(_most_bytes(self._folder.path)) as target:
             converted = build.convert(self._backend, self._folder, self.choices, target=target)
-            try:
-                executor = self._open(target)
-            except Exception as error:
-                name = self._backend.name
-                raise ModelError(
-                    f"{name} can't compile the model: {one_line(error)}; --engine transformers may serve it"
-                ) from error
-            facts = build.examine(executor, converted, self.choices, makers=makers)
+            opening = partial(self._open_new, target)
+            executor, facts = build.examine(opening, converted, self.choices, makers=makers)
             sizes_of(self._folder, facts.dimensions)  # raises before the cache keeps anything
             self._cache.put(key, target, dataclasses.asdict(facts))
-        logger.info("model compiled: %s", facts.note)
+        logger.info("model compiled: %s", "; ".join(facts.notes))
         return executor, facts
 
-    def _open(self, folder: Path) -> Executor:
-        return self._backend.open(folder, dtype=self.choices.dtype, num_threads=self._num_threads)
+    def _open_new(self, folder: Path, dtype: str) -> Executor:
+        try:
+            return self._open(folder, dtype)
+        except Exception as error:
+            name = self._backend.name
+            raise ModelError(
+                f"{name} can't compile the model: {one_line(error)}; --engine transformers may serve it"
+            ) from error
+
+    def _open(self, folder: Path, dtype: str) -> Executor:
+        return self._backend.open(folder, dtype=dtype, num_threads=self._num_threads)
 
 
 def _most_bytes(folder: Path) -> int:
@@ -194,7 +208,7 @@ def _most_bytes(folder: Path) -> int:
 def _info(
     folder: ModelFolder, choices: Choices, facts: Facts, sizes: Mapping[OutputKind, int], *, name: str, reason: str
 ) -> ModelInfo:
-    dtype = choices.dtype if choices.quantization == "none" else choices.quantization
+    dtype = facts.dtype if choices.quantization == "none" else choices.quantization
     return dataclasses.replace(
         folder.info(name=name, engine=choices.engine, reason=reason, dtype=dtype, device="cpu", notes=facts.notes),
         dimensions=sizes.get(OutputKind.POOLED, folder.dimensions),

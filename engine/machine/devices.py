@@ -54,7 +54,7 @@ def dtype_of_auto(capability: Capability | None) -> str:
     """The dtype of `--dtype auto` on a GPU of this compute capability, or on the CPU (None).
 
     It is never float16, because some models' numbers are too large for it. On the CPU it is float32: CPUs without
-    bfloat16 arithmetic are 6 to 10 times slower in bfloat16.
+    bfloat16 arithmetic are 6 to 10 times slower in bfloat16. The openvino engine decides for itself (engine.cpu).
     """
     return "bfloat16" if capability is not None and has_bfloat16(capability) else "float32"
 

@@ -14,6 +14,12 @@ def cpu() -> dict[str, str]:
     return {"machine": platform.machine(), **{key: text for key, text in _cpu_info().items() if key in _KEYS}}
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions that multiply bfloat16. Elsewhere libraries imitate them, which is slow."""
+    flags = _cpu_info().get("flags", "").split()
+    return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
 def max_int8_weight() -> int:
     """The largest int8 weight that this CPU multiplies without overflow.
 

@@ -129,8 +129,10 @@ class ModelSettings:
     dtype: str = flag(
         "auto",
         "Engine",
-        "The type to compute in. auto is float32 on a CPU and bfloat16 on a GPU. On a CPU the others are faster only "
-        "if it has instructions for them.",
+        "The type to compute in. float32 gives the same rows on every machine; say so where several machines fill one "
+        "index. auto is bfloat16 on a GPU. On a CPU it is float32, or bfloat16 for embeddings if the CPU has "
+        "instructions for it (avx512_bf16, AMX) and the model's rows are near enough to those in float32; the log and "
+        "/info say so.",
         one_of=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = flag(

@@ -11,8 +11,8 @@ _OF_FAKE = {field.name for field in dataclasses.fields(FakeOptions)}
 
 
 def load_options(folder: Path, **others: Any) -> LoadOptions:
-    """For the model in this folder; others: fields of LoadOptions."""
-    fixed = LoadOptions(device="cpu", path=str(folder), max_num_tokens=4096, max_num_seqs=64)
+    """For the model in this folder; others: fields of LoadOptions. In float32: the same on any CPU."""
+    fixed = LoadOptions(device="cpu", path=str(folder), dtype="float32", max_num_tokens=4096, max_num_seqs=64)
     return dataclasses.replace(fixed, **others)
 
 

@@ -102,6 +102,7 @@ class Server:
                 "XDG_CACHE_HOME": os.environ.get(CACHE_HOME, str(folder)),  # benchmarks start servers without pytest
                 "DRAIN_DELAY": "0",  # nothing balances
                 "DEVICES": "cpu",  # where nobody says otherwise, so that a test is the same on a machine with a GPU
+                "DTYPE": "float32",  # so that it is the same on a CPU with bfloat16
                 **(environment or {}),
             },
             cwd=folder,

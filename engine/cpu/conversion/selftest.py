@@ -17,14 +17,13 @@ from engine.model.model_folder import ModelFolder
 from engine.rows.pooling_numpy import Pooling
 from engine.selftest import sample_ids
 from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
+from engine.selftest.fidelity import Fidelity, fidelity
 from engine.selftest.sample_ids import Sequences
 from engine.selftest.sentences import SENTENCES
 from engine.selftest.trial import Trial, trial
 from engine.types import EXPANSION_TOKEN, Batch, ModelError
 
 _RowsOfEach = list[NDArray[np.float32]]  # [S, D] of each sequence
-
-MIN_COSINE = 0.97  # of any int8 row to its float32 row
 
 _LONGEST = 1024  # tokens; longer sequences would take seconds
 # More than others try, because a conversion takes long anyway. 140: see `_num_hidden`.
@@ -45,15 +44,17 @@ class Reference:
         return int(self.rows[0].shape[1])
 
 
-def samples(folder: ModelFolder, *, is_quantized: bool) -> Trial:
-    """Arbitrary ids. For a quantized model: English sentences and paragraphs, and all of them as one text, because its
-    cosines depend on the text.
+def samples(folder: ModelFolder) -> Trial:
+    """Arbitrary ids. Raises ModelError if config.json or the weights' headers can't be read."""
+    return trial(folder, kind="cpu", seqlens=_SEQLENS)
+
+
+def texts(folder: ModelFolder) -> Sequences:
+    """English sentences and paragraphs, and all of them as one text: what rounding does to rows depends on the text.
 
     Raises ModelError if the tokenizer can't be read.
     """
-    if not is_quantized:
-        return trial(folder, kind="cpu", seqlens=_SEQLENS)
-    return Trial(sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=_LONGEST), ())
+    return sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=_LONGEST)
 
 
 def compute_reference(model: Graph, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
@@ -82,22 +83,13 @@ def check_difference(executor: Executor, reference: Reference, *, pad_id: int, d
     return max(differences)
 
 
-def check_cosines(executor: Executor, reference: Reference, *, pad_id: int, pooling: Pooling) -> tuple[float, float]:
-    """The smallest and the median cosine of pooled rows to the reference's. Raises ModelError below MIN_COSINE.
-
-    The model must give token rows. The sequences are computed as in `check_difference`.
+def measure(executor: Executor, reference: Reference, *, pad_id: int, pooling: Pooling) -> Fidelity:
+    """How near the pooled rows are to the reference's; the lesser of both ways to compute them, which are those of
+    `check_difference`. The model must give token rows. Raises ModelError if it fails.
     """
     expected = _pooled(reference.rows, pooling)
-    rows = np.stack([_pooled(rows, pooling) for rows in _rows(executor, reference, pad_id=pad_id)])
-    lengths = np.linalg.norm(rows, axis=-1) * np.linalg.norm(expected, axis=-1)
-    found = (rows * expected).sum(axis=-1) / lengths
-    smallest, median = float(found.min()), float(np.median(found))
-    if not smallest >= MIN_COSINE:
-        raise ModelError(
-            f"--quantization int8 costs this model too much: the cosine to float32 is as low as {smallest:.3f}, "
-            f"and {MIN_COSINE} is asked for; serve it with --quantization none"
-        )
-    return smallest, median
+    both = (_pooled(rows, pooling) for rows in _rows(executor, reference, pad_id=pad_id))
+    return min((fidelity(rows, expected) for rows in both), key=lambda found: found.min_cosine)
 
 
 @torch.inference_mode()

@@ -34,6 +34,7 @@ class OnnxRuntime:
     name = "onnxruntime"
     packages = ("onnxruntime", "onnx")
     quantizations = ("none", "int8")
+    has_bfloat16 = False
     num_score_copies = 4.5  # measured at 2,048 and 8,192 tokens
 
     def check(self, dtype: str) -> None:

@@ -30,6 +30,7 @@ class OpenVino:
     name = "openvino"
     packages = ("openvino",)
     quantizations = ("none",)
+    has_bfloat16 = True
     num_score_copies = 0.0
 
     def check(self, dtype: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 from engine.cpu import loading
 from engine.cpu.facts import Facts
 from engine.model.with_options import read_with
+from engine.selftest.fidelity import Fidelity
 from engine.store import cache as cache_module
 from engine.store import fingerprint
 from engine.store.cache import Cache
@@ -214,8 +215,9 @@ def test_what_is_being_written_is_not_found(tmp_path: Path) -> None:
         {"dimensions": True},
         {"pad_id": -2},
         {"pad_id": "0"},
-        {"num_texts": 1.5},
-        {"min_cosine": 0.99},
+        {"dtype": "float16"},
+        {"fidelity": {"min_cosine": 0.99}},
+        {"fidelity": {**dataclasses.asdict(Fidelity(0.99, 0.99, 0.99, 33)), "overlap": "x"}},
         {"unknown": 1},
     ],
 )
@@ -223,10 +225,9 @@ def test_facts_of_another_kind(wrong: dict[str, object]) -> None:
     facts = Facts(
         dimensions=3,
         pad_id=-1,
+        dtype="float32",
         difference=1e-6,
-        min_cosine=None,
-        median_cosine=None,
-        num_texts=8,
+        fidelity=None,
         num_products=0,
     )
     right = json.loads(json.dumps(dataclasses.asdict(facts)))

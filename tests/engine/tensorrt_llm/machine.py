@@ -30,5 +30,10 @@ def machine(folder: Path, *faults: str, version: str | None = "1.4.0rc1", num_gp
     python.chmod(0o755)
     return Machine(
         ("--engine", "tensorrt-llm", "--engine-python", str(python), "--devices", "cuda:0"),
-        {"LD_LIBRARY_PATH": str(folder), FAULTS: ",".join(faults), "XDG_CACHE_HOME": str(folder / "cache")},
+        {
+            "LD_LIBRARY_PATH": str(folder),
+            FAULTS: ",".join(faults),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "DTYPE": "auto",
+        },
     )

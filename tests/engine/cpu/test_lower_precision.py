@@ -1,0 +1,134 @@
+"""--dtype auto on a CPU: bfloat16 where its rows are near enough to those in float32, and where it multiplies in it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+
+from engine.cpu.conversion import build
+from engine.cpu.executor import Executor, Run
+from engine.cpu.executors.openvino import OpenVino
+from engine.machine import host
+from engine.model.tasks import SequenceScores
+from engine.selftest.fidelity import Fidelity, fidelity
+from tests.engine.cpu.engines import difference, load, load_with_heads, pooled
+from tests.engine.tiny_models import Reference, arbitrary, save, save_whole
+
+SEQLENS = (5, 17, 1, 30, 9)
+LAST_NORM = "encoder.layer.2.output.LayerNorm.bias"
+
+
+@pytest.fixture
+def bfloat16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that multiplies in bfloat16, whatever this one does: its rows are rounded to it."""
+
+    def opened(self: OpenVino, folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        executor = open_(self, folder, dtype="float32", num_threads=num_threads)
+        if dtype == "float32":
+            return executor
+        streams = tuple(map(rounded, executor.streams))
+        return Executor(executor.input_names, streams, executor.wide and rounded(executor.wide))
+
+    def rounded(run: Run) -> Run:
+        return lambda inputs: to_bfloat16(run(inputs))
+
+    open_ = OpenVino.open
+    monkeypatch.setattr(OpenVino, "open", opened)
+    monkeypatch.setattr(host, "multiplies_bfloat16", lambda: True)
+
+
+def to_bfloat16(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    return ((rows.view(np.uint32) + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
+@pytest.mark.holds("Engines on a CPU")
+def test_auto_is_bfloat16_where_its_rows_are_near_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next start does not measure it again."""
+    folder, cache = save("bert", tmp_path / "model"), str(tmp_path / "cache")
+    loaded = load("openvino", folder, dtype="auto", cache_dir=cache)
+    rows = pooled(loaded, arbitrary(SEQLENS))
+    loaded.close()
+    assert 1e-5 < difference(rows, Reference(folder).pooled(arbitrary(SEQLENS), "mean")) < 0.01
+    assert loaded.info.dtype == "bfloat16"
+    assert "transformers'" in loaded.info.notes[0]
+    assert loaded.info.notes[1].startswith("--dtype auto computes in bfloat16: over 33 English texts the cosine")
+
+    monkeypatch.setattr(build, "convert", None)
+    again = load("openvino", folder, dtype="auto", cache_dir=cache)
+    assert difference(pooled(again, arbitrary(SEQLENS)), rows) == 0
+    again.close()
+    assert (again.info.dtype, again.info.notes) == (loaded.info.dtype, loaded.info.notes)
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
+@pytest.mark.holds("Engines on a CPU")
+def test_a_model_with_outlier_dimensions_stays_in_float32(tmp_path: Path) -> None:
+    folder, cache = save("bert", tmp_path / "model"), str(tmp_path / "cache")
+    weights = load_file(folder / "model.safetensors")
+    weights[LAST_NORM][:2] += 300  # beside which the other numbers are lost
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    for _ in range(2):
+        loaded = load("openvino", folder, dtype="auto", cache_dir=cache)
+        rows = pooled(loaded, arbitrary(SEQLENS))
+        loaded.close()
+        assert loaded.info.dtype == "float32"
+        assert loaded.info.notes[1].startswith(
+            "--dtype auto computes in float32, because bfloat16 is too far from it: "
+        )
+        assert difference(rows, Reference(folder).pooled(arbitrary(SEQLENS), "mean")) <= 1e-5
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
+def test_scores_stay_in_float32(tmp_path: Path) -> None:
+    folder = save_whole("bert", tmp_path / "model", AutoModelForSequenceClassification, num_labels=2)
+    loaded = load_with_heads("openvino", folder, (SequenceScores(labels=("a", "b")),), dtype="auto")
+    loaded.close()
+    assert loaded.info.dtype == "float32"
+    assert not [note for note in loaded.info.notes if "auto" in note]
+
+
+@pytest.mark.parametrize(
+    ("flags", "can"), [("avx2 avx512f avx512_vnni", False), ("avx512_bf16", True), ("amx_bf16 amx_tile", True)]
+)
+def test_a_cpu_multiplies_in_bfloat16_by_its_instructions(
+    flags: str, can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_cpu_info", lambda: {"flags": flags})
+    assert host.multiplies_bfloat16() == can
+
+
+def test_fidelity_is_that_of_rows_without_their_mean() -> None:
+    """Beside a large number that all rows have, others count as much as without it."""
+    numbers = np.random.default_rng(0)
+    expected = numbers.standard_normal((40, 16)).astype(np.float32)
+    expected[:, 0] = 100
+    same = fidelity(expected, expected)
+    assert same.min_cosine > 1 - 1e-12
+    assert (same.overlap, same.num_texts) == (1.0, 40)
+    found = expected + 0.1 * numbers.standard_normal(expected.shape).astype(np.float32)
+    near = fidelity(found, expected)
+    assert 0.9 < near.min_cosine < near.median_cosine < 0.999
+    assert 0.5 < near.overlap < 0.99
+    found = expected.copy()
+    found[7, 1:] *= -1
+    one = fidelity(found, expected)
+    assert one.min_cosine < -0.9
+    assert one.median_cosine > 0.999
+
+
+@pytest.mark.parametrize(
+    ("found", "is_near"),
+    [
+        (Fidelity(0.998, 0.9995, 0.99, 33), True),
+        (Fidelity(0.9979, 0.9999, 1.0, 33), False),
+        (Fidelity(0.999, 0.9994, 1.0, 33), False),
+        (Fidelity(0.9999, 0.9999, 0.989, 33), False),
+        (Fidelity(float("nan"), float("nan"), 1.0, 33), False),
+    ],
+)
+def test_what_auto_takes_for_float32(found: Fidelity, is_near: bool) -> None:
+    assert found.is_hardly_lower == is_near
