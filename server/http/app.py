@@ -210,7 +210,7 @@ class App:
         """
         began, coding = time.perf_counter(), compression.coding_of(request.headers)
         length = request.headers.get(b"content-length")  # a number: the HTTP parser has checked it
-        body = await self._bodies.read(request.receive, None if length is None else int(length))
+        body = await self._bodies.read(request.scope, request.receive, None if length is None else int(length))
         request.trace.num_body_bytes = len(body)
         if coding is not None:
             async with self._bodies.expanded(body, compression.decompressed(body, coding)) as body:

@@ -14,11 +14,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+WHOLE_BODY = "embedline.body"  # in a scope: the body's bytes, where it is small and came with the head
+SMALL_BYTES = 64 * 1024  # a body up to this size is never refused because of other bodies
+
 _PIECE_SECONDS = 30.0  # between two pieces of a body
 # The whole body may take this long, and a second more for each _BYTES_PER_SECOND bytes that have come.
 _BODY_SECONDS = 30.0
 _BYTES_PER_SECOND = 1024
-_SMALL_BYTES = 64 * 1024  # a decompressed body up to this size is never refused because of other bodies
 _LARGE_BYTES = 1 << 20  # of larger decompressed bodies one is in memory at a time
 _TURN_SECONDS = 10.0  # to wait for that
 
@@ -38,10 +40,13 @@ class BodyReader:
         self._room = max(max_bytes, max_total_bytes)  # one body always fits
         self._turn = asyncio.Lock()  # of large decompressed bodies; who came first is first
 
-    async def read(self, receive: Receive, content_length: int | None) -> bytes:
+    async def read(self, scope: Scope, receive: Receive, content_length: int | None) -> bytes:
         """The whole body. Raises PayloadTooLarge and Overloaded as early as possible, BodyTooSlow, ClientLeft."""
         if content_length is not None and content_length > self._max_bytes:
             raise self._too_large()
+        whole: bytes | None = scope.get(WHOLE_BODY)
+        if whole is not None and len(whole) <= self._max_bytes:
+            return whole
         message = await next_piece(receive)
         if not message.get("more_body"):
             body: bytes = message["body"]
@@ -84,7 +89,7 @@ class BodyReader:
                     chunks.append(piece)
                     num_bytes += len(piece)
                     self._room -= len(piece)
-                    if num_bytes > _SMALL_BYTES:
+                    if num_bytes > SMALL_BYTES:
                         self._check(num_bytes)
                     if num_bytes > _LARGE_BYTES and not has_turn:
                         await self._take_turn()
@@ -119,7 +124,7 @@ class BodyReader:
     def whole(self, body: bytes | bytearray) -> Iterator[None]:
         """The same of a body that came in one piece however large it is. Raises Overloaded."""
         with self.held(len(body)):
-            if len(body) > _SMALL_BYTES:
+            if len(body) > SMALL_BYTES:
                 self._check(len(body))
             yield
 

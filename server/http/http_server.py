@@ -35,7 +35,7 @@ _LAST_REQUEST_SECONDS = 0.5  # for a request that is on its way when the server 
 
 
 class _State(ServerState):
-    """Uvicorn's state, with the date of answers, an event for the end of the last connection, and a limit on them.
+    """Uvicorn's state, with an event for the end of the last connection, and a limit on them.
 
     by_age  connections, the oldest first; also those in the middle of a TLS handshake
     """
@@ -44,7 +44,6 @@ class _State(ServerState):
         """`on_number` is called with the number of connections when it changes."""
         super().__init__()
         self.empty = asyncio.Event()
-        self.default_headers = DateHeader()
         self.is_draining = False
         self.is_stopping = False
         self.by_age: dict[_Protocol, socket.socket] = {}
@@ -140,6 +139,7 @@ class HttpServer:
         self._certificate = certificate
         self._on_refused = on_refused or (lambda error: None)
         self._share = share
+        self._date = DateHeader()
         self._state = _State(max_connections, self._number_changed)
         self._config = Config(
             app,
@@ -195,6 +195,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         protocol = _Protocol(config=self._config, server_state=self._state, app_state={}, _loop=loop)
         protocol.on_refused = self._on_refused
+        protocol.date = self._date.now
         return protocol
 
     @property

@@ -8,15 +8,16 @@ limits on whole bodies are in server/http/body.py.
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
+from urllib.parse import unquote
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser, parse_url
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from server.http.body import ASGIApp, Scope
 from server.http.connection.chunked import ChunkedBody
 from server.http.connection.clocks import Connection
-from server.http.connection.date_header import DateHeader
+from server.http.connection.exchange import Exchange, Header
 from server.http.connection.head import (
     MAX_HEAD_BYTES,
     after_empty_lines,
@@ -46,6 +47,7 @@ class Protocol(Connection):
     """
 
     on_refused: OnRefused
+    date: Callable[[], Header]
     _task: asyncio.Task[None] | None = None
     _received = b""  # a head that is not whole, or requests that were sent ahead
     _num_parsed = 0  # bytes of it that the parser has
@@ -182,8 +184,26 @@ class Protocol(Connection):
             self.expect_100_continue = fields[b"expect"].lower() == b"100-continue"
         if self._timer is not None:
             self._unset_timer()
-        super().on_headers_complete()
         self._is_in_body = True
+        self._start(self._new_exchange())
+
+    def _new_exchange(self) -> Exchange:
+        target, version = parse_url(self.url), self.parser.get_http_version()
+        path: str = target.path.decode("ascii")
+        self.scope["method"] = self.parser.get_method().decode("ascii")
+        self.scope["http_version"] = version
+        self.scope["path"] = unquote(path) if "%" in path else path
+        self.scope["raw_path"] = target.path
+        self.scope["query_string"] = target.query or b""
+        return Exchange(
+            cast(Scope, self.scope),
+            self.transport,
+            self.flow,
+            date=self.date,
+            expects_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
 
     def on_chunk_header(self) -> None:
         """The line with a chunk's length."""
@@ -217,9 +237,10 @@ class Protocol(Connection):
 
     # requests and answers
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    def _start(self, exchange: Exchange) -> None:
+        self.cycle = exchange
         # a reference is kept in `tasks`, as uvicorn does: the loop holds tasks weakly
-        self._task = self.loop.create_task(_run(cycle, app))
+        self._task = self.loop.create_task(_run(exchange, cast(ASGIApp, self.app)))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
 
@@ -246,8 +267,7 @@ class Protocol(Connection):
             if is_answered:
                 self._close()
                 return
-        date = cast(DateHeader, self.server_state.default_headers).now()
-        self.transport.write(refusal(error, date))
+        self.transport.write(refusal(error, self.date()))
         self.on_refused(error)
         self._close_after_rest()
 
@@ -278,13 +298,14 @@ class Protocol(Connection):
             self._task.cancel()
 
 
-async def _run(cycle: RequestResponseCycle, app: Any) -> None:
+async def _run(exchange: Exchange, app: ASGIApp) -> None:
     """One request. Uvicorn's own `run_asgi` treats a cancelled handler as a failed one."""
+    exchange.take_whole_body()
     try:
-        await app(cycle.scope, cycle.receive, cycle.send)
+        await app(exchange.scope, exchange.receive, exchange.send)
     except Exception:
         logger.exception("a handler failed")
     finally:
-        if not cycle.response_complete and not cycle.disconnected:
-            cycle.transport.close()  # no client may wait for an answer that never comes
-        cycle.on_response = lambda: None  # breaks a cycle of references, as uvicorn does
+        if not exchange.response_complete and not exchange.disconnected:
+            exchange.transport.close()  # no client may wait for an answer that never comes
+        exchange.on_response = lambda: None  # breaks a cycle of references, as uvicorn does

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from server.http.connection.answer_clock import AnswerClock
+from server.http.connection.exchange import Exchange
 from server.http.connection.flow import Flow
 
 _HEAD_SECONDS = 10.0  # for a whole head, from its first byte
@@ -23,6 +24,7 @@ class Connection(HttpToolsProtocol):
     rest_seconds = _REST_SECONDS
     max_rest_bytes = _MAX_REST_BYTES
     flow: Flow
+    cycle: Exchange  # type: ignore[assignment]  # ours in place of uvicorn's
     _is_over = False  # nothing is parsed any more
     _num_dropped = 0  # bytes that came after the answer to their request
     _timer: asyncio.TimerHandle | None = None  # for a head, or for what comes after an answer

@@ -35,7 +35,7 @@ def read(pieces: Iterable[bytes], content_length: int | None = None) -> tuple[by
     """The body or what was raised, and how many pieces were taken."""
     connection = Connection(pieces)
     try:
-        return asyncio.run(reader().read(connection.receive, content_length)), connection.num_taken
+        return asyncio.run(reader().read({}, connection.receive, content_length)), connection.num_taken
     except PayloadTooLarge as error:
         return error, connection.num_taken
 
@@ -81,8 +81,8 @@ def test_a_client_that_leaves_early_takes_no_room(pieces: list[bytes]) -> None:
         bodies = reader(max_total_bytes=LIMIT)
         for _ in range(3):
             with pytest.raises(ClientLeft):
-                await bodies.read(Connection(pieces, is_whole=False).receive, None)
-        return await bodies.read(Connection([b"a" * 60, b"b" * 40]).receive, None)
+                await bodies.read({}, Connection(pieces, is_whole=False).receive, None)
+        return await bodies.read({}, Connection([b"a" * 60, b"b" * 40]).receive, None)
 
     assert len(asyncio.run(leave_and_read())) == LIMIT
 
@@ -95,14 +95,14 @@ def large() -> Receive:
 def test_all_open_bodies_together_have_a_limit() -> None:
     async def read_three() -> None:
         bodies = reader(max_total_bytes=200)
-        first, second = await bodies.read(large(), None), await bodies.read(large(), None)
+        first, second = await bodies.read({}, large(), None), await bodies.read({}, large(), None)
         with bodies.held(len(first)):
             with bodies.held(len(second)):
                 with pytest.raises(Overloaded) as refused:
-                    await bodies.read(large(), None)
+                    await bodies.read({}, large(), None)
                 assert refused.value.retry_after is not None
-                assert await bodies.read(Connection([b"small"]).receive, None) == b"small"
-            assert len(await bodies.read(large(), None)) == 80
+                assert await bodies.read({}, Connection([b"small"]).receive, None) == b"small"
+            assert len(await bodies.read({}, large(), None)) == 80
 
     asyncio.run(read_three())
 
@@ -111,7 +111,7 @@ def test_bodies_that_are_being_read_count() -> None:
     async def read_two_at_once() -> list[bytes | BaseException]:
         bodies = reader(max_total_bytes=LIMIT)
         return await asyncio.gather(
-            *(bodies.read(SlowConnection().receive, None) for _ in range(2)), return_exceptions=True
+            *(bodies.read({}, SlowConnection().receive, None) for _ in range(2)), return_exceptions=True
         )
 
     class SlowConnection(Connection):
@@ -128,7 +128,7 @@ def test_bodies_that_are_being_read_count() -> None:
 
 
 def test_one_body_fits_even_where_the_total_is_shared_out_thin() -> None:
-    assert len(asyncio.run(reader(max_total_bytes=10).read(large(), None))) == 80
+    assert len(asyncio.run(reader(max_total_bytes=10).read({}, large(), None))) == 80
 
 
 @pytest.mark.holds("Limits")
@@ -145,7 +145,7 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             return await never
 
         with pytest.raises(BodyTooSlow):
-            await BodyReader(max_bytes=100, max_total_bytes=100).read(receive, None)
+            await BodyReader(max_bytes=100, max_total_bytes=100).read({}, receive, None)
 
     asyncio.run(run())
     asyncio.run(run({"type": "http.request", "body": b"half", "more_body": True}))
@@ -160,7 +160,7 @@ async def trickle(num_bytes: int) -> bytes:
         num_bytes -= 1
         return {"type": "http.request", "body": b"a", "more_body": num_bytes > 0}
 
-    return await BodyReader(max_bytes=1000, max_total_bytes=1000).read(receive, None)
+    return await BodyReader(max_bytes=1000, max_total_bytes=1000).read({}, receive, None)
 
 
 @pytest.mark.holds("Limits")

@@ -64,6 +64,7 @@ _OF_HTTP = {
     "content-length",
     "content-type",
     "date",
+    "transfer-encoding",
     "vary",
     "www-authenticate",
 }

@@ -4,8 +4,8 @@ import gc
 from collections.abc import Callable
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from server.http.connection.exchange import Exchange
 from server.http.connection.head import MAX_HEAD_BYTES
 from server.requests.errors import HeadTooLarge, MalformedBody
 from tests.server.http.bare import Bare, run_bare, turns
@@ -118,7 +118,7 @@ def test_what_is_sent_ahead_waits_as_bytes_and_is_bounded(kind: bytes) -> None:
 def num_cycles() -> int:
     """Requests of uvicorn's that are in memory. isinstance would read `__class__`, where deprecated objects warn."""
     gc.collect()
-    return sum(issubclass(type(one), RequestResponseCycle) for one in gc.get_objects())
+    return sum(issubclass(type(one), Exchange) for one in gc.get_objects())
 
 
 @pytest.mark.holds("Limits")
