@@ -33,13 +33,13 @@ class Recorder:
 
     def observe(self, name: str, *labels: str, value: float, edges: Edges = SECONDS) -> None:
         """Put one value into a histogram; `edges` are the same for each value of a metric."""
-        cells = self._cells_of((name, *labels), edges)
+        cells = self._cells.get((name, *labels)) or self._new_cells((name, *labels), edges)
         cells[bisect.bisect_left(edges, value)] += 1
         cells[-1] += value
 
     def observe_each(self, name: str, *labels: str, values: Iterable[float], edges: Edges = SECONDS) -> None:
         """Put many values into a histogram."""
-        cells = self._cells_of((name, *labels), edges)
+        cells = self._cells.get((name, *labels)) or self._new_cells((name, *labels), edges)
         for value in values:
             cells[bisect.bisect_left(edges, value)] += 1
             cells[-1] += value
@@ -62,9 +62,7 @@ class Recorder:
         """The watched levels as they are now: name, label values, value."""
         return [[*key, level()] for key, level in self._levels.items()]
 
-    def _cells_of(self, key: Key, edges: Edges) -> list[float]:
-        cells = self._cells.get(key)
-        if cells is None:
-            # a count for each bucket, one for what is above all of them, and the sum
-            cells = self._cells[key] = [0] * (len(edges) + 2)
+    def _new_cells(self, key: Key, edges: Edges) -> list[float]:
+        # a count for each bucket, one for what is above all of them, and the sum
+        cells = self._cells[key] = [0] * (len(edges) + 2)
         return cells

@@ -6,7 +6,6 @@ limits on whole bodies are in server/http/body.py.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import cast
 from urllib.parse import unquote
@@ -30,8 +29,6 @@ from server.http.connection.refusal import refusal
 from server.requests.errors import BodyTooSlow, MalformedBody, RequestError
 
 OnRefused = Callable[[RequestError], None]
-
-logger = logging.getLogger("embedline.server")
 
 
 class _SentAhead(Exception):
@@ -240,7 +237,7 @@ class Protocol(Connection):
     def _start(self, exchange: Exchange) -> None:
         self.cycle = exchange
         # a reference is kept in `tasks`, as uvicorn does: the loop holds tasks weakly
-        self._task = self.loop.create_task(_run(exchange, cast(ASGIApp, self.app)))
+        self._task = self.loop.create_task(exchange.run(cast(ASGIApp, self.app)))
         self._task.add_done_callback(self.tasks.discard)
         self.tasks.add(self._task)
 
@@ -296,16 +293,3 @@ class Protocol(Connection):
         self._received = b""
         if self._task is not None and not self._task.done():
             self._task.cancel()
-
-
-async def _run(exchange: Exchange, app: ASGIApp) -> None:
-    """One request. Uvicorn's own `run_asgi` treats a cancelled handler as a failed one."""
-    exchange.take_whole_body()
-    try:
-        await app(exchange.scope, exchange.receive, exchange.send)
-    except Exception:
-        logger.exception("a handler failed")
-    finally:
-        if not exchange.response_complete and not exchange.disconnected:
-            exchange.transport.close()  # no client may wait for an answer that never comes
-        exchange.on_response = lambda: None  # breaks a cycle of references, as uvicorn does

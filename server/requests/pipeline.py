@@ -39,6 +39,7 @@ BULK_ITEMS = 8  # a request of more items, or of more tokens, is bulk whatever i
 BULK_TOKENS = 4096
 
 _SCORES = OutputKind.LOGITS | OutputKind.TOKEN_LOGITS
+_CLASS_NAMES = tuple(each.name.lower() for each in RequestClass)
 _CHARS_PER_TOKEN = 4  # about, to tell large requests to /tokenize from small ones
 
 
@@ -257,7 +258,7 @@ def _choose_class(request: Request, trace: Trace, num_tokens: int) -> RequestCla
     """By its size, or bulk if the request says so. A large one would delay interactive ones, whatever it is called."""
     is_bulk = request.num_items > BULK_ITEMS or num_tokens > BULK_TOKENS or request.request_class is RequestClass.BULK
     request_class = RequestClass.BULK if is_bulk else RequestClass.INTERACTIVE
-    trace.request_class = request_class.name.lower()
+    trace.request_class = _CLASS_NAMES[request_class]
     return request_class
 
 

@@ -5,17 +5,20 @@ expressions: an answer costs it 20 µs more. The names that uvicorn's protocol r
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from server.http.body import SMALL_BYTES, WHOLE_BODY, Message, Scope
+from server.http.body import SMALL_BYTES, WHOLE_BODY, ASGIApp, Message, Scope
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 _WITHOUT_BODY = (204, 304)
 
 Header = tuple[bytes, bytes]
+
+logger = logging.getLogger("embedline.server")
 
 
 class Exchange:
@@ -48,6 +51,18 @@ class Exchange:
         self._head = b""  # of an answer with a length: it leaves with the first piece of the body
         self._bytes_left: int | None = None  # of the answer's body; None = it is chunked
         self._has_body = scope["method"] != "HEAD"
+
+    async def run(self, app: ASGIApp) -> None:
+        """Have the application answer. Uvicorn's own `run_asgi` treats a cancelled handler as a failed one."""
+        self.take_whole_body()
+        try:
+            await app(self.scope, self.receive, self.send)
+        except Exception:
+            logger.exception("a handler failed")
+        finally:
+            if not self.response_complete and not self.disconnected:
+                self.transport.close()  # no client may wait for an answer that never comes
+            self.on_response = lambda: None  # breaks a cycle of references
 
     def take_whole_body(self) -> None:
         """Put a small body that has come with its head into the scope, where it costs less than a message."""
