@@ -45,6 +45,7 @@ class Handover:
         self._taken = taken
         self._was_kept_elsewhere = server.http.kept_elsewhere
         self._acceptor: Acceptor | None = None
+        self._inode = 0  # of the socket's file
         self._connections: set[DescriptorConnection] = set()
         self._successor: DescriptorConnection | None = None
         self._offering: asyncio.Task[None] | None = None
@@ -59,6 +60,7 @@ class Handover:
         unnamed.unlink(missing_ok=True)
         listener.bind(str(unnamed))
         listener.listen(_BACKLOG)
+        self._inode = unnamed.stat().st_ino
         unnamed.rename(self._path)  # at once: whoever connects reaches the one or the other
         self._acceptor = Acceptor(listener, self._accepted)
 
@@ -69,12 +71,12 @@ class Handover:
     def close(self) -> None:
         """Close all. A successor takes that as: the server is gone."""
         if self._acceptor is not None:
+            with contextlib.suppress(OSError):  # it is gone, or another server of this user waits in the folder too
+                if self._path.stat().st_ino == self._inode:  # else it is the successor's by now
+                    self._path.unlink()
+                    self._path.parent.rmdir()
             self._acceptor.close()
             self._acceptor = None
-            if not self._is_taken:  # else it is the successor's by now
-                self._path.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # another server of this user waits there too
-                    self._path.parent.rmdir()
         for connection in list(self._connections):
             self._forget(connection)
 

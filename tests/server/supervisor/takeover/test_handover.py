@@ -159,7 +159,8 @@ def test_what_a_killed_server_left_is_no_server(runtime: Path) -> None:
 
 
 @pytest.mark.holds("Taking over")
-def test_the_newest_server_is_the_one_that_is_found() -> None:
+@pytest.mark.parametrize("is_told", [True, False], ids=["told to drain", "stopped before it was told"])
+def test_the_newest_server_is_the_one_that_is_found(is_told: bool) -> None:
     """A takeover of a takeover: the successor's socket takes the place of the other's, who leaves it alone."""
 
     async def test() -> None:
@@ -171,8 +172,9 @@ def test_the_newest_server_is_the_one_that_is_found() -> None:
                 taken=lambda pid: None,
             )
             newer.open()
-            found.drain()
-            await until(lambda: old.taken)
+            if is_told:
+                found.drain()
+                await until(lambda: old.taken)
             old.handover.close()
             third = await find(old)
             assert third.monitor is None
