@@ -106,7 +106,8 @@ def in_words(folder: Path) -> str:
 
 def _of(known: _Class, folder: Path, config: Config, name: str) -> Ends:
     """Raises TokenizerError where a flag asks for a token that the configuration says there is none of."""
-    named = config if config.get("added_tokens_decoder") is not None else config | read_config(folder / "special_tokens_map.json")
+    names_in_config = config.get("added_tokens_decoder") is not None
+    named = config if names_in_config else config | read_config(folder / "special_tokens_map.json")
     flags = {flag: bool(config[flag]) for flag in _FLAGS if flag in config}  # null is passed on, and is false
     adds_bos = known.bos is not None and flags.get("add_bos_token", known.adds_bos)
     said = " and ".join(f"{flag} {str(value).lower()}" for flag, value in flags.items()) or "no flag"
