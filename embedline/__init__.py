@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from embedline.client.errors import Cancelled as Cancelled
     from embedline.client.errors import DeadlineExceeded as DeadlineExceeded
     from embedline.client.errors import EmbedlineError as EmbedlineError
+    from embedline.client.errors import NoThread as NoThread
     from embedline.client.errors import RequestFailed as RequestFailed
     from embedline.client.preference import CancellationToken as CancellationToken
     from embedline.client.preference import RequestProcessingPreference as RequestProcessingPreference
@@ -24,6 +25,7 @@ _MODULES = {
     "Client": "client",
     "DeadlineExceeded": "errors",
     "EmbedlineError": "errors",
+    "NoThread": "errors",
     "RequestFailed": "errors",
     "RequestProcessingPreference": "preference",
 }

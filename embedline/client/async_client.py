@@ -119,7 +119,10 @@ class AsyncClient:
                 while (part := await self._in_thread(lambda: next(slices, None), own)) is not None:
                     yield part
             finally:
-                await asyncio.to_thread(slices.close)  # aborts what is in flight, and waits for its end
+                try:
+                    await asyncio.to_thread(slices.close)  # aborts what is in flight, and waits for its end
+                except RuntimeError:  # the system starts no thread
+                    slices.close()
 
     async def rerank(
         self,

@@ -3,7 +3,8 @@
     EmbedlineError
     ├── RequestFailed         a request was given up: the message names it and says what was done
     │   └── DeadlineExceeded  ... because the time was over (a TimeoutError too)
-    └── Cancelled             the call's CancellationToken was cancelled
+    ├── Cancelled             the call's CancellationToken was cancelled
+    └── NoThread              the system starts no thread for a call of AsyncClient (a RuntimeError too)
 
 Wrong arguments are ValueError and TypeError, before anything is sent.
 """
@@ -42,3 +43,7 @@ class DeadlineExceeded(RequestFailed, TimeoutError):
 
 class Cancelled(EmbedlineError):
     """The call was cancelled."""
+
+
+class NoThread(EmbedlineError, RuntimeError):
+    """The system starts no thread, and the client has none: nothing was sent. The call may be made again."""

@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 from embedline.client.calls.batches import Batches
 from embedline.client.calls.job import Job
 from embedline.client.calls.jobs import Jobs
-from embedline.client.calls.threads import NoThread, Threads
-from embedline.client.errors import Cancelled, EmbedlineError
+from embedline.client.calls.threads import Threads
+from embedline.client.errors import Cancelled, EmbedlineError, NoThread
 from embedline.client.preference import RequestProcessingPreference
 from embedline.client.tasks.task import Batch, Part, Task
 from embedline.client.transport.endpoints import Endpoints

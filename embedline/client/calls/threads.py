@@ -8,11 +8,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from embedline.client.errors import NoThread
+
 T = TypeVar("T")
-
-
-class NoThread(RuntimeError):
-    """The system starts no thread."""
 
 
 class Threads:
@@ -65,7 +63,7 @@ class Threads:
                 self._num_started -= 1
                 is_none_left = not self._num_started
             if is_none_left and future.cancel():  # or it would be done in vain once there is a thread again
-                raise NoThread(str(error)) from error
+                raise NoThread(f"the system starts no thread: {error}") from error
 
     def close(self) -> None:
         """The threads end after what was submitted until now. After a fork it does nothing: they are the other's."""

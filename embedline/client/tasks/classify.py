@@ -1,11 +1,10 @@
 """Labels of texts or pairs, with scores: TEI's route, else vLLM's and Infinity's."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedline.client.tasks.task import Batch, Part, Way, as_json, check_count, text_in, without_none, wrong
+from embedline.client.tasks.task import Batch, Part, Way, as_json, check_count, score_in, text_in, without_none, wrong
 from embedline.client.transport.answer import Answer
 
 _TEI, _OTHERS = "inputs", "input"
@@ -70,8 +69,8 @@ def _scores(item: Any) -> dict[str, float]:
         raise wrong("a result that is no list of labels")
     found = {}
     for one in item:
-        label, score = text_in(one, "label"), one.get("score") if isinstance(one, dict) else None
-        if label is None or not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
-            raise wrong("a label without a score")
-        found[label] = float(score)
+        label = text_in(one, "label")
+        if label is None:
+            raise wrong("a score without a label")
+        found[label] = score_in(one, "score")
     return found

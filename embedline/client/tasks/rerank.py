@@ -1,6 +1,5 @@
 """Scores of texts for a query: TEI's route, else the one that Cohere, Jina, vLLM and Infinity have in common."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from embedline.client.tasks.task import (
     check_count,
     index_in,
     number_in,
+    score_in,
     text_in,
     without_none,
     wrong,
@@ -68,7 +68,7 @@ class RerankTask:
         seen: set[int] = set()
         for item in results:
             index = index_in(item, batch, seen)
-            scores[index] = _score(item)
+            scores[index] = score_in(item, "score", "relevance_score")
         usage = content.get("usage") if isinstance(content, dict) else None
         return ScoresPart(
             scores=scores,
@@ -76,10 +76,3 @@ class RerankTask:
             prompt_tokens=number_in(usage, "prompt_tokens"),
             truncated=number_in(usage, "truncated_inputs"),
         )
-
-
-def _score(item: dict[str, Any]) -> float:
-    score = item.get("score", item.get("relevance_score"))
-    if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
-        raise wrong("a result without a score")
-    return score

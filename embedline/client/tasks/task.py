@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from embedline.client.transport.answer import Answer
 from embedline.client.transport.failure import Failure, Kind
 
 JSON = "application/json"
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,15 @@ def number_in(values: Any, name: str) -> int | None:
     """A count in an object of an answer."""
     value = values.get(name) if isinstance(values, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def score_in(item: Any, *names: str) -> float:
+    """The number under the first of these names. Raises Failure if it is none, or none that float32 has."""
+    values = item if isinstance(item, dict) else {}
+    score = next((values[name] for name in names if values.get(name) is not None), None)
+    if not isinstance(score, int | float) or isinstance(score, bool) or not abs(score) <= _LARGEST:
+        raise wrong("a result without a score, or with one that is no finite float32")
+    return float(score)
 
 
 def text_in(values: Any, name: str) -> str | None:

@@ -1,5 +1,6 @@
 """Where the system does not answer the client: a look-up of a name that hangs, no threads, a stderr that is gone."""
 
+import asyncio
 import io
 import socket
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from embedline import Client, DeadlineExceeded, RequestProcessingPreference
+from embedline import AsyncClient, Client, DeadlineExceeded, NoThread, RequestProcessingPreference
 from tests.embedline.client.stub import Seen, Step, raw, stub, texts
 
 QUICK = RequestProcessingPreference(batch_size=1, initial_backoff_ms=1, max_concurrent_requests=4)
@@ -55,6 +56,30 @@ def test_a_thread_that_can_not_be_started_is_done_without_or_tried_again(
         answer = client.embed(texts(6))
     assert answer.done.all()
     assert refused
+
+
+def test_a_call_of_the_async_client_without_a_thread_is_an_error_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two threads fail: one call's, and one slice's. Then there are threads again."""
+    refused: list[str] = []
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "embedline calls" and len(refused) < 2:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        _start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    async def calls(url: str) -> int:
+        async with AsyncClient(url) as client:
+            with pytest.raises(NoThread, match=r"^the system starts no thread: can't start new thread$"):
+                await client.embed(texts(1))
+            with pytest.raises(NoThread):
+                await anext(client.iter_embed(texts(1)))
+            return int((await client.embed(texts(3))).done.sum())
+
+    with stub(lambda seen: [raw(seen.texts)]) as server:
+        assert asyncio.run(calls(server.url)) == 3
 
 
 def test_a_call_that_a_broken_stderr_ends_leaves_nothing_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:

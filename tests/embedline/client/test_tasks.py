@@ -60,6 +60,7 @@ def test_options_of_rerank_are_sent_only_if_given() -> None:
         ([{"index": 0, "score": 1.0}, {"index": 0, "score": 1.0}], "an index that is"),
         ([{"index": 0, "score": 1.0}, {"index": 1}], "a result without a score"),
         ([{"index": 0, "score": 1.0}, {"index": 1, "score": "NaN"}], "a result without a score"),
+        ([{"index": 0, "score": 1.0}, {"index": 1, "score": 1e39}], "with one that is no finite float32"),
         ({"other": 1}, "it has no list of results"),
         ([1, 2], "an index that is"),
     ],
@@ -104,6 +105,17 @@ def test_classify(script: Any) -> None:
     assert answer.labels == ("bad", "good")
     assert np.array_equal(answer.numpy()[:, 1], np.array([score(text) for text in texts(10)], np.float32))
     assert answer.best()[3:7] == ["bad", "bad", "good", "good"]
+
+
+@pytest.mark.parametrize("score", [1e39, -1e39, "1", True, None])
+def test_a_label_with_a_score_that_float32_does_not_hold_is_an_error(score: object) -> None:
+    script = lambda _: [as_json([[{"label": "good", "score": score}]])]  # noqa: E731
+    with (
+        stub(script) as server,
+        Client(server.url) as client,
+        pytest.raises(RequestFailed, match="a result without a score, or with one that is no finite float32"),
+    ):
+        client.classify(texts(1))
 
 
 @pytest.mark.parametrize("script", [predict, infinity])
