@@ -62,7 +62,7 @@ def test_rare_queries_do_not_wait_for_the_long_batches_of_bulk_alone() -> None:
 @pytest.mark.holds("Two classes of work")
 def test_bulk_keeps_its_share_beside_too_many_queries() -> None:
     simulator = Simulator(POLICY, LIMITS, seed=3)
-    simulator.run([queries(1.5), bulk(1.0)], 20.0)
+    simulator.run([queries(1.5), bulk(1.0)], 8.0)
     interactive_rate, bulk_rate = rates(simulator)
     assert bulk_rate / (interactive_rate + bulk_rate) == pytest.approx(0.3, abs=0.03)
     assert simulator.outcomes[INTERACTIVE].percentile(0.99) <= 0.5
@@ -71,7 +71,7 @@ def test_bulk_keeps_its_share_beside_too_many_queries() -> None:
 def test_overload_of_queries_wastes_nothing() -> None:
     """Admission bounds the wait below the deadline, so that no work is done for nobody."""
     simulator = Simulator(POLICY, LIMITS, seed=4)
-    simulator.run([queries(2.0)], 10.0)
+    simulator.run([queries(2.0)], 5.0)
     outcome = simulator.outcomes[INTERACTIVE]
     assert not outcome.refusals
     assert rates(simulator)[0] >= 0.9

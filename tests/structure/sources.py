@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +29,15 @@ class Source:
 
     def tree(self) -> ast.Module:
         return ast.parse(self.text, str(self.path))
+
+    def imports(self) -> tuple[str, ...]:
+        """What `imported_names` finds in it. Kept, for many tests ask; keeping trees would take too much memory."""
+        return _imports(self)
+
+
+@cache
+def _imports(source: Source) -> tuple[str, ...]:
+    return tuple(imported_names(source.tree()))
 
 
 def sources(*packages: str) -> list[Source]:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.sources import Source, imported_names, sources
+from tests.structure.sources import Source, sources
 
 
 def imports_of(files: Iterable[Source]) -> dict[str, set[str]]:
     """Which of these modules each of them imports, wherever in the file."""
-    trees = {source.module: source.tree() for source in files}
+    imported = {source.module: source.imports() for source in files}
     found: dict[str, set[str]] = {}
-    for module, tree in trees.items():
-        owners = {module_of(name, trees) for name in imported_names(tree)}
+    for module, names in imported.items():
+        owners = {module_of(name, imported) for name in names}
         found[module] = {owner for owner in owners if owner not in (None, module)}
     return found
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.sources import PACKAGES, Source, imported_names, is_within, sources
+from tests.structure.sources import PACKAGES, Source, is_within, sources
 
 # Of our own, each package may import these and itself.
 ALLOWED = {
@@ -29,7 +29,7 @@ def wrong_imports(source: Source) -> list[str]:
     allowed = (source.package, *ALLOWED[source.package])
     if source.module == LAUNCHER:
         allowed = (*allowed, "server.cli")
-    names = imported_names(source.tree())
+    names = source.imports()
     ours = [name for name in names if name.startswith(".") or name.partition(".")[0] in PACKAGES]
     return [name for name in ours if not is_within(name, allowed)]
 
@@ -42,7 +42,7 @@ def test_no_import_goes_against_the_direction() -> None:
 def wrong_imports_inside_engine(source: Source) -> list[str]:
     """Tools know no engine, and nothing in engine/ knows a tool."""
     forbidden = ENGINES if is_within(source.module, TOOLS) else TOOLS
-    return [name for name in imported_names(source.tree()) if is_within(name, forbidden)]
+    return [name for name in source.imports() if is_within(name, forbidden)]
 
 
 @pytest.mark.holds("Imports go one way")
@@ -70,9 +70,7 @@ def wrong_layers(source: Source) -> list[str]:
         return [f"{source.module} is in no layer"] if own else []
     below = LAYERS[LAYERS.index(own) + 1 :] if own != "settings" else ()
     allowed = tuple(f"server.{layer}" for layer in (own, *below))
-    return [
-        name for name in imported_names(source.tree()) if name.startswith("server") and not is_within(name, allowed)
-    ]
+    return [name for name in source.imports() if name.startswith("server") and not is_within(name, allowed)]
 
 
 @pytest.mark.holds("Imports go one way")

@@ -8,7 +8,7 @@ from importlib.metadata import packages_distributions
 from typing import Any
 
 import embedline
-from tests.structure.sources import PACKAGES, ROOT, imported_names, sources
+from tests.structure.sources import PACKAGES, ROOT, sources
 
 # Used without an import of ours: by uvicorn to read HTTP, by transformers to read weights.
 USED_BY_OTHERS = {"httptools", "safetensors"}
@@ -43,7 +43,7 @@ installed = cache(packages_distributions)  # it looks through everything that is
 
 def third_party_imports(*packages: str) -> set[str]:
     """The distributions that these packages import, anywhere in their files."""
-    names = {name.partition(".")[0] for source in sources(*packages) for name in imported_names(source.tree())}
+    names = {name.partition(".")[0] for source in sources(*packages) for name in source.imports()}
     distributions = installed()
     foreign = names - sys.stdlib_module_names - OF_NEWER_PYTHONS - set(PACKAGES)
     return {normal(OF_NAMESPACES.get(name) or distributions.get(name, [name])[0]) for name in foreign}

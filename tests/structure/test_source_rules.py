@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.sources import ROOT, Source, dotted, imported_names, is_within, sources
+from tests.structure.sources import ROOT, Source, dotted, is_within, sources
 
 # They run code out of data, or start processes in a way that this program doesn't.
 FORBIDDEN_MODULES = ("pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "multiprocessing")
@@ -43,8 +43,8 @@ MAX_ENTRIES = 20  # of a folder
 def violations(source: Source) -> list[str]:
     """What in this file is against the rules, in words."""
     tree = source.tree()
-    found = [f"imports {name}" for name in imported_names(tree) if is_within(name, FORBIDDEN_MODULES)]
-    found += [f"imports {name}" for name in imported_names(tree) if name in FORBIDDEN_CALLS]
+    found = [f"imports {name}" for name in source.imports() if is_within(name, FORBIDDEN_MODULES)]
+    found += [f"imports {name}" for name in source.imports() if name in FORBIDDEN_CALLS]
     raised = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
     found += ["raises a bare Exception" for call in raised if dotted(call.func) == "Exception"]
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -91,7 +91,7 @@ def test_source_keeps_the_rules() -> None:
 
 
 def test_only_one_default_listens_on_every_interface() -> None:
-    naming = {str(source.path): wildcard_addresses(source) for source in sources() if wildcard_addresses(source)}
+    naming = {str(source.path): found for source in sources() if (found := wildcard_addresses(source))}
     assert all(path.startswith("server/") for path in naming)
     assert sum(naming.values()) <= 1, naming
 
@@ -99,12 +99,12 @@ def test_only_one_default_listens_on_every_interface() -> None:
 @pytest.mark.holds("Pickles are read only by one isolated process")
 def test_pickles_are_read_in_one_place_by_one_process() -> None:
     module = ".".join(READS_PICKLES.with_suffix("").parts)
-    importing = {str(source.path) for source in sources() if module in imported_names(source.tree())}
+    importing = {str(source.path) for source in sources() if module in source.imports()}
     (reading,) = [source for source in sources() if source.path == READS_PICKLES]
     calls = [node for node in ast.walk(reading.tree()) if isinstance(node, ast.Call)]
     assert sum(map(loads_weights_only, calls)) == 1
     assert importing == {"engine/tools/convert/child.py"}
-    imported = {name for source in sources() for name in imported_names(source.tree())}
+    imported = {name for source in sources() for name in source.imports()}
     assert "engine.tools.convert.child" not in imported  # it is started, as a process of its own
 
 

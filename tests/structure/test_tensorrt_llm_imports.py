@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.sources import Source, imported_names, is_within, sources
+from tests.structure.sources import Source, is_within, sources
 
 LIBRARY = "tensorrt_llm"
 PRIVATE = Path("engine/tensorrt_llm/library/private.py")
@@ -19,7 +19,7 @@ _PRIVATE = re.compile(rf"{LIBRARY}(\.\w+)*\._\w+")
 def modules_named(source: Source) -> set[str]:
     """Of the library's, imported or written as text."""
     tree = source.tree()
-    imported = {name for name in imported_names(tree) if is_within(name, (LIBRARY,))}
+    imported = {name for name in source.imports() if is_within(name, (LIBRARY,))}
     texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     return imported | {text for text in texts if _MODULE.fullmatch(text)}
 
