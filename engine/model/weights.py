@@ -6,6 +6,7 @@ of a tensor -> {"dtype": …, "shape": [...], "data_offsets": [begin, end]} (htt
 
 import json
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from engine.types import ModelError
 
 _INDEX = "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")  # either is a folder's weights as pickles
+_DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
 _PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
@@ -178,9 +180,12 @@ def has_pickles(folder: Path) -> bool:
 def check_weights(folder: Path) -> None:
     """Raises ModelError if a safetensors file is not whole, or missing; then the message says how to make it.
 
-    Also if the index does not match the files.
+    Also if the index does not match the files, and if there are others that transformers would read instead.
     """
     _check_are_there(folder)
+    for file in folder.iterdir():
+        if _DISTRIBUTED.fullmatch(file.name):
+            raise ModelError(f"{file} is of a distributed checkpoint, which is not read; move such files elsewhere")
     found = tensors_in(folder)
     if (folder / "model.safetensors").is_file():
         return

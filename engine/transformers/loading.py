@@ -84,7 +84,8 @@ def _load_config(folder: ModelFolder) -> PretrainedConfig:
             "the weights are plain, but config.json has a quantization_config, which transformers would apply; "
             "remove that entry, or take --engine fused"
         )
-    # The file may ask for kernels from the hub or other outputs; these settings are ours.
+    # The file may ask for kernels from the hub, other weights or other outputs; these settings are ours.
+    config.transformers_weights = None
     config._attn_implementation = None
     config.use_cache = False
     config.return_dict = True

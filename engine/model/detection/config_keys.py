@@ -37,8 +37,11 @@ _CHANGES_ROWS: Mapping[str, tuple[object, ...]] = {
 _ROTATED = ("absolute", "rope", "rotary")
 _POSITIONS_OF = dict.fromkeys(("gte", "nomic_bert", "jina_embeddings_v3"), ("rope", "rotary"))
 _MAX_NAMED = 12  # keys in a note
-# transformers reads it for every architecture, and nothing here is tested so.
-_PER_LAYER: Mapping[str, tuple[object, ...]] = {"per_layer_config": ({},)}
+# What transformers reads for every architecture, and no engine here: the values without effect, and why it is refused.
+_OF_ALL: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "per_layer_config": (({},), "it is not computed here"),
+    "transformers_weights": ((), "weights are read from model.safetensors, or from the files that its index names"),
+}
 _SIZES = frozenset(
     (
         *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -122,9 +125,9 @@ def _refusals(model_type: str, config: Json, read: Collection[str]) -> Iterator[
     for key, harmless in {**_CHANGES_ROWS, "position_embedding_type": positions}.items():
         if key in config and key not in read and config[key] not in harmless:
             yield key, f"transformers' {model_type} does not compute that"
-    for key, harmless in _PER_LAYER.items():
+    for key, (harmless, why) in _OF_ALL.items():
         if key in config and config[key] not in harmless:
-            yield key, "it is not computed here"
+            yield key, why
 
 
 def _of_layers(config: Json, read: Collection[str]) -> Iterator[tuple[str, str]]:

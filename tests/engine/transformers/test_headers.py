@@ -15,6 +15,7 @@ from engine.model import model_folder
 from engine.transformers import headers
 from engine.transformers.loading import load_model
 from engine.types import ModelError
+from tests.engine import folder_files
 from tests.engine.tiny_models import HIDDEN_SIZE, save
 
 Tensors = dict[str, Tensor]
@@ -97,6 +98,27 @@ def test_the_shard_is_named(tiny: Path, unread: None) -> None:
         save_file({name: tensors[name] for name in tensors if places[name] == shard}, tiny / shard)
     (tiny / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     assert f"'{QUERY}' in {tiny / '2.safetensors'} has the shape [3]" in refusal(tiny)
+
+
+@pytest.mark.parametrize(
+    ("others", "fields", "words"),
+    [
+        (
+            "others.safetensors",
+            {"transformers_weights": "others.safetensors"},
+            "'transformers_weights' in config.json is 'others.safetensors', and weights are read from model.safet",
+        ),
+        ("shard-00000-model-00001-of-00001.safetensors", {}, "is of a distributed checkpoint, which is not read"),
+    ],
+)
+def test_no_other_files_are_read(others: str, fields: dict[str, Any], words: str, tiny: Path) -> None:
+    """transformers would take them, and the other engines model.safetensors."""
+    folder = model_folder.read(tiny)
+    folder_files.change(tiny / "config.json", **fields)
+    save_file({BIAS: torch.zeros(HIDDEN_SIZE)}, tiny / others)
+    assert words in refusal(tiny)
+    if fields:
+        load_model(folder, dtype=torch.float32)  # as where the key is trusted: it is passed over
 
 
 @pytest.mark.parametrize("changed", ["shape", "missing", "too many"])
