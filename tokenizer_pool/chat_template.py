@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenizer_pool.chat import Chat, RenderedPiece
+from tokenizer_pool.files.added_tokens import NAMED_TOKENS
 from tokenizer_pool.files.config_files import read_config
-from tokenizer_pool.files.loading import NAMED_TOKENS
 from tokenizer_pool.messages import Refusal, TextRefused
 
 Message = dict[str, str]

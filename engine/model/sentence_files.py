@@ -118,10 +118,11 @@ def read_prompts(folder: Path) -> Prompts:
 def read_notes(folder: Path) -> tuple[str, ...]:
     """Notes on what CONFIG says about comparing and truncating rows, which clients do."""
     config = read_optional(folder / CONFIG)
-    similarity, cut = config.get("similarity_fn_name"), config.get("truncate_dim")
+    similarity, cut, active = (config.get(key) for key in ("similarity_fn_name", "truncate_dim", "max_active_dims"))
     return (
         *((f"its rows are made to be compared by {similarity} (similarity_fn_name)",) if similarity else ()),
         *((f"truncate_dim is {cut}: rows are given whole unless a request says dimensions",) if cut else ()),
+        *((f"max_active_dims is {active}: all entries of sparse rows are given",) if active else ()),
     )
 
 

@@ -219,3 +219,18 @@ def test_a_hostile_header_is_refused(offsets: list[int], tmp_path: Path) -> None
 def test_a_folder_says_where_its_table_is(tmp_path: Path) -> None:
     folder = model_folder.read(save_static(tmp_path / "model", Normalize()))
     assert (folder.weights_folder / "model.safetensors").is_file()
+
+
+def test_a_tokenizer_that_cuts_texts_says_the_length(tmp_path: Path) -> None:
+    folder = save_static(tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    cut = {"max_length": 5, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"truncation": cut}))
+    found = model_folder.read(folder)
+    assert (found.max_seqlen, found.max_seqlen_source) == (5, "tokenizer.json")
+    sequence = list(range(1, 8))
+    expected = SentenceTransformer(str(folder), device="cpu").encode(text_of(sequence))
+    assert np.abs(handed_out(load(folder), [sequence[:5]])[0] - expected).max() < 1e-6
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"truncation": cut | {"direction": "Left"}}))
+    with pytest.raises(ModelError, match="truncates texts on the left"):
+        model_folder.read(folder)

@@ -7,16 +7,15 @@ done here for the families that embedding models use. Any other class is taken a
 special tokens around texts: there transformers 5 forgets what models were trained with, see `special_tokens`.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from tokenizer_pool.files.added_tokens import add_tokens, content_of
 from tokenizer_pool.files.config_files import Config, TokenizerError, read_config
 from tokenizer_pool.files.special_tokens import Ends, ends
-
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def load(folder: Path, *, do_lower_case: bool = False) -> tokenizers.Tokenizer:
@@ -46,7 +45,7 @@ def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: boo
     family = _FAMILIES.get(_tokenizer_class(folder, config))
     if family is not None:
         family(tokenizer, config, folder)
-    _add_tokens(tokenizer, config, folder)
+    add_tokens(tokenizer, config, folder)
     if do_lower_case:
         _prepend_lowercase(tokenizer)
     around = ends(folder)
@@ -148,7 +147,7 @@ def _as_camembert(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path)
     if not isinstance(tokenizer.model, models.Unigram):
         return
     vocab = _scores(folder)
-    unknown = _content(config.get("unk_token", "<unk>"))
+    unknown = content_of(config.get("unk_token", "<unk>"))
     unk_id = next((place for place, (piece, _) in enumerate(vocab) if piece == unknown), 0)
     tokenizer.model = models.Unigram(vocab, unk_id=unk_id, byte_fallback=False)
     _split_at_spaces(tokenizer, config)
@@ -158,7 +157,7 @@ def _as_deberta_v2(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path
     if not isinstance(tokenizer.model, models.Unigram):
         return
     vocab = _scores(folder)
-    unknown = (_content(config.get("unk_token", "[UNK]")), 0.0)
+    unknown = (content_of(config.get("unk_token", "[UNK]")), 0.0)
     unk_id = vocab.index(unknown) if unknown in vocab else config.get("unk_id", 1)
     tokenizer.model = models.Unigram(vocab, unk_id=unk_id, byte_fallback=False)
     tokenizer.normalizer = normalizers.Sequence(
@@ -255,53 +254,3 @@ def _prepend_lowercase(tokenizer: tokenizers.Tokenizer) -> None:
     steps = _normalizers(tokenizer)
     if not any(isinstance(step, normalizers.Lowercase) for step in steps):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
-
-
-def _add_tokens(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
-    """Add the tokens that the other files name and tokenizer.json does not, in transformers' order."""
-    listed = config.get("added_tokens_decoder")
-    if listed is None:  # A folder with such a list is of the newer kind, where the two other files are not read.
-        config = config | read_config(folder / "special_tokens_map.json")
-    known = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
-    named = [_token(value, special=True) for value in _named_tokens(config)]
-    if listed is None:
-        old = _added_before(folder, {token.content for token in named})
-        tokens = [token for token in old if token.content not in known]
-    else:
-        newer = (_token(listed[index]) for index in sorted(listed, key=int))
-        tokens = [token for token in newer if known.get(token.content) != repr(token)]  # its flags hold
-    for token in tokens:
-        known[token.content] = repr(token)
-        tokenizer.add_tokens([token])
-    for token in named:
-        if token.content not in known:
-            known[token.content] = repr(token)
-            tokenizer.add_tokens([token])
-
-
-def _added_before(folder: Path, special: Collection[str]) -> list[AddedToken]:
-    """The tokens of added_tokens.json, a file of older versions, in the order of their ids."""
-    ids = read_config(folder / "added_tokens.json")
-    return [
-        AddedToken(content, special=content in special, normalized=content not in special)
-        for content in sorted(ids, key=lambda content: int(ids[content]))
-    ]
-
-
-def _named_tokens(config: Config) -> Iterator[str | Config]:
-    yield from (config[name] for name in NAMED_TOKENS if config.get(name))
-    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    yield from more.values() if isinstance(more, dict) else more
-    others = (name for name in config if name.endswith("_token") and name not in NAMED_TOKENS)
-    yield from (config[name] for name in others if isinstance(config[name], str))
-
-
-def _content(value: str | Config) -> str:
-    return value if isinstance(value, str) else str(value["content"])
-
-
-def _token(value: str | Config, *, special: bool = False) -> AddedToken:
-    if isinstance(value, str):
-        return AddedToken(value, special=special)
-    flags = {name: value[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in value}
-    return AddedToken(value["content"], special=bool(value.get("special", special)), **flags)

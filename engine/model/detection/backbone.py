@@ -22,6 +22,10 @@ _POSITIONS_AFTER_PADDING = frozenset((
 ))
 # fmt: on
 _PADDING_IS_1 = frozenset(("mpnet",))  # whatever pad_token_id is
+_UNKNOWN_COUNT = (
+    "unknown tokens count in the mean, and texts are not cut at 512 tokens, as in sentence-transformers; model2vec's "
+    "own code leaves such tokens out, and cuts texts"
+)
 _WHERE_NOT_SAID = 512
 _UNLIMITED = 10**9  # tokenizer_config.json has numbers such as 1e30 for it
 _LONG_ROPE = "longrope is used up to where its frequencies change"
@@ -73,14 +77,28 @@ def _static(files: Files) -> Backbone:
     mapping = shapes.get("mapping", table[:1])  # model2vec may give several tokens the same row
     if len(table) != 2 or len(mapping) != 1:
         raise ModelError(f"{where}/model.safetensors has no table of embeddings ({' or '.join(_TABLES)})")
-    asked = number_in(files.config, "seq_length") or _STATIC_SEQLEN
+    lengths = {"config.json": number_in(files.config, "seq_length"), "tokenizer.json": _truncated_at(where)}
+    asked = {source: length for source, length in lengths.items() if length is not None and length < _STATIC_SEQLEN}
+    source = min(asked, key=lambda name: asked[name], default="")
     return Backbone(
         architecture=str(files.config.get("model_type") or "static"),
         hidden_size=table[1],
         vocab_size=mapping[0],
-        max_seqlen=min(asked, _STATIC_SEQLEN),
-        max_seqlen_source="config.json" if asked < _STATIC_SEQLEN else "no file: static embeddings have no limit",
+        max_seqlen=asked.get(source, _STATIC_SEQLEN),
+        max_seqlen_source=source or "no file: static embeddings have no limit",
+        notes=(_UNKNOWN_COUNT,) if files.config.get("model_type") == "model2vec" else (),
     )
+
+
+def _truncated_at(folder: Path) -> int | None:
+    """The tokens at which tokenizer.json cuts texts, as sentence-transformers leaves it for static embeddings alone.
+
+    Raises ModelError where it cuts their beginnings.
+    """
+    truncation = object_in(read_optional(folder / "tokenizer.json"), "truncation")
+    if truncation.get("direction", "Right") != "Right":
+        raise ModelError(f"{folder}/tokenizer.json truncates texts on the left (direction); only Right is supported")
+    return number_in(truncation, "max_length")
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,8 +256,10 @@ def test_prompts_may_be_left_out_of_the_pooling(folder: Path) -> None:
 
 
 def test_how_rows_are_compared_and_cut_is_noted(folder: Path) -> None:
-    write(folder / "config_sentence_transformers.json", {"similarity_fn_name": "dot", "truncate_dim": 16})
+    cut = {"truncate_dim": 16, "max_active_dims": 8}
+    write(folder / "config_sentence_transformers.json", {"similarity_fn_name": "dot", **cut})
     assert model_folder.read(folder).notes == (
         "its rows are made to be compared by dot (similarity_fn_name)",
         "truncate_dim is 16: rows are given whole unless a request says dimensions",
+        "max_active_dims is 8: all entries of sparse rows are given",
     )
