@@ -52,3 +52,16 @@ def test_rows_that_are_all_the_same_and_single_scores_have_no_direction() -> Non
 @pytest.mark.parametrize("wrong", [np.full_like(ROWS, np.nan), ROWS[:-1]])
 def test_nothing_that_is_no_row_is_near(wrong: NDArray[np.float32]) -> None:
     assert not is_near(agreement(wrong, ROWS, dtype="bfloat16"), dtype="bfloat16")
+
+
+def test_one_number_may_differ_more_where_the_directions_agree() -> None:
+    """As those beside an outlier dimension do in deep models; scores have no direction, so theirs may not."""
+    error = np.zeros_like(ROWS)
+    error[3, 5] = 0.15 * np.abs(ROWS - ROWS.mean(axis=0)).max()
+    near = agreement(ROWS + error, ROWS, dtype="bfloat16")
+    assert 0.1 < near.difference < 0.2
+    assert is_near(near, dtype="bfloat16")
+    assert not is_near(agreement(ROWS + 2 * error, ROWS, dtype="bfloat16"), dtype="bfloat16")
+    scores, wrong = ROWS[:, :1], ROWS[:, :1].copy()
+    wrong[3] += 0.2 * np.abs(scores).max()
+    assert not is_near(agreement(wrong, scores, dtype="bfloat16"), dtype="bfloat16")
