@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Iterator
 from typing import Self, TypeVar
 
@@ -83,13 +84,15 @@ class Page:
 
     @classmethod
     def create(cls, *, num_frontends: int, num_managers: int, num_models: int, num_keys: int = 1) -> Self:
-        """Make a page of zeros; its descriptor is `fd`."""
+        """Make a page of zeros; its descriptor is `fd`, which is closed with it."""
         fd = os.memfd_create("embedline-page", os.MFD_CLOEXEC)
         of_managers = num_managers * num_models * (5 + 4 * NUM_CLASSES)
         of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + 2 * num_keys) + 3 * num_keys + 1)
         os.ftruncate(fd, _CELLS_AT + 8 * (of_managers + of_frontends + num_keys))
         os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, num_frontends, num_managers, num_models, num_keys), 0)
-        return cls(fd, num_frontends, num_managers, num_models, num_keys)
+        page = cls(fd, num_frontends, num_managers, num_models, num_keys)
+        weakref.finalize(page, os.close, fd)
+        return page
 
     @classmethod
     def attach(cls, fd: int) -> Self:

@@ -271,5 +271,4 @@ async def running(
             for engine in manager.engines:
                 engine.close()
             manager.listener.close()
-            os.close(manager.page.fd)
             await asyncio.sleep(0)

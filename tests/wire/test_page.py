@@ -92,3 +92,12 @@ def test_another_file_is_no_page() -> None:
     with pytest.raises(ValueError, match="not a shared page"):
         Page.attach(fd)
     os.close(fd)
+
+
+def test_a_page_that_is_given_up_keeps_no_descriptor() -> None:
+    page = Page.create(num_frontends=1, num_managers=1, num_models=1)
+    fd, cells = page.fd, page.queued_tokens
+    del page
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    assert cells.sum() == 0  # the memory stays as long as somebody looks at it
