@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from engine.cpu.engine import CompiledEngine
 from engine.cpu.executor import Executor, Run
 from engine.cpu.loading import load_with
+from engine.machine import mapped_files
 from engine.messages import LoadOptions
 from engine.types import ModelError
 
@@ -70,11 +71,14 @@ class OpenVino:
         streams = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": num_threads})
         has_wide = num_threads > 1 and (folder / _GRAPH).with_suffix(".bin").stat().st_size <= MAX_WIDE_BYTES
         wide = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": 1}) if has_wide else None
-        return Executor(
-            input_names=frozenset(port.get_any_name() for port in graph.inputs),
-            streams=tuple(_run(ov, streams) for _ in range(num_threads)),
-            wide=None if wide is None else _run(ov, wide),
-        )
+        input_names = frozenset(port.get_any_name() for port in graph.inputs)
+        runs = [_run(ov, streams) for _ in range(num_threads)]
+        run_wide = None if wide is None else _run(ov, wide)
+        for run in (*runs, *([run_wide] if run_wide else [])):
+            run({name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names})
+        # the first run lays the weights out anew: what is read of their file from now on are embeddings of tokens
+        mapped_files.release((folder / _GRAPH).with_suffix(".bin"))
+        return Executor(input_names=input_names, streams=tuple(runs), wide=run_wide)
 
 
 def _run(ov: ModuleType, compiled: Any) -> Run:
