@@ -33,6 +33,7 @@ _kind_of = cache(OutputKind)
 ROWS_OF_TOKENS = OutputKind.TOKENS | OutputKind.TOKEN_LOGITS | OutputKind.MULTI_VECTOR  # give one row a token
 
 MAX_NUM_SEQS = 1024  # sequences of a batch, by default
+MAX_CACHE_BYTES = 20_000_000_000  # of compiled models, by default
 
 
 def main_output(outputs: OutputKind) -> OutputKind:

@@ -150,7 +150,8 @@ class _Loader:
         self._backend = backend
         self._folder = folder
         self._num_threads = options.num_threads
-        self._cache = Cache(Path(options.cache_dir, "compiled") if options.cache_dir else None)
+        root = Path(options.cache_dir, "compiled") if options.cache_dir else None
+        self._cache = Cache(root, max_bytes=options.max_cache_bytes)
 
     def load(self, makers: Makers) -> tuple[Executor, Facts]:
         key = fingerprint.key(

@@ -5,8 +5,9 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.machine import control_groups
+
 _KEYS = frozenset(("model name", "flags", "CPU implementer", "CPU part", "Features"))
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def cpu() -> dict[str, str]:
@@ -30,21 +31,21 @@ def max_int8_weight() -> int:
     return 63 if platform.machine() == "x86_64" and not has_vnni else 127
 
 
-def memory() -> int:
-    """Bytes that this process may use: the machine's memory, or its container's limit if that is less."""
-    return min((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_memory_limits()))
+def memory(root: Path = Path("/")) -> int:
+    """Bytes that this process may use: the machine's memory, or the least limit of its control groups if that is less.
+
+    `root` has proc and sys.
+    """
+    return min((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_memory_limits(root)))
 
 
-def _memory_limits() -> Iterator[int]:
-    """The limits of both versions of control groups, in bytes."""
-    file = Path("/proc/self/cgroup")
-    lines = file.read_text().splitlines() if file.is_file() else []
-    own = next((_CGROUPS / line[len("0::/") :] for line in lines if line.startswith("0::/")), _CGROUPS)
-    groups = [folder for folder in (own, *own.parents) if folder.is_relative_to(_CGROUPS)]
-    for limit in (*(folder / "memory.max" for folder in groups), _CGROUPS / "memory" / "memory.limit_in_bytes"):
-        text = limit.read_text().strip() if limit.is_file() else ""
-        if text.isdecimal():
-            yield int(text)
+def _memory_limits(root: Path) -> Iterator[int]:
+    """In bytes."""
+    for folder in control_groups.folders("memory", root):
+        for limit in (folder / "memory.max", folder / "memory.limit_in_bytes"):
+            text = limit.read_text().strip() if limit.is_file() else ""
+            if text.isdecimal():
+                yield int(text)
 
 
 def _cpu_info() -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 An entry is written into a new folder, which is renamed when it is whole. So processes may start at the same time, and a
 killed one leaves no half entry. Files of an entry are never changed: a library may have mapped them into memory. A
-folder that users other than this one and root can write into is not used.
+process that finds or makes an entry keeps it from being removed, by a lock on its folder that lasts as long as the
+process. A folder that users other than this one and root can write into is not used.
 """
 
 import contextlib
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.machine.failures import one_line
-from engine.store import manifest
+from engine.store import copies, manifest
 from engine.store.folder_rights import check_owner
 from engine.store.manifest import Json
-from engine.types import ModelError
+from engine.types import MAX_CACHE_BYTES, ModelError
 
 logger = logging.getLogger("embedline.engine")
 
@@ -39,9 +40,12 @@ class Entry:
 class Cache:
     """Raises nothing when the disk fails: the model is then made at each start."""
 
-    def __init__(self, root: Path | None, *, max_entries: int = _MAX_ENTRIES) -> None:
-        self._root = root  # None = nothing is kept
+    def __init__(self, root: Path | None, *, max_entries: int = _MAX_ENTRIES, max_bytes: int | None = None) -> None:
+        """`root`: None = nothing is kept. `max_bytes`: None = MAX_CACHE_BYTES. Entries above either limit are removed
+        if no process uses them, those that were not used for longest first."""
+        self._root = root
         self._max_entries = max_entries
+        self._max_bytes = MAX_CACHE_BYTES if max_bytes is None else max_bytes
 
     def find(self, key: str) -> Entry | None:
         """The entry. None where there is none, or it is damaged; then it is removed."""
@@ -49,9 +53,9 @@ class Cache:
             return None
         try:
             check_owner(self._root / key)
+            with contextlib.suppress(OSError):  # a disk without locks
+                copies.use(self._root / key)
             facts = manifest.read(self._root / key)
-            with contextlib.suppress(OSError):  # a folder of root can be read, not touched
-                os.utime(self._root / key / manifest.FILE)  # the time of the last use
             return Entry(self._root / key, facts)
         except Exception as error:  # a damaged manifest can cause any error
             self.discard(key, why=one_line(error))
@@ -101,6 +105,8 @@ class Cache:
             return
         try:
             manifest.write(folder, facts)
+            with contextlib.suppress(OSError):  # a disk without locks
+                copies.use(folder)
             folder.rename(self._root / key)
         except OSError as error:
             if not os.path.isdir(self._root / key):
@@ -133,15 +139,27 @@ class Cache:
         return self._root is not None
 
     def _prune(self) -> None:
-        """Keep the newest entries."""
+        """Remove the oldest entries above the limits, and what killed processes left."""
         assert self._root is not None
         with contextlib.suppress(OSError):
-            entries = sorted(self._root.glob(f"[!.]*/{manifest.FILE}"), key=lambda file: file.stat().st_mtime)
             leftovers = [folder for prefix in (_NEW, _OLD) for folder in self._root.glob(f"{prefix}*")]
             earliest = time.time() - _MAX_LEFTOVER_SECONDS
-            gone = [file.parent for file in entries[: -self._max_entries]]
-            for folder in gone + [folder for folder in leftovers if folder.stat().st_mtime < earliest]:
+            for folder in [folder for folder in leftovers if folder.stat().st_mtime < earliest]:
                 shutil.rmtree(folder, ignore_errors=True)
+            entries = sorted((file.parent for file in self._root.glob(f"[!.]*/{manifest.FILE}")), key=_last_use)
+            sizes = [manifest.size_of(entry) for entry in entries]
+            num_left, bytes_left = len(entries), sum(sizes)
+            for entry, num_bytes in zip(entries, sizes, strict=True):
+                if num_left <= self._max_entries and bytes_left <= self._max_bytes:
+                    return
+                with contextlib.suppress(OSError):
+                    copies.remove_if_unused(entry)
+                    num_left, bytes_left = num_left - 1, bytes_left - num_bytes
+
+
+def _last_use(entry: Path) -> int:
+    """engine.store.copies sets this time."""
+    return entry.stat().st_mtime_ns
 
 
 def _check_room(folder: Path, num_bytes: int) -> None:

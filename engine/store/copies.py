@@ -61,6 +61,16 @@ def use(copy: Path) -> None:
         os.utime(descriptor)  # the time of the last use, for make_way
 
 
+def remove_if_unused(folder: Path) -> None:
+    """Raises BlockingIOError where a process uses it, and other OSErrors."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    finally:
+        os.close(descriptor)
+
+
 def make_way(copy: Path, *, most_others: int) -> None:
     """Remove a copy that can't be used, unfinished work on it, and old copies that no process uses, but for the newest
     `most_others`. Only for the process that has the lock. Raises OSError."""
@@ -91,13 +101,6 @@ def _lock_file(copy: Path) -> Path:
 
 def _remove_unused(folder: Path) -> None:
     """Remove a copy or unfinished work. Raises BlockingIOError where a process uses it or is at work on it."""
-    copy = folder.with_suffix("")
-    descriptors = [os.open(_lock_file(copy), os.O_WRONLY | os.O_CREAT, 0o600)]
-    try:
-        descriptors.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
-        for descriptor in descriptors:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    with os.fdopen(os.open(_lock_file(folder.with_suffix("")), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_if_unused(folder)

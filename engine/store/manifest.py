@@ -39,6 +39,11 @@ def read(folder: Path) -> Json:
     return dict(manifest["facts"])
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of the files that the manifest is of. Raises OSError."""
+    return sum(file.stat().st_size for file in _files(folder))
+
+
 def _digest_of(content: Json) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -27,6 +27,7 @@ from server.supervisor.listening.opening import Ports, open_ports
 from server.supervisor.listening.ports import host_and_port
 from server.supervisor.monitor import make_monitor
 from server.supervisor.planning.compiled_cache import cache_folder
+from server.supervisor.planning.cpu_memory import check_memory
 from server.supervisor.planning.cpu_threads import cpu_threads
 from server.supervisor.planning.engine_python import check_engine_python
 from server.supervisor.planning.memory_shares import memory_shares
@@ -77,7 +78,8 @@ def prepare(settings: Settings, *, progress: Progress | None = None) -> Prepared
     ssl_copies = copied(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile is not None else []
     models = plan_models(settings, progress=progress)
     open_files.check(num_processes=_most_processes(settings, models))
-    cpu_threads(settings.cpu_threads, models)  # raises what is wrong before a port is bound, as does the next line
+    cpu_threads(settings.cpu_threads, models)  # raises what is wrong before a port is bound, as do the next two
+    check_memory(models)
     memory_shares(models)
     compiles = any(model.engine != "fake" for model in models)
     cache_dir = cache_folder(settings.compiled_cache, os.environ) if compiles else None

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 
 from engine.machine import cores
+from engine.types import MAX_CACHE_BYTES
 from server.settings.flag import SettingsError, check_flags, flag
 from server.settings.http_flags import MAX_PORT, HttpFlags
 from server.settings.model import ModelSettings
@@ -42,9 +43,16 @@ class Settings(HttpFlags):
         None,
         "Engine",
         "Where engines keep compiled models, quantized weights and compiled kernels, so that the next start is fast. "
-        "off keeps nothing. A quantized model takes about a byte a parameter; only the newest few are kept. In a "
-        "container use a volume.",
+        "off keeps nothing. A compiled model takes about four bytes a parameter, a quantized one a byte; see "
+        "--compiled-cache-limit. In a container use a volume.",
         default_text="embedline in XDG_CACHE_HOME or ~/.cache",
+    )
+    compiled_cache_limit: int = flag(
+        MAX_CACHE_BYTES,
+        "Engine",
+        "The most bytes of compiled models, and of quantized ones, in --compiled-cache. When one is added, those that "
+        "were not used for longest are removed until the rest fits. Those that a running server uses stay.",
+        least=0,
     )
     cpu_threads: int | None = flag(
         None,

@@ -176,7 +176,8 @@ class QuantizedCache:
         if options.cache_dir and options.quantization != "none" and options.is_gated:
             with contextlib.suppress(OSError):  # the reader of the files reports what is wrong with them
                 self._key = _key(chosen, options.quantization)
-            cache = Cache(Path(options.cache_dir, _FOLDER), max_entries=_MAX_ENTRIES)
+            root = Path(options.cache_dir, _FOLDER)
+            cache = Cache(root, max_entries=_MAX_ENTRIES, max_bytes=options.max_cache_bytes)
             self._store = QuantizedStore(cache, device=chosen.device, dtype=chosen.dtype)
 
     def find(self) -> QuantizedModel | None:

@@ -77,6 +77,7 @@ def _verified(plan: ModelPlan, settings: Settings) -> "Verified":
         plan,
         plan.devices.names[0],
         cache_dir=cache_folder(settings.compiled_cache, os.environ),
+        max_cache_bytes=settings.compiled_cache_limit,
         num_threads=settings.cpu_threads or cores.usable(),
     )
     try:

@@ -151,6 +151,7 @@ def _our_rows(plan: ModelPlan, settings: Settings, asked: Inputs) -> tuple[_Arra
         plan,
         plan.devices.names[0],
         cache_dir=cache_folder(settings.compiled_cache, os.environ),
+        max_cache_bytes=settings.compiled_cache_limit,
         num_threads=settings.cpu_threads or cores.usable(),
     )
     engine = registry.load(plan.engine, name=plan.name, reason=plan.reason, options=with_copy(plan.engine, options))

@@ -6,9 +6,15 @@ from server.supervisor.planning.model_plan import ModelPlan
 
 
 def engine_options(
-    model: ModelPlan, device: str, *, cache_dir: str | None, num_threads: int, memory_share: float = 1.0
+    model: ModelPlan,
+    device: str,
+    *,
+    cache_dir: str | None,
+    num_threads: int,
+    max_cache_bytes: int | None = None,
+    memory_share: float = 1.0,
 ) -> LoadOptions:
-    """See LoadOptions for `cache_dir`, `num_threads` and `memory_share`."""
+    """See LoadOptions for what is not of the model's settings."""
     settings, folder = model.settings, model.folder
     is_fake = model.engine == "fake"
     return LoadOptions(
@@ -26,6 +32,7 @@ def engine_options(
         max_num_seqs=settings.max_batch_requests,
         num_threads=num_threads,
         cache_dir=cache_dir,
+        max_cache_bytes=max_cache_bytes,
         memory_share=memory_share,
         gpu=_gpu(model, device),
         model_class=settings.tensorrt_llm_model_class,

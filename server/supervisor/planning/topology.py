@@ -129,6 +129,7 @@ class Topology:
                 model,
                 engine.device,
                 cache_dir=self._cache_dir,
+                max_cache_bytes=self._settings.compiled_cache_limit,
                 num_threads=engine.num_threads,
                 memory_share=self._memory_shares[engine.model].get(engine.device, 1.0),
             ),

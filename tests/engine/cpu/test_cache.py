@@ -18,7 +18,6 @@ from engine.cpu import loading
 from engine.cpu.facts import Facts
 from engine.model.with_options import read_with
 from engine.selftest.fidelity import Fidelity
-from engine.store import cache as cache_module
 from engine.store import fingerprint
 from engine.store.cache import Cache
 from tests.engine.cpu.engines import ENGINES, difference, load, options, pooled
@@ -180,20 +179,6 @@ def test_the_first_of_two_that_start_side_by_side_stays(tmp_path: Path) -> None:
     assert found is not None
     assert found.facts == {"from": "first"}
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
-
-
-def test_the_newest_entries_are_kept(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    for number in range(cache_module._MAX_ENTRIES):
-        put(cache, f"key{number}")
-        os.utime(tmp_path / f"key{number}" / "manifest.json", (number, number))
-    leftover = tmp_path / ".new-leftover"
-    leftover.mkdir()
-    os.utime(leftover, (0, 0))
-    assert cache.find("key0") is not None  # which makes it the newest
-    put(cache, "another")
-    expected = {"another", "key0", *(f"key{number}" for number in range(2, cache_module._MAX_ENTRIES))}
-    assert {path.name for path in tmp_path.iterdir()} == expected
 
 
 def test_what_is_being_written_is_not_found(tmp_path: Path) -> None:

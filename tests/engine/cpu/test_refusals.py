@@ -201,14 +201,6 @@ def test_a_long_sequence_is_counted_as_often_as_the_engine_holds_it(
         load("onnxruntime", folder, num_threads=8, max_num_tokens=4096)
 
 
-def test_the_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_CGROUPS", tmp_path)
-    assert host.memory() > 1 << 28
-    for limit, expected in (("max\n", host.memory()), ("4096\n", 4096)):
-        (tmp_path / "memory.max").write_text(limit)
-        assert host.memory() == expected
-
-
 def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ModelError, match=r"^onnxruntime can't convert 'gpt_oss'"):
         load("onnxruntime", save("gpt_oss", tmp_path / "model"))

@@ -3,7 +3,9 @@
 import hashlib
 import logging
 import os
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,15 +86,6 @@ def test_large_files_of_an_entry_are_sampled(
     assert not (tmp_path / "key").exists()
 
 
-def test_as_many_entries_as_it_is_told(tmp_path: Path) -> None:
-    cache = Cache(tmp_path, max_entries=2)
-    for number in range(4):
-        with cache.new_folder() as folder:
-            cache.put(f"key{number}", folder, {})
-        os.utime(tmp_path / f"key{number}" / "manifest.json", (number, number))
-    assert {path.name for path in tmp_path.iterdir()} == {"key2", "key3"}
-
-
 def test_whether_anything_can_be_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     assert Cache(tmp_path / "new").can_keep()
@@ -100,3 +93,12 @@ def test_whether_anything_can_be_kept(tmp_path: Path, caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING):
         assert not Cache(tmp_path / "file").can_keep()
     assert len(caplog.records) == 1
+
+
+def test_another_version_of_a_library_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key() -> str:
+        return fingerprint.key(tmp_path, packages=("numpy",), sources=(), choices={})
+
+    before = key()
+    monkeypatch.setattr(metadata, "distributions", lambda name: [SimpleNamespace(version=f"0 of {name}")])
+    assert key() != before
