@@ -40,16 +40,10 @@ ENGINES = {
         EngineRow(name=FAKE, module="engine.fake"),
         EngineRow(
             name="openvino",
-            module="engine.cpu.executors.openvino",
+            module="engine.cpu.loading",
             packages=("openvino", "torch", "transformers"),
             kinds=(CPU,),
             auto_on=(CPU,),
-        ),
-        EngineRow(
-            name="onnxruntime",
-            module="engine.cpu.executors.onnxruntime",
-            packages=("onnxruntime", "onnx", "torch", "transformers"),
-            kinds=(CPU,),
             quantizes="int8",
         ),
         EngineRow(

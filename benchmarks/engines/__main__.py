@@ -54,13 +54,14 @@ class Subject:
     name: str
     engine: str
     quantization: str = "none"
+    dtype: str = "float32"
 
 
 SUBJECTS = (
     Subject("openvino", "openvino"),
-    Subject("onnxruntime", "onnxruntime"),
+    Subject("openvino bfloat16", "openvino", dtype="bfloat16"),
     Subject("transformers", "transformers"),
-    Subject("onnxruntime int8", "onnxruntime", "int8"),
+    Subject("openvino int8", "openvino", "int8"),
     Subject(REFERENCE, REFERENCE),
 )
 
@@ -84,6 +85,7 @@ def run_alone(subject: Subject, corpora: tuple[Corpus, Corpus], *, cache: Path, 
     options = LoadOptions(
         device="cpu",
         path=str(resolve(MODEL).path),
+        dtype=subject.dtype,
         quantization=subject.quantization,
         cache_dir=str(cache),
         max_num_tokens=16_384,
@@ -212,7 +214,7 @@ def main() -> None:
     corpus, query = prose.mixed(2048), prose.uniform("query", 1, num_tokens=10)
     work = gflop(json.loads((folder / "config.json").read_text()), corpus)
     peak = measure_peak()
-    packages = (*PACKAGES, "openvino", "onnxruntime", "sentence-transformers")
+    packages = (*PACKAGES, "openvino", "sentence-transformers")
     report = Report("engines", "Engines alone, all-MiniLM-L6-v2 on a CPU", packages=packages)
     limit = peak.gflops / work * len(corpus.texts)
     report.note(f"fp32 limit: {peak.gflops:.0f} GFLOP/s ({peak.how}); {limit:.0f} of these texts a second.")

@@ -39,7 +39,7 @@ class CompiledEngine:
         self._sizes = sizes
         self._pad_id = pad_id
         self._slots = {is_urgent: threading.Semaphore(limits.depth) for is_urgent in (False, True)}
-        self._workload = Workload(min_wide_tokens=executor.min_wide_tokens if executor.wide else None)
+        self._workload = Workload(has_wide=executor.wide is not None)
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
         self._num_submitted = 0
         self._pace = Pace()

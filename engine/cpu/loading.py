@@ -9,7 +9,8 @@ from pathlib import Path
 
 from engine.cpu import memory
 from engine.cpu.engine import DEPTH, CompiledEngine
-from engine.cpu.executor import Backend, Executor
+from engine.cpu.executor import Executor
+from engine.cpu.executors import openvino
 from engine.cpu.facts import Choices, Facts
 from engine.cpu.outputs import TOKEN_ROWS, Makers, head_in_graph, makers_of, sizes_of, steps_of
 from engine.machine import host
@@ -32,7 +33,7 @@ _MAX_NUM_TOKENS = 16_384  # of a batch, by default
 _GRAPH_BYTES = 16 << 20
 _EXTRA = "'embedline[server]'"
 
-# Packages and files of ours that the compiled model depends on, besides the backend's.
+# Packages and files of ours that the compiled model depends on.
 _CONVERTING = ("torch", "transformers")
 _SOURCES = (
     "cpu/**/*.py",
@@ -48,21 +49,20 @@ _SOURCES = (
 )
 
 
-def load_with(backend: Backend, *, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
-    """Load a model into an engine of this backend. Raises ModelError with one line."""
-    _check(backend, options)
+def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
+    """Load a model into the openvino engine. Raises ModelError with one line."""
+    _check(options)
     folder = read_with(options)
-    _check_outputs(backend, folder, options)
+    _check_outputs(folder, options)
     max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen)
     memory.check_length(
         folder,
-        num_copies=backend.num_score_copies,
         num_threads=options.num_threads,
         max_num_tokens=2 * DEPTH * max_num_tokens,  # urgent and others
         has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
     )
     makers = makers_of(folder)
-    loader = _Loader(backend, folder, _choices(backend, folder, options), options)
+    loader = _Loader(folder, _choices(folder, options), options)
     executor, facts = loader.load(makers)
     sizes = sizes_of(folder, facts.dimensions)
     info = _info(folder, loader.choices, facts, sizes, name=name, reason=reason)
@@ -78,26 +78,24 @@ def load_with(backend: Backend, *, name: str, reason: str, options: LoadOptions)
     return CompiledEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
 
 
-def _check(backend: Backend, options: LoadOptions) -> None:
+def _check(options: LoadOptions) -> None:
     if options.device != "cpu":
-        raise ModelError(f"the {backend.name} engine runs on the CPU, not on {options.device!r}")
-    missing = [package for package in backend.packages if importlib.util.find_spec(package) is None]
+        raise ModelError(f"the openvino engine runs on the CPU, not on {options.device!r}")
+    missing = [package for package in openvino.PACKAGES if importlib.util.find_spec(package) is None]
     if missing:
-        raise ModelError(f"the {backend.name} engine needs {missing[0]}, which is not installed: pip install {_EXTRA}")
-    if _quantization(options) not in backend.quantizations:
-        raise ModelError(f"--quantization {options.quantization} is not for the {backend.name} engine on the CPU")
-    backend.check(options.dtype)
+        raise ModelError(f"the openvino engine needs {missing[0]}, which is not installed: pip install {_EXTRA}")
+    openvino.check(options.dtype, _quantization(options))
 
 
-def _check_outputs(backend: Backend, folder: ModelFolder, options: LoadOptions) -> None:
+def _check_outputs(folder: ModelFolder, options: LoadOptions) -> None:
     """Raises ModelError if one compiled model can't give all the outputs."""
     if folder.is_static:
-        raise ModelError(f"the {backend.name} engine computes no static embeddings; --engine static does")
+        raise ModelError("the openvino engine computes no static embeddings; --engine static does")
     if folder.query_table:
-        raise ModelError(f"the {backend.name} engine looks no queries up in a table; --engine transformers does")
+        raise ModelError("the openvino engine looks no queries up in a table; --engine transformers does")
     if folder.tokenizer_folder:
         raise ModelError(
-            f"the {backend.name} engine wants the Transformer in the model's own folder, and this one is in "
+            f"the openvino engine wants the Transformer in the model's own folder, and this one is in "
             f"{folder.tokenizer_folder!r}; --engine transformers does not mind"
         )
     head_in_graph(folder)
@@ -105,27 +103,27 @@ def _check_outputs(backend: Backend, folder: ModelFolder, options: LoadOptions) 
     if _quantization(options) != "none" and folder.outputs & ~embeds:
         kinds = ", ".join(kind.name or "" for kind in folder.outputs & ~embeds)
         raise ModelError(
-            f"--quantization {options.quantization} of the {backend.name} engine is for models that give embeddings "
+            f"--quantization {options.quantization} of the openvino engine is for models that give embeddings "
             f"alone, and this one gives {kinds}; serve it with --quantization none"
         )
 
 
-def _choices(backend: Backend, folder: ModelFolder, options: LoadOptions) -> Choices:
+def _choices(folder: ModelFolder, options: LoadOptions) -> Choices:
     return Choices(
-        engine=backend.name,
-        dtype=_dtype(backend, folder, options),
+        engine=openvino.NAME,
+        dtype=_dtype(folder, options),
         quantization=_quantization(options),
         pooling=", ".join((folder.pooling, *map(str, folder.steps))),
         computes=_computes(folder),
     )
 
 
-def _dtype(backend: Backend, folder: ModelFolder, options: LoadOptions) -> str:
-    """ "auto" is float32 but for embeddings, the one output whose loss in bfloat16 is measured."""
+def _dtype(folder: ModelFolder, options: LoadOptions) -> str:
+    """See Choices.dtype. "auto" is for embeddings alone, since the loss of no other output is measured."""
     if options.dtype != "auto":
         return options.dtype
     embeds = OutputKind.POOLED in folder.outputs and not folder.outputs & ~(OutputKind.POOLED | OutputKind.TOKENS)
-    can_be_lower = backend.has_bfloat16 and embeds and _quantization(options) == "none"
+    can_be_lower = embeds and _quantization(options) == "none"
     return "auto" if can_be_lower and host.multiplies_bfloat16() else "float32"
 
 
@@ -145,9 +143,8 @@ def _quantization(options: LoadOptions) -> str:
 class _Loader:
     """Loads one compiled model, from the cache if it is there."""
 
-    def __init__(self, backend: Backend, folder: ModelFolder, choices: Choices, options: LoadOptions) -> None:
+    def __init__(self, folder: ModelFolder, choices: Choices, options: LoadOptions) -> None:
         self.choices = choices
-        self._backend = backend
         self._folder = folder
         self._num_threads = options.num_threads
         root = Path(options.cache_dir, "compiled") if options.cache_dir else None
@@ -156,7 +153,7 @@ class _Loader:
     def load(self, makers: Makers) -> tuple[Executor, Facts]:
         key = fingerprint.key(
             self._folder.path,
-            packages=(*self._backend.packages, *_CONVERTING),
+            packages=(*openvino.PACKAGES, *_CONVERTING),
             sources=_SOURCES,
             choices={**dataclasses.asdict(self.choices), **read_as(self._folder), "cpu": host.cpu()},
             others=weights_files(self._folder.path, steps_of(self._folder)),
@@ -180,7 +177,7 @@ class _Loader:
         from engine.cpu.conversion import build  # imports torch
 
         with self._cache.new_folder(_most_bytes(self._folder.path)) as target:
-            converted = build.convert(self._backend, self._folder, self.choices, target=target)
+            converted = build.convert(self._folder, self.choices, target=target)
             opening = partial(self._open_new, target)
             executor, facts = build.examine(opening, converted, self.choices, makers=makers)
             sizes_of(self._folder, facts.dimensions)  # raises before the cache keeps anything
@@ -192,13 +189,12 @@ class _Loader:
         try:
             return self._open(folder, dtype)
         except Exception as error:
-            name = self._backend.name
             raise ModelError(
-                f"{name} can't compile the model: {one_line(error)}; --engine transformers may serve it"
+                f"openvino can't compile the model: {one_line(error)}; --engine transformers may serve it"
             ) from error
 
     def _open(self, folder: Path, dtype: str) -> Executor:
-        return self._backend.open(folder, dtype=dtype, num_threads=self._num_threads)
+        return openvino.open_model(folder, dtype=dtype, num_threads=self._num_threads)
 
 
 def _most_bytes(folder: Path) -> int:

@@ -1,5 +1,5 @@
-"""Refuses a sequence length that needs too much memory: some executors hold all attention scores at
-once, and some heads score the whole vocabulary for each token.
+"""Refuses a sequence length that needs too much memory: some models add a bias to each attention score, and some heads
+score the whole vocabulary for each token.
 """
 
 from engine.machine import cores, host
@@ -18,19 +18,18 @@ _USUAL_HEAD = 64  # numbers a head, if config.json does not give the number of h
 def check_length(
     folder: ModelFolder,
     *,
-    num_copies: float,
     num_threads: int,
     max_num_tokens: int,
     has_vocabulary_scores: bool = False,
 ) -> None:
     """Raises ModelError if the longest sequences do not fit into memory. The message names a length that fits.
 
-    A sequence of S tokens takes `num_copies` float32 arrays [num_heads, S, S], and _NUM_VOCABULARY_COPIES of
-    [S, vocab_size] if its tokens get scores of the vocabulary. At most `num_threads` sequences are computed at a time,
-    and no more than fit into `max_num_tokens`, the tokens in the engine. Several engines share the memory in proportion
-    to their cores.
+    A sequence of S tokens takes _NUM_BIAS_COPIES float32 arrays [num_heads, S, S] if scores get biases by position, and
+    _NUM_VOCABULARY_COPIES of [S, vocab_size] if its tokens get scores of the vocabulary. At most `num_threads`
+    sequences are computed at a time, and no more than fit into `max_num_tokens`, the tokens in the engine. Several
+    engines share the memory in proportion to their cores.
     """
-    num_copies += _NUM_BIAS_COPIES * (folder.architecture in _WITH_BIASES)
+    num_copies = _NUM_BIAS_COPIES * (folder.architecture in _WITH_BIASES)
     room = _SHARE * host.memory() * min(1, num_threads / cores.usable())
     bytes_of_square = 4 * num_copies * _num_heads(folder)
     bytes_of_token = 4 * _NUM_VOCABULARY_COPIES * folder.vocab_size * has_vocabulary_scores

@@ -17,7 +17,6 @@ INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = (
     "attention_mask",
     "token_type_ids",
 )  # model inputs
-OUTPUT = "rows"  # of the model
 # Larger mini-batches are hardly faster on a core, and queries wait longer (measurements: decision 9).
 MAX_PADDED_TOKENS = 512
 # The fixed cost of a mini-batch, in tokens: 2.5 ms, at 0.11 ms a token of all-MiniLM-L6-v2 on one core.

@@ -86,9 +86,9 @@ class Task:
 class Workload:
     """A queue of mini-batches, safe for several threads."""
 
-    def __init__(self, *, min_wide_tokens: int | None) -> None:
-        """min_wide_tokens: a lone sequence of at least so many tokens is computed on all cores; None = none is."""
-        self._min_wide_tokens = min_wide_tokens
+    def __init__(self, *, has_wide: bool) -> None:
+        """has_wide: whether a lone sequence can be computed on all cores."""
+        self._has_wide = has_wide
         self._urgent: deque[Task] = deque()
         self._others: deque[Task] = deque()
         self._num_open = 0  # unfinished jobs
@@ -106,8 +106,7 @@ class Workload:
             self._changed.notify_all()
 
     def _is_for_all_cores(self, batch: Batch) -> bool:
-        least = self._min_wide_tokens
-        return least is not None and batch.num_seqs == 1 and least <= batch.num_tokens <= MAX_WIDE_TOKENS
+        return self._has_wide and batch.num_seqs == 1 and batch.num_tokens <= MAX_WIDE_TOKENS
 
     def take(self) -> Task | None:
         """Wait for a mini-batch, an urgent one if there is one; None when the workload is closed and empty."""

@@ -21,14 +21,10 @@ def multiplies_bfloat16() -> bool:
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
-def max_int8_weight() -> int:
-    """The largest int8 weight that this CPU multiplies without overflow.
-
-    x86 without VNNI adds pairs of products in 16 bits, and 2 * 255 * 127 is too large for that.
-    """
+def multiplies_int8() -> bool:
+    """Whether this CPU has instructions that multiply and add 8-bit numbers."""
     flags = _cpu_info().get("flags", "").split()
-    has_vnni = "avx512_vnni" in flags or "avx_vnni" in flags
-    return 63 if platform.machine() == "x86_64" and not has_vnni else 127
+    return any(flag in flags for flag in ("avx512_vnni", "avx_vnni", "amx_int8"))
 
 
 def memory(root: Path = Path("/")) -> int:

@@ -22,8 +22,8 @@ _INFO = gauge("embedline_model_info", ("model", "engine", "dtype", "devices", "r
 _MODEL_READY = gauge("embedline_model_ready", _MODEL, "1 when a request for the model sent now would be computed.",
     "0 for 5 minutes")
 _PADDED = gauge("embedline_model_padded", ("model", "engine"),
-    "1 where sequences of like length are padded to the longest of them, 0 where they are packed: openvino and "
-    "onnxruntime pad small groups by design, transformers where packing fails the self-test.",
+    "1 where sequences of like length are padded to the longest of them, 0 where they are packed: openvino "
+    "pads small groups by design, transformers where packing fails the self-test.",
     "1 for the engine transformers and speed matters: the log and /info say why")
 _QUEUED = gauge("embedline_queue_tokens", _BY_CLASS, "Tokens waiting or in an engine.", "it grows for 10 minutes")
 _OLDEST = gauge("embedline_queue_oldest_age_seconds", _BY_CLASS, "Age of the oldest waiting request.",

@@ -12,7 +12,7 @@ from tests.docker.test_all_dockerfiles import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
-ENGINES_LIBRARIES = {"torch", "transformers", "onnx", "onnxruntime", "openvino", "safetensors", "triton"}
+ENGINES_LIBRARIES = {"torch", "transformers", "openvino", "safetensors", "triton"}
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.holds("Engines on a GPU")
 
 GPU = "cuda:0"
 NO_FP8_ON_THE_CPU = (
-    "--quantization fp8 is not for the CPU; int8 is, by onnxruntime; --engine fused does it there, slowly, for checks"
+    "--quantization fp8 is not for the CPU; int8 is, by openvino; --engine fused does it there, slowly, for checks"
 )
 
 
@@ -192,7 +192,7 @@ def test_which_engine_is_chosen(asked: str, quantization: str, device: str, chos
     [
         ("auto", "int8", GPU, "--quantization int8 is not for a GPU; fp8 is, by fused"),
         ("transformers", "fp8", GPU, "--quantization fp8 is not for --engine transformers; fused does it"),
-        ("fused", "int8", "cpu", "--quantization int8 is not for --engine fused; onnxruntime does it"),
+        ("fused", "int8", "cpu", "--quantization int8 is not for --engine fused; openvino does it"),
         ("openvino", "fp8", "cpu", NO_FP8_ON_THE_CPU),
         ("auto", "fp8", "cpu", NO_FP8_ON_THE_CPU),
     ],

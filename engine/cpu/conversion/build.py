@@ -1,4 +1,4 @@
-"""Converts a model: transformers loads it, a backend converts it, and the result is compared with the original."""
+"""Converts a model: transformers loads it, OpenVINO converts it, and the result is compared with the original."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from engine.cpu.conversion import selftest
 from engine.cpu.conversion.graph import Graph
 from engine.cpu.conversion.selftest import Reference
 from engine.cpu.conversion.tracing import quiet
-from engine.cpu.executor import Backend, Executor
+from engine.cpu.executor import Executor
+from engine.cpu.executors import openvino
 from engine.cpu.facts import Choices, Facts
 from engine.cpu.outputs import Makers, Pooled, head_in_graph
 from engine.machine.failures import one_line
@@ -36,10 +37,10 @@ class Converted:
     pad_id: int  # see Facts
 
 
-def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: Path) -> Converted:
+def convert(folder: ModelFolder, choices: Choices, *, target: Path) -> Converted:
     """Write the converted model into the empty folder `target`.
 
-    Raises ModelError if transformers can't load the model or the backend can't convert it. The original is freed
+    Raises ModelError if transformers can't load the model or OpenVINO can't convert it. The original is freed
     before the converted model is compiled, because both may not fit into memory.
     """
     model = Graph(load_model(folder, dtype=torch.float32), head_in_graph(folder), hides_tokens=folder.hides_tokens)
@@ -57,11 +58,11 @@ def convert(backend: Backend, folder: ModelFolder, choices: Choices, *, target: 
         )
         of_texts = None if texts is None else selftest.compute_reference(model, texts)
         try:
-            num_products = backend.convert(model, target, quantization=choices.quantization)
+            num_products = openvino.convert(model, target, quantization=choices.quantization)
         except ModelError:
             raise
         except Exception as error:  # tracers and converters raise anything on code that they do not support
-            raise ModelError(f"{backend.name} can't convert {folder.architecture!r}: {one_line(error)}") from error
+            raise ModelError(f"openvino can't convert {folder.architecture!r}: {one_line(error)}") from error
     # RoBERTa and similar models number positions by the padding id
     pad_id = model.pad_id if folder.padding_idx is None else folder.padding_idx
     return Converted(

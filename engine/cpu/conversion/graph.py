@@ -8,7 +8,6 @@ Shapes: B sequences, S tokens of the longest, V entries of the vocabulary, D num
 
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, assert_never
 
 import torch
@@ -16,13 +15,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine.cpu.conversion import tracing
-from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, OUTPUT, TOKEN_TYPE_IDS
+from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from engine.model.tasks import AnswerScore, SequenceScores, TokenScores, TransformersHead, VocabularyWeights
 from engine.types import ModelError
 
 _EXAMPLE_SHAPE = (2, 7)  # with padding, because without it some models leave out their mask
 _NO_TOKEN = -1  # never in a text
-_ONNX_OPSET = 17
 
 _Finish = Callable[[Tensor, Tensor | None], Tensor]  # of rows [B, S, D] and the mask [B, S]; None = no padding
 
@@ -63,22 +61,6 @@ class Graph(nn.Module):
         ids = torch.arange(mask.numel()).reshape(_EXAMPLE_SHAPE) % vocab_size
         types = {TOKEN_TYPE_IDS: torch.zeros_like(mask)} if self.takes_types else {}
         return {INPUT_IDS: ids, ATTENTION_MASK: mask, **types}
-
-    def export_onnx(self, file: Path) -> None:
-        """Write an ONNX file by tracing. torch's newer exporter needs two more packages."""
-        example = self.example()
-        sequences = {0: "sequences"}
-        axes = {**sequences, 1: "tokens"}
-        torch.onnx.export(
-            self,
-            tuple(example.values()),
-            file,
-            input_names=list(example),
-            output_names=[OUTPUT],
-            dynamic_axes={**dict.fromkeys(example, axes), OUTPUT: axes if self.is_per_token else sequences},
-            opset_version=_ONNX_OPSET,
-            dynamo=False,
-        )
 
 
 def _takes(model: PreTrainedModel, argument: str) -> bool:

@@ -1,1 +1,1 @@
-"""The libraries that compile a model for the CPU, one file each, and int8 quantization for ONNX. Imports no torch."""
+"""OpenVINO, which converts and compiles a model, and int8 weights for it. Imports no torch."""

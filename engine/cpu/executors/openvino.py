@@ -1,4 +1,4 @@
-"""OpenVINO as an executor, float32 or bfloat16. `import openvino` in here is the library."""
+"""OpenVINO as an executor, in float32, bfloat16 or int8. `import openvino` in here is the library."""
 
 import importlib
 import sys
@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.engine import CompiledEngine
 from engine.cpu.executor import Executor, Run
-from engine.cpu.loading import load_with
-from engine.machine import mapped_files
-from engine.messages import LoadOptions
+from engine.cpu.executors import int8
+from engine.machine import host, mapped_files
 from engine.types import ModelError
 
 if TYPE_CHECKING:
@@ -21,64 +19,84 @@ if TYPE_CHECKING:
 
 _GRAPH = "model.xml"
 _PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16"}
+_INT8_GROUP = 128  # numbers of a row that have a scale of their own beside int8 weights
 # The wide compilation holds the weights a second time; larger models do without.
 MAX_WIDE_BYTES = 1 << 30
 
 
-class OpenVino:
-    """See executor.Backend."""
+NAME = "openvino"
+PACKAGES = ("openvino",)  # whose versions the compiled model depends on
 
-    name = "openvino"
-    packages = ("openvino",)
-    quantizations = ("none",)
-    has_bfloat16 = True
-    num_score_copies = 0.0
 
-    def check(self, dtype: str) -> None:
-        """See executor.Backend."""
-        if dtype not in _PRECISIONS:
-            raise ModelError(f"--dtype {dtype} is not one of {', '.join(_PRECISIONS)} for the openvino engine")
-        capabilities = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        if dtype == "bfloat16" and "BF16" not in capabilities:
-            raise ModelError("--dtype bfloat16 needs a CPU with bfloat16 arithmetic; this one has none")
+def check(dtype: str, quantization: str) -> None:
+    """Raises ModelError if this machine can't compute in the dtype, or in int8."""
+    if dtype not in _PRECISIONS:
+        raise ModelError(f"--dtype {dtype} is not one of {', '.join(_PRECISIONS)} for the openvino engine")
+    if quantization not in ("none", "int8"):
+        raise ModelError(f"--quantization {quantization} is not for the openvino engine on the CPU")
+    if quantization == "int8":
+        _check_int8(dtype)
+    capabilities = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if dtype == "bfloat16" and "BF16" not in capabilities:
+        raise ModelError("--dtype bfloat16 needs a CPU with bfloat16 arithmetic; this one has none")
 
-    def convert(self, model: "Graph", target: Path, *, quantization: str) -> int:
-        """See executor.Backend. Calls the PyTorch frontend, because openvino.convert_model reports usage."""
-        ov = import_openvino()
-        tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
-        decoder = tracing.TorchScriptPythonDecoder(model, example_input=model.example())
-        frontend = ov.frontend.FrontEndManager().load_by_framework("pytorch")
-        graph = frontend.convert(frontend.load(decoder))
-        for port, name in zip(graph.inputs, model.example(), strict=True):
-            port.get_node().set_friendly_name(name)
-            port.get_tensor().set_names({name})
-            port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
-            port.get_node().set_element_type(ov.Type.i64)
-        graph.validate_nodes_and_infer_types()
-        ov.save_model(graph, target / _GRAPH, compress_to_fp16=False)
-        return 0
 
-    def open(self, folder: Path, *, dtype: str, num_threads: int) -> Executor:
-        """See executor.Backend."""
-        ov = import_openvino()
-        core = ov.Core()
-        graph = core.read_model(folder / _GRAPH)
-        settings = {
-            "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],
-            "INFERENCE_NUM_THREADS": num_threads,
-            "ENABLE_CPU_PINNING": False,  # two engines would be pinned to the same cores
-        }
-        streams = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": num_threads})
-        has_wide = num_threads > 1 and (folder / _GRAPH).with_suffix(".bin").stat().st_size <= MAX_WIDE_BYTES
-        wide = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": 1}) if has_wide else None
-        input_names = frozenset(port.get_any_name() for port in graph.inputs)
-        runs = [_run(ov, streams) for _ in range(num_threads)]
-        run_wide = None if wide is None else _run(ov, wide)
-        for run in (*runs, *([run_wide] if run_wide else [])):
-            run({name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names})
-        # the first run lays the weights out anew: what is read of their file from now on are embeddings of tokens
-        mapped_files.release((folder / _GRAPH).with_suffix(".bin"))
-        return Executor(input_names=input_names, streams=tuple(runs), wide=run_wide)
+def _check_int8(dtype: str) -> None:
+    if dtype == "bfloat16":
+        raise ModelError("--quantization int8 computes all else in float32; leave --dtype bfloat16 out")
+    if not host.multiplies_int8():
+        raise ModelError(
+            "--quantization int8 needs a CPU with instructions for it (avx512_vnni, avx_vnni or AMX); on others it is "
+            "slower than float32, so leave it out"
+        )
+
+
+def convert(model: "Graph", target: Path, *, quantization: str) -> int:
+    """Write the converted model into the empty folder `target`, for `open_model`.
+
+    Returns the number of quantized matrix products. Raises ModelError if there are none to quantize. Calls the PyTorch
+    frontend, because openvino.convert_model reports usage.
+    """
+    ov = import_openvino()
+    tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
+    decoder = tracing.TorchScriptPythonDecoder(model, example_input=model.example())
+    frontend = ov.frontend.FrontEndManager().load_by_framework("pytorch")
+    graph = frontend.convert(frontend.load(decoder))
+    for port, name in zip(graph.inputs, model.example(), strict=True):
+        port.get_node().set_friendly_name(name)
+        port.get_tensor().set_names({name})
+        port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
+        port.get_node().set_element_type(ov.Type.i64)
+    graph.validate_nodes_and_infer_types()
+    num_products = int8.quantize(graph) if quantization == "int8" else 0
+    if quantization == "int8" and not num_products:
+        raise ModelError("--quantization int8 finds no matrix products to quantize in this model")
+    ov.save_model(graph, target / _GRAPH, compress_to_fp16=False)
+    return num_products
+
+
+def open_model(folder: Path, *, dtype: str, num_threads: int) -> Executor:
+    """Compile the files of `convert`."""
+    ov = import_openvino()
+    core = ov.Core()
+    graph = core.read_model(folder / _GRAPH)
+    settings = {
+        "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],
+        "INFERENCE_NUM_THREADS": num_threads,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": _INT8_GROUP,
+        "ENABLE_CPU_PINNING": False,  # two engines would be pinned to the same cores
+    }
+    streams = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": num_threads})
+    has_wide = num_threads > 1 and (folder / _GRAPH).with_suffix(".bin").stat().st_size <= MAX_WIDE_BYTES
+    wide = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": 1}) if has_wide else None
+    input_names = frozenset(port.get_any_name() for port in graph.inputs)
+    runs = [_run(ov, streams) for _ in range(num_threads)]
+    run_wide = None if wide is None else _run(ov, wide)
+    for run in (*runs, *([run_wide] if run_wide else [])):
+        run({name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names})
+    # the first run lays the weights out anew: what is read of their file from now on are embeddings of tokens
+    mapped_files.release((folder / _GRAPH).with_suffix(".bin"))
+    return Executor(input_names=input_names, streams=tuple(runs), wide=run_wide)
 
 
 def _run(ov: ModuleType, compiled: Any) -> Run:
@@ -97,8 +115,3 @@ def import_openvino() -> ModuleType:
     # with None its import fails, as in a build of openvino without the converter
     sys.modules.setdefault("openvino.tools.ovc", None)  # type: ignore[arg-type]
     return importlib.import_module("openvino")
-
-
-def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
-    """See loading.load_with. Raises ModelError."""
-    return load_with(OpenVino(), name=name, reason=reason, options=options)

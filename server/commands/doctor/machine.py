@@ -26,8 +26,6 @@ MODULES = (
     "safetensors",
     "numpy",
     "openvino",
-    "onnxruntime",
-    "onnx",
     "triton",
     "tensorrt_llm",
     "huggingface_hub",

@@ -1,7 +1,6 @@
 """What the tests of the compiled engines share: loading one, and running batches through it."""
 
 import dataclasses
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.cpu import loading
 from engine.cpu.engine import CompiledEngine
 from engine.messages import LoadOptions
 from engine.model import model_folder
@@ -28,7 +28,6 @@ from engine.types import Batch, OutputKind, Results
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import VOCAB_SIZE, batch
 
-ENGINES = ("openvino", "onnxruntime")
 _TASKS: dict[type[Head], Task] = {
     SequenceScores: Task.CLASSIFY,
     TokenScores: Task.TOKEN_CLASSIFY,
@@ -42,14 +41,11 @@ def options(folder: Path, **others: Any) -> LoadOptions:
     return load_options(folder, **{"num_threads": 2, **others})
 
 
-def load(name: str, folder: Path, **others: Any) -> CompiledEngine:
-    module = importlib.import_module(f"engine.cpu.executors.{name}")
-    loaded: CompiledEngine = module.load(name="m", reason="asked", options=options(folder, **others))
-    return loaded
+def load(folder: Path, **others: Any) -> CompiledEngine:
+    return loading.load(name="m", reason="asked", options=options(folder, **others))
 
 
 def load_with_heads(
-    name: str,
     folder: Path,
     heads: tuple[Head, ...],
     *,
@@ -69,7 +65,7 @@ def load_with_heads(
 
     read = model_folder.read
     with mock.patch.object(model_folder, "read", taken):
-        return load(name, folder, **others)
+        return load(folder, **others)
 
 
 def results(loaded: CompiledEngine, one: Batch) -> Results:

@@ -32,7 +32,6 @@ class Plain:
     """A token's row is its id, its position and how many tokens its sequence has; padding is NaN."""
 
     num_streams: int = 2
-    min_wide_tokens: int = 1
     calls: list[str] = field(default_factory=list)  # "stream" or "wide", in the order in which they began
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     gate: Callable[[], Any] = lambda: None  # called in each computation
@@ -57,9 +56,7 @@ class Plain:
     def executor(self, *, has_wide: bool = True) -> Executor:
         names = frozenset((INPUT_IDS, ATTENTION_MASK))
         streams = tuple(lambda inputs: self.run("stream", inputs) for _ in range(self.num_streams))
-        return Executor(
-            names, streams, (lambda inputs: self.run("wide", inputs)) if has_wide else None, self.min_wide_tokens
-        )
+        return Executor(names, streams, (lambda inputs: self.run("wide", inputs)) if has_wide else None)
 
 
 @contextmanager
@@ -162,15 +159,6 @@ def test_a_lone_sequence_is_computed_on_all_cores() -> None:
             loaded.collect()
     assert plain.calls[0] == plain.calls[-1] == "wide"
     assert set(plain.calls[1:-1]) == {"stream"}
-
-
-def test_a_short_lone_sequence_is_left_to_a_stream_where_all_cores_gain_nothing() -> None:
-    plain = Plain(min_wide_tokens=128)
-    with engine(plain) as loaded:
-        for seqlen in (127, 128):
-            loaded.submit(batch(of_lengths(seqlen)))
-            loaded.collect()
-    assert plain.calls == ["stream", "wide"]
 
 
 def test_a_long_lone_sequence_leaves_the_other_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

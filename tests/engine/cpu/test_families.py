@@ -7,7 +7,7 @@ import pytest
 
 from engine.cpu.executors.openvino import import_openvino
 from engine.types import Batch, ModelError, OutputKind
-from tests.engine.cpu.engines import ENGINES, difference, load, pooled, results
+from tests.engine.cpu.engines import difference, load, pooled, results
 from tests.engine.tiny_models import FAMILIES, HIDDEN_SIZE, Reference, arbitrary, batch, save
 from tests.tiers import full_but
 
@@ -15,13 +15,12 @@ SEQLENS = (5, 17, 1, 30, 9, 9, 13)
 COMMON = ("bert", "qwen3 with a window")  # each takes a second or two
 
 
-@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("family", full_but(COMMON, sorted(set(FAMILIES) - {"gpt_oss"})))
-def test_a_batch_equals_one_sequence_at_a_time(family: str, name: str, tmp_path: Path) -> None:
+def test_a_batch_equals_one_sequence_at_a_time(family: str, tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")
     sequences = arbitrary(SEQLENS)
     reference = Reference(folder)
-    loaded = load(name, folder, pooling="mean")
+    loaded = load(folder, pooling="mean")
     both = results(loaded, Batch("m", OutputKind.POOLED | OutputKind.TOKENS, *_arrays(sequences)))
     alone = np.concatenate([pooled(loaded, [sequence]) for sequence in sequences])
     loaded.close()
@@ -45,7 +44,7 @@ def _arrays(sequences: list[list[int]]) -> tuple[np.ndarray[tuple[int], np.dtype
 def test_each_pooling(pooling: str, tmp_path: Path) -> None:
     folder = save("bert", tmp_path / "model")
     sequences = arbitrary(SEQLENS)
-    loaded = load("onnxruntime", folder, pooling=pooling)
+    loaded = load(folder, pooling=pooling)
     rows = pooled(loaded, sequences)
     loaded.close()
     assert difference(rows, Reference(folder).pooled(sequences, pooling)) <= 1e-5
@@ -56,15 +55,14 @@ def test_a_padding_token_that_a_text_spells_out(family: str, tmp_path: Path) -> 
     """`<pad>` in a text becomes the padding id, which RoBERTa and its kin leave out when they count positions."""
     folder = save(family, tmp_path / "model")
     sequences = [[5, 1, 6], [7, 8, 1, 1, 9], [1, 10], [11, 12, 13, 14]]
-    loaded = load("onnxruntime", folder, pooling="last")
+    loaded = load(folder, pooling="last")
     rows = pooled(loaded, sequences)
     loaded.close()
     assert difference(rows, Reference(folder).pooled(sequences, "last")) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_token_types_are_used_where_the_model_has_them(name: str, tmp_path: Path) -> None:
-    loaded = load(name, save("bert", tmp_path / "model"))
+def test_token_types_are_used_where_the_model_has_them(tmp_path: Path) -> None:
+    loaded = load(save("bert", tmp_path / "model"))
     sequences = arbitrary([6, 4, 6])
     types = [0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
     none, zeros, some = (
@@ -81,9 +79,9 @@ def test_bfloat16_is_what_it_says(tmp_path: Path) -> None:
     folder = save("bert", tmp_path / "model")
     if "BF16" not in import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         with pytest.raises(ModelError, match="bfloat16 arithmetic"):
-            load("openvino", folder, dtype="bfloat16")
+            load(folder, dtype="bfloat16")
         return
-    loaded = load("openvino", folder, dtype="bfloat16")
+    loaded = load(folder, dtype="bfloat16")
     rows = pooled(loaded, arbitrary(SEQLENS))
     loaded.close()
     assert loaded.info.dtype == "bfloat16"
@@ -92,14 +90,14 @@ def test_bfloat16_is_what_it_says(tmp_path: Path) -> None:
 
 def test_what_cannot_be_converted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^openvino can't convert 'gpt_oss': .{1,300}$"):
-        load("openvino", save("gpt_oss", tmp_path / "model"))
+        load(save("gpt_oss", tmp_path / "model"))
 
 
 def test_what_is_said_of_a_model(tmp_path: Path) -> None:
-    loaded = load("onnxruntime", save("roberta", tmp_path / "model"), pooling="cls", max_num_tokens=10)
+    loaded = load(save("roberta", tmp_path / "model"), pooling="cls", max_num_tokens=10)
     loaded.close()
     info, limits = loaded.info, loaded.limits
-    assert (info.name, info.engine, info.reason, info.architecture) == ("m", "onnxruntime", "asked", "roberta")
+    assert (info.name, info.engine, info.reason, info.architecture) == ("m", "openvino", "asked", "roberta")
     assert (info.dimensions, info.max_seqlen, info.pooling, info.dtype) == (HIDDEN_SIZE, 62, "cls", "float32")
     assert info.outputs == OutputKind.POOLED | OutputKind.TOKENS
     assert "self-test" in info.notes[0]

@@ -39,7 +39,6 @@ LABELS = ("a", "b", "c")
 
 
 @pytest.mark.holds("What a model is for")
-@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize(
     ("family", "others"),
     [
@@ -55,12 +54,12 @@ LABELS = ("a", "b", "c")
     ],
     ids=str,
 )
-def test_scores_of_a_sequence(family: str, others: dict[str, Any], name: str, tmp_path: Path) -> None:
+def test_scores_of_a_sequence(family: str, others: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_whole(family, folder, SCORING_SEQUENCES, num_labels=3, **others)
     reference = WholeReference(folder, SCORING_SEQUENCES)
     sequences = [*SEQUENCES, [9, 8, 7, 7], [5, 7, 6]]
-    loaded = load_with_heads(name, folder, (SequenceScores(labels=LABELS),))
+    loaded = load_with_heads(folder, (SequenceScores(labels=LABELS),))
     together, alone = both_ways(loaded, sequences, OutputKind.LOGITS)
     loaded.close()
     expected = np.stack([reference.scores(sequence) for sequence in sequences])
@@ -72,13 +71,12 @@ def test_scores_of_a_sequence(family: str, others: dict[str, Any], name: str, tm
     assert (loaded.info.dimensions, loaded.info.token_dimensions) == (3, None)
 
 
-@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
-def test_scores_of_a_pair(name: str, tmp_path: Path) -> None:
+def test_scores_of_a_pair(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_whole("bert", folder, SCORING_SEQUENCES, num_labels=1)
     reference = WholeReference(folder, SCORING_SEQUENCES)
     types = [[0, 0, 0, 1, 1], [0] * 8 + [1] * 9]
-    loaded = load_with_heads(name, folder, (SequenceScores(labels=("LABEL_0",)),))
+    loaded = load_with_heads(folder, (SequenceScores(labels=("LABEL_0",)),))
     found = results(loaded, dataclasses.replace(batch(SEQUENCES[:2], types[0] + types[1]), outputs=OutputKind.LOGITS))
     loaded.close()
     expected = np.stack([reference.scores(*pair) for pair in zip(SEQUENCES, types, strict=False)])
@@ -86,13 +84,12 @@ def test_scores_of_a_pair(name: str, tmp_path: Path) -> None:
     assert difference(np.stack([reference.scores(sequence) for sequence in SEQUENCES[:2]]), expected) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize("family", ["modernbert", *full("bert", "qwen3 with a window")])
-def test_scores_of_tokens(family: str, name: str, tmp_path: Path) -> None:
+def test_scores_of_tokens(family: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_whole(family, folder, SCORING_TOKENS, num_labels=3)
     reference = WholeReference(folder, SCORING_TOKENS)
-    loaded = load_with_heads(name, folder, (TokenScores(labels=LABELS),))
+    loaded = load_with_heads(folder, (TokenScores(labels=LABELS),))
     together, alone = both_ways(loaded, SEQUENCES, OutputKind.TOKEN_LOGITS)
     loaded.close()
     expected = np.concatenate([reference.scores(sequence) for sequence in SEQUENCES])
@@ -103,7 +100,6 @@ def test_scores_of_tokens(family: str, name: str, tmp_path: Path) -> None:
         assert rows.offsets.tolist() == np.cumsum([0, *SEQLENS]).tolist()
 
 
-@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize(
     ("family", "head"),
     [
@@ -116,11 +112,11 @@ def test_scores_of_tokens(family: str, name: str, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_weights_of_the_vocabulary(family: str, head: VocabularyWeights, name: str, tmp_path: Path) -> None:
+def test_weights_of_the_vocabulary(family: str, head: VocabularyWeights, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_whole(family, folder, AutoModelForMaskedLM)
     reference = WholeReference(folder, AutoModelForMaskedLM)
-    loaded = load_with_heads(name, folder, (head,))
+    loaded = load_with_heads(folder, (head,))
     found = both_ways(loaded, SEQUENCES, OutputKind.SPARSE)
     loaded.close()
 
@@ -134,18 +130,15 @@ def test_weights_of_the_vocabulary(family: str, head: VocabularyWeights, name: s
     assert loaded.info.outputs == OutputKind.SPARSE
 
 
-@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize(
     ("family", "others", "no_id"),
     [("llama", {}, None), *full(("gemma2", {"final_logit_softcapping": 0.5}, 6), ("qwen3", {}, 6))],
 )
-def test_the_score_of_an_answer(
-    family: str, others: dict[str, Any], no_id: int | None, name: str, tmp_path: Path
-) -> None:
+def test_the_score_of_an_answer(family: str, others: dict[str, Any], no_id: int | None, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_whole(family, folder, GENERATING, **others)
     reference = WholeReference(folder, GENERATING)
-    loaded = load_with_heads(name, folder, (AnswerScore(yes_id=5, no_id=no_id),))
+    loaded = load_with_heads(folder, (AnswerScore(yes_id=5, no_id=no_id),))
     together, alone = both_ways(loaded, SEQUENCES, OutputKind.LOGITS)
     loaded.close()
     scores = np.stack([reference.scores(sequence)[-1] for sequence in SEQUENCES])
@@ -155,7 +148,6 @@ def test_the_score_of_an_answer(
         assert difference(found[OutputKind.LOGITS].values, expected) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize(
     ("kind", "family", "head", "output"),
     [
@@ -163,13 +155,11 @@ def test_the_score_of_an_answer(
         *full((SCORING_SEQUENCES, "qwen3", SequenceScores(labels=LABELS), OutputKind.LOGITS)),
     ],
 )
-def test_a_warm_engine_gives_the_same(
-    kind: Any, family: str, head: Head, output: OutputKind, name: str, tmp_path: Path
-) -> None:
+def test_a_warm_engine_gives_the_same(kind: Any, family: str, head: Head, output: OutputKind, tmp_path: Path) -> None:
     save_whole(family, tmp_path / "model", kind, num_labels=3, pad_token_id=None if family == "qwen3" else 0)
     found = []
     for _ in range(2):
-        loaded = load_with_heads(name, tmp_path / "model", (head,), cache_dir=str(tmp_path / "cache"))
+        loaded = load_with_heads(tmp_path / "model", (head,), cache_dir=str(tmp_path / "cache"))
         found.append(results(loaded, dataclasses.replace(batch(SEQUENCES), outputs=output))[output])
         loaded.close()
     assert len(list((tmp_path / "cache" / "compiled").iterdir())) == 1
@@ -180,29 +170,27 @@ def test_each_use_of_a_folder_is_compiled_for_itself(tmp_path: Path) -> None:
     folder, cache = tmp_path / "model", str(tmp_path / "cache")
     save_whole("bert", folder, AutoModelForMaskedLM)
     for head in (VocabularyWeights(), VocabularyWeights(pooling="sum"), TokenVectors(steps=(), dimensions=HIDDEN_SIZE)):
-        load_with_heads("onnxruntime", folder, (head,), cache_dir=cache).close()
+        load_with_heads(folder, (head,), cache_dir=cache).close()
     assert len(list((tmp_path / "cache" / "compiled").iterdir())) == 3
 
 
 def test_as_many_scores_as_labels(tmp_path: Path) -> None:
     save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
     with pytest.raises(ModelError, match=r"^the model gives 3 scores, and config.json has 2 labels$"):
-        load_with_heads(
-            "onnxruntime", tmp_path / "model", (SequenceScores(labels=("a", "b")),), cache_dir=str(tmp_path / "cache")
-        )
+        load_with_heads(tmp_path / "model", (SequenceScores(labels=("a", "b")),), cache_dir=str(tmp_path / "cache"))
     assert not list((tmp_path / "cache" / "compiled").iterdir())
 
 
 def test_scores_and_embeddings_are_not_given_at_once(tmp_path: Path) -> None:
     save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
     with pytest.raises(ModelError, match=r"^a compiled model gives either SequenceScores or other rows, not both$"):
-        load_with_heads("openvino", tmp_path / "model", (SequenceScores(labels=LABELS),), bare=tmp_path / "model")
+        load_with_heads(tmp_path / "model", (SequenceScores(labels=LABELS),), bare=tmp_path / "model")
 
 
 def test_int8_is_for_embeddings(tmp_path: Path) -> None:
     save_whole("bert", tmp_path / "model", SCORING_SEQUENCES, num_labels=3)
-    with pytest.raises(ModelError, match=r"^--quantization int8 of the onnxruntime engine is for .* gives LOGITS; "):
-        load_with_heads("onnxruntime", tmp_path / "model", (SequenceScores(labels=LABELS),), quantization="int8")
+    with pytest.raises(ModelError, match=r"^--quantization int8 of the openvino engine is for .* gives LOGITS; "):
+        load_with_heads(tmp_path / "model", (SequenceScores(labels=LABELS),), quantization="int8")
 
 
 def test_scores_of_a_vocabulary_too_large_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +198,10 @@ def test_scores_of_a_vocabulary_too_large_for_the_memory(tmp_path: Path, monkeyp
     save_whole("bert", tmp_path / "model", AutoModelForMaskedLM)
     monkeypatch.setattr("engine.machine.cores.usable", lambda: 2)
     monkeypatch.setattr("engine.machine.host.memory", lambda: 2 * 122_880)
-    load_with_heads("openvino", tmp_path / "model", (VocabularyWeights(),)).close()
+    load_with_heads(tmp_path / "model", (VocabularyWeights(),)).close()
     monkeypatch.setattr("engine.machine.host.memory", lambda: 2 * 122_879)
     with pytest.raises(ModelError, match="--max-input-length 63 fits"):
-        load_with_heads("openvino", tmp_path / "model", (VocabularyWeights(),))
+        load_with_heads(tmp_path / "model", (VocabularyWeights(),))
 
 
 def test_answers_beyond_the_vocabulary(tmp_path: Path) -> None:
@@ -221,4 +209,4 @@ def test_answers_beyond_the_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"^the answers' token ids are not among the 120 that the model gives scores of$"
     ):
-        load_with_heads("openvino", tmp_path / "model", (AnswerScore(yes_id=5, no_id=120),))
+        load_with_heads(tmp_path / "model", (AnswerScore(yes_id=5, no_id=120),))

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from engine.cpu.conversion import build
 from engine.cpu.executor import Executor, Run
-from engine.cpu.executors.openvino import OpenVino
+from engine.cpu.executors import openvino
 from engine.machine import host
 from engine.model.tasks import SequenceScores
 from engine.selftest.fidelity import Fidelity, fidelity
@@ -25,8 +25,8 @@ LAST_NORM = "encoder.layer.2.output.LayerNorm.bias"
 def bfloat16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that multiplies in bfloat16, whatever this one does: its rows are rounded to it."""
 
-    def opened(self: OpenVino, folder: Path, *, dtype: str, num_threads: int) -> Executor:
-        executor = open_(self, folder, dtype="float32", num_threads=num_threads)
+    def opened(folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        executor = open_model(folder, dtype="float32", num_threads=num_threads)
         if dtype == "float32":
             return executor
         streams = tuple(map(rounded, executor.streams))
@@ -35,8 +35,8 @@ def bfloat16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def rounded(run: Run) -> Run:
         return lambda inputs: to_bfloat16(run(inputs))
 
-    open_ = OpenVino.open
-    monkeypatch.setattr(OpenVino, "open", opened)
+    open_model = openvino.open_model
+    monkeypatch.setattr(openvino, "open_model", opened)
     monkeypatch.setattr(host, "multiplies_bfloat16", lambda: True)
 
 
@@ -49,7 +49,7 @@ def to_bfloat16(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_auto_is_bfloat16_where_its_rows_are_near_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the next start does not measure it again."""
     folder, cache = save("bert", tmp_path / "model"), str(tmp_path / "cache")
-    loaded = load("openvino", folder, dtype="auto", cache_dir=cache)
+    loaded = load(folder, dtype="auto", cache_dir=cache)
     rows = pooled(loaded, arbitrary(SEQLENS))
     loaded.close()
     assert 1e-5 < difference(rows, Reference(folder).pooled(arbitrary(SEQLENS), "mean")) < 0.01
@@ -58,7 +58,7 @@ def test_auto_is_bfloat16_where_its_rows_are_near_enough(tmp_path: Path, monkeyp
     assert loaded.info.notes[1].startswith("--dtype auto computes in bfloat16: over 33 English texts the cosine")
 
     monkeypatch.setattr(build, "convert", None)
-    again = load("openvino", folder, dtype="auto", cache_dir=cache)
+    again = load(folder, dtype="auto", cache_dir=cache)
     assert difference(pooled(again, arbitrary(SEQLENS)), rows) == 0
     again.close()
     assert (again.info.dtype, again.info.notes) == (loaded.info.dtype, loaded.info.notes)
@@ -72,7 +72,7 @@ def test_a_model_with_outlier_dimensions_stays_in_float32(tmp_path: Path) -> Non
     weights[LAST_NORM][:2] += 300  # beside which the other numbers are lost
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     for _ in range(2):
-        loaded = load("openvino", folder, dtype="auto", cache_dir=cache)
+        loaded = load(folder, dtype="auto", cache_dir=cache)
         rows = pooled(loaded, arbitrary(SEQLENS))
         loaded.close()
         assert loaded.info.dtype == "float32"
@@ -85,7 +85,7 @@ def test_a_model_with_outlier_dimensions_stays_in_float32(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("bfloat16_cpu")
 def test_scores_stay_in_float32(tmp_path: Path) -> None:
     folder = save_whole("bert", tmp_path / "model", AutoModelForSequenceClassification, num_labels=2)
-    loaded = load_with_heads("openvino", folder, (SequenceScores(labels=("a", "b")),), dtype="auto")
+    loaded = load_with_heads(folder, (SequenceScores(labels=("a", "b")),), dtype="auto")
     loaded.close()
     assert loaded.info.dtype == "float32"
     assert not [note for note in loaded.info.notes if "auto" in note]

@@ -15,7 +15,6 @@ from engine.selftest.warmup import warm_up
 from engine.types import EngineError, OutputKind, Results
 from tests.engine.cpu.engines import difference, load, pooled, results
 from tests.engine.tiny_models import batch
-from tests.tiers import full
 
 TEXTS = (
     *SENTENCES,
@@ -29,9 +28,9 @@ TEXTS = (
 )
 
 
-@pytest.fixture(scope="module", params=["openvino", *full("onnxruntime")])
-def minilm(request: pytest.FixtureRequest, minilm_folder: Path, compiled_cache: Path) -> Iterator[CompiledEngine]:
-    loaded = load(request.param, minilm_folder, cache_dir=str(compiled_cache))
+@pytest.fixture(scope="module")
+def minilm(minilm_folder: Path, compiled_cache: Path) -> Iterator[CompiledEngine]:
+    loaded = load(minilm_folder, cache_dir=str(compiled_cache))
     yield loaded
     loaded.close()
 

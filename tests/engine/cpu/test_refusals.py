@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import registry
+from engine.cpu import memory
 from engine.cpu.conversion import selftest
 from engine.cpu.executor import Executor
-from engine.cpu.executors.onnxruntime import OnnxRuntime
+from engine.cpu.executors import openvino
 from engine.machine import cores, host
 from engine.types import ModelError
-from tests.engine.cpu.engines import ENGINES, load, options
+from tests.engine.cpu.engines import load, options
 from tests.engine.tiny_models import save
 
 
@@ -55,10 +56,9 @@ def test_auto_is_transformers_where_the_self_test_fails(
 
 
 @pytest.mark.holds("A named engine never falls back", "Engines on a CPU")
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_named_engine_does_not_fall_back(name: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_engine_does_not_fall_back(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "is_near", lambda *_, **__: False)
-    engine, reason = registry.choose(name)
+    engine, reason = registry.choose("openvino")
     with pytest.raises(ModelError, match="rows are not transformers'"):
         registry.load(engine, name="m", reason=reason, options=options(tiny))
 
@@ -69,8 +69,8 @@ def test_a_named_engine_does_not_fall_back(name: str, tiny: Path, monkeypatch: p
     [
         ("auto", "none", "auto"),
         ("auto", "auto", "auto"),
-        ("auto", "int8", "onnxruntime"),
-        ("onnxruntime", "int8", "onnxruntime"),
+        ("auto", "int8", "openvino"),
+        ("openvino", "int8", "openvino"),
         ("transformers", "auto", "transformers"),
         ("fake", "fp8", "fake"),
     ],
@@ -87,16 +87,15 @@ def test_which_engine_is_chosen(asked: str, quantization: str, chosen: str) -> N
         (
             "cuda",
             "none",
-            "--engine cuda is not one of auto, fake, openvino, onnxruntime, fused, tensorrt-llm, transformers, static",
+            "--engine cuda is not one of auto, fake, openvino, fused, tensorrt-llm, transformers, static",
         ),
         (
             "auto",
             "fp8",
-            "--quantization fp8 is not for the CPU; int8 is, by onnxruntime; "
+            "--quantization fp8 is not for the CPU; int8 is, by openvino; "
             "--engine fused does it there, slowly, for checks",
         ),
-        ("openvino", "int8", "--quantization int8 is not for --engine openvino; onnxruntime does it"),
-        ("transformers", "int8", "--quantization int8 is not for --engine transformers; onnxruntime does it"),
+        ("transformers", "int8", "--quantization int8 is not for --engine transformers; openvino does it"),
     ],
 )
 def test_what_no_engine_does(asked: str, quantization: str, message: str) -> None:
@@ -106,18 +105,17 @@ def test_what_no_engine_does(asked: str, quantization: str, message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "message"),
+    ("given", "message"),
     [
-        ("openvino", {"device": "cuda:0"}, "the openvino engine runs on the CPU, not on 'cuda:0'"),
-        ("openvino", {"dtype": "float16"}, "--dtype float16 is not one of auto, float32, bfloat16"),
-        ("openvino", {"quantization": "int8"}, "--quantization int8 is not for the openvino engine"),
-        ("onnxruntime", {"dtype": "bfloat16"}, "--dtype bfloat16 is not one of auto, float32"),
-        ("onnxruntime", {"quantization": "fp8"}, "--quantization fp8 is not for the onnxruntime engine"),
+        ({"device": "cuda:0"}, "the openvino engine runs on the CPU, not on 'cuda:0'"),
+        ({"dtype": "float16"}, "--dtype float16 is not one of auto, float32, bfloat16"),
+        ({"quantization": "fp8"}, "--quantization fp8 is not for the openvino engine"),
+        ({"quantization": "int8", "dtype": "bfloat16"}, "leave --dtype bfloat16 out"),
     ],
 )
-def test_what_an_executor_does_not_do(name: str, given: dict[str, Any], message: str, tiny: Path) -> None:
+def test_what_the_engine_does_not_do(given: dict[str, Any], message: str, tiny: Path) -> None:
     with pytest.raises(ModelError) as refused:
-        load(name, tiny, **given)
+        load(tiny, **given)
     assert message in str(refused.value)
 
 
@@ -125,38 +123,36 @@ def test_what_an_executor_does_not_do(name: str, given: dict[str, Any], message:
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_an_engine_has_a_stream_for_each_of_its_threads(num_threads: int, tiny: Path) -> None:
     before = set(threading.enumerate())
-    loaded = load("openvino", tiny, num_threads=num_threads)
+    loaded = load(tiny, num_threads=num_threads)
     streams = {thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("stream")}
     loaded.close()
     assert streams == {f"stream {number}" for number in range(num_threads)}
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_an_executor_that_is_not_installed(name: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_that_is_not_installed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
 
     def find_spec(package: str, *others: Any) -> ModuleSpec | None:
-        return None if package == name else found(package, *others)
+        return None if package == "openvino" else found(package, *others)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    with pytest.raises(ModelError, match=rf"the {name} engine needs {name}, .* pip install 'embedline\[server\]'"):
-        load(name, tiny)
+    with pytest.raises(ModelError, match=r"the openvino engine needs openvino, .* pip install 'embedline\[server\]'"):
+        load(tiny)
 
 
-@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(name: str, value: float, tiny: Path) -> None:
+def test_weights_that_are_not_finite_are_refused(value: float, tiny: Path) -> None:
     weights = load_file(tiny / "model.safetensors")
     weights["embeddings.LayerNorm.bias"] = torch.full_like(weights["embeddings.LayerNorm.bias"], value)
     save_file(weights, tiny / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match="not finite"):
-        load(name, tiny)
+        load(tiny)
 
 
 def test_nothing_is_kept_of_what_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "is_near", lambda *_, **__: False)
     with pytest.raises(ModelError):
-        load("onnxruntime", tiny, cache_dir=str(tmp_path / "cache"))
+        load(tiny, cache_dir=str(tmp_path / "cache"))
     assert list((tmp_path / "cache" / "compiled").iterdir()) == []
 
 
@@ -164,29 +160,31 @@ def test_a_folder_without_its_weights(tiny: Path) -> None:
     weights = load_file(tiny / "model.safetensors")
     save_file({name: weights[name] for name in sorted(weights)[:3]}, tiny / "model.safetensors")
     with pytest.raises(ModelError, match="are missing"):
-        load("onnxruntime", tiny)
+        load(tiny)
 
 
 def test_a_tokenizer_that_is_not_one(tiny: Path) -> None:
     (tiny / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(ModelError, match=r"tokenizer.json can't be used"):
-        load("onnxruntime", tiny, quantization="int8")
+        load(tiny, quantization="int8")
 
 
 @pytest.mark.full
 def test_sequences_too_long_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 heads * 4.5 * 4 bytes * S * S * 2 streams in half of the memory, at 62 tokens 553,536 bytes."""
+    """4 heads * 2 copies * 4 bytes * S * S * 2 streams in half of the memory, at 62 tokens 246,016 bytes."""
     folder = save("roberta", tmp_path / "model")
+    monkeypatch.setattr(memory, "_WITH_BIASES", {"roberta"})
     monkeypatch.setattr(cores, "usable", lambda: 2)
-    monkeypatch.setattr(host, "memory", lambda: 2 * 553_536)
-    load("onnxruntime", folder).close()
-    monkeypatch.setattr(host, "memory", lambda: 2 * 553_535)
+    monkeypatch.setattr(host, "memory", lambda: 2 * 246_016)
+    load(folder).close()
+    monkeypatch.setattr(host, "memory", lambda: 2 * 246_015)
     with pytest.raises(ModelError, match=r"^sequences of 62 tokens could take .*; --max-input-length 61 fits$"):
-        load("onnxruntime", folder)
-    loaded = load("onnxruntime", folder, max_seqlen=61)
+        load(folder)
+    loaded = load(folder, max_seqlen=61)
     loaded.close()
     assert (loaded.info.max_seqlen, loaded.limits.max_seqlen) == (61, 61)
-    load("openvino", folder).close()  # holds no scores
+    monkeypatch.setattr(memory, "_WITH_BIASES", set())
+    load(folder).close()  # holds no scores
 
 
 def test_a_long_sequence_is_counted_as_often_as_the_engine_holds_it(
@@ -194,16 +192,17 @@ def test_a_long_sequence_is_counted_as_often_as_the_engine_holds_it(
 ) -> None:
     """Four batches of 62 tokens at most, two of them urgent: four sequences at a time, whatever the streams."""
     folder = save("roberta", tmp_path / "model")
+    monkeypatch.setattr(memory, "_WITH_BIASES", {"roberta"})
     monkeypatch.setattr(cores, "usable", lambda: 8)
-    monkeypatch.setattr(host, "memory", lambda: 4 * 553_536)
-    load("onnxruntime", folder, num_threads=8, max_num_tokens=62).close()
+    monkeypatch.setattr(host, "memory", lambda: 4 * 246_016)
+    load(folder, num_threads=8, max_num_tokens=62).close()
     with pytest.raises(ModelError, match="--max-input-length 43 fits"):
-        load("onnxruntime", folder, num_threads=8, max_num_tokens=4096)
+        load(folder, num_threads=8, max_num_tokens=4096)
 
 
 def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ModelError, match=r"^onnxruntime can't convert 'gpt_oss'"):
-        load("onnxruntime", save("gpt_oss", tmp_path / "model"))
+    with pytest.raises(ModelError, match=r"^openvino can't convert 'gpt_oss'"):
+        load(save("gpt_oss", tmp_path / "model"))
     print("kept")
     assert capfd.readouterr().out == "kept\n"
 
@@ -213,29 +212,29 @@ def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.Captu
 def test_rows_that_are_wrong_in_one_way_of_computing(
     damaged: str, quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shuffled(self: OnnxRuntime, folder: Path, *, dtype: str, num_threads: int) -> Executor:
-        right = opened(self, folder, dtype=dtype, num_threads=num_threads)
+    def shuffled(folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        right = opened(folder, dtype=dtype, num_threads=num_threads)
         assert right.wide is not None
         wide = right.wide
         if damaged == "wide":
             return dataclasses.replace(right, wide=lambda inputs: wide(inputs)[..., ::-1])
         return dataclasses.replace(right, streams=(lambda inputs: right.streams[0](inputs)[..., ::-1],))
 
-    opened = OnnxRuntime.open
-    monkeypatch.setattr(OnnxRuntime, "open", shuffled)
+    opened = openvino.open_model
+    monkeypatch.setattr(openvino, "open_model", shuffled)
     with pytest.raises(ModelError, match=r"rows are not transformers'|costs this model too much"):
-        load("onnxruntime", tiny, quantization=quantization)
+        load(tiny, quantization=quantization)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_rows_that_are_not_finite(quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: OnnxRuntime, folder: Path, *, dtype: str, num_threads: int) -> Executor:
-        right = opened(self, folder, dtype=dtype, num_threads=num_threads)
+    def broken(folder: Path, *, dtype: str, num_threads: int) -> Executor:
+        right = opened(folder, dtype=dtype, num_threads=num_threads)
         assert right.wide is not None
         wide = right.wide
         return dataclasses.replace(right, wide=lambda inputs: wide(inputs) * np.float32("nan"))
 
-    opened = OnnxRuntime.open
-    monkeypatch.setattr(OnnxRuntime, "open", broken)
+    opened = openvino.open_model
+    monkeypatch.setattr(openvino, "open_model", broken)
     with pytest.raises(ModelError, match=r"^the compiled model gives rows that are not finite$"):
-        load("onnxruntime", tiny, quantization=quantization)
+        load(tiny, quantization=quantization)

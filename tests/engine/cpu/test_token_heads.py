@@ -45,14 +45,13 @@ COLBERT = Dense(
 )
 
 
-@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
-def test_bge_m3_from_one_forward(name: str, tmp_path: Path) -> None:
+def test_bge_m3_from_one_forward(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     lexical_weights, colbert = save_bge_m3(folder)
     heads = (TokenWeights(unused_ids=(0, 1, 2, 3, 9)), TokenVectors(steps=(COLBERT,), dimensions=20))
     kinds = OutputKind.POOLED | OutputKind.TOKENS | OutputKind.SPARSE | OutputKind.MULTI_VECTOR
     sequences = [*SEQUENCES, [9, 12, 9, 12, 13, 2]]
-    loaded = load_with_heads(name, folder, heads, bare=save("xlm-roberta", tmp_path / "bare"), pooling="cls")
+    loaded = load_with_heads(folder, heads, bare=save("xlm-roberta", tmp_path / "bare"), pooling="cls")
     assert loaded.info.outputs == kinds
     assert (loaded.info.dimensions, loaded.info.token_dimensions) == (HIDDEN_SIZE, HIDDEN_SIZE)
     found = both_ways(loaded, sequences, kinds)
@@ -75,13 +74,12 @@ def test_bge_m3_from_one_forward(name: str, tmp_path: Path) -> None:
         assert difference(sparse(each, len(sequences)), lexical) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["openvino", *full("onnxruntime")])
 @pytest.mark.parametrize("family", ["bert", *full("modernbert", "deberta-v2")])
-def test_tokens_that_others_do_not_see(family: str, name: str, tmp_path: Path) -> None:
+def test_tokens_that_others_do_not_see(family: str, tmp_path: Path) -> None:
     """ColBERT's queries are filled up with masks, which have rows all the same."""
     folder = save(family, tmp_path / "model")
     head, late = TokenVectors(steps=(), dimensions=HIDDEN_SIZE, normalize=False), LateInteraction(expansion_id=4)
-    loaded = load_with_heads(name, folder, (head,), late=late)
+    loaded = load_with_heads(folder, (head,), late=late)
     sequences, num_filled = arbitrary([8, 8, 7, 30]), (3, 5, 0, 20)  # 20 are more than ModernBERT's window of 6
     types = [
         kind
@@ -112,7 +110,7 @@ def test_prompts_are_left_out_of_the_pooling(pooling: str, tmp_path: Path, monke
         return dataclasses.replace(read(path, pooling="mean"), poolings=(ours,))
 
     monkeypatch.setattr(model_folder, "read", taken)
-    loaded = load("onnxruntime", folder)
+    loaded = load(folder)
     sequences, num_prompt = arbitrary([9, 7, 2]), (3, 0, 1)
     types = [
         kind
@@ -135,7 +133,7 @@ def test_prompts_are_left_out_of_the_pooling(pooling: str, tmp_path: Path, monke
 
 
 def test_a_text_that_is_nothing_but_a_prompt_is_pooled_as_a_whole(tmp_path: Path) -> None:
-    loaded = load("onnxruntime", save("bert", tmp_path / "model"), pooling="mean")
+    loaded = load(save("bert", tmp_path / "model"), pooling="mean")
     sequences = arbitrary([5, 3])
     found = results(loaded, batch(sequences, [PROMPT_TOKEN] * 5 + [PROMPT_TOKEN, 0, 0]))[OutputKind.POOLED].values
     whole = results(loaded, batch(sequences))[OutputKind.POOLED].values

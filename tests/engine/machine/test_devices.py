@@ -75,7 +75,7 @@ def test_auto_says_why(found: Cuda, words: str) -> None:
     assert choose("auto", work(), found).reason == f"--devices auto: {words}"
 
 
-@pytest.mark.parametrize("what", [work("openvino"), work("onnxruntime"), work(quantization="int8"), work("fake")])
+@pytest.mark.parametrize("what", [work("openvino"), work(quantization="int8"), work("fake")])
 def test_auto_is_the_cpu_for_what_only_cpus_do(what: Work) -> None:
     assert not devices.needs_driver("auto", what)
     assert choose("auto", what, cuda(HOPPER)).names == ("cpu",)

@@ -23,11 +23,9 @@ from tests.tiers import full, full_but
 
 MODULES = {
     "transformers": "engine.transformers.engine",
-    "openvino": "engine.cpu.executors.openvino",
-    "onnxruntime": "engine.cpu.executors.onnxruntime",
+    "openvino": "engine.cpu.loading",
     "fused": "engine.fused.start",
 }
-COMPILED = ("openvino", "onnxruntime")
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 OTHER_ORDER = ("weightedmean", "lasttoken", "max", "cls", "mean_sqrt_len_tokens", "mean")
 
@@ -91,7 +89,7 @@ def test_each_pooling(mode: str, tmp_path: Path) -> None:
         *((chain, "transformers") for chain in CHAINS),
         *full_but(
             [("many kinds", "openvino"), ("many kinds", "fused"), ("all poolings joined", "fused")],
-            [*itertools.product(CHAINS, (*COMPILED, "fused"))],  # to compile takes a second or two
+            [*itertools.product(CHAINS, ("openvino", "fused"))],  # to compile takes a second or two
         ),
     ],
 )
@@ -128,7 +126,7 @@ def test_leaving_a_step_out_would_show(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_int8_is_measured_on_the_rows_that_are_handed_out(tmp_path: Path) -> None:
     folder = save_chain(tmp_path / "model", "mean", *two_dense())
-    loaded = load("onnxruntime", folder, quantization="int8")
+    loaded = load("openvino", folder, quantization="int8")
     rows, expected = pooled(loaded, arbitrary(SEQLENS)), encoded(folder, arbitrary(SEQLENS))
     loaded.close()
     assert rows.shape == (len(SEQLENS), 20)
@@ -140,5 +138,5 @@ def test_other_weights_of_a_module_are_another_model(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     for number in range(2):
         folder = save_chain(tmp_path / "model", "mean", *two_dense(), seed=number)
-        check("onnxruntime", folder, cache_dir=cache)
+        check("openvino", folder, cache_dir=cache)
     assert len([path for path in Path(cache, "compiled").iterdir() if path.is_dir()]) == 2

@@ -208,7 +208,7 @@ def test_an_architecture_that_no_table_has(capsys: pytest.CaptureFixture[str], t
     ("asked", "why"),
     [
         ({"engine": "fused"}, "--engine fused"),
-        ({"engine": "openvino", "quantization": "int8"}, "onnxruntime does it"),
+        ({"engine": "transformers", "quantization": "int8"}, "openvino does it"),
         ({"devices": "cuda"}, "there is no CUDA driver here"),
         ({"default_prompt_name": "nobody"}, "--default-prompt-name"),
         ({"engine": "nobody"}, "--engine nobody is not one of"),
@@ -230,7 +230,7 @@ def test_auto_finds_none_and_another_can_be_named(
     code, found = run_doctor(capsys)
 
     assert (code, found["engine"], found["can_serve"]) == (0, None, True)
-    assert found["reason"].endswith("; --engine openvino or onnxruntime or transformers can serve it")
+    assert found["reason"].endswith("; --engine openvino or transformers can serve it")
 
 
 def test_the_fake_engine_serves_anything(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def test_the_default_model_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> 
 
     assert (code, found["engine"], found["can_serve"]) == (0, "openvino", True)
     assert found["reason"] == "--engine auto takes openvino, on cpu"
-    assert able(found) == {"openvino", "onnxruntime", "transformers"}
+    assert able(found) == {"openvino", "transformers"}
     assert reasons(found, "fused") == "it needs a GPU: there is no CUDA driver here"
     assert "static embeddings alone" in reasons(found, "static")
     for why in ("it needs a GPU", "tensorrt_llm is not installed", "no class for the architecture 'bert'"):

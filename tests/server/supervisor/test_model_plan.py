@@ -136,7 +136,7 @@ def fp8_folder(tmp_path: Path, **config: Any) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("engine", ["auto", "openvino", "onnxruntime", "transformers"])
+@pytest.mark.parametrize("engine", ["auto", "openvino", "transformers"])
 def test_fp8_weights_are_refused_before_anything_starts(engine: str, driver: Driver, tmp_path: Path) -> None:
     folder = fp8_folder(tmp_path, quant_method="fp8", weight_block_size=[128, 128])
     with pytest.raises(ModelError, match=r"FP8 \(fp8, scales per block\); only the fused engine reads them: on a GPU"):

@@ -32,7 +32,7 @@ TOLD: dict[str, tuple[str, dict[str, Any]]] = {
     "text_config": ("config.json", {"text_config": {"quantization_config": {"quant_method": "fp8"}}}),
     "hf_quant_config.json": ("hf_quant_config.json", MODELOPT),
 }
-OTHERS = ("transformers", "openvino", "onnxruntime")
+OTHERS = ("transformers", "openvino")
 
 
 @pytest.fixture(scope="module")
