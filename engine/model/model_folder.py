@@ -3,7 +3,7 @@
 Of the weights it reads only the names of files and headers of heads. engine.model.detection finds out the task.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +12,8 @@ from engine.model.detection.backbone import Backbone, read_backbone
 from engine.model.detection.chains import Chain, read_chain
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.rules import SPLADE, detect
-from engine.model.detection.vocabulary import surrounding_ids
 from engine.model.json_files import Json, check_links, object_in, read_optional
-from engine.model.sentence_files import CONFIG, is_static, read_modules, read_notes, read_prompts
+from engine.model.sentence_files import CONFIG, is_static, read_cuts, read_modules, read_notes, read_prompts
 from engine.model.steps import Step, output_size
 from engine.model.tasks import (
     Activation,
@@ -69,6 +68,8 @@ class ModelFolder:
     adapters: tuple[str, ...] = ()  # the tasks for which it has adapters; texts without a task have none
     is_static: bool = False  # whether it is only a table with a row for each token, for the static engine
     tokenizer_folder: str = ""  # folder of tokenizer.json, relative to path; "" = path
+    truncate_dim: int | None = None  # numbers of a pooled row where a request does not say how many; None = all
+    max_active_dims: int | None = None  # entries that are kept of a sparse row, the strongest; None = all
 
     @property
     def outputs(self) -> OutputKind:
@@ -219,7 +220,7 @@ def _check_encoder(folder: Path, config: Json) -> None:
 
 
 def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder:
-    sentence, prompts = files.sentence, read_prompts(files.folder)
+    sentence, prompts, cuts = files.sentence, read_prompts(files.folder), read_cuts(files.folder)
     by_name = prompts.by_name if found.prompts is None else found.prompts
     # A template has its own default; a marker of queries or documents is no prompt.
     has_default = found.template is None and prompts.default_name in by_name
@@ -259,6 +260,8 @@ def _described(files: Files, backbone: Backbone, found: Detected) -> ModelFolder
         adapters=tuple(files.config.get("lora_adaptations") or ()) if backbone.architecture == _WITH_ADAPTERS else (),
         is_static=files.chain is Chain.STATIC,
         tokenizer_folder=sentence.tokenizer_folder,
+        truncate_dim=cuts.truncate_dim if found.task is Task.EMBED else None,
+        max_active_dims=cuts.max_active_dims if found.task is Task.SPARSE else None,
     )
 
 
@@ -274,23 +277,3 @@ def _steps_note(steps: tuple[Step, ...]) -> tuple[str, ...]:
 def read_as(folder: ModelFolder) -> Json:
     """What config.json was understood to mean, for the keys of caches: its bytes alone do not say that."""
     return {"architecture": folder.architecture, "config": folder.config, "is_translated": folder.is_translated}
-
-
-def check_special_tokens(folder: ModelFolder) -> None:
-    """Raises ModelError if every text would contain an id for which the model has no row.
-
-    tokenizer_pool checks the other ids of each request.
-    """
-    largest = max((*surrounding_ids(folder.path / folder.tokenizer_folder), *_late_ids(folder)), default=-1)
-    if largest >= folder.vocab_size and not folder.is_static:
-        raise ModelError(
-            f"tokenizer.json puts the token {largest} around texts, and the model has {folder.vocab_size} rows for "
-            "tokens (vocab_size in config.json): they are not of the same model"
-        )
-
-
-def _late_ids(folder: ModelFolder) -> Iterator[int]:
-    """The ids of a late-interaction model's markers and fill-in token."""
-    if folder.late is not None:
-        put_in = (folder.late.query_marker_id, folder.late.document_marker_id, folder.late.expansion_id)
-        yield from (each for each in put_in if each is not None)

@@ -62,6 +62,14 @@ class Prompts:
     source: str = CONFIG  # the file that has them
 
 
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How much is kept of each row unless a request says otherwise; None = all."""
+
+    truncate_dim: int | None = None  # numbers of a pooled row, the first ones
+    max_active_dims: int | None = None  # entries of a sparse row, the strongest
+
+
 def read_modules(folder: Path, config: Json, *, pooling: str | None) -> SentenceFiles:
     """Read modules.json and the files it names. config: config.json. pooling: cls, mean or last-token overrides files.
 
@@ -115,15 +123,30 @@ def read_prompts(folder: Path) -> Prompts:
     return Prompts(prompts, default, source)
 
 
-def read_notes(folder: Path) -> tuple[str, ...]:
-    """Notes on what CONFIG says about comparing and truncating rows, which clients do."""
-    config = read_optional(folder / CONFIG)
-    similarity, cut, active = (config.get(key) for key in ("similarity_fn_name", "truncate_dim", "max_active_dims"))
-    return (
-        *((f"its rows are made to be compared by {similarity} (similarity_fn_name)",) if similarity else ()),
-        *((f"truncate_dim is {cut}: rows are given whole unless a request says dimensions",) if cut else ()),
-        *((f"max_active_dims is {active}: all entries of sparse rows are given",) if active else ()),
+def read_cuts(folder: Path) -> Cuts:
+    """As sentence-transformers' classes read them: each its own, and only beside modules.json. Raises ModelError for
+    what is no whole number from 1."""
+    config, kind = read_optional(folder / CONFIG), model_kind(folder)
+    truncate_dim, max_active_dims = (_count_in(config, key) for key in ("truncate_dim", "max_active_dims"))
+    if not (folder / "modules.json").is_file():
+        return Cuts()
+    return Cuts(
+        truncate_dim if kind == "SentenceTransformer" else None, max_active_dims if kind == "SparseEncoder" else None
     )
+
+
+def _count_in(config: Json, key: str) -> int | None:
+    """Stricter than sentence-transformers, which cuts by the numbers below 1 as slices of Python do."""
+    count = config.get(key)
+    if count is not None and (type(count) is not int or count < 1):
+        raise ModelError(f"{key} in {CONFIG} is not a whole number from 1; correct it, or take it out")
+    return count
+
+
+def read_notes(folder: Path) -> tuple[str, ...]:
+    """A note on what CONFIG says about comparing rows, which clients do."""
+    similarity = read_optional(folder / CONFIG).get("similarity_fn_name")
+    return (f"its rows are made to be compared by {similarity} (similarity_fn_name)",) if similarity else ()
 
 
 def _pooling(

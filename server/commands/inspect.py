@@ -14,6 +14,7 @@ from engine.machine import devices
 from engine.model.arrays import weights_files
 from engine.model.detection.templates import template_name
 from engine.model.model_folder import ModelFolder
+from engine.model.sentence_files import CONFIG
 from engine.model.steps import Dense, LayerNorm, Normalize, Step
 from engine.model.tasks import LateInteraction, Task, TokenVectors, head_in_words
 from engine.model.weights import Weights, weight_files, weights_of
@@ -70,6 +71,7 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         *_pooling_findings(folder),
         Finding("max_seqlen", folder.max_seqlen, folder.max_seqlen_source),
         Finding("dimensions", folder.dimensions, _dimensions_source(folder)),
+        *_cut_findings(folder),
         Finding("vocab_size", folder.vocab_size, "config.json"),
         Finding("tokenizer", _tokenizer(plan), "tokenizer.json"),
         Finding("special_tokens", plan.special_tokens),
@@ -84,6 +86,12 @@ def findings(plan: ModelPlan, weights: Weights) -> list[Finding]:
         Finding("memory_bytes", _memory(plan, weights), f"weights of one engine in {_dtype(plan)}, estimated"),
         Finding("notes", list(folder.notes)),
     ]
+
+
+def _cut_findings(folder: ModelFolder) -> list[Finding]:
+    """What is kept of rows where a request does not say."""
+    cuts = {"truncate_dim": folder.truncate_dim, "max_active_dims": folder.max_active_dims}
+    return [Finding(key, most, CONFIG) for key, most in cuts.items() if most is not None]
 
 
 def _architecture_source(folder: ModelFolder) -> str:

@@ -164,7 +164,7 @@ def meta(state: ServerState) -> Answer:
     told = [
         {
             "name": model.name,
-            "dimensions": model.dimensions,
+            "dimensions": model.default_dimensions,
             "max_input_length": model.max_seqlen,
             "pooling": model.facts["info"]["pooling"],
             "task": model.task,

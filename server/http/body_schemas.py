@@ -111,6 +111,8 @@ def _limit(name: str, field: str, part: Schema, model: ServedModel | None) -> No
     part["minimum"] = _OWN_LEAST.get((name, field), _LEAST[field])
     if model is not None and field in ("dimensions", "output_dimension"):
         part["maximum"] = model.dimensions
+        if model.truncate_dim is not None:
+            part["default"] = model.truncate_dim
 
 
 def _fill(part: Schema, *, max_items: int | None, vocab_size: int | None) -> None:

@@ -151,7 +151,8 @@ def _model_cards(state: ServerState) -> list[dict[str, Any]]:
 def _facts(model: ServedModel) -> dict[str, Any]:
     return {
         "fingerprint": model.facts["fingerprint"]["id"],
-        "dimensions": model.dimensions,
+        "dimensions": model.default_dimensions,
+        "max_dimensions": model.dimensions,
         "max_model_len": model.max_seqlen,  # as vLLM calls it
         "max_input_length": model.max_seqlen,
         "tasks": _tasks(model),

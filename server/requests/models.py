@@ -43,9 +43,16 @@ class ServedModel:
     has_query_table: bool = False  # whether queries are looked up, and have to be marked
     adapters: tuple[str, ...] = ()  # for texts of several tasks, by the names of these
     default_adapter: str | None = None  # one of them, for texts without a task; None = none
+    truncate_dim: int | None = None  # of pooled rows where a request does not say, fewer than `dimensions`; None = all
+    max_active_dims: int | None = None  # the most entries of a sparse row; None = all
     ranges: NDArray[np.float32] | None = field(default=None, compare=False)  # for int8, see writing/dtypes.py
     decodes_ids: bool = False  # given token ids are another tokenizer's, and become texts before all else
     facts: dict[str, Any] = field(default_factory=dict)  # the rest of what the engine says, for /info
+
+    @property
+    def default_dimensions(self) -> int:
+        """Numbers in a row where a request does not say how many."""
+        return self.truncate_dim or self.dimensions
 
     @property
     def prompts(self) -> dict[str, str]:
@@ -106,6 +113,10 @@ def _late(fields: dict[str, Any] | None) -> LateInteraction | None:
     return LateInteraction(**{**fields, "skipped_ids": tuple(fields["skipped_ids"])})
 
 
+def _fewer(wanted: int | None, dimensions: int) -> int | None:
+    return None if wanted is None or wanted >= dimensions else wanted
+
+
 def _ranges(fields: dict[str, str] | None) -> NDArray[np.float32] | None:
     if fields is None:
         return None
@@ -134,6 +145,8 @@ def served_models(entries: list[dict[str, Any]], *, decodes_ids: bool = False) -
             has_query_table=bool(entry.get("query_table")),
             adapters=tuple(entry.get("adapters", ())),
             default_adapter=entry.get("default_adapter"),
+            truncate_dim=_fewer(entry.get("truncate_dim"), entry["info"]["dimensions"]),
+            max_active_dims=entry.get("max_active_dims"),
             ranges=_ranges(entry.get("int8_ranges")),
             decodes_ids=decodes_ids,
             facts=entry,

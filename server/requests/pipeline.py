@@ -13,7 +13,6 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batch_manager.client.managers import BatchManagers
 from batch_manager.messages import RequestRefused, Submission
@@ -27,6 +26,7 @@ from server.requests.inputs.groups import texts_and_ids, tokenized
 from server.requests.late_tokens import marked_queries, shaped
 from server.requests.refusals import batch_error, details_error, lacks_outputs, text_error
 from server.requests.row_sizes import bytes_to_hold, check_sparse_rows, check_token_rows
+from server.requests.rows import finish, strongest
 from server.requests.trace import Trace
 from server.requests.work import Computed, DecodeRequest, Embedded, EmbedRequest, Request, TokenizeRequest, Work
 from tokenizer_pool.client import TokenizerPool
@@ -144,9 +144,12 @@ class Pipeline:
         trace.stage, trace.responds_since = "respond", time.perf_counter()
         trace.queue_seconds, trace.compute_seconds = answer.queue_seconds, answer.compute_seconds
         trace.has_joined = answer.has_joined
-        check_sparse_rows(answer.results)
+        results = answer.results
+        if model.max_active_dims is not None:
+            results = await strongest(results, model.max_active_dims)
+        check_sparse_rows(results)
         trace.num_truncated = tokens.truncated.tobytes().count(1)
-        return Computed(answer.results, tokens)
+        return Computed(results, tokens)
 
     def _measure(self, request: Work, trace: Trace) -> int:
         """The estimated number of tokens."""
@@ -283,16 +286,3 @@ async def _answer_of_the_pool(request: TokenizeRequest | DecodeRequest, trace: T
         raise details_error(refused, request) from None
     trace.stage, trace.responds_since = "respond", time.perf_counter()
     trace.tokenize_seconds = trace.responds_since - began
-
-
-def finish(rows: NDArray[np.float32], request: EmbedRequest) -> NDArray[np.float32]:
-    """Cut to the request's dimensions, then scale to length 1 if the model does. Cutting comes first, because a
-    cut row no longer has length 1."""
-    if request.dimensions is not None and request.dimensions < rows.shape[1]:
-        rows = rows[:, : request.dimensions]
-    by_model = request.model.normalize and request.outputs is OutputKind.POOLED
-    if by_model if request.normalize is None else request.normalize:
-        norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float32))
-        # torch's normalize has the same floor, so a row of zeros stays zero
-        rows = rows / np.maximum(norms, np.float32(1e-12))[:, None]
-    return rows

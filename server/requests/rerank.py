@@ -139,7 +139,8 @@ async def _rank_embeddings(pipeline: Pipeline, request: RerankRequest, trace: Tr
 
 async def _rank_by_cosine(pipeline: Pipeline, request: RerankRequest, trace: Trace) -> Ranked:
     computed = await _compute(pipeline, _queries_and_documents(request, OutputKind.POOLED), request, trace)
-    scores = await _cosines(computed.results[OutputKind.POOLED].values, num_queries=len(request.queries))
+    rows = computed.results[OutputKind.POOLED].values[:, : request.model.truncate_dim]
+    scores = await _cosines(rows, num_queries=len(request.queries))
     return Ranked(scores, computed.num_tokens, computed.tokens.truncated)
 
 

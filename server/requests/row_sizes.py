@@ -48,6 +48,6 @@ def bytes_to_hold(request: Work, *, num_tokens: int, encoding: str, is_part: boo
     row_bytes = 4 * (pooled + of_tokens)
     if row_bytes <= SMALL_BYTES and not is_part:
         return 0
-    if isinstance(request, EmbedRequest) and request.dimensions is not None:
-        pooled = request.num_items * min(request.dimensions, model.dimensions)
+    if isinstance(request, EmbedRequest) and (width := request.width) is not None:
+        pooled = request.num_items * min(width, model.dimensions)
     return row_bytes + (pooled + of_tokens) * _ANSWER_BYTES.get(encoding, 0)

@@ -90,10 +90,17 @@ class Chunking(enum.Enum):
 class EmbedRequest(Work):
     """An embedding request. `outputs` is POOLED, TOKENS or SPARSE."""
 
-    dimensions: int | None = None  # of each row in the answer; None = the model's own
+    dimensions: int | None = None  # of each row in the answer; None = as many as the model gives by itself
     normalize: bool | None = None  # None = as the model does with pooled rows, and not for token rows
     allows_errors: bool = False  # whether an item that can't be embedded fails alone; for POOLED and TOKENS
     chunking: Chunking = Chunking.NONE  # other than NONE only for texts, with POOLED and without allows_errors
+
+    @property
+    def width(self) -> int | None:
+        """Numbers that are kept of each row; None = all."""
+        if self.dimensions is not None or self.model.truncate_dim is None:
+            return self.dimensions
+        return self.model.truncate_dim if OutputKind.POOLED in self.outputs else None
 
     @property
     def ranges(self) -> NDArray[np.float32] | None:
@@ -103,7 +110,7 @@ class EmbedRequest(Work):
 
 def no_rows(request: EmbedRequest) -> "Embedded":
     """The answer to a request without texts."""
-    width = request.dimensions or request.model.dimensions
+    width = request.width or request.model.dimensions
     return Embedded(np.empty((0, width), np.float32), 0, np.empty(0, np.uint8))
 
 

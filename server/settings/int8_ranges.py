@@ -46,7 +46,7 @@ def _read(file: Path, dimensions: int) -> bytes:
     """Raises ValueError with what is wrong."""
     ranges = _numbers(file)
     if ranges.shape != (2, dimensions):
-        raise ValueError(f"must have 2 rows of {dimensions} numbers, as wide as the model's rows")
+        raise ValueError(f"must have 2 rows of {dimensions} numbers, as wide as rows without `dimensions`")
     if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
         raise ValueError("must have the lowest numbers in the first row, and the highest in the second")
     return ranges.astype("<f4").tobytes()

@@ -156,6 +156,8 @@ class Readiness:
                         "special_tokens": model.special_tokens,
                         "adapters": model.folder.adapters,
                         "default_adapter": model.default_adapter,
+                        "truncate_dim": model.folder.truncate_dim,
+                        "max_active_dims": model.folder.max_active_dims,
                         "int8_ranges": _int8_ranges(model.int8_ranges),
                         **_task(model.folder),
                         "truncation": model.truncation,

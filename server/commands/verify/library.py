@@ -69,6 +69,7 @@ def _embeddings(plan: ModelPlan, asked: Inputs) -> Reference:
 
     model = SentenceTransformer(modules=_pooled_by_flag(plan), device="cpu") if plan.settings.pooling else None
     model = model or SentenceTransformer(str(plan.folder.path), device="cpu", local_files_only=True)
+    model.truncate_dim = None  # whole rows are compared
     if not plan.folder.is_static:
         model.max_seq_length = plan.folder.max_seqlen
     ids = hold(model.tokenizer, plan, asked)
@@ -89,6 +90,7 @@ def _sparse(plan: ModelPlan, asked: Inputs) -> Reference:
     from sentence_transformers import SparseEncoder
 
     model = SparseEncoder(str(plan.folder.path), device="cpu", local_files_only=True)
+    model.max_active_dims = None  # whole rows are compared
     model.max_seq_length = plan.folder.max_seqlen
     ids = hold(model.tokenizer, plan, asked)
     rows = model.encode(list(asked.texts), batch_size=1, show_progress_bar=False, convert_to_sparse_tensor=False)

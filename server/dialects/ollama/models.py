@@ -88,7 +88,7 @@ async def encode_show(call: Call, model: ServedModel, shown: ServedModel) -> Ans
     model_info = {
         "general.architecture": family,
         f"{family}.context_length": model.max_seqlen,
-        f"{family}.embedding_length": model.dimensions,
+        f"{family}.embedding_length": model.default_dimensions,
     }
     return json_answer(Shown(_loaded_at(model), _details(model), model_info, ["embedding"]))
 

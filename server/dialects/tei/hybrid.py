@@ -22,7 +22,8 @@ from server.dialects.writing.rows import as_list_of, headers
 from server.requests.errors import InvalidRequest
 from server.requests.late_interaction import rows_that_count
 from server.requests.models import ServedModel
-from server.requests.pipeline import Pipeline, finish
+from server.requests.pipeline import Pipeline
+from server.requests.rows import finish
 from server.requests.time_slices import TimeSlice
 from server.requests.work import Computed, Embedded, EmbedRequest
 

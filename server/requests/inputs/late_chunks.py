@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from engine.types import OutputKind
 from server.requests.errors import InvalidRequest, UnsupportedTask
 from server.requests.inputs.framed import Framed, InSequences, framed
-from server.requests.pipeline import Pipeline, finish
+from server.requests.pipeline import Pipeline
+from server.requests.rows import finish
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, TokenizeRequest
 from tokenizer_pool.messages import Refusal, TextRefused

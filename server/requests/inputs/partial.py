@@ -14,8 +14,9 @@ from engine.types import OutputKind
 from server.requests.errors import EmptyInput, RequestError
 from server.requests.inputs.late_chunks import embed_late_chunks
 from server.requests.inputs.windows import embed_in_windows
-from server.requests.pipeline import Pipeline, finish
+from server.requests.pipeline import Pipeline
 from server.requests.refusals import text_error
+from server.requests.rows import finish
 from server.requests.trace import Trace
 from server.requests.work import Chunking, Embedded, EmbedRequest
 from tokenizer_pool.messages import Refusal, TextRefused, Truncation
@@ -72,7 +73,7 @@ def _without_rows(part: _Part) -> Embedded:
     """Where every item has an error."""
     truncated = np.zeros(part.num_items, np.uint8)
     if part.outputs is OutputKind.POOLED:
-        rows = np.zeros((part.num_items, part.dimensions or part.model.dimensions), np.float32)
+        rows = np.zeros((part.num_items, part.width or part.model.dimensions), np.float32)
         return Embedded(rows, 0, truncated, failed=part.failed)
     rows = np.zeros((0, part.model.token_dimensions or part.model.dimensions), np.float32)
     return Embedded(rows, 0, truncated, np.zeros(part.num_items + 1, np.int32), failed=part.failed)

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from engine.types import OutputKind
 from server.requests.inputs.framed import Framed, InSequences, framed
-from server.requests.pipeline import Pipeline, finish
+from server.requests.pipeline import Pipeline
 from server.requests.refusals import details_error
+from server.requests.rows import finish
 from server.requests.time_slices import TimeSlice
 from server.requests.trace import Trace
 from server.requests.work import Embedded, EmbedRequest, TokenizeRequest

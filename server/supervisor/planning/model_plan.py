@@ -13,6 +13,7 @@ from engine.machine import cuda_driver, devices
 from engine.machine.cuda_driver import Cuda
 from engine.machine.devices import Devices, Work
 from engine.model import known_prompts, model_folder, quantization
+from engine.model.detection.special_ids import check_special_tokens
 from engine.model.identity import Identity, identify
 from engine.model.model_folder import ModelFolder
 from engine.model.quantization import Stored
@@ -88,7 +89,7 @@ def plan_model(
     folder = read_folder(resolved.path, model, engine)
     check_dense_path(model.dense_path, folder)
     if engine != registry.FAKE:
-        model_folder.check_special_tokens(folder)
+        check_special_tokens(folder)
     if folder.is_static and engine != registry.FAKE:
         engine, reason = _static_engine(model)
         chosen = devices.choose(registry.CPU, Work(engine, model.dtype, model.quantization), Cuda())
@@ -211,8 +212,8 @@ def tensorrt_llm_flags(model: ModelSettings) -> ModelFlags:
 def _int8_ranges(model: ModelSettings, folder: ModelFolder, engine: str) -> Int8Ranges | None:
     """Raises SettingsError and ModelError."""
     if OutputKind.POOLED in folder.outputs:
-        dimensions = model.fake_dim if engine == registry.FAKE else folder.dimensions
-        return int8_ranges.find(model.int8_ranges, folder.path, dimensions)
+        whole = model.fake_dim if engine == registry.FAKE else folder.dimensions
+        return int8_ranges.find(model.int8_ranges, folder.path, min(whole, folder.truncate_dim or whole))
     if model.int8_ranges is not None:
         raise SettingsError("--int8-ranges is of embeddings, and the model gives none")
     return None

@@ -11,6 +11,7 @@ import pytest
 from engine.model import model_folder
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import Task
+from engine.types import ModelError
 from tests.engine.folder_files import change, write
 from tests.engine.model.sentence_folder import BERT, NORMALIZE, POOLING, TRANSFORMER, refusal
 
@@ -255,11 +256,25 @@ def test_prompts_may_be_left_out_of_the_pooling(folder: Path) -> None:
     assert not model_folder.read(folder).include_prompt
 
 
-def test_how_rows_are_compared_and_cut_is_noted(folder: Path) -> None:
-    cut = {"truncate_dim": 16, "max_active_dims": 8}
-    write(folder / "config_sentence_transformers.json", {"similarity_fn_name": "dot", **cut})
-    assert model_folder.read(folder).notes == (
-        "its rows are made to be compared by dot (similarity_fn_name)",
-        "truncate_dim is 16: rows are given whole unless a request says dimensions",
-        "max_active_dims is 8: all entries of sparse rows are given",
-    )
+def test_how_rows_are_compared_is_noted(folder: Path) -> None:
+    write(folder / "config_sentence_transformers.json", {"similarity_fn_name": "dot"})
+    assert model_folder.read(folder).notes == ("its rows are made to be compared by dot (similarity_fn_name)",)
+
+
+def test_how_much_of_a_row_is_kept(folder: Path) -> None:
+    """Each of its own kind of rows: a library class reads one of them, only beside modules.json."""
+    write(folder / "config_sentence_transformers.json", {"truncate_dim": 16, "max_active_dims": 8})
+    read = model_folder.read(folder)
+    assert (read.truncate_dim, read.max_active_dims) == (16, None)
+    assert read.dimensions > 16  # a request may ask for all
+
+    (folder / "modules.json").unlink()
+    assert model_folder.read(folder).truncate_dim is None
+
+
+@pytest.mark.parametrize("key", ["truncate_dim", "max_active_dims"])
+@pytest.mark.parametrize("wrong", [0, -1, True, 16.0, "16"])
+def test_what_is_no_number_to_cut_rows_to_is_refused(folder: Path, key: str, wrong: object) -> None:
+    write(folder / "config_sentence_transformers.json", {key: wrong})
+    with pytest.raises(ModelError, match=f"{key} in config_sentence_transformers.json is not a whole number from 1"):
+        model_folder.read(folder)

@@ -113,6 +113,7 @@ def test_the_slow_routes() -> None:
         "ready": True,
         "fingerprint": "0123456789abcdef",
         "dimensions": 8,
+        "max_dimensions": 8,
         "max_model_len": 16,
         "max_input_length": 16,
         "tasks": ["embed"],

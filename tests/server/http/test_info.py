@@ -60,6 +60,7 @@ def test_models_have_facts() -> None:
         "ready": True,
         "fingerprint": "0123456789abcdef",
         "dimensions": 8,
+        "max_dimensions": 8,
         "max_model_len": 16,
         "max_input_length": 16,
         "tasks": ["embed", "sparse", "late-interaction"],
@@ -74,3 +75,19 @@ def test_models_have_facts() -> None:
 
 def test_each_task_is_named_once() -> None:
     assert get("/v1/models", OutputKind.SPARSE, task="sparse")["data"][0]["tasks"] == ["sparse"]
+
+
+def test_a_models_default_is_told_apart_from_all_its_dimensions() -> None:
+    (card,) = get("/v1/models", OutputKind.POOLED, truncate_dim=3)["data"]
+    (told,) = get("/info", OutputKind.POOLED, truncate_dim=3)["models"]
+    page = get("/openapi.json", OutputKind.POOLED, truncate_dim=3)["components"]["schemas"]["EmbedBody"]["properties"]
+    (number,) = (part for part in page["dimensions"]["anyOf"] if part["type"] == "integer")
+
+    assert (card["dimensions"], card["max_dimensions"]) == (3, 8)
+    assert (told["truncate_dim"], told["info"]["dimensions"]) == (3, 8)
+    assert (number["default"], number["maximum"]) == (3, 8)
+
+
+def test_a_truncate_dim_that_cuts_nothing_is_no_default() -> None:
+    (card,) = get("/v1/models", OutputKind.POOLED, truncate_dim=9)["data"]
+    assert (card["dimensions"], card["max_dimensions"]) == (8, 8)

@@ -127,6 +127,27 @@ def test_rows_are_cut_first_and_then_scaled(dimensions: int | None, normalize: b
     assert not embedded.rows[1].any()  # zero stays zero, and is no NaN
 
 
+@pytest.mark.parametrize(("wished", "width"), [(None, 3), (2, 2), (5, 5), (DIMENSIONS, DIMENSIONS)])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_models_truncate_dim_cuts_rows_unless_the_request_says(
+    wished: int | None, width: int, normalize: bool
+) -> None:
+    model = served_model(truncate_dim=3, normalize=normalize)
+
+    embedded, _ = embed(a_request(model=model, texts=["a"], dimensions=wished), managers_rows=ROWS[:1])
+
+    expected = ROWS[:1, :width]
+    assert np.allclose(embedded.rows, expected / (np.linalg.norm(expected) if normalize else 1), rtol=1e-6)
+
+
+def test_a_models_truncate_dim_is_not_of_token_rows() -> None:
+    """sentence-transformers cuts sentence embeddings alone."""
+    embedded, _ = embed(
+        a_request(model=served_model(truncate_dim=3), outputs=OutputKind.TOKENS), managers_rows=ROWS[:2]
+    )
+    assert embedded.rows.shape == (8, DIMENSIONS)
+
+
 @pytest.mark.parametrize("wished", [None, False, True])
 def test_rows_of_tokens_are_scaled_only_where_that_is_wished(wished: bool | None) -> None:
     model = served_model(normalize=True)

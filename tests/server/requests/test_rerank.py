@@ -150,6 +150,14 @@ def test_cosines_of_embeddings() -> None:
     assert edge.managers.submitted[0].outputs is OutputKind.POOLED
 
 
+def test_cosines_are_of_rows_cut_to_the_models_default() -> None:
+    def prepare(edge: Edge) -> None:
+        edge.managers.rows = np.array([[1, 0, 5], [1, 0, -5], [0, 1, 5]], np.float32)
+
+    found, _, _ = ranked(a_request({"truncate_dim": 2}, documents=["a", "b"]), prepare)
+    assert np.allclose(found.scores, [1, 0], atol=1e-6)
+
+
 def test_cosines_of_many_rows_are_those_of_each() -> None:
     rows = np.random.default_rng(3).standard_normal((2000, 300), np.float32)
 

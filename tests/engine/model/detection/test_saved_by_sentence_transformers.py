@@ -72,8 +72,8 @@ def test_a_cross_encoder(bare: Callable[..., str], tmp_path: Path) -> None:
 
 def test_a_sparse_encoder(bare: Callable[..., str], tmp_path: Path) -> None:
     chain = [Transformer(bare(AutoModelForMaskedLM), transformer_task="fill-mask"), SpladePooling("sum", "log1p_relu")]
-    found = saved(SparseEncoder(modules=chain, device="cpu"), tmp_path / "model")
-    assert found.task is Task.SPARSE
+    found = saved(SparseEncoder(modules=chain, device="cpu", max_active_dims=3), tmp_path / "model")
+    assert (found.task, found.max_active_dims) == (Task.SPARSE, 3)
     assert found.heads == (VocabularyWeights(pooling="sum", activation="log1p_relu"),)
     assert found.outputs is OutputKind.SPARSE
 
