@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from engine.compile import compile_in_child
 from engine.cpu import memory
 from engine.cpu.engine import DEPTH, CompiledEngine
 from engine.cpu.executor import Executor
@@ -146,9 +147,9 @@ class _Loader:
     def __init__(self, folder: ModelFolder, choices: Choices, options: LoadOptions) -> None:
         self.choices = choices
         self._folder = folder
-        self._num_threads = options.num_threads
         root = Path(options.cache_dir, "compiled") if options.cache_dir else None
         self._cache = Cache(root, max_bytes=options.max_cache_bytes)
+        self._options = options
 
     def load(self, makers: Makers) -> tuple[Executor, Facts]:
         key = fingerprint.key(
@@ -158,7 +159,11 @@ class _Loader:
             choices={**dataclasses.asdict(self.choices), **read_as(self._folder), "cpu": host.cpu()},
             others=weights_files(self._folder.path, steps_of(self._folder)),
         )
-        return self._load_warm(key) or self._load_cold(key, makers)
+        loaded = self._load_warm(key)
+        if loaded is None and self._options.compiles_in_child and self._cache.can_keep():
+            compile_in_child(openvino.NAME, self._options)
+            loaded = self._load_warm(key)
+        return loaded or self._load_cold(key, makers)
 
     def _load_warm(self, key: str) -> tuple[Executor, Facts] | None:
         entry = self._cache.find(key)
@@ -194,7 +199,7 @@ class _Loader:
             ) from error
 
     def _open(self, folder: Path, dtype: str) -> Executor:
-        return openvino.open_model(folder, dtype=dtype, num_threads=self._num_threads)
+        return openvino.open_model(folder, dtype=dtype, num_threads=self._options.num_threads)
 
 
 def _most_bytes(folder: Path) -> int:

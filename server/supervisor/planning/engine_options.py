@@ -33,6 +33,7 @@ def engine_options(
         num_threads=num_threads,
         cache_dir=cache_dir,
         max_cache_bytes=max_cache_bytes,
+        compiles_in_child=True,
         memory_share=memory_share,
         gpu=_gpu(model, device),
         model_class=settings.tensorrt_llm_model_class,
