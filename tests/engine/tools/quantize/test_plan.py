@@ -59,7 +59,9 @@ def test_numbers_that_are_not_plain_are_refused(dtype: torch.dtype, folder: Path
     tensors = load_file(folder / "model.safetensors")
     tensors["layers.0.mlp.up_proj.weight"] = tensors["layers.0.mlp.up_proj.weight"].to(dtype)
     save_file(tensors, folder / "model.safetensors")
-    assert "'layers.0.mlp.up_proj.weight' is stored as" in refusal(folder)
+    said = refusal(folder)
+    assert "'layers.0.mlp.up_proj.weight'" in said
+    assert "is stored as" in said
 
 
 def test_scales_that_no_file_tells_of_are_refused(folder: Path) -> None:
