@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parse(parser)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as any other end: the servers are stopped
-    packages = (*PACKAGES, "openvino", "onnxruntime", "sentence-transformers")
+    packages = (*PACKAGES, "openvino", "sentence-transformers")
     title = f"Embedline beside other servers, {MODELS[arguments.model].title}, on a CPU"
     report = Report(f"peers-{arguments.model}", title, packages=packages)
     measured = compare(report, arguments)
