@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from engine.messages import LoadOptions
@@ -16,6 +17,7 @@ from engine.types import ModelError
 from wire.dataclass_json import from_json, to_json
 from wire.process import settle
 
+_APPLICATION = Path(__file__).parents[1]
 _REFUSED = 2  # the exit code of a model that can't be compiled
 
 
@@ -25,6 +27,7 @@ def compile_in_child(engine: str, options: LoadOptions) -> None:
     child = subprocess.run(
         [sys.executable, "-P", "-m", "engine.compile", str(os.getpid())],
         input=json.dumps(asked).encode(),
+        env={**os.environ, "PYTHONPATH": str(_APPLICATION)},
         stdout=subprocess.PIPE,
         check=False,
     )

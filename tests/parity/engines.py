@@ -15,7 +15,7 @@ from tests.parity.texts import Text, packed
 
 _MODULES = {
     "transformers": "engine.transformers.engine",
-    "openvino": "engine.cpu.executors.openvino",
+    "openvino": "engine.cpu.loading",
     "static": "engine.static.engine",
     "fused": "engine.fused.start",
 }

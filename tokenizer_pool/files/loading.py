@@ -51,11 +51,6 @@ def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: boo
     around = ends(folder)
     if around is not None:
         _put_around(tokenizer, around, folder)
-    elif family is not None and tokenizer.post_processor is None:
-        raise TokenizerError(
-            f"{folder}: tokenizer.json has no post_processor, and versions of transformers differ in the special "
-            "tokens that they then put around texts; save the tokenizer with the version the model was trained with"
-        )
     tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
     # What a file says about padding and length is an accident of how it was saved.
     tokenizer.no_padding()

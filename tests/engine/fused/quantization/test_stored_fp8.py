@@ -93,7 +93,8 @@ def test_auto_on_a_cpu_tells_it_too(folder: Path) -> None:
 @pytest.mark.parametrize("engine", [*OTHERS, "fused"])
 def test_fp8_without_a_word_is_nobodys(engine: str, folder: Path) -> None:
     message = refusal(engine, folder)
-    assert "proj.weight' is stored as " in message
+    assert "proj.weight' in " in message
+    assert " is stored as " in message
     assert "take the model's plain weights" in message
 
 
@@ -114,5 +115,5 @@ def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
     save_file({"ids": tensors["ids"]}, tmp_path / "model.safetensors")
     assert quantization.check(tmp_path, reads_fp8=False) is None
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=r"^the tensor 'a\.weight' is stored as I8, but the model"):
+    with pytest.raises(ModelError, match=r"^the tensor 'a\.weight' in .* is stored as I8, but the model"):
         quantization.check(tmp_path, reads_fp8=True)
