@@ -64,7 +64,8 @@ class RequestProcessingPreference:
     max_retries: int = 5
     """How often one request is tried again after 408, 409, 425, 429, 5xx, a timeout or a lost connection."""
     initial_backoff_ms: float = 125.0
-    """The wait before the first retry, four times as long before each other one, up to 30 s. Retry-After goes first."""
+    """The wait before the first retry, four times as long before each other one, up to 30 s.
+    Retry-After goes first, up to `timeout_s`: a longer one fails at once."""
     hedge_delay: float | None = None
     """Seconds after which an unanswered request is sent a second time, on another connection. None = never."""
     hedge_budget_pct: float = 0.10

@@ -2,7 +2,8 @@
 
 Their folder, the root, holds:
 
-    KEY.lock     locked by the process that looks for this copy, makes it or removes it; others wait
+    KEY.lock     locked by the process that looks for this copy, makes it or removes it; others wait. Processes that may
+                 only read the root share it
     KEY          a copy; locked, shared, by each process that uses it, until it ends
     KEY.partial  unfinished work; removed by the next process that has the lock
 
@@ -16,6 +17,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.store.folder_rights import check_owner
 
@@ -37,15 +39,30 @@ def open_root(root: Path) -> None:
 
 @contextlib.contextmanager
 def locked(copy: Path, what: str) -> Iterator[None]:
-    """No other process looks for the copy or makes it meanwhile. `what` is what the log calls it. Raises OSError where
-    there are no locks."""
-    with _lock_file(copy).open("ab") as lock:
+    """No other process makes the copy or removes it meanwhile, nor looks for it if this one may make it. `what` is what
+    the log calls it. Raises OSError where there are no locks.
+
+    A copy in a root that may only be read can't be made anew. So those who look share the lock; where there is no lock
+    file, the copy was put there by hand, and no process makes it.
+    """
+    only_looks = copy.is_dir() and not os.access(copy.parent, os.W_OK)
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("another process is at work on %s in %s: waiting for it", what, copy)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock = stack.enter_context(_lock_file(copy).open("rb" if only_looks else "ab"))
+        except FileNotFoundError:
+            if not only_looks:
+                raise
+        else:
+            _wait_for(lock, fcntl.LOCK_SH if only_looks else fcntl.LOCK_EX, what, copy)
         yield
+
+
+def _wait_for(lock: BinaryIO, kind: int, what: str, copy: Path) -> None:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("another process is at work on %s in %s: waiting for it", what, copy)
+        fcntl.flock(lock, kind)
 
 
 def unfinished(copy: Path) -> Path:
@@ -78,10 +95,17 @@ def make_way(copy: Path, *, most_others: int) -> None:
         if useless.exists():
             shutil.rmtree(useless)
     others = [folder for folder in copy.parent.iterdir() if folder.is_dir() and folder.suffix != PARTIAL]
-    others.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+    others.sort(key=_last_use, reverse=True)
     for other in others[most_others:]:
         with contextlib.suppress(OSError):
             _remove_unused(other)
+
+
+def _last_use(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:  # another process makes way too
+        return 0
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ standard input and answers in JSON, so that nothing it says is unpickled.
 
 import json
 import os
+import selectors
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,8 @@ _MAX_SHARD_BYTES = 5_000_000_000
 _GIB = 1 << 30
 _BLOCK = 512  # bytes, of st_blocks (stat(2))
 _POLL_SECONDS = 0.2  # between two looks at how far the converting process is
+_MAX_ANSWER_BYTES = 8 << 20  # the names of some 100,000 files
+_READ_BYTES = 65_536
 _CHILD = "engine.tools.convert.child"
 _APP_ROOT = Path(__file__).resolve().parents[3]
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
@@ -166,40 +169,58 @@ def _run(job: Job, look: Callable[[], None]) -> Answer:
     """Start a child with this job and wait for it; `look` is called meanwhile. Raises ModelError with one line where it
     does not succeed. An exception, such as a signal handler's, ends the child."""
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", _CHILD, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-            cwd=job.folder,
-        )
+        with tempfile.TemporaryFile() as given:  # a pipe might not hold it, and the child answers by one
+            given.write(job.to_json().encode())
+            given.seek(0)
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", _CHILD, str(os.getpid())],
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=_environment(),
+                cwd=job.folder,
+            )
     except OSError as error:
         raise ModelError(f"the converting process can't be started: {error.strerror}") from error
     with child:
         try:
-            said = _wait(child, job, look)
+            said = _wait(child, look)
         except BaseException:
             child.kill()
             raise
     if child.returncode:
         raise ModelError(f"the converting process ended early ({_ending(child.returncode)})")
-    answer = json.loads(said)
-    if "error" in answer:
-        raise ModelError(answer["error"])
-    converted = tuple(Converted(**{**each, "files": tuple(each["files"])}) for each in answer["converted"])
-    return Answer(converted, answer["without_network"])
+    return _read(said)
 
 
-def _wait(child: "subprocess.Popen[bytes]", job: Job, look: Callable[[], None]) -> bytes:
-    """Give the child its job, and return what it says."""
-    given: bytes | None = job.to_json().encode()
-    while True:
-        try:
-            return child.communicate(given, timeout=_POLL_SECONDS)[0]
-        except subprocess.TimeoutExpired:
-            given = None  # the first call goes on sending it
-            look()
+def _wait(child: "subprocess.Popen[bytes]", look: Callable[[], None]) -> bytes:
+    """What the child says. It has opened a pickle, so it may say anything. Raises ModelError where that is too long."""
+    assert child.stdout is not None
+    said = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            if not selector.select(_POLL_SECONDS):
+                look()
+                continue
+            new = os.read(child.stdout.fileno(), _READ_BYTES)
+            said += new
+            if not new:
+                return bytes(said)
+            if len(said) > _MAX_ANSWER_BYTES:
+                raise ModelError("the converting process does not end its answer")
+
+
+def _read(said: bytes) -> Answer:
+    """Raises ModelError."""
+    try:
+        answer = json.loads(said)
+        if "error" in answer:
+            raise ModelError(answer["error"])
+        converted = tuple(Converted(**{**each, "files": tuple(each["files"])}) for each in answer["converted"])
+        return Answer(converted, answer["without_network"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError("the converting process gave a wrong answer") from error
 
 
 def _environment() -> dict[str, str]:

@@ -220,11 +220,13 @@ def test_what_the_child_may_take_is_limited(
     assert part in refusal(folder, tmp_path / "out")
 
 
-def test_a_child_that_was_ended_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_ends_or_talks_nonsense_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = small(tmp_path / "model")
     for code, part in (
         ("os.kill(os.getpid(), signal.SIGXCPU)", "SIGXCPU: it took more time"),
         ("os._exit(3)", "code 3"),
+        ("while True: os.write(1, bytes(65_536))", "does not end its answer"),
+        ("os.write(1, b'[' * 65_536)", "a wrong answer"),
     ):
         (tmp_path / "module").mkdir(exist_ok=True)
         (tmp_path / "module" / "ending.py").write_text(f"import os, signal\n{code}")
