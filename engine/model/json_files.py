@@ -6,6 +6,7 @@ Knows nothing of what the values mean.
 import errno
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,31 @@ def read_optional(file: Path) -> Json:
     return read_object(file) if file.is_file() else {}
 
 
-def object_in(config: Json, key: str) -> Json:
+def object_in(config: Json, key: str, file: str = "the model's files") -> Json:
     """The object under `key`, empty if there is none. Raises ModelError for another value."""
-    value = config.get(key) or {}
-    if not isinstance(value, dict):
-        raise ModelError(f"{key!r} in the model's files is not a JSON object")
+    value = config.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise ModelError(f"{key!r} in {file} is not a JSON object")
+    return value or {}
+
+
+def flag_in(config: Json, key: str, file: str, *, default: bool) -> bool:
+    """The switch under `key`. Raises ModelError for a value that is neither true nor false."""
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise ModelError(f"{key!r} in {file} is neither true nor false")
     return value
+
+
+def check_known(config: Json, known: Collection[str], file: str) -> None:
+    """Raises ModelError for a key in `file` that is not read here, and so may change rows elsewhere."""
+    for name in sorted(config.keys() - set(known)):
+        raise unread(name, file)
+
+
+def unread(key: str, file: str) -> ModelError:
+    """The refusal of a key."""
+    return ModelError(f"{key[:60]!r} in {file} may change rows, and is not read; if it changes nothing, take it out")
 
 
 def number_in(config: Json, *keys: str) -> int | None:

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from engine.model.json_files import MAX_DEPTH, Json, number_in, read, read_object, read_optional
+from engine.model.json_files import (
+    MAX_DEPTH,
+    Json,
+    check_known,
+    flag_in,
+    number_in,
+    read,
+    read_object,
+    read_optional,
+)
 from engine.model.known_code import table
 from engine.model.steps import ACTIVATIONS, POOLINGS, Dense, LayerNorm, Normalize, Step
 from engine.types import ModelError
@@ -23,6 +32,13 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_SIZES = ("embedding_dimension", "word_embedding_dimension")  # of the rows; the model's own size counts
+_POOLING_KEYS = (*_POOLING_FLAGS, *_SIZES, "pooling_mode", "include_prompt")
+SPLADE_KEYS = (*_SIZES, "pooling_strategy", "activation_function", "chunk_size")  # of a SpladePooling module
+_DENSE_KEYS = (
+    *("in_features", "out_features", "bias", "activation_function", "use_residual"),
+    *("module_input_name", "module_output_name"),
+)
 _ROW = "sentence_embedding"  # sentence-transformers' name of the pooled row
 TOKEN_ROWS = "token_embeddings"  # its name of the rows of tokens
 _OWN = ("sentence_transformers.", "pylate.models.")  # for classes of these packages the class name is enough
@@ -43,12 +59,15 @@ def read_entries(folder: Path) -> tuple[Module, ...]:
         raise ModelError("modules.json is not a list of objects")
     code = table.find(read_optional(folder / "config.json"))
     known = {code.sentence_module: f"{_OWN[0]}Transformer"} if code else {}
-    renamed = ({**entry, "type": known.get(str(entry.get("type")), entry.get("type"))} for entry in entries)
+    renamed = [{**entry, "type": known.get(str(entry.get("type")), entry.get("type"))} for entry in entries]
+    names = [str(entry["name"]) for entry in entries if "name" in entry]
+    if len(set(names)) < len(names):  # the library keeps the last of them, in the place of the first
+        raise ModelError("modules.json has two modules of one name; give each another")
     return tuple(as_module(entry, "modules.json") for entry in renamed)
 
 
 def as_module(entry: Json, file: str) -> Module:
-    """The module of an entry in `file`. Raises ModelError for a path out of the folder."""
+    """The module of an entry in `file`. Raises ModelError for a path that is no text, or leads out of the folder."""
     return Module(kind=_kind(entry), path=_module_path(entry, file))
 
 
@@ -57,8 +76,10 @@ def read_pooling(folder: Path, module: Module, *, include_prompt: bool = True) -
 
     include_prompt: if the module does not say so.
     """
-    config = read_object(folder / module.path / "config.json")
-    return _poolings(config), bool(config.get("include_prompt", include_prompt))
+    file = f"{module.path}/config.json"
+    config = read_object(folder / file)
+    check_known(config, _POOLING_KEYS, file)
+    return _poolings(config, file), flag_in(config, "include_prompt", file, default=include_prompt)
 
 
 def read_steps(folder: Path, modules: Iterable[Module], *, row: str = _ROW) -> tuple[Step, ...]:
@@ -80,7 +101,10 @@ def _kind(entry: Json) -> str:
 
 
 def _module_path(entry: Json, file: str) -> PurePosixPath:
-    path = PurePosixPath(str(entry.get("path", "")))
+    given = entry.get("path")
+    if not isinstance(given, str):
+        raise ModelError(f"'path' of a module in {file} is not a text")
+    path = PurePosixPath(given)
     if path.is_absolute() or ".." in path.parts:
         raise ModelError(f"{file} has a path that leads out of the folder")
     if len(path.parts) > MAX_DEPTH:
@@ -88,12 +112,13 @@ def _module_path(entry: Json, file: str) -> PurePosixPath:
     return path
 
 
-def _poolings(config: Json) -> tuple[str, ...]:
-    known = [mode for flag, mode in _POOLING_FLAGS.items() if config.get(flag)]
-    unknown = [name for name in config if name.startswith("pooling_mode_") and name not in _POOLING_FLAGS]
-    modes = config.get("pooling_mode") or [*known, *(name for name in unknown if config[name])] or "mean"
-    modes = modes if isinstance(modes, list) else [modes]
-    return tuple(known_pooling(mode, "the Pooling module") for mode in modes)
+def _poolings(config: Json, file: str) -> tuple[str, ...]:
+    """`pooling_mode` outranks the flags of older versions; without either, it is the mean."""
+    flagged = [mode for flag, mode in _POOLING_FLAGS.items() if flag_in(config, flag, file, default=False)]
+    modes = config.get("pooling_mode", flagged or "mean")
+    if modes == []:
+        raise ModelError(f"'pooling_mode' in {file} names no pooling")
+    return tuple(known_pooling(mode, file) for mode in (modes if isinstance(modes, list) else [modes]))
 
 
 def _step(folder: Path, module: Module, row: str) -> Step | None:
@@ -104,6 +129,7 @@ def _step(folder: Path, module: Module, row: str) -> Step | None:
             return _dense(path, read_object(folder / path / "config.json"), row)
         case "LayerNorm":
             config = read_object(folder / path / "config.json")
+            check_known(config, ("dimension",), f"{path}/config.json")
             return LayerNorm(folder=str(path), size=_number(path, config, "dimension"))
         case "Normalize":
             _check_names(path, read_optional(folder / path / "config.json"), row)
@@ -112,6 +138,7 @@ def _step(folder: Path, module: Module, row: str) -> Step | None:
 
 
 def _dense(path: PurePosixPath, config: Json, row: str) -> Dense:
+    check_known(config, _DENSE_KEYS, f"{path}/config.json")
     _check_names(path, config, row)
     name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     activation = str(name).rpartition(".")[2]
@@ -123,9 +150,9 @@ def _dense(path: PurePosixPath, config: Json, row: str) -> Dense:
         folder=str(path),
         in_features=_number(path, config, "in_features"),
         out_features=_number(path, config, "out_features"),
-        has_bias=_flag(path, config, "bias", default=True),
+        has_bias=flag_in(config, "bias", f"{path}/config.json", default=True),
         activation=activation,
-        has_residual=_flag(path, config, "use_residual", default=False),
+        has_residual=flag_in(config, "use_residual", f"{path}/config.json", default=False),
     )
 
 
@@ -142,10 +169,3 @@ def _number(path: PurePosixPath, config: Json, key: str) -> int:
     if number is None:
         raise ModelError(f"{path}/config.json has no {key}")
     return number
-
-
-def _flag(path: PurePosixPath, config: Json, key: str, *, default: bool) -> bool:
-    value = config.get(key, default)
-    if not isinstance(value, bool):
-        raise ModelError(f"{key!r} in {path}/config.json is neither true nor false")
-    return value

@@ -12,7 +12,7 @@ from engine.model.json_files import Json, object_in, read_optional
 from engine.model.known_code.known_code import POOLS_TEXT_ALONE
 from engine.model.modules import Module, known_pooling, read_pooling, read_steps
 from engine.model.steps import Normalize, Step
-from engine.model.transformer_options import check_options, length_in
+from engine.model.transformer_options import check_options, length_in, lowers_case
 from engine.types import ModelError
 
 CONFIG = "config_sentence_transformers.json"
@@ -20,6 +20,15 @@ _TRANSFORMER_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_KNOWN = frozenset(  # keys of CONFIG, of all the library's classes and of PyLate
+    (
+        *("__version__", "model_type", "requirements", "prompts", "default_prompt_name", "similarity_fn_name"),
+        *("truncate_dim", "max_active_dims", "activation_fn", "keep_in_fp32_modules"),
+        *("query_prefix", "document_prefix", "query_length", "document_length", "query_expansion", "skiplist_words"),
+        *("do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens"),
+    )
+)
+_MAX_NAMED = 12  # keys in a note
 _FLAG = "--pooling"
 _MODEL2VEC = "model2vec"
 
@@ -97,7 +106,7 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
         steps=steps[:-1] if normalize else steps,
         normalize=normalize,
         include_prompt=include_prompt,
-        do_lower_case=bool(transformer.get("do_lower_case")),
+        do_lower_case=lowers_case(transformer, transformer_file),
         max_seqlen=length_in(transformer),
         max_seqlen_source=transformer_file,
         query_table=str(found.query_table) if found.query_table else "",
@@ -105,12 +114,13 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
 
 
 def read_prompts(folder: Path) -> Prompts:
-    """The prompts by name and the name of the default one. Raises ModelError."""
+    """The prompts by name and the name of the default one, which counts only beside modules.json, as in
+    sentence-transformers. Raises ModelError."""
     config = read_optional(folder / CONFIG)
     model_kind(folder)
     # jina-embeddings-v3 has them in both files
-    named, source = object_in(config, "prompts"), CONFIG
-    if not named and (tasks := object_in(read_optional(folder / "config.json"), "task_instructions")):
+    named, source = object_in(config, "prompts", CONFIG), CONFIG
+    if not named and (tasks := object_in(read_optional(folder / "config.json"), "task_instructions", "config.json")):
         named, source = tasks, "config.json"
     prompts = {name: prompt for name, prompt in named.items() if prompt is not None}
     for name, prompt in prompts.items():
@@ -119,8 +129,8 @@ def read_prompts(folder: Path) -> Prompts:
             raise ModelError(f"{key} in {source}: {name!r} is not a text")
     default = config.get("default_prompt_name")
     if default is not None and (not isinstance(default, str) or default not in prompts):
-        raise ModelError(f"default_prompt_name {default!r} is not among the model's prompts")
-    return Prompts(prompts, default, source)
+        raise ModelError(f"default_prompt_name {default!r} in {CONFIG} is not among the model's prompts")
+    return Prompts(prompts, default if (folder / "modules.json").is_file() else None, source)
 
 
 def read_cuts(folder: Path) -> Cuts:
@@ -144,9 +154,14 @@ def _count_in(config: Json, key: str) -> int | None:
 
 
 def read_notes(folder: Path) -> tuple[str, ...]:
-    """A note on what CONFIG says about comparing rows, which clients do."""
-    similarity = read_optional(folder / CONFIG).get("similarity_fn_name")
-    return (f"its rows are made to be compared by {similarity} (similarity_fn_name)",) if similarity else ()
+    """Notes on what CONFIG says about comparing rows, which clients do, and on keys that are read nowhere."""
+    config = read_optional(folder / CONFIG)
+    similarity, others = config.get("similarity_fn_name"), sorted(config.keys() - _KNOWN)
+    named = ", ".join(name[:40] for name in others[:_MAX_NAMED]) + (" …" if len(others) > _MAX_NAMED else "")
+    return (
+        *([f"its rows are made to be compared by {similarity} (similarity_fn_name)"] if similarity else ()),
+        *([f"{CONFIG} has keys that sentence-transformers does not read: {named}"] if others else ()),
+    )
 
 
 def _pooling(

@@ -6,7 +6,7 @@ Follows sentence-transformers 6. What would change rows or token ids, and is not
 from collections.abc import Iterator
 
 from engine.model.detection.chains import Chain
-from engine.model.json_files import Json, number_in, object_in
+from engine.model.json_files import Json, check_known, flag_in, number_in, object_in, unread
 from engine.types import ModelError
 
 # Each is written under a new or an old name.
@@ -24,6 +24,14 @@ _HARMLESS_TO_ROWS = _OF_LOADING | {
     *("use_memory_efficient_attention", "use_safetensors"),
 }
 _HARMLESS_IN_CALLS = frozenset(("logits_to_keep", "pad_to_multiple_of", "padding", "padding_side", "return_tensors"))
+_KNOWN = frozenset(
+    (
+        *(*_OF_PROCESSOR, *_OF_CONFIG, *_OF_MODEL, "max_seq_length", "do_lower_case", "tokenizer_name_or_path"),
+        *("transformer_task", "modality_config", "module_output_name", "processing_kwargs"),
+        *("backend", "cache_dir", "unpad_inputs"),  # without effect
+        *("query_length", "document_length", "query_expansion"),
+    )
+)
 _OF_ROLES = ("query_length", "document_length", "query_expansion")  # read for late interaction
 
 
@@ -32,8 +40,14 @@ def length_in(options: Json) -> int | None:
     return number_in(_given(options, _OF_PROCESSOR), "model_max_length") or number_in(options, "max_seq_length")
 
 
+def lowers_case(options: Json, file: str) -> bool:
+    """Whether text is lower-cased before the tokenizer. Raises ModelError."""
+    return flag_in(options, "do_lower_case", file, default=False)
+
+
 def check_options(options: Json, file: str, *, config: Json, chain: Chain) -> None:
     """Raises ModelError for an option that may change rows, and is not read here. config: config.json as it is."""
+    check_known(options, _KNOWN, file)
     if others := sorted(_given(options, _OF_PROCESSOR).keys() - _HARMLESS_TO_IDS):
         raise ModelError(
             f"{', '.join(others)} among the tokenizer's options in {file} may change token ids, and is not read there; "
@@ -46,13 +60,17 @@ def check_options(options: Json, file: str, *, config: Json, chain: Chain) -> No
                 "it into config.json"
             )
     for name in _unread(options, chain):
-        raise ModelError(f"{name!r} in {file} may change rows, and is not read; if it changes nothing, take it out")
+        raise unread(name, file)
 
 
 def _unread(options: Json, chain: Chain) -> Iterator[str]:
     yield from sorted(_given(options, _OF_MODEL).keys() - _HARMLESS_TO_ROWS)
+    calls = object_in(options, "processing_kwargs")
     for kind in ("common", "text"):
-        yield from sorted(object_in(object_in(options, "processing_kwargs"), kind).keys() - _HARMLESS_IN_CALLS)
+        yield from sorted(object_in(calls, kind).keys() - _HARMLESS_IN_CALLS)
+    if chain is Chain.ANSWER:  # the templates known here end with the turn of the one who answers
+        asked = object_in(calls, "chat_template").items()
+        yield from (name for name, value in asked if name != "add_generation_prompt" or value is not True)
     roles = () if chain is Chain.LATE else _OF_ROLES
     yield from (name for name in (*roles, "tokenizer_name_or_path") if options.get(name) is not None)
 

@@ -22,7 +22,7 @@ from engine.model.detection.templates import (
     noted_template,
 )
 from engine.model.detection.vocabulary import Vocabulary
-from engine.model.json_files import object_in, read_object, read_optional
+from engine.model.json_files import check_known, object_in, read_object, read_optional
 from engine.model.sentence_files import read_prompts
 from engine.model.tasks import AnswerScore, PairTemplate, Task
 from engine.types import ModelError
@@ -32,6 +32,7 @@ _GENERATING, _SCORING = "CausalLM", "SequenceClassification"  # ends of classes
 _LISTWISE = "<|rerank_token|>"  # of jina-reranker-v3, which compares all documents of a query in one sequence
 _EMBEDDING_TAGS = frozenset(("feature-extraction", "sentence-similarity"))
 _TRAINED = "generated_from_trainer"  # a tag: trained anew, with a template that the card does not say
+_LOGITS = "causal_logits"  # sentence-transformers' name of what a generative model gives
 _REWARD = "reward"  # in names of models that score a chat, not a pair
 
 
@@ -151,6 +152,9 @@ def _of_logit_score(files: Files) -> Detected:
     """A CrossEncoder of sentence-transformers. Its chat template is a program and is never run."""
     where = f"{files.sentence.modules[1].path}/config.json"
     config = read_object(files.folder / where)
+    check_known(config, ("true_token_id", "false_token_id", "module_input_name"), where)
+    if config.get("module_input_name", _LOGITS) != _LOGITS:
+        raise ModelError(f"'module_input_name' in {where} is not {_LOGITS}, which is all that is supported")
     yes_id, no_id = config.get("true_token_id"), config.get("false_token_id")
     if not _is_id(yes_id) or not (no_id is None or _is_id(no_id)):
         raise ModelError(f"{where} has no true_token_id, or a token id that is not valid")

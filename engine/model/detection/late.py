@@ -12,8 +12,8 @@ from engine.model.arrays import weights_files
 from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.vocabulary import Vocabulary
-from engine.model.json_files import Json, number_in, object_in, read_optional
-from engine.model.modules import TOKEN_ROWS, read_steps
+from engine.model.json_files import Json, check_known, number_in, object_in, read_optional
+from engine.model.modules import TOKEN_ROWS, Module, read_steps
 from engine.model.sentence_files import CONFIG, read_prompts
 from engine.model.steps import Dense, Normalize, output_size
 from engine.model.tasks import LateInteraction, Task, TokenVectors
@@ -48,12 +48,13 @@ def _of_pylate(files: Files, config: Json) -> Detected:
         prompts |= {role: text if ids[role] is not None else marker + text}
     expands = config.get("do_query_expansion") is not False
     words = config.get("skiplist_words")
+    attends = config.get("attend_to_expansion_tokens", config.get("attend_to_mask_tokens"))
     late = LateInteraction(
         query_marker_id=ids["query"],
         document_marker_id=ids["document"],
         query_length=number_in(config, "query_length") or _QUERY_LENGTH,
         expansion_id=_expansion_id(vocabulary, None) if expands else None,
-        attends_to_expansion=expands and bool(config.get("attend_to_expansion_tokens")),
+        attends_to_expansion=expands and bool(attends),
         document_length=number_in(config, "document_length") or _DOCUMENT_LENGTH,
         skipped_ids=_ids(vocabulary, string.punctuation if words is None else words),
     )
@@ -72,7 +73,7 @@ def _of_modules(files: Files, config: Json) -> Detected:
             "query_expansion in the Transformer module has an unsupported strategy; only fixed is supported"
         )
     mask = next((module for module in files.sentence.modules if module.kind == "MultiVectorMask"), None)
-    skipping = read_optional(files.folder / mask.path / "config.json") if mask else {}
+    skipping = _skipping(files, mask) if mask else {}
     if skipping.get("keep_only_token_ids") or skipping.get("skiplist_tasks", ["document"]) != ["document"]:
         raise ModelError("the MultiVectorMask module leaves out more than words of documents; this is not supported")
     late = LateInteraction(
@@ -86,6 +87,12 @@ def _of_modules(files: Files, config: Json) -> Detected:
     )
     prompts = {name: prompt for name, prompt in prompts.items() if ids.get(name) is None}
     return _detected(files, late, prompts=prompts, normalizes=False)
+
+
+def _skipping(files: Files, mask: Module) -> Json:
+    config = read_optional(files.folder / mask.path / "config.json")
+    check_known(config, ("skiplist_words", "skiplist_tasks", "keep_only_token_ids"), f"{mask.path}/config.json")
+    return config
 
 
 def _of_stanford(files: Files) -> Detected:

@@ -12,7 +12,8 @@ from engine.model.arrays import QUERY_WEIGHTS
 from engine.model.detection.chains import Chain
 from engine.model.detection.detected import Detected, Files
 from engine.model.detection.vocabulary import surrounding_ids
-from engine.model.json_files import read_object, read_optional
+from engine.model.json_files import check_known, read_object, read_optional
+from engine.model.modules import SPLADE_KEYS
 from engine.model.tasks import Task, TokenTable, VocabularyWeights
 from engine.model.weights import check_weights, shapes_in
 from engine.types import ModelError
@@ -33,6 +34,7 @@ def masked_lm(files: Files, flag: str) -> Detected:
 def splade(files: Files) -> Detected:
     source = f"{files.sentence.modules[1].path}/config.json"
     config = read_object(files.folder / source)
+    check_known(config, SPLADE_KEYS, source)
     pooling, activation = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
     if pooling not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
         raise ModelError(f"{source} asks for a pooling or an activation that SpladePooling does not have")
@@ -46,7 +48,9 @@ def _query_table(files: Files) -> TokenTable | None:
     if not name:
         return None
     where = files.folder / name
-    if "path" in read_optional(where / "config.json"):
+    config = read_optional(where / "config.json")
+    check_known(config, ("frozen", "path"), f"{name}/config.json")
+    if "path" in config:
         raise ModelError(f"{name}/config.json takes its weights from a JSON file (path); save it with its weights")
     if files.sentence.do_lower_case or _tokenizer(where) != _tokenizer(files.backbone_folder):
         raise ModelError(

@@ -12,6 +12,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.sentence_files import CONFIG
 from engine.model.tasks import Task
 from tests.engine.folder_files import write
+from tests.engine.model.sentence_folder import POOLING, TRANSFORMER
 
 pytestmark = pytest.mark.holds("Prompts")
 
@@ -95,6 +96,8 @@ def test_what_the_library_writes_without_prompts_holds_none(tmp_path: Path) -> N
 
 def test_an_empty_prompt_that_is_the_default_is_what_the_file_asks_for(tmp_path: Path) -> None:
     write(tmp_path / CONFIG, {"prompts": {"query": "", "document": ""}, "default_prompt_name": "query"})
+    write(tmp_path / "modules.json", [TRANSFORMER, POOLING])
+    write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode": "mean"})
     found = with_known(folder(tmp_path), "intfloat/e5-small-v2")
     assert (found.default_prompt, found.prompts_source) == ("", CONFIG)
 

@@ -95,6 +95,11 @@ def test_pooling_can_be_overruled(folder: Path, asked: str, pooling: str) -> Non
         ({"pooling_mode": "attention"}, "'attention'"),
         ({"pooling_mode": ["cls", "attention"]}, "'attention'"),
         ({"pooling_mode": 3}, "'3'"),
+        ({"pooling_mode": []}, "'pooling_mode' in 1_Pooling/config.json"),
+        ({"pooling_mode": None}, "'None'"),
+        ({"pooling_mode_cls_token": "no"}, "'pooling_mode_cls_token' in 1_Pooling/config.json"),
+        ({"include_prompt": "no"}, "'include_prompt' in 1_Pooling/config.json"),
+        ({"window": 8}, "'window' in 1_Pooling/config.json"),
     ],
 )
 def test_a_pooling_that_is_not_supported_is_named(folder: Path, config: dict[str, Any], part: str) -> None:
@@ -138,7 +143,9 @@ def test_newer_names_of_the_modules_are_known(folder: Path) -> None:
         ([TRANSFORMER, {**POOLING, "path": "2_Pooling"}], "2_Pooling/config.json"),
         ({"0": TRANSFORMER}, "not a list"),
         ([TRANSFORMER, "Pooling"], "not a list"),
-        ([{}, POOLING], "'None'"),
+        ([{"path": ""}, POOLING], "'None'"),
+        ([TRANSFORMER, {**POOLING, "path": 1}], "'path' of a module in modules.json"),
+        ([TRANSFORMER, {**POOLING, "name": "0"}], "two modules of one name"),
     ],
 )
 def test_modules_that_are_not_supported_are_named(folder: Path, modules: Any, part: str) -> None:
@@ -254,6 +261,20 @@ def test_prompts_may_be_left_out_of_the_pooling(folder: Path) -> None:
     change(folder / "1_Pooling" / "config.json", include_prompt=False)
     write(folder / "config_sentence_transformers.json", {"prompts": {"query": "query: "}})
     assert not model_folder.read(folder).include_prompt
+
+
+def test_a_default_prompt_counts_only_beside_modules_json(folder: Path) -> None:
+    """As in sentence-transformers, whose classes read it nowhere else."""
+    write(folder / "config_sentence_transformers.json", {"prompts": {"q": "q: "}, "default_prompt_name": "q"})
+    assert model_folder.read(folder).default_prompt == "q: "
+    (folder / "modules.json").unlink()
+    read = model_folder.read(folder)
+    assert (read.default_prompt_name, read.prompts) == (None, {"q": "q: "})
+
+
+def test_keys_that_the_library_does_not_read_are_noted(folder: Path) -> None:
+    write(folder / "config_sentence_transformers.json", {"truncate_dims": 8})
+    assert "sentence-transformers does not read: truncate_dims" in model_folder.read(folder).notes[-1]
 
 
 def test_how_rows_are_compared_is_noted(folder: Path) -> None:

@@ -98,9 +98,11 @@ def test_a_normalize_with_more_to_follow_is_computed(folder: Path) -> None:
         (DENSE, {"activation_function": "torch.nn.modules.activation.Hardtanh"}, "Hardtanh"),
         (DENSE, {"activation_function": "own.Tanh"}, "'own.Tanh'"),
         (DENSE, {"activation_function": 3}, "'3'"),
+        (DENSE, {"scale": 2.0}, f"'scale' in {DENSE}"),
         (DENSE, {"module_input_name": "token_embeddings"}, "'token_embeddings'"),
         (DENSE, {"module_output_name": "other"}, "'other'"),
         ("3_LayerNorm/config.json", {"dimension": None}, "no dimension"),
+        ("3_LayerNorm/config.json", {"eps": 1e-12}, "'eps' in 3_LayerNorm/config.json"),
         ("4_Normalize/config.json", {"module_input_name": "token_embeddings"}, "'token_embeddings'"),
     ],
 )

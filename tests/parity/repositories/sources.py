@@ -22,7 +22,6 @@ class Source(enum.StrEnum):
     BGE_NOTES = "notes of a public project on the files of bge-small-en-v1.5 and granite-embedding-small-english-r2"
     SPLADE = "naver/splade, splade/models/transformer_rep.py: the authors' code"
     COLBERT = "stanford-futuredata/ColBERT, colbert/modeling/colbert.py: the authors' code"
-    MODEL2VEC = "MinishLab/model2vec, model2vec/persistence/persistence.py and model2vec/model.py: the authors' code"
     GTE_RERANKER = "a copy of gte-reranker-modernbert-base's config.json in a public test"
     MS_MARCO = "notes of a public project on the config.json of ms-marco-MiniLM-L6-v2"
     CONTRIEVER = "facebookresearch/contriever, src/contriever.py: the authors' code"

@@ -212,6 +212,29 @@ def test_a_chat_template_is_a_program(tmp_path: Path) -> None:
     assert "true_token_id" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("build", "name", "fields", "part"),
+    [
+        (shapes.splade, "p1/config.json", {"top_k": 8}, "'top_k' in p1/config.json"),
+        (shapes.logit_score, "s1/config.json", {"bias": 1.0}, "'bias' in s1/config.json"),
+        (shapes.logit_score, "s1/config.json", {"module_input_name": "logits"}, "'module_input_name' in s1"),
+        (
+            shapes.logit_score,
+            "sentence_bert_config.json",
+            {"processing_kwargs": {"chat_template": {"add_generation_prompt": False}}},
+            "'add_generation_prompt' in sentence_bert_config.json",
+        ),
+        (shapes.multi_vector, "m2/config.json", {"skip": []}, "'skip' in m2/config.json"),
+    ],
+)
+def test_keys_of_modules_that_nothing_reads(
+    tmp_path: Path, build: Build, name: str, fields: dict[str, Any], part: str
+) -> None:
+    build(tmp_path)
+    change(tmp_path / name, **fields)
+    assert part in refusal(tmp_path)
+
+
 def test_an_answer_that_is_no_token(tmp_path: Path) -> None:
     shapes.qwen3_reranker(tmp_path)
     write(tmp_path / "tokenizer.json", {"model": {"vocab": {"hello": 0}}})

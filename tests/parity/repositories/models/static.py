@@ -37,7 +37,7 @@ REPOSITORIES: tuple[Repository, ...] = (
         },
         words=Words.STATIC,
         expected=_served(256, is_normalized=True),
-        rows=(Source.MODEL2VEC, Source.ST_PRETRAINED),
+        rows=(Source.ST_PRETRAINED,),
         table=("embeddings", ""),
     ),
     Repository(
