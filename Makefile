@@ -3,7 +3,8 @@
 # PYTHON=python3.12                which Python to make the environment with (3.11 or later)
 # TORCH_INDEX=https://...          where to take torch from; if not given, .ci/torch_index.py chooses; empty: pip's default
 # CONSTRAINTS=                     installs the newest versions that pyproject.toml allows, not those of constraints.txt
-# PEERS=.peers/infinity             where `make bench` keeps the environment of a server to compare with
+# PEERS=.peers/infinity             where `make bench` keeps the environment of servers to compare with
+# LLAMA=.peers/llama                the same for llama.cpp's server, which is left out where it can't be built
 # PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test` and its kin
 # JOBS=2                           how many processes run tests side by side
 # ENGINE_PYTHON=python3            for `make test-tensorrt-llm`: a Python with tensorrt_llm, torch and transformers
@@ -22,6 +23,7 @@ TORCH_INDEX = $(shell $(BIN)/python .ci/torch_index.py)
 endif
 QUICK ?=
 PEERS ?= .peers/infinity
+LLAMA ?= .peers/llama
 CLIENTS := .clients
 MODEL ?= sentence-transformers/all-MiniLM-L6-v2
 
@@ -73,10 +75,10 @@ clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks schemathesis
 nightly: $(VENV)/.test ## the tests that take long or need root and Debian tools
 	$(BIN)/pytest --tier=nightly $(ARGS)
 
-bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb ## engines alone, servers side by side: an hour (QUICK=1: 10 minutes)
+bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb $(LLAMA)/bin/llama-server ## engines, servers side by side: an hour (QUICK=1: 10 minutes)
 	$(BIN)/python -m benchmarks.engines $(if $(QUICK),--quick) --write
-	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick) --write --infinity $(PEERS)
-	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick) --write --infinity $(PEERS) --model bge-base
+	$(BIN)/python -m benchmarks.peers $(if $(QUICK),--quick) --write --infinity $(PEERS) --llama $(LLAMA)
+	$(if $(QUICK),,$(BIN)/python -m benchmarks.peers --rounds 2 --write --infinity $(PEERS) --model bge-base)
 	$(BIN)/python -m benchmarks.beside_busy --rounds $(if $(QUICK),1,4) --write
 
 # Installs nothing. Each part takes at most 8 minutes and goes on where it was stopped.
@@ -156,3 +158,7 @@ $(CLIENTS)/node/.made: tests/clients/node/package.json
 
 $(PEERS)/bin/infinity_emb: benchmarks/peers/make_env.sh
 	PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) sh $< $(PEERS)
+
+# Makes nothing, and says why, where it can't be built.
+$(LLAMA)/bin/llama-server: benchmarks/peers/make_llama.sh $(PEERS)/bin/infinity_emb $(VENV)/.server
+	sh $< $(LLAMA) $(PEERS) "$$($(BIN)/python -m benchmarks.peers.models)"

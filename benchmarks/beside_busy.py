@@ -19,7 +19,7 @@ from benchmarks.measuring.load import measure, requests_of
 from benchmarks.measuring.report import PACKAGES, Report
 from benchmarks.measuring.servers import RunningServer, embedline
 from benchmarks.measuring.texts import Prose
-from benchmarks.peers.__main__ import cases
+from benchmarks.peers.cases import cases
 from benchmarks.peers.models import MINILM
 from embedline.bench.load import Load
 from engine.store.model_source import resolve

@@ -1,6 +1,7 @@
 """One engine alone, in a process of its own: no HTTP, no tokenizing, no batch manager. Started by benchmarks.engines.
 
-python -m benchmarks.engines.process FOLDER, in which job.json says what to do and result.json and rows.npy will lie.
+python -m benchmarks.engines.process FOLDER, in which job.json says what to do, and result.json, rows.npy and pairs.npy
+will lie.
 """
 
 import json
@@ -175,11 +176,12 @@ def main() -> None:
     load_seconds = time.monotonic() - job["began"]
     sequences = job["token_ids"][: job["num_corpus"]]
     np.save(folder / "rows.npy", subject.embed(sequences[:_COMPARED]))
+    np.save(folder / "pairs.npy", subject.embed(job["token_ids"][job["num_corpus"] + 1 :]))
     subject.run(sequences, _WARM_SECONDS)
     cpu, machine, began = _cpu(), machine_cpu_seconds(), time.perf_counter()
     ran = subject.run(sequences, job["seconds"])
     cpu, machine, seconds = _cpu() - cpu, machine_cpu_seconds() - machine, time.perf_counter() - began
-    queries = _query_ms(subject.embed, job["token_ids"][-1])
+    queries = _query_ms(subject.embed, job["token_ids"][job["num_corpus"]])
     result = {
         "load_seconds": load_seconds,
         "texts_per_second": ran.texts_per_second,

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,26 +40,50 @@ def requests_of(port: int, corpus: "Corpus", *, batch_size: int) -> list[Request
     return prepare(options, parse_url(options.url), corpus.texts)
 
 
-def measure(pid: int, port: int, requests: list[Request], load: Load, *, patience: float = 60.0) -> Measured:
-    """Put a load on the server whose first process is `pid`."""
-    (measured,) = measure_together(pid, port, [(requests, load)], patience=patience)
+def measure(
+    pid: int, port: int, requests: list[Request], load: Load, *, gap: float = 0.0, patience: float = 60.0
+) -> Measured:
+    """Put a load on the server whose first process is `pid`. `gap`: as `drive` has it."""
+    (measured,) = _measured(pid, lambda: [drive(port, requests, load, gap=gap, patience=patience)])
     return measured
 
 
 def measure_together(pid: int, port: int, traffic: Traffic, *, patience: float = 60.0) -> list[Measured]:
     """Put several loads on a server at once; the CPU's figures are of all of them together."""
+    return _measured(pid, lambda: drive_together(port, traffic, patience=patience))
+
+
+def _measured(pid: int, run: Callable[[], list[Phase]]) -> list[Measured]:
     own, server, machine, began = _own_cpu(), tree_cpu_seconds(pid), machine_cpu_seconds(), time.perf_counter()
-    summaries = [summarize(phase) for phase in drive_together(port, traffic, patience=patience)]
+    summaries = [summarize(phase) for phase in run()]
     own, server, machine = _own_cpu() - own, tree_cpu_seconds(pid) - server, machine_cpu_seconds() - machine
     capacity = (time.perf_counter() - began) * (os.cpu_count() or 1)
     foreign = max(0.0, machine - server - own) / capacity
     return [Measured(summary=summary, cpu_seconds=server, foreign_share=foreign) for summary in summaries]
 
 
-def drive(port: int, requests: list[Request], load: Load, *, patience: float = 60.0) -> Phase:
-    """Send the requests in turn."""
+def drive(port: int, requests: list[Request], load: Load, *, gap: float = 0.0, patience: float = 60.0) -> Phase:
+    """Send the requests in turn. With a gap they go one by one, each so many seconds after the last answer."""
+    if gap:
+        return _drive_with_gaps(port, requests, load, gap=gap, patience=patience)
     (phase,) = drive_together(port, [(requests, load)], patience=patience)
     return phase
+
+
+def _drive_with_gaps(port: int, requests: list[Request], load: Load, *, gap: float, patience: float) -> Phase:
+    async def run() -> Phase:
+        generator = Generator(parse_url(f"127.0.0.1:{port}"), requests, patience=patience)
+        whole = Phase(load, began=time.perf_counter())
+        try:
+            while time.perf_counter() < whole.began + (load.seconds or 0.0):
+                await generator.run(single := Phase(Load(concurrency=1, num_requests=1)))
+                whole.samples += single.samples
+                await asyncio.sleep(gap)
+        finally:
+            generator.close()
+        return whole
+
+    return run_on_loop(run())
 
 
 def drive_together(port: int, traffic: Traffic, *, patience: float = 60.0) -> list[Phase]:

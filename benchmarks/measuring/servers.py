@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROUTE = "/v1/embeddings"
 _STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.02
+_LLAMA_FLAGS: tuple[str, ...] = ()
 
 
 class ServerFailed(Exception):
@@ -65,8 +66,24 @@ def _infinity(name: str, environment: Path, *flags: str) -> Recipe:
 
 def plain(model: Path) -> Recipe:
     """FastAPI over sentence-transformers."""
-    command = (sys.executable, "-m", "benchmarks.peers.plain_server", str(model), "{port}")
-    return Recipe("FastAPI + sentence-transformers", command, {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
+    return _plain("FastAPI + sentence-transformers", sys.executable, "sentence-transformers", model)
+
+
+def plain_onnx(environment: Path, model: Path) -> Recipe:
+    """FastAPI over ONNX Runtime, in the environment of benchmarks/peers/make_env.sh, with an exported model."""
+    return _plain("FastAPI + ONNX Runtime", str(environment.absolute() / "bin/python"), "onnxruntime", model)
+
+
+def _plain(name: str, python: str, library: str, model: Path) -> Recipe:
+    command = (python, "-m", "benchmarks.peers.plain_server", library, str(model), "{port}")
+    return Recipe(name, command, {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
+
+
+def llama(folder: Path, weights: str) -> Recipe:
+    """llama.cpp's server as benchmarks/peers/make_llama.sh made it; weights: f32, f16, bf16 or q8_0."""
+    command = (str(folder.absolute() / "bin/llama-server"), "--embedding", "--pooling", "mean", "--offline")
+    model = ("-m", str(folder.absolute() / f"{weights}.gguf"), "--host", "127.0.0.1", "--port", "{port}")
+    return Recipe(f"llama.cpp {weights}", (*command, *model, *_LLAMA_FLAGS))
 
 
 class RunningServer:

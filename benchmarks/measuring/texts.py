@@ -69,9 +69,16 @@ class Prose:
         """All of about the same length."""
         return self._corpus(name, [num_tokens] * num)
 
-    def _corpus(self, name: str, lengths: list[int]) -> Corpus:
-        texts = [self._text(length) for length in lengths]
+    def spread(self, name: str, num: int, *, num_tokens: tuple[int, int]) -> Corpus:
+        """Every length between two, both included, equally often."""
+        return self._corpus(name, [self._random.randint(*num_tokens) for _ in range(num)])
+
+    def given(self, name: str, texts: list[str]) -> Corpus:
+        """Somebody else's texts, with their tokens."""
         return Corpus(name, texts, [encoding.ids for encoding in self._tokenizer.encode_batch(texts)])
+
+    def _corpus(self, name: str, lengths: list[int]) -> Corpus:
+        return self.given(name, [self._text(length) for length in lengths])
 
     def _text(self, num_tokens: int) -> str:
         """The next words, up to the end of the last token that still has room."""

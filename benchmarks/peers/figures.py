@@ -1,13 +1,16 @@
 """The figures of each run, what several runs of a load come to, and their plot."""
 
+import itertools
+import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measuring.load import Measured
 from benchmarks.measuring.report import Report
 
+LOWEST_COSINE, SPEARMAN, MEMORY = "lowest cosine", "Spearman", "PSS MB"
 _IN_PLOT = ("mixed, 64 x 1", "mixed, 8 x 32")
 
 
@@ -90,21 +93,61 @@ def write_summary(report: Report, figures: Sequence[Figures], *, ours: str) -> N
             report.row({"load": case, "server": server, **cells, **spread, **(ratios if server != ours else {})})
 
 
+def write_side_by_side(
+    report: Report, figures: Sequence[Figures], facts: Mapping[str, Mapping[str, float]], *, ours: str
+) -> None:
+    """A row for each load and value, a column for each server: medians, and how many times as good ours is as it.
+
+    `facts`: what no load tells, by name and server. The last column has the server that ours does worst against.
+    """
+    for case in dict.fromkeys(one.case for one in figures):
+        servers = dict.fromkeys(one.server for one in figures if one.case == case)
+        for name in _judged(case):
+            values = {server: median(figures, case, server, _VALUES[name]) for server in servers}
+            report.row({"": f"{case}, {name}", **_beside(name, values, ours=ours)})
+    for name, facts_of in facts.items():
+        report.row({"": name, **_beside(name, facts_of, ours=ours)})
+
+
+def _beside(name: str, values: Mapping[str, float], *, ours: str) -> dict[str, str]:
+    cells = {server: _FORMS.get(name, _short)(value) for server, value in values.items()}
+    if name in _FIDELITY or ours not in values:
+        return cells
+    ratios = {server: how_good(name, values[ours], value) for server, value in values.items() if server != ours}
+    others = {server: ratio for server, ratio in ratios.items() if not server.startswith(ours) and ratio > 0}
+    cells |= {server: f"{cells[server]} ({ratio:.2f} x)" for server, ratio in ratios.items()}
+    worst = min(others, key=others.__getitem__, default="")
+    return cells | {f"{ours} at worst": f"{others[worst]:.2f} x ({worst})" if worst else ""}
+
+
 def write_extremes(report: Report, figures: Sequence[Figures], *, ours: str) -> None:
-    """For each server of others the loads in which ours does best and worst against it, by texts a second."""
-    for server in dict.fromkeys(one.server for one in figures if not one.server.startswith(ours)):
+    """For each server of ours and each of others, where ours does best and worst against it."""
+    servers = dict.fromkeys(one.server for one in figures)
+    for own, server in itertools.product(servers, servers):
+        if not own.startswith(ours) or server.startswith(ours):
+            continue
         ratios = {
-            case: median(figures, case, ours, _VALUES["texts/s"]) / median(figures, case, server, _VALUES["texts/s"])
-            for case in dict.fromkeys(one.case for one in figures if one.server == server)
+            f"{case}, {name}": how_good(name, *(median(figures, case, one, _VALUES[name]) for one in (own, server)))
+            for case in dict.fromkeys(one.case for one in figures)
+            for name in _judged(case)
         }
-        best, worst = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
-        report.row(
-            {
-                "against": server,
-                f"{ours} at best": f"{ratios[best]:.2f} x ({best})",
-                f"{ours} at worst": f"{ratios[worst]:.2f} x ({worst})",
-            }
-        )
+        found = sorted((ratio, where) for where, ratio in ratios.items() if ratio > 0)
+        at = {words: f"{found[n][0]:.2f} x ({found[n][1]})" for words, n in (("at best", -1), ("at worst", 0)) if found}
+        report.row({"server": own, "against": server, **at})
+
+
+def how_good(name: str, ours: float, theirs: float) -> float:
+    """Above 1 where ours is better: more texts a second, fewer milliseconds or MB. NaN where one has no figure."""
+    if not (ours > 0 and theirs > 0):
+        return math.nan
+    return ours / theirs if name == "texts/s" else theirs / ours
+
+
+def _judged(case: str) -> tuple[str, ...]:
+    """One request at a time tells how long it takes; the 99th percentile of few large ones is just the longest."""
+    if case.startswith("lone query"):
+        return ("p50 ms", "p99 ms")
+    return ("texts/s", "p99 ms") if case.endswith("x 1") else ("texts/s",)
 
 
 def _ratio(ours: float, theirs: float) -> str:
@@ -113,9 +156,11 @@ def _ratio(ours: float, theirs: float) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+_FIDELITY = (LOWEST_COSINE, SPEARMAN)
+_FORMS: dict[str, Callable[[float], str]] = {LOWEST_COSINE: "{:.6f}".format, SPEARMAN: "{:.2f}".format}
 _VALUES: dict[str, Callable[[Figures], float]] = {
     "texts/s": lambda one: one.texts_per_second,
     "p50 ms": lambda one: one.percentile_ms(50),

@@ -1,4 +1,9 @@
-"""The models that servers are compared on, and the forms in which other servers want them."""
+"""The models that servers are compared on, and the forms in which other servers want them.
+
+    python -m benchmarks.peers.models
+
+prints the folder of all-MiniLM-L6-v2.
+"""
 
 import os
 import shutil
@@ -24,6 +29,7 @@ class PeerModel:
     name: str
     title: str
     pooling: str  # "cls" or "mean": infinity's ONNX engine reads no modules.json
+    has_real_weights: bool
     make: Callable[[Path], Path]  # gives the model's folder; the argument is one to make it in
 
 
@@ -52,8 +58,8 @@ def bge_base(folder: Path) -> Path:
 MODELS = {
     model.name: model
     for model in (
-        PeerModel("minilm", "all-MiniLM-L6-v2", "mean", minilm),
-        PeerModel("bge-base", "a model of bge-base's shape with random weights", "cls", bge_base),
+        PeerModel("minilm", "all-MiniLM-L6-v2", "mean", True, minilm),
+        PeerModel("bge-base", "a model of bge-base's shape with random weights", "cls", False, bge_base),
     )
 }
 
@@ -74,3 +80,7 @@ def export_onnx(environment: Path, model: Path, folder: Path) -> Path:
     if ended.returncode:
         raise ExportFailed((ended.stderr.strip().splitlines() or ["it said nothing"])[-1])
     return folder
+
+
+if __name__ == "__main__":
+    print(minilm(Path()))

@@ -1,17 +1,18 @@
-"""The server that a competent person writes in an afternoon: FastAPI over sentence-transformers.
+"""The server that a competent person writes in an afternoon: FastAPI over sentence-transformers, or over ONNX Runtime.
 
-    python -m benchmarks.peers.plain_server MODEL_FOLDER PORT
+    python -m benchmarks.peers.plain_server sentence-transformers|onnxruntime MODEL_FOLDER PORT
 
-All texts that wait are encoded by one call, in a thread, so that the event loop stays free. The library sorts them by
-length and computes them in batches of 8: for mixed lengths on a CPU these take two thirds of the time of its default,
-32, since less is padding.
+All texts that wait are encoded by one call, in a thread, so that the event loop stays free. They are sorted by length
+and computed in batches of 8: for mixed lengths on a CPU these take two thirds of the time of the library's default, 32,
+since less is padding. Imports what an environment of make_env.sh has, and nothing of Embedline.
 """
 
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -19,10 +20,12 @@ import uvicorn
 from fastapi import FastAPI, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel
-from sentence_transformers import SentenceTransformer
 
 MAX_TEXTS = 256  # that are encoded by one call
 BATCH_SIZE = 8
+MAX_TOKENS = 256  # of a text, as all-MiniLM-L6-v2's own settings say
+
+Encode = Callable[[list[str]], NDArray[np.float32]]
 
 
 class Body(BaseModel):
@@ -32,17 +35,57 @@ class Body(BaseModel):
     model: str
 
 
-def make_app(folder: str) -> FastAPI:
-    """The application, its model loaded."""
-    model = SentenceTransformer(folder, device="cpu")
-    waiting: asyncio.Queue[tuple[list[str], asyncio.Future[NDArray[np.float32]]]] = asyncio.Queue()
+def sentence_transformers(folder: str) -> Encode:
+    """The library's own sorting and batches."""
+    from sentence_transformers import SentenceTransformer
 
-    # One thread of its own: torch gives each thread that calls it another team of threads.
-    thread = ThreadPoolExecutor(max_workers=1)
+    model = SentenceTransformer(folder, device="cpu")
 
     def encode(texts: list[str]) -> NDArray[np.float32]:
         rows: NDArray[np.float32] = model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
         return rows
+
+    return encode
+
+
+def onnxruntime(folder: str) -> Encode:
+    """An exported model (model.onnx) whose rows are means over the tokens, of length 1."""
+    from onnxruntime import InferenceSession
+    from tokenizers import Tokenizer
+
+    session = InferenceSession(f"{folder}/model.onnx", providers=["CPUExecutionProvider"])
+    names = {argument.name for argument in session.get_inputs()}
+    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    tokenizer.enable_truncation(MAX_TOKENS)
+    tokenizer.enable_padding()  # of each batch, to its longest text
+
+    def encode_batch(texts: list[str]) -> NDArray[np.float32]:
+        encodings = tokenizer.encode_batch(texts)
+        inputs = {
+            "input_ids": np.array([one.ids for one in encodings], np.int64),
+            "attention_mask": np.array([one.attention_mask for one in encodings], np.int64),
+            "token_type_ids": np.array([one.type_ids for one in encodings], np.int64),
+        }
+        (states, *_) = session.run(None, {name: inputs[name] for name in names})
+        mask = inputs["attention_mask"][:, :, None].astype(np.float32)
+        means: NDArray[np.float32] = (states * mask).sum(axis=1) / mask.sum(axis=1)
+        return np.asarray(means / np.linalg.norm(means, axis=1, keepdims=True), np.float32)
+
+    def encode(texts: list[str]) -> NDArray[np.float32]:
+        order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
+        groups = [order[at : at + BATCH_SIZE] for at in range(0, len(order), BATCH_SIZE)]
+        rows = np.concatenate([encode_batch([texts[at] for at in group]) for group in groups])
+        return rows[np.argsort(order)]
+
+    return encode
+
+
+def make_app(encode: Encode) -> FastAPI:
+    """The application, its model loaded."""
+    waiting: asyncio.Queue[tuple[list[str], asyncio.Future[NDArray[np.float32]]]] = asyncio.Queue()
+
+    # One thread of its own: torch gives each thread that calls it another team of threads.
+    thread = ThreadPoolExecutor(max_workers=1)
 
     async def encode_forever() -> None:
         while True:
@@ -75,5 +118,8 @@ def make_app(folder: str) -> FastAPI:
     return app
 
 
+LIBRARIES = {"sentence-transformers": sentence_transformers, "onnxruntime": onnxruntime}
+
 if __name__ == "__main__":
-    uvicorn.run(make_app(sys.argv[1]), host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
+    library, folder, port = sys.argv[1:]
+    uvicorn.run(make_app(LIBRARIES[library](folder)), host="127.0.0.1", port=int(port), log_level="warning")

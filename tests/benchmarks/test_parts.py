@@ -14,7 +14,15 @@ from benchmarks.measuring import processes, report
 from benchmarks.measuring.load import Measured
 from benchmarks.measuring.servers import Recipe, ServerFailed, running
 from benchmarks.measuring.texts import Corpus, Prose
-from benchmarks.peers.figures import Figures, median, write_extremes, write_summary
+from benchmarks.peers.figures import (
+    LOWEST_COSINE,
+    MEMORY,
+    Figures,
+    median,
+    write_extremes,
+    write_side_by_side,
+    write_summary,
+)
 from embedline import __version__
 from embedline.bench.summary import Summary
 from tests.server_e2e.expected import minilm
@@ -112,7 +120,7 @@ def test_medians_are_over_the_rounds_and_ratios_are_ours_to_theirs() -> None:
 
 
 def test_the_worst_ratio_is_shown_beside_the_best() -> None:
-    rates = {"short": (100.0, 40.0), "long": (10.0, 12.5), "mixed": (60.0, 60.0)}
+    rates = {"short, 64 x 1": (100.0, 40.0), "lone query": (10.0, 12.5), "mixed, 8 x 32": (60.0, 60.0)}
     runs = [
         figures("0", server, rate, case=case)
         for case, pair in rates.items()
@@ -121,7 +129,25 @@ def test_the_worst_ratio_is_shown_beside_the_best() -> None:
     written = report.Report("what", "title")
     write_extremes(written, runs, ours="ours")
     (row,) = written._tables[-1].rows
-    assert (row["ours at best"], row["ours at worst"]) == ("2.50 x (short)", "0.80 x (long)")
+    assert (row["at best"], row["at worst"]) == ("2.50 x (short, 64 x 1, texts/s)", "0.80 x (lone query, p50 ms)")
+
+
+def test_side_by_side_names_the_server_that_ours_does_worst_against() -> None:
+    runs = [figures("0", name, rate) for name, rate in (("ours", 100.0), ("a", 40.0), ("b", 125.0), ("ours int8", 1e3))]
+    facts = {LOWEST_COSINE: {"ours": 0.99997, "a": 1.0}, MEMORY: {"ours": 300.0, "a": 150.0}}
+    written = report.Report("what", "title")
+    write_side_by_side(written, runs, facts, ours="ours")
+    rates, cosines, memory = written._tables[-1].rows
+    assert list(rates.values()) == [
+        "load, texts/s",
+        "100",
+        "40 (2.50 x)",
+        "125 (0.80 x)",
+        "1000 (0.10 x)",
+        "0.80 x (b)",
+    ]
+    assert list(cosines.values()) == ["lowest cosine", "0.999970", "1.000000"]
+    assert list(memory.values()) == ["PSS MB", "300", "150 (0.50 x)", "0.50 x (a)"]
 
 
 def test_a_report_names_machine_versions_and_command_and_no_kernel_of_somebody(

@@ -1,10 +1,5 @@
-"""Rank correlation with graded pairs of sentences, as SemEval measures it: engines against sentence-transformers.
+"""Rank correlation with graded pairs of sentences, as SemEval measures it: engines against sentence-transformers."""
 
-text_pairs.tsv has 80 pairs of our own, graded from 0 (unrelated) to 5 (the same).
-"""
-
-import csv
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from benchmarks.measuring.graded_pairs import Pairs, correlation, graded_pairs, ranks
 from engine import registry
 from engine.model import model_folder
 from engine.types import Batch, EngineError, OutputKind
@@ -21,40 +17,16 @@ from tests.tiers import full
 from tokenizer_pool.messages import TokenizerSpec
 from tokenizer_pool.tokenizer import Tokenizer
 
-PAIRS = Path(__file__).with_name("text_pairs.tsv")
-
-
-@dataclasses.dataclass(frozen=True)
-class Pairs:
-    grades: list[float]
-    texts: list[str]  # first and second of each pair in turn
-
 
 @pytest.fixture(scope="module")
 def pairs() -> Pairs:
-    with PAIRS.open() as file:
-        rows = list(csv.reader(file, delimiter="\t"))
-    return Pairs([float(grade) for grade, *_ in rows], [text for _, *both in rows for text in both])
+    return graded_pairs()
 
 
 @pytest.fixture(scope="module")
 def expected(pairs: Pairs, minilm_folder: Path) -> float:
     model = SentenceTransformer(str(minilm_folder), device="cpu")
     return correlation(pairs.grades, model.encode(pairs.texts, show_progress_bar=False))
-
-
-def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """From 0 up; equal values share the mean of their ranks."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts + 1) / 2)[inverse]
-
-
-def correlation(grades: list[float], rows: NDArray[np.float32]) -> float:
-    """Spearman's, times 100, between the grades and the cosines of each pair's rows."""
-    unit = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float64)
-    cosines = (unit[0::2] * unit[1::2]).sum(axis=1)
-    return float(np.corrcoef(ranks(np.array(grades)), ranks(cosines.round(6)))[0, 1] * 100)
 
 
 def rows_of(texts: list[str], engine: str, folder: Path, **options: Any) -> NDArray[np.float32]:

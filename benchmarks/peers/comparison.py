@@ -1,0 +1,96 @@
+"""The servers that run side by side, and what each of them does with every load."""
+
+import contextlib
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measuring.graded_pairs import correlation, graded_pairs
+from benchmarks.measuring.load import measure, requests_of
+from benchmarks.measuring.processes import tree_peak_rss_mb, tree_pss_mb
+from benchmarks.measuring.report import Report
+from benchmarks.measuring.servers import Recipe, RunningServer, ServerFailed
+from benchmarks.peers.cases import Case
+from benchmarks.peers.figures import LOWEST_COSINE, MEMORY, SPEARMAN, Figures
+from embedline.bench.load import Load
+
+_WARM_UP_SECONDS = 2.0
+
+
+class Comparison:
+    """The servers that run, and the report that fills."""
+
+    def __init__(self, report: Report, *, is_quick: bool) -> None:
+        self.servers: list[RunningServer] = []
+        self.figures: list[Figures] = []
+        self.facts: defaultdict[str, dict[str, float]] = defaultdict(dict)  # what no load tells: name, server, value
+        self._report = report
+        self._is_quick = is_quick
+
+    def start(self, recipe: Recipe, stack: contextlib.ExitStack, first_text: str) -> None:
+        """Start it with an empty cache and again with a filled one, which then stays; time both to the first answer."""
+        cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        seconds: list[str] = []
+        with contextlib.ExitStack() as attempt:
+            try:
+                for is_last in (True,) if self._is_quick else (False, True):
+                    server = RunningServer(recipe, cache=cache)
+                    attempt.callback(server.stop)
+                    seconds.append(f"{server.wait_for_answer(first_text):.1f}")
+                    if not is_last:
+                        attempt.close()
+            except ServerFailed as error:
+                self._report.row({"server": recipe.name, "error": error})
+                return
+            stack.enter_context(attempt.pop_all())
+        self.servers.append(server)
+        names = ("first start s",) if self._is_quick else ("first start s", "second start s")
+        self._report.row({"server": recipe.name, **dict(zip(names, seconds, strict=True))})
+
+    def compare_rows(self, texts: Sequence[str], reference: str) -> None:
+        """Cosines between the rows of each server and those of the reference, and how each ranks graded pairs."""
+        rows, pairs, ranked = {}, graded_pairs(), {}
+        for server in self.servers:
+            try:
+                rows[server.name] = server.embed(texts)
+                ranked[server.name] = correlation(pairs.grades, server.embed(pairs.texts))
+            except (ServerFailed, OSError) as error:
+                self._report.row({"server": server.name, "error": error})
+        against = rows.get(reference)
+        for name, values in rows.items():
+            if against is None or name not in ranked:
+                continue
+            cosines = np.einsum("nd,nd->n", values, against) / (
+                np.linalg.norm(values, axis=1) * np.linalg.norm(against, axis=1)
+            )
+            self.facts[LOWEST_COSINE][name], self.facts[SPEARMAN][name] = float(cosines.min()), ranked[name]
+            cells = {LOWEST_COSINE: f"{cosines.min():.6f}", "mean cosine": f"{cosines.mean():.6f}"}
+            self._report.row({"server": name, "against": reference, **cells, SPEARMAN: f"{ranked[name]:.2f}"})
+
+    def warm_up(self, loads: Sequence[Case]) -> None:
+        """Some seconds of each load for each server, which nobody counts."""
+        for server in self.servers:
+            for case in loads:
+                requests = requests_of(server.port, case.corpus, batch_size=case.batch_size)
+                load = Load(concurrency=case.concurrency, seconds=_WARM_UP_SECONDS)
+                measure(server.process.pid, server.port, requests, load)
+
+    def run(self, case: Case, round_number: int) -> None:
+        """Every server gets the load, one after the other."""
+        for server in self.servers:
+            requests = requests_of(server.port, case.corpus, batch_size=case.batch_size)
+            load = Load(concurrency=case.concurrency, seconds=case.seconds)
+            measured = measure(server.process.pid, server.port, requests, load, gap=case.gap)
+            figures = Figures(str(round_number), case.name, server.name, case.corpus.tokens_per_text, measured)
+            self.figures.append(figures)
+            self._report.row(figures.row(), figures.raw())
+
+    def memory(self) -> None:
+        """After everything that was asked of them."""
+        for server in self.servers:
+            sizes = {MEMORY: tree_pss_mb(server.process.pid), "peak RSS MB": tree_peak_rss_mb(server.process.pid)}
+            self.facts[MEMORY][server.name] = sizes[MEMORY]
+            self._report.row({"server": server.name, **{name: f"{size:.0f}" for name, size in sizes.items()}})

@@ -1,0 +1,68 @@
+"""Which servers can be started here, and which can't and why."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measuring.report import Report
+from benchmarks.measuring.servers import Recipe, embedline, infinity, infinity_onnx, llama, plain, plain_onnx
+from benchmarks.peers.models import ExportFailed, PeerModel, export_onnx
+from engine.machine import host
+
+OURS = "Embedline"
+_LLAMA_WEIGHTS = ("f32", "f16", "bf16", "q8_0")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Folders, of which some may be missing."""
+
+    model: Path
+    onnx: Path  # empty, for the exported model
+    environment: Path  # of benchmarks/peers/make_env.sh
+    llama: Path  # of benchmarks/peers/make_llama.sh
+
+
+def recipes(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
+    """Embedline comes first."""
+    return [*_ours(model, places.model), *_pythons(model, places, report), *_llamas(model, places.llama, report)]
+
+
+def _ours(model: PeerModel, folder: Path) -> list[Recipe]:
+    """With its defaults and in the types that those may differ from. int8 is left out for random weights.
+
+    The rows of these say nothing of its fidelity.
+    """
+    flags = ("--model-id", str(folder), "--served-model-name", "m")
+    found = [embedline(*flags, name=OURS)]
+    if host.multiplies_bfloat16():
+        found.append(embedline(*flags, "--dtype", "float32", name=f"{OURS} float32"))
+    if host.multiplies_int8() and model.has_real_weights:
+        found.append(embedline(*flags, "--quantization", "int8", name=f"{OURS} int8"))
+    return found
+
+
+def _pythons(model: PeerModel, places: Places, report: Report) -> list[Recipe]:
+    environment, found = places.environment, [plain(places.model)]
+    if not (environment / "bin/infinity_emb").is_file():
+        report.note(
+            f"infinity-emb and ONNX Runtime are missing: make_env.sh {environment.name} makes their environment."
+        )
+        return found
+    found.append(infinity(environment, places.model))
+    try:
+        exported = export_onnx(environment, places.model, places.onnx)
+    except ExportFailed as error:
+        report.note(f"infinity-emb (ONNX) and FastAPI + ONNX Runtime are missing: {error}")
+        return found
+    found.append(infinity_onnx(environment, exported, pooling=model.pooling))
+    return [*found, plain_onnx(environment, exported)] if model.pooling == "mean" else found
+
+
+def _llamas(model: PeerModel, folder: Path, report: Report) -> list[Recipe]:
+    found = [weights for weights in _LLAMA_WEIGHTS if (folder / f"{weights}.gguf").is_file()]
+    if not model.has_real_weights:
+        return []
+    if not found or not (folder / "bin/llama-server").is_file():
+        report.note(f"llama.cpp is missing: benchmarks/peers/make_llama.sh {folder.name} makes it.")
+        return []
+    return [llama(folder, weights) for weights in found]
