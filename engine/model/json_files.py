@@ -73,14 +73,14 @@ def unread(key: str, file: str) -> ModelError:
     return ModelError(f"{key[:60]!r} in {file} may change rows, and is not read; if it changes nothing, take it out")
 
 
-def number_in(config: Json, *keys: str) -> int | None:
+def number_in(config: Json, *keys: str, file: str = "config.json") -> int | None:
     """The positive integer under the first key that has one, or None. Raises ModelError for another value."""
     for key in keys:
         value = config.get(key)
         if value is None or value == -1:  # XLNet writes -1 for "no limit"
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
-            raise ModelError(f"{key!r} in the model's files is not a positive number")
+            raise ModelError(f"{key!r} in {file} is not a positive number")
         return int(min(value, 1e30))
     return None
 

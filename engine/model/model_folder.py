@@ -200,7 +200,7 @@ def _config(folder: Path) -> Json:
     config = read_optional(folder / read_chain(folder).transformer_folder / "config.json")
     if config.get("is_encoder_decoder"):
         _check_encoder(folder, config)
-    config = {**object_in(config, "text_config"), **config}
+    config = {**object_in(config, "text_config", "config.json"), **config}
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelError("architectures in config.json is not a list of names")

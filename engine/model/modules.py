@@ -165,7 +165,7 @@ def _check_names(path: PurePosixPath, config: Json, row: str) -> None:
 
 
 def _number(path: PurePosixPath, config: Json, key: str) -> int:
-    number = number_in(config, key)
+    number = number_in(config, key, file=f"{path}/config.json")
     if number is None:
         raise ModelError(f"{path}/config.json has no {key}")
     return number

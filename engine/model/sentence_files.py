@@ -107,7 +107,7 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
         normalize=normalize,
         include_prompt=include_prompt,
         do_lower_case=lowers_case(transformer, transformer_file),
-        max_seqlen=length_in(transformer),
+        max_seqlen=length_in(transformer, transformer_file),
         max_seqlen_source=transformer_file,
         query_table=str(found.query_table) if found.query_table else "",
     )

@@ -35,9 +35,10 @@ _KNOWN = frozenset(
 _OF_ROLES = ("query_length", "document_length", "query_expansion")  # read for late interaction
 
 
-def length_in(options: Json) -> int | None:
-    """The longest sequence, in tokens; None if the options do not say."""
-    return number_in(_given(options, _OF_PROCESSOR), "model_max_length") or number_in(options, "max_seq_length")
+def length_in(options: Json, file: str) -> int | None:
+    """The longest sequence, in tokens; None if the options, which this file has, do not say."""
+    of_tokenizer = number_in(_given(options, _OF_PROCESSOR), "model_max_length", file=file)
+    return of_tokenizer or number_in(options, "max_seq_length", file=file)
 
 
 def lowers_case(options: Json, file: str) -> bool:

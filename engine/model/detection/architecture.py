@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.detection import library
-from engine.model.detection.config_keys import check_keys, check_sizes
+from engine.model.detection.config.keys import check_keys
+from engine.model.detection.config.rope import check_rope
+from engine.model.detection.config.values import check_agreement, check_values
 from engine.model.json_files import Json, read_optional
 from engine.model.known_code import table
 from engine.model.known_code.known_code import KnownCode
@@ -39,6 +41,7 @@ def architecture_of(
 
     Raises ModelError if it can't be served.
     """
+    check_values(config)
     model_type = config.get("model_type")
     code = _known_code(config, trusted)
     if code is None and (not isinstance(model_type, str) or not model_type):
@@ -54,7 +57,10 @@ def architecture_of(
             f"the installed transformers does not know the architecture {model_type!r} (model_type in config.json)"
             f"{instead and f'; {instead}'}"
         )
-    check_sizes(served)
+    layers = (code and code.layers) or str(served["model_type"])
+    check_agreement(config, layers, has_code=code is not None)
+    if code:
+        check_rope({**served, "model_type": layers}, library.keys_of(layers))
     if known:
         _check_class(config, code, classes, known_classes)
     return Architecture(

@@ -98,7 +98,7 @@ def _truncated_at(folder: Path) -> int | None:
     truncation = object_in(read_optional(folder / "tokenizer.json"), "truncation")
     if truncation.get("direction", "Right") != "Right":
         raise ModelError(f"{folder}/tokenizer.json truncates texts on the left (direction); only Right is supported")
-    return number_in(truncation, "max_length")
+    return number_in(truncation, "max_length", file="tokenizer.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def length_of(folder: Path, config: Json, files: SentenceFiles, *, padding_idx: 
     asked, source = files.max_seqlen, files.max_seqlen_source
     if asked is None:
         source = "tokenizer_config.json"
-        asked = number_in(read_optional(folder / source), "model_max_length") or _UNLIMITED
+        asked = number_in(read_optional(folder / source), "model_max_length", file=source) or _UNLIMITED
     if limit < 1:
         raise ModelError("config.json leaves no position for a token (max_position_embeddings)")
     if min(asked, limit) >= _UNLIMITED:

@@ -22,6 +22,7 @@ from engine.types import ModelError
 
 _STANFORD = "HF_ColBERT"
 _STANFORD_FILE = "artifact.metadata"
+_OPTIONS = "the Transformer module's file"
 _STANFORD_LAYER = "linear.weight"
 _QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180  # tokens, if a file of PyLate's or Stanford's does not say
 
@@ -52,10 +53,10 @@ def _of_pylate(files: Files, config: Json) -> Detected:
     late = LateInteraction(
         query_marker_id=ids["query"],
         document_marker_id=ids["document"],
-        query_length=number_in(config, "query_length") or _QUERY_LENGTH,
+        query_length=number_in(config, "query_length", file=CONFIG) or _QUERY_LENGTH,
         expansion_id=_expansion_id(vocabulary, None) if expands else None,
         attends_to_expansion=expands and bool(attends),
-        document_length=number_in(config, "document_length") or _DOCUMENT_LENGTH,
+        document_length=number_in(config, "document_length", file=CONFIG) or _DOCUMENT_LENGTH,
         skipped_ids=_ids(vocabulary, string.punctuation if words is None else words),
     )
     prompts = {name: prompt for name, prompt in prompts.items() if prompt or name not in markers}
@@ -79,10 +80,10 @@ def _of_modules(files: Files, config: Json) -> Detected:
     late = LateInteraction(
         query_marker_id=ids["query"],
         document_marker_id=ids["document"],
-        query_length=number_in(expansion, "length") or number_in(options, "query_length"),
+        query_length=number_in(expansion, "length", file=_OPTIONS) or number_in(options, "query_length", file=_OPTIONS),
         expansion_id=_expansion_id(vocabulary, expansion.get("token")) if expansion else None,
         attends_to_expansion=bool(expansion.get("attend")),
-        document_length=number_in(options, "document_length"),
+        document_length=number_in(options, "document_length", file=_OPTIONS),
         skipped_ids=_ids(vocabulary, skipping.get("skiplist_words") or ()),
     )
     prompts = {name: prompt for name, prompt in prompts.items() if ids.get(name) is None}
@@ -100,10 +101,10 @@ def _of_stanford(files: Files) -> Detected:
     late = LateInteraction(
         query_marker_id=vocabulary.needed(str(artifact.get("query_token_id") or "[unused0]")),
         document_marker_id=vocabulary.needed(str(artifact.get("doc_token_id") or "[unused1]")),
-        query_length=number_in(artifact, "query_maxlen") or _QUERY_LENGTH,
+        query_length=number_in(artifact, "query_maxlen", file=_STANFORD_FILE) or _QUERY_LENGTH,
         expansion_id=_expansion_id(vocabulary, None),
         attends_to_expansion=bool(artifact.get("attend_to_mask_tokens")),
-        document_length=number_in(artifact, "doc_maxlen"),
+        document_length=number_in(artifact, "doc_maxlen", file=_STANFORD_FILE),
         skipped_ids=_ids(vocabulary, string.punctuation if artifact.get("mask_punctuation", True) else ()),
     )
     step = _stanford_step(files, artifact)
@@ -119,7 +120,7 @@ def _stanford_step(files: Files, artifact: Json) -> Dense:
     """The projection layer, which is stored with the model's weights."""
     hidden_size = number_in(files.config, "hidden_size", "dim") or 0
     file = "model.safetensors"
-    shape: tuple[int, ...] = (number_in(artifact, "dim") or 0, hidden_size)
+    shape: tuple[int, ...] = (number_in(artifact, "dim", file=_STANFORD_FILE) or 0, hidden_size)
     if files.needs_weights:
         found = {each.name: shapes_in(each).get(_STANFORD_LAYER) for each in weight_files(files.folder)}
         file, shape = next(((name, each) for name, each in found.items() if each), ("", ()))

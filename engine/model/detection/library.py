@@ -43,6 +43,24 @@ def turns_by_layer(model_type: str) -> tuple[bool, bool]:
     return "rope_parameters[layer_type]" in text, ".update(rope_scaling)" in text
 
 
+def has_head_size(model_type: str) -> bool:
+    """Whether an architecture's heads have a size of their own where config.json does not say it."""
+    return re.search(r"^    head_dim: int(?: \| None)? = \d", _source(model_type), re.MULTILINE) is not None
+
+
+def has_padding(model_type: str) -> bool:
+    """Whether an architecture's table of tokens has a row for padding."""
+    return "padding_idx" in _source(model_type)
+
+
+@functools.cache
+def activations() -> frozenset[str]:
+    """The names of activations; empty if the source has another form."""
+    folder = _folder()
+    _, _, table = (_text(folder / "activations.py") if folder else "").partition("\nACT2CLS = {")
+    return frozenset(re.findall(r'^    "(\w+)":', table.partition("\n}")[0], re.MULTILINE))
+
+
 @functools.cache
 def keys_of_all() -> frozenset[str]:
     """The keys that every architecture reads, by the classes that all share, and some other words."""

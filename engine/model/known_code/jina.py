@@ -98,6 +98,7 @@ JINA_ABSOLUTE = replace(
     _FLASH,
     architecture="xlm-roberta-flash",
     is_ours=True,
+    layers="xlm-roberta",
     classes={name: name for name in (*(f"XLMRoberta{name}" for name in _XLM_ROBERTA), _COLBERT)},
     fixed={**_FLASH.fixed, "position_embedding_type": ("absolute",)},
     defaults={"position_embedding_type": "absolute"},
@@ -120,6 +121,7 @@ JINA_ADAPTERS = replace(
     sentence_module="custom_st.Transformer",
     architecture="jina_adapters",
     is_ours=True,
+    layers="jina_embeddings_v3",
     classes={f"XLMRoberta{name}": f"XLMRoberta{name}" for name in (*_XLM_ROBERTA, "LoRA")},
     same=_FLASH.same | _ADAPTERS,
     fixed={

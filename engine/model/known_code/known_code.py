@@ -50,6 +50,7 @@ class KnownCode:
     sentence_module: str = ""  # what modules.json calls its Transformer, if that is code too
     architecture: str = ""  # which computes the same: transformers' model_type, or a module of ours
     is_ours: bool = False  # whether that is a module of engine.transformers.models
+    layers: str = ""  # transformers' model_type with the same or similar layers; "" = there is none
     classes: Mapping[str, str] = field(default_factory=dict)  # the code's class -> the one that computes the same
     same: frozenset[str] = frozenset()  # keys that mean the same to both
     renamed: Mapping[str, str] = field(default_factory=dict)  # the code's key -> the other's, where a dot leads inside

@@ -121,6 +121,7 @@ NOMIC_MOE = replace(
     chosen_by=lambda config: bool(config.get("moe_every_n_layers")),
     architecture="nomic_bert_moe",
     is_ours=True,
+    layers="nomic_bert",
     same=NOMIC_BERT.same | set(_EXPERTS),
     fixed={
         **{key: values for key, values in NOMIC_BERT.fixed.items() if key not in (*_EXPERTS, "hidden_act")},

@@ -122,6 +122,7 @@ _LABSE = embedding(
     pooler_type="first_token_transform",
 )
 
+_SMALL_CHINESE = {**BERT, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8}
 _BGE_REPOSITORIES = (
     *(
         embedding(
@@ -151,7 +152,7 @@ _BGE_REPOSITORIES = (
             is_pickled=size != "small",
         )
         for size, family, ids in (
-            ("small", {**BERT, "hidden_size": 512, "intermediate_size": 2048}, _CHINESE_SMALL),
+            ("small", _SMALL_CHINESE, _CHINESE_SMALL),
             ("base", BERT, _CHINESE),
             ("large", BERT_LARGE, None),
         )

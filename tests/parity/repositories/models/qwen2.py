@@ -1,5 +1,6 @@
 """gte-Qwen2: Qwen2 with code of its own, for layers that see both ways and for a last token."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tests.parity.repositories.facts import Ids, Refused, Repository
@@ -41,6 +42,10 @@ QWEN2_FAMILY: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 151646,
 }
+_SIZES_7B = {
+    **{"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4},
+    "max_window_layers": 28,
+}
 _QWEN_ENDS = Ids(of="gte-Qwen2-1.5B-instruct", first="", last="<|endoftext|>", source=Source.VLLM_QWEN)
 _QWEN_TOKENIZER = {
     "auto_map": {"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast"]},
@@ -53,10 +58,10 @@ _DOUBT = (
 )
 
 
-def _gte(size: str, hidden_size: int, rows: tuple[Source, ...], doubt: str = "") -> Repository:
+def _gte(size: str, sizes: Mapping[str, int], rows: tuple[Source, ...], doubt: str = "") -> Repository:
     return embedding(
         f"Alibaba-NLP/gte-Qwen2-{size}-instruct",
-        {**QWEN2_FAMILY, "hidden_size": hidden_size},
+        {**QWEN2_FAMILY, **sizes},
         Words.QWEN,
         "last",
         length=32768,
@@ -69,8 +74,8 @@ def _gte(size: str, hidden_size: int, rows: tuple[Source, ...], doubt: str = "")
 
 
 REPOSITORIES: tuple[Repository, ...] = (
-    _gte("1.5B", 1536, (), _DOUBT),
-    _gte("7B", 3584, (Source.TEI_QWEN, Source.MTEB)),
+    _gte("1.5B", {}, (), _DOUBT),
+    _gte("7B", _SIZES_7B, (Source.TEI_QWEN, Source.MTEB)),
     embedding(
         "NovaSearch/stella_en_1.5B_v5",
         _STELLA,

@@ -7,7 +7,7 @@ word, so their values must be those without effect.
 from collections.abc import Collection, Iterator, Mapping
 
 from engine.model.detection import library
-from engine.model.detection.rope import check_rope, passed_over
+from engine.model.detection.config.rope import check_rope, passed_over
 from engine.model.json_files import Json
 from engine.model.known_code.known_code import COMMON, USUAL
 from engine.model.known_code.trust import TRUST, check_trusted
@@ -18,6 +18,7 @@ _CHANGES_ROWS: Mapping[str, tuple[object, ...]] = {
     **USUAL,
     "alibi": (False,),
     "causal": (False,),
+    "hidden_activation": ("gelu_pytorch_tanh",),
     "is_causal": (False,),
     "layer_norm_type": ("layer_norm",),
     "logn_attention_scale": (False,),
@@ -42,29 +43,6 @@ _OF_ALL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "per_layer_config": (({},), "it is not computed here"),
     "transformers_weights": ((), "weights are read from model.safetensors, or from the files that its index names"),
 }
-_SIZES = frozenset(
-    (
-        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-        *("head_dim", "sliding_window", "local_attention", "global_attn_every_n_layers", "sliding_window_pattern"),
-        *(
-            "max_position_embeddings",
-            "n_positions",
-            "n_embd",
-            "n_layer",
-            "n_head",
-            "n_inner",
-            "dim",
-            "hidden_dim",
-            "n_layers",
-            "n_heads",
-            "embedding_size",
-        ),
-    )
-)
-_UNLIMITED = ("xlnet",)  # which writes -1 for the number of positions
-_SWITCHES = frozenset(
-    ("is_causal", "is_decoder", "use_bidirectional_attention", "use_sliding_window", "attention_bias", "mlp_bias")
-)
 # Of files that are often met: what they were for is gone, or concerns training and the making of checkpoints.
 _HARMLESS = frozenset(
     (
@@ -77,23 +55,6 @@ _HARMLESS = frozenset(
         *("_sliding_window_pattern", "tie_weights_", "adapters", "bos_token", "eos_token"),
     )
 )
-
-
-def check_sizes(config: Json) -> None:
-    """Raises ModelError for a size that is no positive integer, or a switch that is neither true nor false.
-
-    Libraries differ in what they make of them: 0 may mean the default, or no window.
-    """
-    for key in _SWITCHES & config.keys():
-        if config[key] is not None and not isinstance(config[key], bool):
-            raise ModelError(f"{key!r} in config.json is neither true nor false")
-    for key in _SIZES & config.keys():
-        value = config[key]
-        if value == -1 and config.get("model_type") in _UNLIMITED:
-            continue
-        is_one = isinstance(value, list) or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
-        if value is not None and not is_one:
-            raise ModelError(f"{key!r} in config.json is not a positive integer")
 
 
 def check_keys(config: Json, trusted: Collection[str]) -> tuple[str, ...]:

@@ -107,6 +107,8 @@ def _check_kind(config: Json, rope: Json, name: str, read: Collection[str]) -> N
     kind, model_type = rope.get("rope_type", rope.get("type")), str(config["model_type"])
     if rope.get("type", kind) != kind:
         raise ModelError(f"rope_type and type of {name} in config.json name different angles; leave out one of them")
+    if kind is None and name.startswith("rope_scaling"):
+        raise ModelError(f"{name} in config.json has no rope_type, without which it would be passed over")
     if rope.get("factor") not in (None, 1) and kind in (None, "default"):
         raise ModelError(f"'factor' of {name} in config.json has no rope_type, so it would be passed over")
     if model_type.startswith("phi") and kind in _OLD_LONGROPE and kind in read:
