@@ -23,7 +23,7 @@ _REFUSED = 2  # the exit code of a model that can't be compiled
 
 def compile_in_child(engine: str, options: LoadOptions) -> None:
     """Have a child compile the model for an engine of engine.registry. Raises ModelError with the child's line."""
-    asked = {"engine": engine, "options": to_json(dataclasses.replace(options, compiles_in_child=False))}
+    asked = {"engine": engine, "options": to_json(dataclasses.replace(options, compiled=None, compiles_in_child=False))}
     child = subprocess.run(
         [sys.executable, "-P", "-m", "engine.compile", str(os.getpid())],
         input=json.dumps(asked).encode(),

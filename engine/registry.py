@@ -15,7 +15,14 @@ logger = logging.getLogger("embedline.engine")
 
 AUTO = "auto"
 CPU, CUDA = "cpu", "cuda"  # kinds of devices
-FAKE, FUSED, STATIC, TENSORRT_LLM, TRANSFORMERS = "fake", "fused", "static", "tensorrt-llm", "transformers"
+FAKE, FUSED, OPENVINO, STATIC, TENSORRT_LLM, TRANSFORMERS = (
+    "fake",
+    "fused",
+    "openvino",
+    "static",
+    "tensorrt-llm",
+    "transformers",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +46,7 @@ ENGINES = {
     for row in (
         EngineRow(name=FAKE, module="engine.fake"),
         EngineRow(
-            name="openvino",
+            name=OPENVINO,
             module="engine.cpu.loading",
             packages=("openvino", "torch", "transformers"),
             kinds=(CPU,),

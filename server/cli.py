@@ -46,6 +46,15 @@ _CHANGE_ROWS = (
     "tensorrt_llm_model_class",
     "convert",
 )
+_CHANGE_GRAPHS = (
+    "task",
+    "template",
+    "pooling",
+    "trust_config_key",
+    "max_input_length",
+    "quantization",
+    "convert",
+)
 
 
 def version() -> None:
@@ -136,6 +145,21 @@ def quantize(
     sys.exit(run(_of_model(model, words), out))
 
 
+def compile_model(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the hub.")],
+    *,
+    out: Annotated[str, typer.Option(metavar="DIR", help="The new folder: one that is not there yet, or is empty.")],
+    **words: Any,
+) -> None:
+    """Compile a model for the openvino engine of any machine: `embedline serve --compiled-model DIR` takes the folder.
+
+    A start from it needs neither torch nor transformers. It serves every --dtype, and the self-test is run again there.
+    """
+    from server.commands.compile import compile_model as run
+
+    sys.exit(run(_of_model(model, words), out))
+
+
 def doctor(
     *,
     config: Annotated[str | None, typer.Option(metavar="FILE", help=_CONFIG_HELP)] = None,
@@ -203,7 +227,7 @@ def make_app(*, only: str | None = None) -> typer.Typer:
             continue
         command, flags = _COMMANDS[name]
         if flags:
-            app.command(cls=GroupedCommand)(with_flags(_one_line_for_errors()(command), flags))
+            app.command(name, cls=GroupedCommand)(with_flags(_one_line_for_errors()(command), flags))
         else:
             app.command()(command)
     return app
@@ -221,6 +245,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], list[Flag]]] = {
     "serve": (serve, [*_MODEL_FLAGS, *_SERVER_FLAGS]),
     "inspect": (inspect, _named(*_HUB, *(name for name in _OF_REAL_MODELS if name != "model_id"))),
     "verify": (verify, _named(*_HUB, *_CHANGE_ROWS, "compiled_cache")),
+    "compile": (compile_model, _named(*_HUB, *_CHANGE_GRAPHS, "compiled_cache", "cpu_threads")),
     "doctor": (doctor, _named(*_HUB, *_OF_REAL_MODELS, "compiled_cache", "engine_python")),
     "convert": (convert, _named(*_HUB, "template")),
     "quantize": (quantize, _named(*_HUB)),

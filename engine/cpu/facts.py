@@ -1,4 +1,4 @@
-"""The options that a model is compiled with, and the results of its self-test."""
+"""The results of a compiled model's self-test."""
 
 import math
 from collections.abc import Mapping
@@ -6,17 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.selftest.fidelity import Fidelity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """Options that a compiled model depends on."""
-
-    engine: str
-    dtype: str  # "float32", "bfloat16"; "auto" = bfloat16 if its rows are near enough, else float32
-    quantization: str  # "none", "int8"
-    pooling: str  # and the steps after it; fidelity is measured on these rows
-    computes: str  # what the compiled model gives: "token rows", or its head's scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ class Cache:
         except OSError as error:
             raise ModelError(f"there is no folder to make the model in: {one_line(error)}") from error
         try:
-            _check_room(folder, num_bytes)
+            check_room(folder, num_bytes)
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -93,7 +93,7 @@ class Cache:
         root = self._writable_root()
         try:
             if root is not None:
-                _check_room(root, num_bytes)
+                check_room(root, num_bytes)
         except ModelError as error:
             logger.warning("the model is not cached: %s", error)
             return None
@@ -162,7 +162,7 @@ def _last_use(entry: Path) -> int:
     return entry.stat().st_mtime_ns
 
 
-def _check_room(folder: Path, num_bytes: int) -> None:
+def check_room(folder: Path, num_bytes: int) -> None:
     """Raises ModelError. What a library writes to a full disk it may cut short without an error."""
     free = shutil.disk_usage(folder).free
     if free < num_bytes:

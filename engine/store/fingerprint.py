@@ -1,4 +1,6 @@
-"""Digests of files, and the key of a model in the cache: a digest of all that it was made from.
+"""Digests of files, and keys of models: digests of all that they were made from.
+
+A model in the cache of one machine has a cheap key. What goes to another machine has whole SHA-256 sums.
 
 Imports none of the libraries whose versions it reads.
 """
@@ -10,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 _ENGINE = Path(__file__).parents[1]
+_SMALL = ("config.json", "hf_quant_config.json")
+_INDEX_AND_TOKENIZER = ("model.safetensors.index.json", "tokenizer.json")
 _BLOCK = 64 << 10  # bytes
 _NUM_BLOCKS = 64
 
@@ -31,8 +35,12 @@ def key(
 
     Raises OSError where a file can't be read.
     """
-    parts = [_model_files(folder, others), _versions(packages), source(sources), dict(choices)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return of_json([_model_files(folder, others), versions(packages), source(sources), dict(choices)])[:32]
+
+
+def of_json(values: object) -> str:
+    """A digest of what is fit for JSON."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def source(patterns: Iterable[str]) -> str:
@@ -52,16 +60,27 @@ def _model_files(folder: Path, others: Iterable[Path]) -> dict[str, str]:
     reading gigabytes would take seconds. A change in place changes that time; other weights with the same time differ
     in nearly every byte.
     """
-    small = (folder / name for name in ("config.json", "hf_quant_config.json"))
-    large = (*folder.glob("*.safetensors"), *others, folder / "model.safetensors.index.json", folder / "tokenizer.json")
+    small = (folder / name for name in _SMALL)
     found = {file.name: whole(file) for file in small if file.is_file()}
     timed = {
-        str(file.relative_to(folder)): f"{file.stat().st_mtime_ns} {sampled(file)}" for file in large if file.is_file()
+        str(file.relative_to(folder)): f"{file.stat().st_mtime_ns} {sampled(file)}" for file in _large(folder, others)
     }
     return found | timed
 
 
-def _versions(packages: Iterable[str]) -> dict[str, str]:
+def sums(folder: Path, others: Iterable[Path] = ()) -> dict[str, str]:
+    """The SHA-256 of every byte of the files that `key` counts, by their path in the folder. Raises OSError."""
+    files = [*(folder / name for name in _SMALL), *_large(folder, others)]
+    return {file.relative_to(folder).as_posix(): whole(file) for file in files if file.is_file()}
+
+
+def _large(folder: Path, others: Iterable[Path]) -> list[Path]:
+    found = (*folder.glob("*.safetensors"), *others, *(folder / name for name in _INDEX_AND_TOKENIZER))
+    return [file for file in found if file.is_file()]
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Of installed packages by name; "" of one that is not installed."""
     installed = {package: list(metadata.distributions(name=package)) for package in packages}
     return {package: found[0].version if found else "" for package, found in installed.items()}
 

@@ -17,8 +17,8 @@ class ModelSettings:
         "Model",
         "The model: a local folder, or a name on the Hugging Face hub. The hub's local cache is searched first. The "
         "default is small and fast on a laptop. Repeat the flag to serve several models; clients choose by the served "
-        "name. Then repeat --revision and --served-model-name in the same order, or leave them out. Every other flag "
-        "applies to all models. The environment variable names one model.",
+        "name. Then repeat --revision, --served-model-name and --compiled-model in the same order, or leave them out. "
+        "Every other flag applies to all models. The environment variable names one model.",
         is_own=True,
     )
     revision: str | None = flag(
@@ -142,6 +142,15 @@ class ModelSettings:
         "load. int8 is for CPUs, fp8 for GPUs of compute capability 8.9 or more. auto changes nothing on a CPU; on a "
         "GPU it uses fp8 for large models. none never quantizes.",
         one_of=("none", "auto", "fp8", "int8"),
+    )
+    compiled_model: str | None = flag(
+        None,
+        "Engine",
+        "A folder that `embedline compile` made of this model, in an image or on a volume, for the openvino engine: "
+        "nothing is converted at a first start, and neither torch nor transformers is imported. Every byte is compared "
+        "with its sums, and the self-test is run again on this CPU. If it is of another model or version, or damaged, "
+        "the log says so, and the model is compiled as without it.",
+        is_own=True,
     )
     attention: str = flag(
         "auto",

@@ -1,5 +1,7 @@
 """The options that an engine gets to load a model."""
 
+from pathlib import Path
+
 from engine.machine.cuda_driver import Gpu
 from engine.messages import FakeOptions, LoadOptions
 from server.supervisor.planning.model_plan import ModelPlan
@@ -33,6 +35,7 @@ def engine_options(
         num_threads=num_threads,
         cache_dir=cache_dir,
         max_cache_bytes=max_cache_bytes,
+        compiled=_absolute(settings.compiled_model),
         compiles_in_child=True,
         memory_share=memory_share,
         gpu=_gpu(model, device),
@@ -58,3 +61,8 @@ def _fake_options(model: ModelPlan) -> FakeOptions:
 def _gpu(model: ModelPlan, device: str) -> Gpu | None:
     """As the driver describes it; None for the CPU."""
     return next((gpu for gpu in model.devices.gpus if gpu.device == device), None)
+
+
+def _absolute(folder: str | None) -> str | None:
+    """For a process with another working directory."""
+    return None if folder is None else str(Path(folder).expanduser().absolute())

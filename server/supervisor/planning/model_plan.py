@@ -93,6 +93,7 @@ def plan_model(
     if folder.is_static and engine != registry.FAKE:
         engine, reason = _static_engine(model)
         chosen = devices.choose(registry.CPU, Work(engine, model.dtype, model.quantization), Cuda())
+    _check_compiled(model, engine, chosen)
     around, truncation = _of_tokenizer(folder)
     shortened = _shortened(folder, model.max_input_length)
     if engine == registry.TENSORRT_LLM:
@@ -207,6 +208,17 @@ def tensorrt_llm_flags(model: ModelSettings) -> ModelFlags:
         is_stock=model.tensorrt_llm_model_class == STOCK,
         records_graphs=model.tensorrt_llm_cuda_graphs,
     )
+
+
+def _check_compiled(model: ModelSettings, engine: str, chosen: Devices) -> None:
+    """Raises SettingsError where --compiled-model would have no effect, or names no folder."""
+    if model.compiled_model is None:
+        return
+    if engine not in (registry.AUTO, registry.OPENVINO) or chosen.kind != registry.CPU:
+        where = f"{engine} on {', '.join(chosen.names)}"
+        raise SettingsError(f"--compiled-model is for the openvino engine on the CPU, and this model gets {where}")
+    if not Path(model.compiled_model).expanduser().is_dir():
+        raise SettingsError(f"--compiled-model is not a folder: {model.compiled_model}")
 
 
 def _int8_ranges(model: ModelSettings, folder: ModelFolder, engine: str) -> Int8Ranges | None:

@@ -5,52 +5,22 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.cpu import loading
+from engine.cpu import keys, loading
 from engine.cpu.facts import Facts
 from engine.model.with_options import read_with
 from engine.selftest.fidelity import Fidelity
 from engine.store import fingerprint
 from engine.store.cache import Cache
 from tests.engine.cpu.engines import difference, load, options, pooled
+from tests.engine.cpu.fresh_start import start
 from tests.engine.tiny_models import arbitrary, save
 from tests.tiers import full
-
-START = """
-import json, sys
-from engine.cpu import loading
-from engine.messages import LoadOptions
-given = LoadOptions(**json.loads(sys.argv[1]))
-engine = loading.load(name="m", reason="", options=given)
-heavy = ("torch", "transformers", "openvino_telemetry", "openvino.tools.ovc.convert")
-print(json.dumps([[module for module in heavy if module in sys.modules], engine.info.notes[0]]))
-"""
-UNSET = ("XDG_CACHE_HOME",)  # set by whatever runs these tests
-
-
-def start(folder: Path, **others: object) -> tuple[list[str], str]:
-    """In a new process: which heavy modules the start imported, and what is noted."""
-    given = json.dumps(dataclasses.asdict(options(folder, **others)))
-    with tempfile.TemporaryDirectory() as home:
-        answer = subprocess.run(
-            [sys.executable, "-c", START, given],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={key: value for key, value in os.environ.items() if key not in UNSET} | {"HOME": home},
-        )
-    assert answer.returncode == 0, answer.stderr
-    assert not answer.stderr.strip(), answer.stderr
-    modules, note = json.loads(answer.stdout)
-    return modules, note
 
 
 def entries(cache_dir: Path) -> list[Path]:
@@ -285,9 +255,9 @@ def test_a_disk_that_fails_is_only_warned_of(
 )
 def test_other_code_makes_other_models(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(fingerprint._ENGINE, tmp_path / "engine")
-    before = fingerprint.source(loading._SOURCES)
+    before = fingerprint.source(keys.SOURCES)
     monkeypatch.setattr(fingerprint, "_ENGINE", tmp_path / "engine")
-    assert fingerprint.source(loading._SOURCES) == before
+    assert fingerprint.source(keys.SOURCES) == before
     with (tmp_path / "engine" / file).open("a") as stream:
         stream.write("# changed")
-    assert fingerprint.source(loading._SOURCES) != before
+    assert fingerprint.source(keys.SOURCES) != before

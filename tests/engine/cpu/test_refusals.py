@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import registry
-from engine.cpu import memory
-from engine.cpu.conversion import selftest
+from engine.cpu import memory, selftest
 from engine.cpu.executor import Executor
 from engine.cpu.executors import openvino
 from engine.machine import cores, host

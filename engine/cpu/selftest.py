@@ -1,4 +1,5 @@
-"""Compares a freshly compiled model with transformers' own rows, before it serves. Knows torch.
+"""Compares a compiled model with transformers' own rows, before it serves: on the machine that converted it, and again
+on one that gets it from there. Imports no torch.
 
 Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
 """
@@ -6,28 +7,18 @@ Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from engine.cpu.conversion.graph import Graph
 from engine.cpu.executor import Executor, Run
 from engine.cpu.minibatch import cut, padded
 from engine.machine.failures import one_line
-from engine.model.model_folder import ModelFolder
 from engine.rows.pooling_numpy import Pooling
-from engine.selftest import sample_ids
-from engine.selftest.comparison import agreement, batch_of, is_near, not_finite
+from engine.selftest.comparison import agreement, batch_of, is_near
 from engine.selftest.fidelity import Fidelity, fidelity
 from engine.selftest.sample_ids import Sequences
-from engine.selftest.sentences import SENTENCES
-from engine.selftest.trial import Trial, trial
 from engine.types import EXPANSION_TOKEN, Batch, ModelError
 
-_RowsOfEach = list[NDArray[np.float32]]  # [S, D] of each sequence
-
-_LONGEST = 1024  # tokens; longer sequences would take seconds
-# More than others try, because a conversion takes long anyway. 140: see `_num_hidden`.
-_SEQLENS = (8, 140, _LONGEST)
+RowsOfEach = list[NDArray[np.float32]]  # [S, D] of each sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,37 +26,13 @@ class Reference:
     """Sequences and the rows that transformers gives for them, one sequence at a time."""
 
     sequences: Sequences  # int32 [S] each
-    rows: _RowsOfEach
+    rows: RowsOfEach
     hides_tokens: bool = False  # whether the last half of each sequence is hidden from the other tokens
 
     @property
     def dimensions(self) -> int:
         """D."""
         return int(self.rows[0].shape[1])
-
-
-def samples(folder: ModelFolder) -> Trial:
-    """Arbitrary ids. Raises ModelError if config.json or the weights' headers can't be read."""
-    return trial(folder, kind="cpu", seqlens=_SEQLENS)
-
-
-def texts(folder: ModelFolder) -> Sequences:
-    """English sentences and paragraphs, and all of them as one text: what rounding does to rows depends on the text.
-
-    Raises ModelError if the tokenizer can't be read.
-    """
-    return sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=_LONGEST)
-
-
-def compute_reference(model: Graph, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
-    """Raises ModelError if the model does not run, or gives rows that are not finite."""
-    try:
-        rows = [_run_original(model, sequence, _num_hidden(sequence) if hides_tokens else 0) for sequence in sequences]
-    except Exception as error:
-        raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
-    if not all(np.isfinite(of_one).all() for of_one in rows):
-        raise not_finite("transformers", "float32")
-    return Reference(sequences, rows, hides_tokens)
 
 
 def check_difference(executor: Executor, reference: Reference, *, pad_id: int, dtype: str) -> float:
@@ -92,28 +59,18 @@ def measure(executor: Executor, reference: Reference, *, pad_id: int, pooling: P
     return min((fidelity(rows, expected) for rows in both), key=lambda found: found.min_cosine)
 
 
-@torch.inference_mode()
-def _run_original(model: Graph, sequence: NDArray[np.int32], num_hidden: int) -> NDArray[np.float32]:
-    ids, mask = torch.tensor(sequence, dtype=torch.int64)[None], None
-    if num_hidden:
-        mask = torch.ones_like(ids)
-        mask[:, -num_hidden:] = 0
-    rows: NDArray[np.float32] = model(ids, mask)[0].numpy()
-    return rows if model.is_per_token else rows[None]
-
-
-def _num_hidden(sequence: NDArray[np.int32]) -> int:
+def num_hidden(sequence: NDArray[np.int32]) -> int:
     """Tokens at the end of a sequence that are hidden from the others. If the last 70 of 140 are hidden, ModernBERT's
     window of 64 to either side leaves the last token none that it can see.
     """
     return len(sequence) // 2
 
 
-def _pooled(token_rows: _RowsOfEach, pooling: Pooling) -> NDArray[np.float32]:
+def _pooled(token_rows: RowsOfEach, pooling: Pooling) -> NDArray[np.float32]:
     return np.concatenate([pooling(rows[None], np.array([len(rows)], np.int32)) for rows in token_rows])
 
 
-def _rows(executor: Executor, reference: Reference, *, pad_id: int) -> tuple[_RowsOfEach, _RowsOfEach]:
+def _rows(executor: Executor, reference: Reference, *, pad_id: int) -> tuple[RowsOfEach, RowsOfEach]:
     """Of each sequence, computed together on one core, and each alone on all. Raises ModelError."""
     alone = executor.wide or executor.streams[-1]
     batch = _batch(reference.sequences, hides_tokens=reference.hides_tokens)
@@ -132,11 +89,11 @@ def _batch(sequences: Sequences, *, hides_tokens: bool) -> Batch:
     if hides_tokens:
         types = np.zeros(sum(map(len, sequences)), np.int32)
         for sequence, end in zip(sequences, np.cumsum([len(each) for each in sequences]), strict=True):
-            types[end - _num_hidden(sequence) : end] = EXPANSION_TOKEN
+            types[end - num_hidden(sequence) : end] = EXPANSION_TOKEN
     return batch_of(sequences, token_type_ids=types)
 
 
-def _run(run: Run, executor: Executor, batch: Batch, *, pad_id: int) -> _RowsOfEach:
+def _run(run: Run, executor: Executor, batch: Batch, *, pad_id: int) -> RowsOfEach:
     """The rows of each sequence, computed as one batch."""
     rows: dict[int, NDArray[np.float32]] = {}
     try:
@@ -149,7 +106,7 @@ def _run(run: Run, executor: Executor, batch: Batch, *, pad_id: int) -> _RowsOfE
     return [rows[number] for number in range(batch.num_seqs)]
 
 
-def _of_each(found: NDArray[np.float32], seqlens: NDArray[np.int32]) -> _RowsOfEach:
+def _of_each(found: NDArray[np.float32], seqlens: NDArray[np.int32]) -> RowsOfEach:
     if found.ndim == 2:
         return [row[None].copy() for row in found]
     return [rows[:seqlen].copy() for rows, seqlen in zip(found, seqlens, strict=True)]

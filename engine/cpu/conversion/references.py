@@ -1,0 +1,57 @@
+"""What a freshly compiled model is compared with: sequences, and the rows that transformers itself gives. Knows torch.
+
+Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.cpu.conversion.graph import Graph
+from engine.cpu.selftest import Reference, num_hidden
+from engine.machine.failures import one_line
+from engine.model.model_folder import ModelFolder
+from engine.selftest import sample_ids
+from engine.selftest.comparison import not_finite
+from engine.selftest.sample_ids import Sequences
+from engine.selftest.sentences import SENTENCES
+from engine.selftest.trial import Trial, trial
+from engine.types import ModelError
+
+_LONGEST = 1024  # tokens; longer sequences would take seconds
+# More than others try, because a conversion takes long anyway. 140: see `num_hidden`.
+_SEQLENS = (8, 140, _LONGEST)
+
+
+def samples(folder: ModelFolder) -> Trial:
+    """Arbitrary ids. Raises ModelError if config.json or the weights' headers can't be read."""
+    return trial(folder, kind="cpu", seqlens=_SEQLENS)
+
+
+def texts(folder: ModelFolder) -> Sequences:
+    """English sentences and paragraphs, and all of them as one text: what rounding does to rows depends on the text.
+
+    Raises ModelError if the tokenizer can't be read.
+    """
+    return sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=_LONGEST)
+
+
+def compute_reference(model: Graph, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:
+    """Raises ModelError if the model does not run, or gives rows that are not finite."""
+    try:
+        rows = [_run_original(model, sequence, num_hidden(sequence) if hides_tokens else 0) for sequence in sequences]
+    except Exception as error:
+        raise ModelError(f"the model does not run on token ids alone: {one_line(error)}") from error
+    if not all(np.isfinite(of_one).all() for of_one in rows):
+        raise not_finite("transformers", "float32")
+    return Reference(sequences, rows, hides_tokens)
+
+
+@torch.inference_mode()
+def _run_original(model: Graph, sequence: NDArray[np.int32], hidden: int) -> NDArray[np.float32]:
+    ids, mask = torch.tensor(sequence, dtype=torch.int64)[None], None
+    if hidden:
+        mask = torch.ones_like(ids)
+        mask[:, -hidden:] = 0
+    rows: NDArray[np.float32] = model(ids, mask)[0].numpy()
+    return rows if model.is_per_token else rows[None]

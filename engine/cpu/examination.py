@@ -1,0 +1,89 @@
+"""Compiles a converted model and tests it: chooses the dtype, and refuses wrong rows. Imports no torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.cpu import selftest
+from engine.cpu.choices import Choices
+from engine.cpu.executor import Executor
+from engine.cpu.facts import Facts
+from engine.cpu.outputs import Makers, Pooled
+from engine.cpu.selftest import Reference
+from engine.selftest.fidelity import Fidelity
+from engine.types import ModelError, OutputKind
+
+_MIN_INT8_COSINE = 0.97  # of any row to its float32 row, without the mean row
+
+Open = Callable[[str], Executor]  # compiles the converted model in a dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What is known of a converted model before it is compiled. The references are rows of the original."""
+
+    references: tuple[Reference, ...]  # of arbitrary ids, which the compiled model has to give; none if quantized
+    of_texts: Reference | None  # of English texts, where the loss of fewer bits is to be measured
+    notes: tuple[str, ...]  # what the self-test leaves out
+    num_products: int  # quantized matrix products
+    dimensions: int  # see Facts
+    pad_id: int  # see Facts
+
+
+def examine(
+    open_in: Open, converted: Converted, choices: Choices, *, makers: Makers, is_new: bool = True
+) -> tuple[Executor, Facts]:
+    """Run the self-test. Returns the executor that serves. Raises ModelError if the compiled model fails it.
+
+    is_new: False of a model whose float32 form another machine has compared with transformers. Then only what serves is
+    compiled and compared, which halves a start.
+    """
+    found, difference = None, None
+    dtype = "float32" if choices.dtype == "auto" else choices.dtype
+    if choices.quantization != "none":
+        executor = open_in(dtype)
+        found = _fidelity(executor, converted, makers)
+        _check_int8(found)
+    elif choices.dtype == "auto":
+        if is_new:
+            difference = _difference(open_in(dtype), converted, dtype=dtype)  # memory holds one
+        executor = open_in("bfloat16")
+        found = _fidelity(executor, converted, makers)
+        if found.is_hardly_lower:
+            dtype = "bfloat16"
+        else:
+            del executor
+            executor = open_in(dtype)
+            difference = _difference(executor, converted, dtype=dtype) if difference is None else difference
+    else:
+        executor = open_in(dtype)
+        difference = _difference(executor, converted, dtype=dtype)
+    facts = Facts(
+        dimensions=converted.dimensions,
+        pad_id=converted.pad_id,
+        dtype=dtype,
+        difference=difference,
+        fidelity=found,
+        num_products=converted.num_products,
+        left_out="; ".join(converted.notes),
+    )
+    return executor, facts
+
+
+def _difference(executor: Executor, converted: Converted, *, dtype: str) -> float:
+    pad_id = converted.pad_id
+    return max(selftest.check_difference(executor, each, pad_id=pad_id, dtype=dtype) for each in converted.references)
+
+
+def _fidelity(executor: Executor, converted: Converted, makers: Makers) -> Fidelity:
+    pooled = makers[OutputKind.POOLED]
+    assert isinstance(pooled, Pooled)
+    assert converted.of_texts is not None
+    return selftest.measure(executor, converted.of_texts, pad_id=converted.pad_id, pooling=pooled.pooling)
+
+
+def _check_int8(found: Fidelity) -> None:
+    if not found.min_cosine >= _MIN_INT8_COSINE:
+        raise ModelError(
+            f"--quantization int8 costs this model too much: {found.in_words}, and a cosine of {_MIN_INT8_COSINE} is "
+            f"asked for; serve it with --quantization none"
+        )

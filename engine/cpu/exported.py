@@ -1,0 +1,111 @@
+"""Compiled models that travel: what `embedline compile` writes, and another machine's start takes. Imports no torch.
+
+Such a folder has OpenVINO's graph and its weights in float32 or int8, from which any CPU makes what it computes with;
+the sequences of the self-test with transformers' rows, so that it is run again there without transformers; and a
+manifest with the SHA-256 of each of these files and of the model's own. Nothing in it depends on a CPU.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.cpu import keys
+from engine.cpu.choices import Choices
+from engine.cpu.examination import Converted
+from engine.cpu.selftest import Reference
+from engine.model.model_folder import ModelFolder
+from engine.store import fingerprint, manifest
+from engine.store.manifest import Json
+
+_ROWS = "rows.npz"  # plain arrays; numpy reads pickled ones only where it is asked to
+_Arrays = dict[str, NDArray[np.generic]]
+
+
+def write(target: Path, converted: Converted, folder: ModelFolder, choices: Choices) -> str:
+    """Add to a folder with a converted model what makes it an entry that travels. Returns its key. Raises OSError."""
+    made_for = {**keys.parts(folder, choices), "files": keys.sums(folder)}
+    sets = [*converted.references, *([converted.of_texts] if converted.of_texts else [])]
+    arrays = {f"{number} {name}": array for number, each in enumerate(sets) for name, array in _arrays(each).items()}
+    with (target / _ROWS).open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **arrays)
+    facts = {
+        "made_for": made_for,
+        "num_references": len(converted.references),
+        "has_texts": converted.of_texts is not None,
+        "notes": converted.notes,
+        "num_products": converted.num_products,
+        "dimensions": converted.dimensions,
+        "pad_id": converted.pad_id,
+    }
+    manifest.write(target, facts, samples=False)
+    return fingerprint.of_json(made_for)
+
+
+def read(entry: Path, folder: ModelFolder, choices: Choices) -> Converted:
+    """What `write` was given, once every byte of the entry and of the model is what it was then.
+
+    Raises ValueError if it is for something else or has changed, OSError, and any other error if it is damaged.
+    """
+    facts, files = manifest.read_facts(entry)
+    made_for = facts["made_for"]
+    _check_parts(made_for, keys.parts(folder, choices))
+    with ThreadPoolExecutor(1) as beside:  # SHA-256 leaves the interpreter to others
+        sums = beside.submit(keys.sums, folder)
+        manifest.check(entry, files, samples=False)
+        _check_files(made_for["files"], sums.result())
+    with np.load(entry / _ROWS, allow_pickle=False) as arrays:
+        count = facts["num_references"] + facts["has_texts"]
+        sets = [_reference(arrays, number) for number in range(count)]
+    return Converted(
+        references=tuple(sets[: facts["num_references"]]),
+        of_texts=sets[-1] if facts["has_texts"] else None,
+        notes=tuple(facts["notes"]),
+        num_products=facts["num_products"],
+        dimensions=facts["dimensions"],
+        pad_id=facts["pad_id"],
+    )
+
+
+def _check_parts(found: Json, wanted: Json) -> None:
+    """Raises ValueError with the first difference."""
+    for package, version in wanted["versions"].items():
+        other = found["versions"].get(package)
+        if other != version and package == keys.CODE:
+            raise ValueError("another build of Embedline made it")
+        if other != version:
+            raise ValueError(f"{package} {other} made it, and this is {version}")
+    for option, value in wanted["options"].items():
+        if found["options"].get(option) != value:
+            raise ValueError(f"it was made for {option} {found['options'].get(option)!r}, and this is {value!r}")
+    if found["understood"] != wanted["understood"]:
+        raise ValueError("it is of a model with another config.json")
+
+
+def _check_files(found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    other = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+    if other:
+        raise ValueError(f"it is of a model with another {', '.join(other)}")
+
+
+def _arrays(reference: Reference) -> _Arrays:
+    return {
+        "ids": np.concatenate(reference.sequences),
+        "seqlens": np.array([len(each) for each in reference.sequences], np.int32),
+        "rows": np.concatenate(reference.rows),
+        "num_rows": np.array([len(each) for each in reference.rows], np.int32),
+        "hides_tokens": np.array(reference.hides_tokens),
+    }
+
+
+def _reference(arrays: Mapping[str, NDArray[np.generic]], number: int) -> Reference:
+    ids, seqlens, rows, num_rows, hides = (
+        arrays[f"{number} {name}"] for name in ("ids", "seqlens", "rows", "num_rows", "hides_tokens")
+    )
+    return Reference(
+        np.split(ids.astype(np.int32, copy=False), np.cumsum(seqlens[:-1])),
+        np.split(rows.astype(np.float32, copy=False), np.cumsum(num_rows[:-1])),
+        bool(hides),
+    )

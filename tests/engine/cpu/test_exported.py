@@ -1,0 +1,236 @@
+"""Compiled models that travel: taken without torch, tested again, and never where they do not belong."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.cpu import exported, keys, loading, selftest
+from engine.cpu.choices import choices_of
+from engine.cpu.conversion import build
+from engine.cpu.examination import Converted
+from engine.cpu.executor import Executor
+from engine.cpu.executors import openvino
+from engine.machine import host
+from engine.model.with_options import read_with
+from engine.selftest.fidelity import Fidelity
+from engine.store import fingerprint, manifest
+from tests.engine.cpu.engines import difference, load, options, pooled
+from tests.engine.cpu.fresh_start import start
+from tests.engine.tiny_models import Reference, arbitrary, save
+from tests.tiers import full
+
+SEQLENS = (5, 17, 1, 30, 9)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model's folder and what was exported of it."""
+    folder, entry = tmp_path_factory.mktemp("model") / "bert", tmp_path_factory.mktemp("entry")
+    save("bert", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "multiplies_bfloat16", lambda: False)
+        loading.export(options(folder, dtype="auto"), entry)
+    return folder, entry
+
+
+@pytest.fixture
+def copied(made: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """Copies, for tests that change them."""
+    return tuple(Path(shutil.copytree(each, tmp_path / str(number))) for number, each in enumerate(made))  # type: ignore[return-value]
+
+
+@pytest.mark.holds("A warm start imports neither torch nor transformers", "Engines on a CPU")
+def test_a_first_start_from_it_imports_neither_torch_nor_transformers(made: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, entry = made
+    modules, note = start(folder, compiled=str(entry), cache_dir=str(tmp_path / "cache"))
+    assert modules == []
+    assert note.startswith("the self-test's rows equal transformers'")
+
+
+def test_its_rows_are_transformers_rows(
+    made: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a read-only folder, by another path of the model, whose files are newer: sums count, and no times."""
+    folder, entry = made
+    moved = Path(shutil.copytree(folder, tmp_path / "moved", copy_function=shutil.copyfile))
+    monkeypatch.setattr(build, "convert", None)
+    entry.chmod(0o500)
+    loaded = load(moved, compiled=str(entry))
+    rows = pooled(loaded, arbitrary(SEQLENS))
+    loaded.close()
+    assert difference(rows, Reference(folder).pooled(arbitrary(SEQLENS), "mean")) <= 1e-5
+
+
+@pytest.mark.parametrize(("is_near", "dtype"), [(True, "bfloat16"), *full((False, "float32"))])
+def test_auto_is_measured_where_it_serves(
+    is_near: bool, dtype: str, made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was made where nothing multiplies bfloat16, and float32 is compiled only if it serves."""
+    folder, entry = made
+    opened: list[str] = []
+    open_model = openvino.open_model
+
+    def opened_as(entry: Path, *, dtype: str, num_threads: int) -> Executor:
+        opened.append(dtype)
+        return open_model(entry, dtype="float32", num_threads=num_threads)
+
+    monkeypatch.setattr(build, "convert", None)
+    monkeypatch.setattr(host, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(Fidelity, "is_hardly_lower", is_near)
+    monkeypatch.setattr(openvino, "open_model", opened_as)
+    loaded = load(folder, dtype="auto", compiled=str(entry))
+    loaded.close()
+    assert loaded.info.dtype == dtype
+    assert opened == ["bfloat16", *(["float32"] if not is_near else [])]
+
+
+def test_what_cannot_be_used_is_told_and_made_anew(
+    copied: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, entry = copied
+    (entry / "model.bin").write_bytes((entry / "model.bin").read_bytes()[:-100])
+    with caplog.at_level(logging.WARNING):
+        loaded = load(folder, compiled=str(entry), cache_dir=str(tmp_path / "cache"))
+    rows = pooled(loaded, arbitrary(SEQLENS))
+    loaded.close()
+    assert f"{entry} is not used: " in caplog.text
+    assert "model.bin; it is made anew" in caplog.text
+    assert difference(rows, Reference(folder).pooled(arbitrary(SEQLENS), "mean")) <= 1e-5
+    assert list((tmp_path / "cache" / "compiled").glob("*/manifest.json"))
+
+
+@pytest.mark.full
+def test_wrong_rows_on_this_cpu_are_refused(
+    made: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the rows that came with it: this is what the self-test would find if the CPU's kernels were wrong."""
+    folder, entry = made
+    answers = iter([False])  # and then right ones, of the model that is made anew
+    monkeypatch.setattr(selftest, "is_near", lambda *found, **of: next(answers, True))
+    with caplog.at_level(logging.WARNING):
+        load(folder, compiled=str(entry)).close()
+    assert "the compiled model's rows are not transformers'" in caplog.text
+
+
+def change_manifest(entry: Path, **made_for: object) -> None:
+    """As another build would have written it."""
+    facts, _ = manifest.read_facts(entry)
+    (entry / manifest.FILE).unlink()
+    manifest.write(entry, {**facts, "made_for": {**facts["made_for"], **made_for}}, samples=False)
+
+
+def cut(folder: Path, entry: Path) -> None:
+    (entry / "rows.npz").write_bytes((entry / "rows.npz").read_bytes()[:-1])
+
+
+def flip(folder: Path, entry: Path) -> None:
+    content = bytearray((entry / "model.bin").read_bytes())
+    content[-100] ^= 1
+    (entry / "model.bin").write_bytes(content)
+
+
+def lose_the_graph(folder: Path, entry: Path) -> None:
+    (entry / "model.xml").unlink()
+
+
+def lose_the_manifest(folder: Path, entry: Path) -> None:
+    (entry / manifest.FILE).unlink()
+
+
+def cut_the_manifest(folder: Path, entry: Path) -> None:
+    (entry / manifest.FILE).write_bytes((entry / manifest.FILE).read_bytes()[:100])
+
+
+def change_a_fact(folder: Path, entry: Path) -> None:
+    written = json.loads((entry / manifest.FILE).read_text())
+    (entry / manifest.FILE).write_text(json.dumps(written | {"facts": {**written["facts"], "pad_id": 7}}))
+
+
+def of_another_openvino(folder: Path, entry: Path) -> None:
+    change_manifest(entry, versions={**fingerprint.versions(("embedline",)), "openvino": "2025.1"})
+
+
+def of_other_code(folder: Path, entry: Path) -> None:
+    change_manifest(entry, versions=fingerprint.versions(("embedline", "openvino")) | {keys.CODE: "other"})
+
+
+def of_another_pooling(folder: Path, entry: Path) -> None:
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def of_other_weights(folder: Path, entry: Path) -> None:
+    """The same size and time, one byte in the middle differs."""
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def of_another_config(folder: Path, entry: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+
+
+@pytest.mark.holds("Engines on a CPU")
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (cut, "a file has changed since it was written: rows.npz"),
+        (of_another_openvino, r"openvino 2025\.1 made it, and this is 202"),
+        (of_other_weights, r"of a model with another model\.safetensors"),
+        *full(
+            (flip, r"changed since it was written: model\.bin"),
+            (lose_the_graph, r"changed since it was written: model\.xml"),
+            (lose_the_manifest, "No such file"),
+            (cut_the_manifest, "Unterminated|Expecting|Invalid"),
+            (change_a_fact, "its manifest has changed"),
+            (of_other_code, "another build of Embedline made it"),
+            (of_another_pooling, "made for pooling 'mean', and this is 'cls'"),
+            (of_another_config, "another config.json"),
+        ),
+    ],
+)
+def test_what_is_damaged_or_of_something_else(
+    change: Callable[[Path, Path], None], told: str, copied: tuple[Path, Path]
+) -> None:
+    folder, entry = copied
+    given = options(folder)
+    before = read_with(given)
+    assert exported.read(entry, before, choices_of(before, given)).pad_id == 0
+    change(folder, entry)
+    after = read_with(given)
+    with pytest.raises((ValueError, OSError), match=told):
+        exported.read(entry, after, choices_of(after, given))
+
+
+def test_references_are_as_they_were(tmp_path: Path, copied: tuple[Path, Path]) -> None:
+    """Of both kinds, with sequences of several lengths, and with one row each."""
+    folder = read_with(options(copied[0]))
+    choices = choices_of(folder, options(copied[0]))
+    read = exported.read(copied[1], folder, choices)
+    assert read.of_texts is not None
+    per_token = read.references[0]
+    assert [len(rows) for rows in per_token.rows] == [len(ids) for ids in per_token.sequences]
+    one_row = selftest.Reference(per_token.sequences, [rows[:1] for rows in per_token.rows], hides_tokens=True)
+    target = tmp_path / "new"
+    target.mkdir()
+    again = Converted(
+        references=(per_token, one_row), of_texts=None, notes=("a",), num_products=2, dimensions=32, pad_id=-1
+    )
+    exported.write(target, again, folder, choices)
+    found = exported.read(target, folder, choices)
+    assert (found.notes, found.num_products, found.dimensions, found.pad_id) == (("a",), 2, 32, -1)
+    for one, other in zip(found.references, again.references, strict=True):
+        assert one.hides_tokens == other.hides_tokens
+        assert all(map(np.array_equal, one.sequences, other.sequences))
+        assert all(map(np.array_equal, one.rows, other.rows))
