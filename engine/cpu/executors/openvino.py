@@ -46,8 +46,8 @@ def _check_int8(dtype: str) -> None:
         raise ModelError("--quantization int8 computes all else in float32; leave --dtype bfloat16 out")
     if not host.multiplies_int8():
         raise ModelError(
-            "--quantization int8 needs a CPU with instructions for it (avx512_vnni, avx_vnni or AMX); on others it is "
-            "slower than float32, so leave it out"
+            "--quantization int8 needs an x86 CPU with avx512_vnni, avx_vnni or AMX: on other x86 it is slower than "
+            "float32, and on ARM it was not measured; leave it out"
         )
 
 

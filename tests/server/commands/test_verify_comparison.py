@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from sentence_transformers import MultiVectorEncoder
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from sentence_transformers.sentence_transformer.modules import Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tokenizers import normalizers
 from transformers import BertTokenizer, LlamaTokenizer
 
@@ -81,6 +81,9 @@ def facts(capsys: pytest.CaptureFixture[str], model: Path, *, code: int = 0, **o
 
 @pytest.mark.parametrize("pooling", [None, *full("cls", "last-token")])
 def test_a_good_model(pooling: str | None, capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    if pooling is None:  # else --pooling is for a folder without modules
+        modules = [Transformer(str(tiny)), Pooling(32, "mean")]
+        SentenceTransformer(modules=modules, device="cpu", truncate_dim=5).save_pretrained(str(tiny))
     found = facts(capsys, tiny, pooling=pooling)
     assert found["passed"]
     assert found["token_ids"] == "the same"
