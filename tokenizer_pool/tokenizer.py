@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from tokenizer_pool.chat_template import ChatTemplate
 from tokenizer_pool.details import DecodedPiece, DetailedPiece, Token
 from tokenizer_pool.files.config_files import TokenizerError
-from tokenizer_pool.files.loading import has_token_types, load, load_as_it_stands
+from tokenizer_pool.files.loading import load, load_as_it_stands
+from tokenizer_pool.files.token_types import has_token_types
 from tokenizer_pool.guarded import of_each
 from tokenizer_pool.messages import Refusal, TextRefused, TokenizedPiece, TokenizerSpec, Truncation
 from tokenizer_pool.pairs import Pairs

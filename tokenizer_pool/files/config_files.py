@@ -22,3 +22,8 @@ def read_config(path: Path) -> Config:
     if not isinstance(config, dict):
         raise TokenizerError(f"{path} is not a JSON object")
     return config
+
+
+def is_of_transformers_5(tokenizer_config: Config) -> bool:
+    """Whether transformers 5 saved the tokenizer: no earlier version writes this key."""
+    return tokenizer_config.get("backend") == "tokenizers"

@@ -1,20 +1,19 @@
-"""Makes a tokenizer out of a model folder's files as transformers 5 makes it, but by the tokenizers library alone.
+"""Makes a tokenizer out of a model folder's files, by the tokenizers library alone.
 
-transformers does not take tokenizer.json as it stands. For some classes it builds the normalizer and the
-pre-tokenizer anew out of tokenizer_config.json, it adds tokens that only the configuration names, and
-sentence-transformers may put a Lowercase in front. Vectors are equal to theirs only if ids are, so the same is
-done here for the families that embedding models use. Any other class is taken as its tokenizer.json says, but for the
-special tokens around texts: there transformers 5 forgets what models were trained with, see `special_tokens`.
+tokenizer.json is taken as it stands, as transformers 4 and text-embeddings-inference take it: models were trained with
+its ids. What tokenizer_config.json says goes over it where transformers 4.57 lets it, see `_take_flags`. It also may
+name more tokens, and special tokens around texts, see `special_tokens`; sentence-transformers may put a Lowercase in
+front. transformers 5 builds normalizer and pre-tokenizer of many classes anew, whatever tokenizer.json says of them.
+What it has built so it saves, and then tokenizer.json is right again.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from tokenizer_pool.files.added_tokens import add_tokens, content_of
-from tokenizer_pool.files.config_files import Config, TokenizerError, read_config
+from tokenizer_pool.files.added_tokens import add_tokens
+from tokenizer_pool.files.config_files import Config, TokenizerError, is_of_transformers_5, read_config
 from tokenizer_pool.files.special_tokens import Ends, ends
 
 
@@ -42,12 +41,15 @@ def load_as_it_stands(folder: Path) -> tokenizers.Tokenizer:
 
 def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: bool) -> None:
     config = read_config(folder / "tokenizer_config.json")
-    family = _FAMILIES.get(_tokenizer_class(folder, config))
-    if family is not None:
-        family(tokenizer, config, folder)
+    name = tokenizer_class(folder, config)
+    if is_of_transformers_5(config):
+        if isinstance(tokenizer.model, models.Unigram) and name not in _READ_BY_LIBRARY:
+            tokenizer.model = _with_exact_scores(folder)
+    else:
+        _take_flags(tokenizer, config, name)
     add_tokens(tokenizer, config, folder)
     if do_lower_case:
-        _prepend_lowercase(tokenizer)
+        prepend_lowercase(tokenizer)
     around = ends(folder)
     if around is not None:
         _put_around(tokenizer, around, folder)
@@ -55,16 +57,6 @@ def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: boo
     # What a file says about padding and length is an accident of how it was saved.
     tokenizer.no_padding()
     tokenizer.no_truncation()
-
-
-def has_token_types(folder: Path) -> bool:
-    """Whether the types of tokens go to the model: what tokenizer_config.json says, else transformers' class.
-
-    Raises TokenizerError.
-    """
-    config = read_config(folder / "tokenizer_config.json")
-    names = config.get("model_input_names")
-    return "token_type_ids" in names if isinstance(names, list) else _tokenizer_class(folder, config) in _WITH_TYPES
 
 
 def _put_around(tokenizer: tokenizers.Tokenizer, wanted: Ends, folder: Path) -> None:
@@ -99,130 +91,65 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
         raise TokenizerError(f"{path} can't be read by tokenizers {tokenizers.__version__}: {reason}") from None
 
 
-def _tokenizer_class(folder: Path, config: Config) -> str:
+def tokenizer_class(folder: Path, config: Config) -> str:
     """The class that transformers would take, without "Fast"; "" where no file names one."""
     model = read_config(folder / "config.json")
     name = config.get("tokenizer_class") or model.get("tokenizer_class")
     return str(name or _CLASS_OF_MODEL_TYPE.get(model.get("model_type", ""), "")).removesuffix("Fast")
 
 
-def _as_bert(tokenizer: tokenizers.Tokenizer, config: Config, _: Path) -> None:
-    if not isinstance(tokenizer.model, models.WordPiece | models.WordLevel):
-        return  # transformers 5 would read its pieces as WordPiece's, and they were not trained so
-    tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-        strip_accents=config.get("strip_accents"),
-        lowercase=config.get("do_lower_case", True),
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+def _take_flags(tokenizer: tokenizers.Tokenizer, config: Config, name: str) -> None:
+    """Flags of tokenizer_config.json that outrank tokenizer.json, also by their defaults.
 
-
-def _as_roberta(tokenizer: tokenizers.Tokenizer, config: Config, _: Path) -> None:
-    if not isinstance(tokenizer.model, models.BPE):
-        return  # CamemBERT v2 has WordPiece under this class, whose words transformers 5 splits into bytes
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
-
-
-def _as_gpt2(tokenizer: tokenizers.Tokenizer, config: Config, _: Path) -> None:
-    step = tokenizer.pre_tokenizer
-    if isinstance(step, pre_tokenizers.ByteLevel):  # others, which split at digits too, stay
-        step.add_prefix_space = bool(config.get("add_prefix_space", False))
-        tokenizer.pre_tokenizer = step
-
-
-def _as_xlm_roberta(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
-    if not isinstance(tokenizer.model, models.Unigram):
-        return
-    tokenizer.model = models.Unigram(_scores(folder), unk_id=3, byte_fallback=False)
-    _split_at_spaces(tokenizer, config)
-
-
-def _as_camembert(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
-    if not isinstance(tokenizer.model, models.Unigram):
-        return
-    vocab = _scores(folder)
-    unknown = content_of(config.get("unk_token", "<unk>"))
-    unk_id = next((place for place, (piece, _) in enumerate(vocab) if piece == unknown), 0)
-    tokenizer.model = models.Unigram(vocab, unk_id=unk_id, byte_fallback=False)
-    _split_at_spaces(tokenizer, config)
-
-
-def _as_deberta_v2(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path) -> None:
-    if not isinstance(tokenizer.model, models.Unigram):
-        return
-    vocab = _scores(folder)
-    unknown = (content_of(config.get("unk_token", "[UNK]")), 0.0)
-    unk_id = vocab.index(unknown) if unknown in vocab else config.get("unk_id", 1)
-    tokenizer.model = models.Unigram(vocab, unk_id=unk_id, byte_fallback=False)
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            *([normalizers.Lowercase()] if config.get("do_lower_case", False) else []),
-            normalizers.Replace(tokenizers.Regex(r"\s{2,}|[\n\r\t]"), " "),
-            normalizers.NFC(),
-            normalizers.Strip(left=False, right=True),
-        ]
-    )
-    scheme = "always" if config.get("add_prefix_space", True) else "first"
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *([pre_tokenizers.Punctuation(behavior="isolated")] if config.get("split_by_punct", False) else []),
-            pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme),
-        ]
-    )
-
-
-def _scores(folder: Path) -> list[tuple[str, float]]:
-    """Pieces and their scores as transformers reads them, with Python's json.
-
-    The library's own reader is off by the last bit for some, and where two ways to cut a text score the same, that bit
-    decides.
+    As in transformers 4.57: __init__ of PreTrainedTokenizerFast (tokenization_utils_fast.py) for every class, and that
+    of the classes in _LIKE_BERT (models/bert/tokenization_bert_fast.py and its copies). A step inside a Sequence stays
+    as it is. Where add_prefix_space is given, the classes of Llama and T5 read tokenizer.model instead; they saved
+    tokenizer.json with the same flag, and it is taken as it stands.
     """
-    return [(piece, score) for piece, score in read_config(folder / "tokenizer.json")["model"]["vocab"]]
+    split, normalizer = tokenizer.pre_tokenizer, tokenizer.normalizer
+    if isinstance(split, pre_tokenizers.ByteLevel):
+        split.add_prefix_space = bool(config.get("add_prefix_space", False))
+        tokenizer.pre_tokenizer = split
+    if name in _LIKE_BERT and isinstance(normalizer, normalizers.BertNormalizer):
+        normalizer.lowercase = config.get("do_lower_case", True)
+        normalizer.strip_accents = config.get("strip_accents")
+        if name not in _WITHOUT_CHINESE:
+            normalizer.handle_chinese_chars = config.get("tokenize_chinese_chars", True)
+        tokenizer.normalizer = normalizer
 
 
-def _split_at_spaces(tokenizer: tokenizers.Tokenizer, config: Config) -> None:
-    charsmaps = [step for step in _normalizers(tokenizer) if isinstance(step, normalizers.Precompiled)]
-    tokenizer.normalizer = charsmaps[0] if charsmaps else None
-    scheme = "always" if config.get("add_prefix_space", True) else "never"
-    metaspace = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+def _with_exact_scores(folder: Path) -> models.Unigram:
+    """The model with its scores as transformers 5 reads them for the classes that it builds anew, with Python's json.
+
+    The library's own reader, which transformers 4 uses, is off by the last bit for some. Where two ways to cut a text
+    score the same, that bit decides.
+    """
+    model = read_config(folder / "tokenizer.json")["model"]
+    vocab = [(piece, score) for piece, score in model["vocab"]]
+    return models.Unigram(vocab, unk_id=model["unk_id"], byte_fallback=model.get("byte_fallback", False))
 
 
-_FAMILIES: dict[str, Callable[[tokenizers.Tokenizer, Config, Path], None]] = {
-    "BartTokenizer": _as_gpt2,
-    "BertTokenizer": _as_bert,
-    "CamembertTokenizer": _as_camembert,
-    "CodeGenTokenizer": _as_gpt2,
-    "ConvBertTokenizer": _as_bert,
-    "DebertaTokenizer": _as_gpt2,
-    "DebertaV2Tokenizer": _as_deberta_v2,
-    "DistilBertTokenizer": _as_bert,
-    "ElectraTokenizer": _as_bert,
-    "GPT2Tokenizer": _as_gpt2,
-    "LayoutLMTokenizer": _as_bert,
-    "LEDTokenizer": _as_gpt2,
-    "LxmertTokenizer": _as_bert,
-    "MobileBertTokenizer": _as_bert,
-    "MPNetTokenizer": _as_bert,
-    "SplinterTokenizer": _as_bert,
-    "SqueezeBertTokenizer": _as_bert,
-    "LongformerTokenizer": _as_roberta,
-    "RobertaTokenizer": _as_roberta,
-    "XLMRobertaTokenizer": _as_xlm_roberta,
-}
-
-_WITH_TYPES = {  # "token_type_ids" is in their model_input_names
+_LIKE_BERT = {
     "BertTokenizer",
     "ConvBertTokenizer",
-    "DebertaTokenizer",
-    "DebertaV2Tokenizer",
+    "DPRContextEncoderTokenizer",
+    "DPRQuestionEncoderTokenizer",
+    "DPRReaderTokenizer",
+    "DistilBertTokenizer",
     "ElectraTokenizer",
-    "FNetTokenizer",
+    "FunnelTokenizer",
     "LayoutLMTokenizer",
+    "LayoutLMv2Tokenizer",
+    "LxmertTokenizer",
+    "MPNetTokenizer",
     "MobileBertTokenizer",
+    "RealmTokenizer",
+    "RetriBertTokenizer",
+    "SplinterTokenizer",
     "SqueezeBertTokenizer",
 }
+_WITHOUT_CHINESE = {"MPNetTokenizer", "SplinterTokenizer"}  # they pass over tokenize_chinese_chars
+_READ_BY_LIBRARY = {"", "TokenizersBackend", "PreTrainedTokenizer"}  # in transformers 5, as in 4
 
 _CLASS_OF_MODEL_TYPE = {
     "bert": "BertTokenizer",
@@ -245,7 +172,8 @@ def _normalizers(tokenizer: tokenizers.Tokenizer) -> list[normalizers.Normalizer
     return [normalizer[place] for place in range(len(normalizer))]
 
 
-def _prepend_lowercase(tokenizer: tokenizers.Tokenizer) -> None:
+def prepend_lowercase(tokenizer: tokenizers.Tokenizer) -> None:
+    """As sentence-transformers does for do_lower_case."""
     steps = _normalizers(tokenizer)
     if not any(isinstance(step, normalizers.Lowercase) for step in steps):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])

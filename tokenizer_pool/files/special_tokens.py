@@ -12,7 +12,7 @@ The code of some repositories does the same in a class of its own (_BY_CODE). It
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizer_pool.files.config_files import Config, TokenizerError, read_config
+from tokenizer_pool.files.config_files import Config, TokenizerError, is_of_transformers_5, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def ends(folder: Path) -> Ends | None:
         return _of(_BY_CODE[code], folder, config, f"the code {code}, which is known here and not run")
     if model.get("model_type") == _NV_EMBED:
         return _of(_LLAMA, folder, config | {"add_eos_token": True}, "LlamaTokenizer and the code of NV-Embed")
-    if config.get("backend") == "tokenizers":  # saved by transformers 5
+    if is_of_transformers_5(config):
         return None
     name = str(config.get("tokenizer_class") or model.get("tokenizer_class") or "").removesuffix("Fast")
     # Where nothing says the version, a file that names a class is of transformers 4.

@@ -1,21 +1,26 @@
 """Whether a library makes the token ids that are made here, and if it does not, why. Its rows are then of ours.
 
-transformers 5 passes over flags and code that models were trained with (tokenizer_pool.files.special_tokens). Other ids
-for that reason are named and pass; other ids for any other reason do not.
+transformers 5 passes over flags and code that models were trained with (tokenizer_pool.files.special_tokens), and over
+what a tokenizer.json of transformers 4 says (tokenizer_pool.files.loading). Other ids for these reasons are named and
+pass; other ids for any other reason do not.
 """
 
 import importlib.metadata
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tokenizers
 
 from server.commands.verify.inputs import Inputs
 from server.supervisor.planning.model_plan import ModelPlan
-from tokenizer_pool.files.loading import load
+from tokenizer_pool.files.config_files import is_of_transformers_5, read_config
+from tokenizer_pool.files.loading import load, prepend_lowercase
 from tokenizer_pool.files.special_tokens import ends
 
+_PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor")  # of tokenizer.json
 _MAX_IDS = 12  # that are shown of a text
 
 
@@ -36,20 +41,59 @@ def hold(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> HeldIds:
         return NOT_HELD
     ours = _lists(asked)
     theirs = _ids(tokenizer, plan, asked)
+    version = f"transformers {importlib.metadata.version('transformers')}"
+    known = []
+    if _gives_types(tokenizer, plan, asked):
+        known.append(f"{version} leaves out the types of tokens, which the class of transformers 4 made")
     if theirs == ours:
-        return HeldIds("the same")
+        return _named(["the same ids", *known]) if known else HeldIds("the same")
     folder = plan.folder.path / plan.folder.tokenizer_folder
-    backend = load(folder, do_lower_case=plan.folder.do_lower_case)
     around = ends(folder)
+    backend = load(folder, do_lower_case=plan.folder.do_lower_case)
     if around is not None:
         tokenizer.backend_tokenizer.post_processor = backend.post_processor
+        known.append(f"{version} passes over this: {around} ({around.source})")
         if _ids(tokenizer, plan, asked) == ours:
-            version = importlib.metadata.version("transformers")
-            return HeldIds(
-                f"transformers {version} passes over this: {around} ({around.source}); its rows are of the ids here"
-            )
+            return _named(known)
+    if not is_of_transformers_5(read_config(folder / "tokenizer_config.json")):
+        plain = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if plan.folder.do_lower_case:
+            prepend_lowercase(plain)
+        if around is not None:
+            plain.post_processor = backend.post_processor
+        parts = _made_equal(tokenizer.backend_tokenizer, plain)
+        saved_by = read_config(plan.folder.path / "config.json").get("transformers_version", "none")
+        known.append(
+            f"{version} has another {' and another '.join(parts)} than tokenizer.json, which is taken as it stands: "
+            f"transformers 5 did not save it (transformers_version in config.json: {saved_by})"
+        )
+        if _ids(tokenizer, plan, asked) == ours:
+            return _named(known)
     tokenizer._tokenizer = backend
     return HeldIds(f"other ids: {_first_difference(ours, theirs)}; its rows are of the ids here", passed=False)
+
+
+def _gives_types(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> bool:
+    """Whether the library now makes types of tokens for its model, and would not have."""
+    has_table = read_config(plan.folder.path / "config.json").get("type_vocab_size", 0) > 1
+    has_types = bool(asked.pair_texts) and asked.tokens.token_type_ids is not None
+    if not has_types or not has_table or "token_type_ids" in tokenizer.model_input_names:
+        return False
+    tokenizer.model_input_names = [*tokenizer.model_input_names, "token_type_ids"]
+    return True
+
+
+def _named(known: Sequence[str]) -> HeldIds:
+    return HeldIds("; ".join([*known, "its rows are of the ids here"]))
+
+
+def _made_equal(backend: tokenizers.Tokenizer, plain: tokenizers.Tokenizer) -> list[str]:
+    """Take those parts that differ from `plain`, whose names are returned."""
+    has, says = json.loads(backend.to_str()), json.loads(plain.to_str())
+    parts = [part for part in _PARTS if has[part] != says[part]]
+    for part in parts:
+        setattr(backend, part, getattr(plain, part))
+    return parts
 
 
 def _ids(tokenizer: Any, plan: ModelPlan, asked: Inputs) -> list[list[int]]:

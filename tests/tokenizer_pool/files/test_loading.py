@@ -1,4 +1,4 @@
-"""Model folders become the tokenizers that transformers makes of them, family by family."""
+"""Model folders become the tokenizers that transformers 4 makes of them, or 5 where it saved them."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tokenizers
 from sentence_transformers.base.modules import Transformer
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from tests.tokenizer_pool.builders import DEBERTA_V2_TOKENS, bert_folder, qwen, roberta, unigram, word_piece, write_json
@@ -16,6 +16,13 @@ from tokenizer_pool.files.config_files import TokenizerError
 from tokenizer_pool.files.loading import load
 
 MAX_SEQLEN = 32
+
+
+def folder_of(folder: Path, backend: tokenizers.Tokenizer, name: str, **flags: Any) -> Path:
+    backend.save(str(folder / "tokenizer.json"))
+    write_json(folder / "config.json", {"model_type": "bert"})
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": name, **flags})
+    return folder
 
 
 def assert_equal_to_transformers(folder: Path) -> None:
@@ -62,32 +69,46 @@ def test_a_space_before_the_first_word(tmp_path: Path, tokenizer_class: str, add
     assert_equal_to_transformers(tmp_path)
 
 
-def test_xlm_roberta(tmp_path: Path) -> None:
-    unigram().save(str(tmp_path / "tokenizer.json"))
-    write_json(tmp_path / "config.json", {"model_type": "xlm-roberta"})
-    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "XLMRobertaTokenizer"})
-    assert_equal_to_transformers(tmp_path)
+# made from these files by XLMRobertaTokenizerFast, CamembertTokenizerFast and DebertaV2TokenizerFast of 4.57.1
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("XLMRobertaTokenizer", {}),
+        ("CamembertTokenizer", {"add_prefix_space": False}),
+        ("DebertaV2Tokenizer", {"do_lower_case": True, "split_by_punct": True}),
+    ],
+    ids=str,
+)
+def test_unigram_is_taken_as_it_stands(tmp_path: Path, name: str, flags: dict[str, bool]) -> None:
+    folder = folder_of(tmp_path, unigram(), name, **flags)
+    assert load(folder).encode("\ufb01n  \uff12 ").ids == [0, 363, 186, 343, 3, 343, 2]
+    assert load(folder).encode("Seven\nferry!").ids == [0, 354, 169, 166, 3, 174, 233, 265, 8, 2]
 
 
-@pytest.mark.parametrize("add_prefix_space", [False, True])
-def test_camembert(tmp_path: Path, add_prefix_space: bool) -> None:
-    unigram().save(str(tmp_path / "tokenizer.json"))
-    write_json(tmp_path / "config.json", {"model_type": "camembert"})
-    config = {"tokenizer_class": "CamembertTokenizer", "add_prefix_space": add_prefix_space}
-    write_json(tmp_path / "tokenizer_config.json", config)
-    assert_equal_to_transformers(tmp_path)
+def test_steps_of_tokenizer_json_stay_as_they_are(tmp_path: Path) -> None:
+    """As XLMRobertaTokenizerFast and BertTokenizerFast of transformers 4.57.1 leave them."""
+    backend = unigram()
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    folder = folder_of(tmp_path, backend, "XLMRobertaTokenizer")
+    assert load(folder).encode("Seven\nferry!").ids == [0, 354, 169, 166, 363, 168, 235, 8, 2]
+    backend = word_piece(lowercase=True)
+    backend.normalizer = normalizers.Lowercase()
+    folder = folder_of(tmp_path, backend, "BertTokenizer", do_lower_case=False)
+    assert load(folder).encode("SHOUTING").ids == load(folder).encode("shouting").ids
 
 
 @pytest.mark.parametrize(
-    "config",
-    [{}, {"do_lower_case": True}, {"split_by_punct": True}, {"add_prefix_space": False}],
+    ("name", "flags"),
+    [
+        ("XLMRobertaTokenizer", {}),
+        ("CamembertTokenizer", {"add_prefix_space": False}),
+        ("DebertaV2Tokenizer", {"do_lower_case": True, **DEBERTA_V2_TOKENS}),
+    ],
     ids=str,
 )
-def test_deberta_v2(tmp_path: Path, config: dict[str, Any]) -> None:
-    unigram().save(str(tmp_path / "tokenizer.json"))
-    write_json(tmp_path / "config.json", {"model_type": "deberta-v2"})
-    fields = {"tokenizer_class": "DebertaV2Tokenizer", **DEBERTA_V2_TOKENS, **config}
-    write_json(tmp_path / "tokenizer_config.json", fields)
+def test_a_folder_that_transformers_5_saved(tmp_path: Path, name: str, flags: dict[str, Any]) -> None:
+    """Its class builds the tokenizer anew, and saves what it has built."""
+    AutoTokenizer.from_pretrained(folder_of(tmp_path, unigram(), name, **flags)).save_pretrained(tmp_path)
     assert_equal_to_transformers(tmp_path)
 
 
