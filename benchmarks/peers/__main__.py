@@ -24,11 +24,13 @@ from benchmarks.peers.models import MODELS
 from benchmarks.peers.recipes import OURS, Places, recipes
 
 NOTES = (
-    "infinity-emb: 0.0.78 with torch 2.13.0, transformers 4.57.6 and sentence-transformers 3.4.1, its own defaults. "
-    "ONNX: exported and optimised (O2) by optimum 2.1.0; infinity's own call of the optimiser fails with it.",
+    "infinity-emb: 0.0.78 with torch 2.13.0, transformers 4.57.6 and sentence-transformers 3.4.1; batches of 8, its "
+    "own defaults else. ONNX: exported and optimised (O2) by optimum 2.1.0, since infinity's own call of it fails; "
+    "ONNX Runtime 1.32.0.",
     "FastAPI + sentence-transformers, in Embedline's environment, and FastAPI + ONNX Runtime, with infinity's exported "
     "model: benchmarks/peers/plain_server.py, one call for all texts that wait, in batches of 8 of similar length.",
-    "llama.cpp: its server out of llama-cpp-python 0.3.36, built for this machine, weights converted by its script.",
+    "llama.cpp: its server out of llama-cpp-python 0.3.36, built for this machine, weights converted by its script; "
+    "8 slots, batches of 2,048 tokens, 96 threads of HTTP, the best of those tried.",
     "Embedline's dtype is auto where the name says none: bfloat16 where the CPU multiplies in it, else float32.",
     "Spearman: 100 times the rank correlation of cosines with the grades of 80 pairs of sentences of our own.",
     "Ratios above 1 are in Embedline's favour; in the table of medians they are plain quotients.",

@@ -27,7 +27,9 @@ if [ ! -x "$folder/bin/llama-server" ]; then
 		leave_out "it does not compile, see $folder/build.log"
 fi
 for type in f32 f16 bf16 q8_0; do
-	[ -f "$folder/$type.gguf" ] || "$python" "$folder/$package/vendor/llama.cpp/convert_hf_to_gguf.py" "$model" \
-		--outtype "$type" --outfile "$folder/$type.gguf" >"$folder/convert.log" 2>&1 ||
+	[ ! -f "$folder/$type.gguf" ] || continue
+	"$python" "$folder/$package/vendor/llama.cpp/convert_hf_to_gguf.py" "$model" --outtype "$type" \
+		--outfile "$folder/unfinished.gguf" >"$folder/convert.log" 2>&1 ||
 		leave_out "the model can't be converted, see $folder/convert.log"
+	mv "$folder/unfinished.gguf" "$folder/$type.gguf"
 done

@@ -65,4 +65,7 @@ def _llamas(model: PeerModel, folder: Path, report: Report) -> list[Recipe]:
     if not found or not (folder / "bin/llama-server").is_file():
         report.note(f"llama.cpp is missing: benchmarks/peers/make_llama.sh {folder.name} makes it.")
         return []
-    return [llama(folder, weights) for weights in found]
+    if "amx_int8" not in host.cpu().get("flags", "").split():
+        return [llama(folder, weights) for weights in found]
+    report.note("llama.cpp q8_0 has --no-repack: with weights packed for AMX this version of its server crashes.")
+    return [llama(folder, weights, *(("--no-repack",) if weights == "q8_0" else ())) for weights in found]
