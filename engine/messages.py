@@ -85,7 +85,7 @@ class LoadOptions:
     cache_dir: str | None = None  # for compiled and quantized models; None = none is kept
     max_cache_bytes: int | None = None  # of compiled models, and of quantized ones; None = engine.store.cache's own
     compiled: str | None = None  # a folder that `embedline compile` wrote; for the openvino engine
-    compiles_in_child: bool = False  # whether a child process fills the cache; see engine.compile
+    compiles_in_child: bool = False  # whether a child process converts models; see engine.cpu.child
     memory_share: float = 1.0  # of the GPU's memory that this process may take, in (0, 1]
     gpu: Gpu | None = None  # as the driver describes it; None on the CPU
     model_class: str = "embedline"  # or "stock"; for the tensorrt-llm engine

@@ -1,32 +1,19 @@
 """Compiles a converted model and tests it: chooses the dtype, and refuses wrong rows. Imports no torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from engine.cpu import selftest
 from engine.cpu.choices import Choices
+from engine.cpu.converted import Converted
 from engine.cpu.executor import Executor
 from engine.cpu.facts import Facts
 from engine.cpu.outputs import Makers, Pooled
-from engine.cpu.selftest import Reference
 from engine.selftest.fidelity import Fidelity
 from engine.types import ModelError, OutputKind
 
 _MIN_INT8_COSINE = 0.97  # of any row to its float32 row, without the mean row
 
 Open = Callable[[str], Executor]  # compiles the converted model in a dtype
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
-    """What is known of a converted model before it is compiled. The references are rows of the original."""
-
-    references: tuple[Reference, ...]  # of arbitrary ids, which the compiled model has to give; none if quantized
-    of_texts: Reference | None  # of English texts, where the loss of fewer bits is to be measured
-    notes: tuple[str, ...]  # what the self-test leaves out
-    num_products: int  # quantized matrix products
-    dimensions: int  # see Facts
-    pad_id: int  # see Facts
 
 
 def examine(

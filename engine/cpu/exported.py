@@ -9,38 +9,20 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from engine.cpu import converted as converted_file
 from engine.cpu import keys
 from engine.cpu.choices import Choices
-from engine.cpu.examination import Converted
-from engine.cpu.selftest import Reference
+from engine.cpu.converted import Converted
 from engine.model.model_folder import ModelFolder
 from engine.store import fingerprint, manifest
 from engine.store.manifest import Json
-
-_ROWS = "rows.npz"  # plain arrays; numpy reads pickled ones only where it is asked to
-_Arrays = dict[str, NDArray[np.generic]]
 
 
 def write(target: Path, converted: Converted, folder: ModelFolder, choices: Choices) -> str:
     """Add to a folder with a converted model what makes it an entry that travels. Returns its key. Raises OSError."""
     made_for = {**keys.parts(folder, choices), "files": keys.sums(folder)}
-    sets = [*converted.references, *([converted.of_texts] if converted.of_texts else [])]
-    arrays = {f"{number} {name}": array for number, each in enumerate(sets) for name, array in _arrays(each).items()}
-    with (target / _ROWS).open("wb") as stream:
-        np.savez(stream, allow_pickle=False, **arrays)
-    facts = {
-        "made_for": made_for,
-        "num_references": len(converted.references),
-        "has_texts": converted.of_texts is not None,
-        "notes": converted.notes,
-        "num_products": converted.num_products,
-        "dimensions": converted.dimensions,
-        "pad_id": converted.pad_id,
-    }
-    manifest.write(target, facts, samples=False)
+    converted_file.write(target, converted)
+    manifest.write(target, {"made_for": made_for}, samples=False)
     return fingerprint.of_json(made_for)
 
 
@@ -56,17 +38,7 @@ def read(entry: Path, folder: ModelFolder, choices: Choices) -> Converted:
         sums = beside.submit(keys.sums, folder)
         manifest.check(entry, files, samples=False)
         _check_files(made_for["files"], sums.result())
-    with np.load(entry / _ROWS, allow_pickle=False) as arrays:
-        count = facts["num_references"] + facts["has_texts"]
-        sets = [_reference(arrays, number) for number in range(count)]
-    return Converted(
-        references=tuple(sets[: facts["num_references"]]),
-        of_texts=sets[-1] if facts["has_texts"] else None,
-        notes=tuple(facts["notes"]),
-        num_products=facts["num_products"],
-        dimensions=facts["dimensions"],
-        pad_id=facts["pad_id"],
-    )
+    return converted_file.read(entry)
 
 
 def _check_parts(found: Json, wanted: Json) -> None:
@@ -88,24 +60,3 @@ def _check_files(found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
     other = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
     if other:
         raise ValueError(f"it is of a model with another {', '.join(other)}")
-
-
-def _arrays(reference: Reference) -> _Arrays:
-    return {
-        "ids": np.concatenate(reference.sequences),
-        "seqlens": np.array([len(each) for each in reference.sequences], np.int32),
-        "rows": np.concatenate(reference.rows),
-        "num_rows": np.array([len(each) for each in reference.rows], np.int32),
-        "hides_tokens": np.array(reference.hides_tokens),
-    }
-
-
-def _reference(arrays: Mapping[str, NDArray[np.generic]], number: int) -> Reference:
-    ids, seqlens, rows, num_rows, hides = (
-        arrays[f"{number} {name}"] for name in ("ids", "seqlens", "rows", "num_rows", "hides_tokens")
-    )
-    return Reference(
-        np.split(ids.astype(np.int32, copy=False), np.cumsum(seqlens[:-1])),
-        np.split(rows.astype(np.float32, copy=False), np.cumsum(num_rows[:-1])),
-        bool(hides),
-    )

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from engine.compile import compile_in_child
+from engine.cpu import converted as converted_file
 from engine.cpu import exported, keys, memory
+from engine.cpu.child import Child
 from engine.cpu.choices import Choices, check, check_outputs, choices_of
+from engine.cpu.converted import Converted
 from engine.cpu.engine import DEPTH, CompiledEngine
 from engine.cpu.examination import examine
 from engine.cpu.executor import Executor
@@ -61,6 +63,14 @@ def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
     return CompiledEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
 
 
+def convert(options: LoadOptions, target: Path) -> None:
+    """Convert a model into the empty folder `target`, for another process to compile and test. Raises ModelError."""
+    from engine.cpu.conversion import build  # imports torch
+
+    folder = read_with(options)
+    converted_file.write(target, build.convert(folder, choices_of(folder, options), target=target))
+
+
 def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
     """Convert a model, test it on this CPU, and write it into the empty folder `target` for any. Returns its key, and
     the results of the test. Raises ModelError with one line."""
@@ -93,10 +103,19 @@ class _Loader:
             return taken
         key = keys.local(self._folder, self.choices)
         loaded = self._load_warm(key)
-        if loaded is None and self._options.compiles_in_child and self._cache.can_keep():
-            compile_in_child(openvino.NAME, self._options)
-            loaded = self._load_warm(key)
         return loaded or self._load_cold(key, makers)
+
+    def _convert(self, target: Path) -> Converted:
+        if not self._options.compiles_in_child:
+            from engine.cpu.conversion import build  # imports torch
+
+            return build.convert(self._folder, self.choices, target=target)
+        child = Child(self._options, target)
+        openvino.import_openvino()  # while the child imports its own libraries
+        child.wait()
+        converted = converted_file.read(target)
+        (target / converted_file.FILE).unlink()
+        return converted
 
     def _load_exported(self, entry: Path, makers: Makers) -> tuple[Executor, Facts] | None:
         """From what `embedline compile` wrote; None, after a warning, where that can't be used here."""
@@ -125,10 +144,8 @@ class _Loader:
         return executor, facts
 
     def _load_cold(self, key: str, makers: Makers) -> tuple[Executor, Facts]:
-        from engine.cpu.conversion import build  # imports torch
-
         with self._cache.new_folder(_most_bytes(self._folder.path)) as target:
-            converted = build.convert(self._folder, self.choices, target=target)
+            converted = self._convert(target)
             opening = partial(_open_new, target, num_threads=self._options.num_threads)
             executor, facts = examine(opening, converted, self.choices, makers=makers)
             sizes_of(self._folder, facts.dimensions)  # raises before the cache keeps anything

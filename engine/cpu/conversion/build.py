@@ -8,7 +8,7 @@ from engine.cpu.choices import Choices
 from engine.cpu.conversion import references
 from engine.cpu.conversion.graph import Graph
 from engine.cpu.conversion.tracing import quiet
-from engine.cpu.examination import Converted
+from engine.cpu.converted import Converted
 from engine.cpu.executors import openvino
 from engine.cpu.outputs import head_in_graph
 from engine.machine.failures import one_line

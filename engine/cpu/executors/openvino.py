@@ -36,9 +36,12 @@ def check(dtype: str, quantization: str) -> None:
         raise ModelError(f"--quantization {quantization} is not for the openvino engine on the CPU")
     if quantization == "int8":
         _check_int8(dtype)
-    capabilities = import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if dtype == "bfloat16" and "BF16" not in capabilities:
+    if dtype == "bfloat16" and "BF16" not in _capabilities():
         raise ModelError("--dtype bfloat16 needs a CPU with bfloat16 arithmetic; this one has none")
+
+
+def _capabilities() -> list[str]:
+    return list(import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
 
 
 def _check_int8(dtype: str) -> None:

@@ -1,0 +1,64 @@
+"""Converts a model in a child process: `python -P -m engine.cpu.child <pid of the parent>`, options on standard input.
+
+A process of its own, because it needs torch and transformers, and an engine process that has imported them keeps some
+350 MB until it ends. Exits with 2 and one line on standard output if the model can't be converted.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from engine.messages import LoadOptions
+from engine.types import ModelError
+from wire.dataclass_json import from_json, to_json
+from wire.process import settle
+
+_APPLICATION = Path(__file__).parents[2]
+_REFUSED = 2  # the exit code of a model that can't be converted
+
+
+class Child:
+    """A child that is at work. The importing of its libraries takes longest, so start it before all else."""
+
+    def __init__(self, options: LoadOptions, target: Path) -> None:
+        """Start it. `target`: see engine.cpu.loading.convert."""
+        asked = {"options": to_json(dataclasses.replace(options, compiles_in_child=False)), "target": str(target)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "engine.cpu.child", str(os.getpid())],
+            env={**os.environ, "PYTHONPATH": str(_APPLICATION)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._asked = json.dumps(asked).encode()
+
+    def wait(self) -> None:
+        """Until it has converted the model. Raises ModelError with the child's line."""
+        said, _ = self._process.communicate(self._asked)
+        if self._process.returncode == _REFUSED:
+            raise ModelError(said.decode().strip())
+        if self._process.returncode:
+            raise ModelError(f"the process that converts the model ended with {self._process.returncode}")
+
+
+def main() -> NoReturn:
+    """Run the child."""
+    settle(int(sys.argv[1]))
+    from engine.cpu.conversion import build  # noqa: F401 - takes seconds, and needs no options
+    from engine.cpu.loading import convert
+
+    asked = json.load(sys.stdin)
+    try:
+        convert(from_json(LoadOptions, asked["options"]), Path(asked["target"]))
+    except ModelError as error:
+        print(str(error))
+        sys.exit(_REFUSED)
+    sys.stdout.flush()
+    os._exit(0)  # what torch and its threads would do at the end takes time
+
+
+if __name__ == "__main__":
+    main()

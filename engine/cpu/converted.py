@@ -1,0 +1,76 @@
+"""What is known of a converted model before it is compiled, and the file that takes it to another process."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.cpu.selftest import Reference
+
+FILE = "rows.npz"  # plain arrays; numpy reads pickled ones only where it is asked to
+_FACTS = "facts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """The references are rows of the original."""
+
+    references: tuple[Reference, ...]  # of arbitrary ids, which the compiled model has to give; none if quantized
+    of_texts: Reference | None  # of English texts, where the loss of fewer bits is to be measured
+    notes: tuple[str, ...]  # what the self-test leaves out
+    num_products: int  # quantized matrix products
+    dimensions: int  # see Facts
+    pad_id: int  # see Facts
+
+
+def write(folder: Path, converted: Converted) -> None:
+    """Put the file beside the converted model. Raises OSError."""
+    sets = [*converted.references, *([converted.of_texts] if converted.of_texts else [])]
+    arrays = {f"{number} {name}": array for number, each in enumerate(sets) for name, array in _arrays(each).items()}
+    facts = {
+        **{name: getattr(converted, name) for name in ("notes", "num_products", "dimensions", "pad_id")},
+        "num_references": len(converted.references),
+        "num_sets": len(sets),
+    }
+    with (folder / FILE).open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **{_FACTS: np.array(json.dumps(facts))}, **arrays)
+
+
+def read(folder: Path) -> Converted:
+    """The inverse of `write`. Raises OSError, and any other error if the file is damaged."""
+    with np.load(folder / FILE, allow_pickle=False) as arrays:
+        facts = json.loads(str(arrays[_FACTS]))
+        sets = [_reference(arrays, number) for number in range(facts["num_sets"])]
+    count = facts["num_references"]
+    return Converted(
+        references=tuple(sets[:count]),
+        of_texts=sets[count] if len(sets) > count else None,
+        notes=tuple(facts["notes"]),
+        num_products=facts["num_products"],
+        dimensions=facts["dimensions"],
+        pad_id=facts["pad_id"],
+    )
+
+
+def _arrays(reference: Reference) -> dict[str, NDArray[Any]]:
+    return {
+        "ids": np.concatenate(reference.sequences),
+        "seqlens": np.array([len(each) for each in reference.sequences], np.int32),
+        "rows": np.concatenate(reference.rows),
+        "num_rows": np.array([len(each) for each in reference.rows], np.int32),
+        "hides_tokens": np.array(reference.hides_tokens),
+    }
+
+
+def _reference(arrays: Mapping[str, NDArray[Any]], number: int) -> Reference:
+    names = ("ids", "seqlens", "rows", "num_rows", "hides_tokens")
+    ids, seqlens, rows, num_rows, hides = (arrays[f"{number} {name}"] for name in names)
+    return Reference(
+        np.split(ids.astype(np.int32, copy=False), np.cumsum(seqlens[:-1])),
+        np.split(rows.astype(np.float32, copy=False), np.cumsum(num_rows[:-1])),
+        bool(hides),
+    )
