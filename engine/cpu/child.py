@@ -5,6 +5,7 @@ A process of its own, because it needs torch and transformers, and an engine pro
 """
 
 import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -12,12 +13,16 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from engine.cpu import converted
+from engine.cpu.choices import choices_of
 from engine.messages import LoadOptions
+from engine.model.with_options import read_with
 from engine.types import ModelError
 from wire.dataclass_json import from_json, to_json
 from wire.process import settle
 
 _APPLICATION = Path(__file__).parents[2]
+_CONVERSION = "engine.cpu.conversion.build"
 _REFUSED = 2  # the exit code of a model that can't be converted
 
 
@@ -25,7 +30,7 @@ class Child:
     """A child that is at work. The importing of its libraries takes longest, so start it before all else."""
 
     def __init__(self, options: LoadOptions, target: Path) -> None:
-        """Start it. `target`: see engine.cpu.loading.convert."""
+        """Start it. `target`: an empty folder, for the model and the file of engine.cpu.converted."""
         asked = {"options": to_json(dataclasses.replace(options, compiles_in_child=False)), "target": str(target)}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "engine.cpu.child", str(os.getpid())],
@@ -44,20 +49,32 @@ class Child:
             raise ModelError(f"the process that converts the model ended with {self._process.returncode}")
 
 
+def convert(options: LoadOptions, target: Path) -> None:
+    """What the child does. Raises ModelError."""
+    from engine.cpu.conversion import build  # imports torch
+
+    folder = read_with(options)
+    converted.write(target, build.convert(folder, choices_of(folder, options), target=target))
+
+
 def main() -> NoReturn:
     """Run the child."""
     settle(int(sys.argv[1]))
-    from engine.cpu.conversion import build  # noqa: F401 - takes seconds, and needs no options
-    from engine.cpu.loading import convert
-
-    asked = json.load(sys.stdin)
     try:
+        importlib.import_module(_CONVERSION)  # takes seconds, in which the parent does other things
+        asked = json.load(sys.stdin)
         convert(from_json(LoadOptions, asked["options"]), Path(asked["target"]))
+    except ModuleNotFoundError as error:
+        _refuse(f"a model is converted by {error.name}, which is not installed: pip install 'embedline[server]'")
     except ModelError as error:
-        print(str(error))
-        sys.exit(_REFUSED)
+        _refuse(str(error))
     sys.stdout.flush()
     os._exit(0)  # what torch and its threads would do at the end takes time
+
+
+def _refuse(line: str) -> NoReturn:
+    print(line)
+    sys.exit(_REFUSED)
 
 
 if __name__ == "__main__":

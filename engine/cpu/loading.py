@@ -63,14 +63,6 @@ def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
     return CompiledEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
 
 
-def convert(options: LoadOptions, target: Path) -> None:
-    """Convert a model into the empty folder `target`, for another process to compile and test. Raises ModelError."""
-    from engine.cpu.conversion import build  # imports torch
-
-    folder = read_with(options)
-    converted_file.write(target, build.convert(folder, choices_of(folder, options), target=target))
-
-
 def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
     """Convert a model, test it on this CPU, and write it into the empty folder `target` for any. Returns its key, and
     the results of the test. Raises ModelError with one line."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.cpu import loading
-from engine.cpu.child import Child
+from engine.cpu import child
+from engine.cpu.child import Child, convert
 from engine.types import ModelError
 from tests.engine.load_options import load_options
 
@@ -15,7 +15,7 @@ from tests.engine.load_options import load_options
 def test_the_line_of_a_model_that_can_not_be_converted(tmp_path: Path) -> None:
     options = load_options(tmp_path, compiles_in_child=True)
     with pytest.raises(ModelError) as here:
-        loading.convert(options, tmp_path)
+        convert(options, tmp_path)
     with pytest.raises(ModelError) as there:
         Child(options, tmp_path).wait()
 
@@ -30,4 +30,14 @@ def test_a_child_that_dies_is_an_error_of_the_model(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "executable", str(dying))
 
     with pytest.raises(ModelError, match="ended with -9"):
+        Child(load_options(tmp_path), tmp_path).wait()
+
+
+@pytest.mark.full
+def test_without_torch_the_line_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an image that takes compiled models alone, when one of them can't be used."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    monkeypatch.setattr(child, "_APPLICATION", f"{tmp_path}:{child._APPLICATION}")
+
+    with pytest.raises(ModelError, match="converted by torch, which is not installed: pip install"):
         Child(load_options(tmp_path), tmp_path).wait()
