@@ -128,6 +128,7 @@ def test_a_tokenizers_code_is_noted(folder: Path) -> None:
         ("nomic_bert", "someone/else--modeling_hf_nomic_bert.NomicBertModel", "the code of someone/else--modeling_hf"),
         ("mistral", "modeling_own.MistralForCausalLM", "the code of modeling_own.MistralForCausalLM"),
         ("qwen2", "modeling_own.Qwen2Model", "the code of modeling_own.Qwen2Model"),
+        ("qwen2", "modeling.Qwen2Model", "the code of modeling.Qwen2Model"),  # without is_causal
         ("no-such-thing", "modeling.Model", "the code of modeling.Model"),
         ("bert", "jinaai/jina-bert-flash-implementation--modeling_lora.X", "no form of it"),
     ],

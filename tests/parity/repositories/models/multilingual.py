@@ -140,7 +140,7 @@ REPOSITORIES: tuple[Repository, ...] = (
         Words.UNIGRAM,
         "cls",
         length=512,
-        rows=(),
+        rows=(Source.CARD, Source.MTEB),
         ids=XLM_R_IDS,
     ),
     embedding(
@@ -149,7 +149,7 @@ REPOSITORIES: tuple[Repository, ...] = (
         Words.ROBERTA,
         "cls",
         length=512,
-        rows=(),
+        rows=(Source.GRANITE_NOTES, Source.MTEB),
         ids=ROBERTA_IDS,
     ),
     embedding(
