@@ -48,6 +48,10 @@ class BlockingEngine(ABC):
         """See engine.types.Engine."""
         return self._submitted.put(batch)
 
+    def compute_alone(self, batch: Batch) -> Results | EngineError | None:
+        """See engine.types.Engine. The thread that collects computes."""
+        return None
+
     def collect(self) -> tuple[int, Results | EngineError]:
         """See engine.types.Engine."""
         submitted = self._submitted.get()

@@ -128,6 +128,11 @@ class FakeEngine:
         self._submitted.put((self._num_submitted, batch))
         return self._num_submitted
 
+    def compute_alone(self, batch: Batch) -> Results | EngineError | None:
+        """See engine.types.Engine. Faults and costs are for the thread that collects."""
+        options = self._options
+        return None if self._faults or options.cost_ms or options.tokens_per_second else self._results(batch)
+
     def collect(self) -> tuple[int, Results | EngineError]:
         """See engine.types.Engine."""
         item = self._submitted.get()

@@ -162,7 +162,7 @@ class EngineLimits:
 
 
 class Engine(Protocol):
-    """An engine with a loaded model. One thread calls `submit`, another one `collect`."""
+    """An engine with a loaded model. One thread calls `submit` and `compute_alone`, another one `collect`."""
 
     @property
     def info(self) -> ModelInfo:
@@ -180,6 +180,10 @@ class Engine(Protocol):
         """
         ...
 
+    def compute_alone(self, batch: Batch) -> Results | EngineError | None:
+        """Compute a batch in this thread, if nothing else is in the engine and that is the fastest way; else None."""
+        ...
+
     def collect(self) -> tuple[int, Results | EngineError]:
         """Wait for a finished batch, in any order; its ticket and rows. Raises EngineClosed after `close`."""
         ...
@@ -187,3 +191,11 @@ class Engine(Protocol):
     def close(self) -> None:
         """Finish the submitted batches; then `collect` raises EngineClosed."""
         ...
+
+
+def compute(engine: Engine, batch: Batch) -> Results | EngineError:
+    """The answer to a batch of an idle engine, computed as its worker has it computed."""
+    if (results := engine.compute_alone(batch)) is not None:
+        return results
+    engine.submit(batch)
+    return engine.collect()[1]

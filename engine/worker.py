@@ -2,7 +2,8 @@
 
 Three threads, so that it can receive batches and answer the supervisor while a batch computes:
     main      the control channel: START, heartbeats, STOP
-    submit    accepts the batch manager's connection, reads BATCH frames, submits them
+    submit    accepts the batch manager's connection, reads BATCH frames, submits them; a batch that is alone in the
+              engine may be computed and answered here, without the time that waking other threads takes
     collect   collects finished batches and sends RESULT or FAILED to the sender of the batch
 """
 
@@ -31,6 +32,8 @@ from wire.control import Json, ProcessStart
 from wire.frames import PayloadTooLarge, ProtocolError
 from wire.process import begin, settle
 
+_ALONE = 0  # in place of a ticket; engines count them from 1
+
 logger = logging.getLogger("embedline.engine")
 
 
@@ -58,6 +61,7 @@ class Worker:
         self._limits = limits  # the engine's, with the measurements of the warm-up
         self._held: dict[int, _Held] = {}  # by ticket; insertion order is submission order
         self._noted = threading.Condition()  # guards `_held`; notified when a ticket is noted
+        self._sending = threading.Lock()  # both threads answer
 
     def start(self) -> threading.Thread:
         """Start both threads and return the one that ends when the engine is closed."""
@@ -95,15 +99,35 @@ class Worker:
 
     def _serve(self, connection: BlockingConnection) -> None:
         connection.send(messages.READY, 0, messages.encode_ready(self._engine.info, self._limits))
+        is_alone = True  # nothing came while the batch before was computed
         while True:
             for kind, frame_id, payload in connection.receive():
                 if kind == messages.BATCH:
-                    self._submit(connection, frame_id, messages.decode_batch(self._engine.info.name, payload))
+                    batch = messages.decode_batch(self._engine.info.name, payload)
+                    if not (is_alone and self._compute_alone(connection, frame_id, batch)):
+                        self._submit(connection, frame_id, batch)
                 elif kind == messages.CANARY:
                     self._submit(connection, frame_id, self._canary.batch)
                 elif kind == messages.EXIT:
                     logger.critical("the batch manager gives this engine up: the process ends")
                     os._exit(1)
+            is_alone = not connection.wait(0)
+
+    def _compute_alone(self, connection: BlockingConnection, frame_id: int, batch: Batch) -> bool:
+        """Compute and answer a batch here, if the engine can and does nothing else; whether it was done."""
+        began = time.monotonic()
+        held = _Held(connection, frame_id, batch.num_tokens, batch.is_urgent, began, began)
+        with self._noted:
+            if self._held:
+                return False
+            self._held[_ALONE] = held
+        results = self._engine.compute_alone(batch)
+        with self._noted:
+            del self._held[_ALONE]
+        if results is None:
+            return False
+        self._answer(held, results, compute_seconds=time.monotonic() - began)
+        return True
 
     def _submit(self, connection: BlockingConnection, frame_id: int, batch: Batch) -> None:
         now = time.monotonic()
@@ -152,10 +176,11 @@ class Worker:
         if held.is_canary:
             results = self._canary.judge(results) or {}
         try:
-            if isinstance(results, EngineError):
-                _send_failed(held, results)
-            else:
-                _send_rows(held, results, compute_seconds)
+            with self._sending:
+                if isinstance(results, EngineError):
+                    _send_failed(held, results)
+                else:
+                    _send_rows(held, results, compute_seconds)
         except OSError:
             logger.info("dropped the rows of a batch: its batch manager has left")
         if isinstance(results, EngineError) and results.kind is EngineErrorKind.FATAL:

@@ -1,6 +1,7 @@
 """A tokenizer worker: `python -P -m tokenizer_pool.worker <control fd> <supervisor pid>`.
 
-Takes pieces from frontends, tokenizes them one at a time and answers. Knows nothing of whole requests.
+Takes pieces from frontends, tokenizes them one at a time and answers. Knows nothing of whole requests. With
+`--tokenization-workers 0` there is no such process, and each frontend has a worker of its own on its event loop.
 """
 
 import asyncio
@@ -144,13 +145,20 @@ class Worker:
         self._metrics.count("embedline_tokenize_seconds_total", name, by=answer.seconds)
 
 
-async def serve_frontends(child: Child, start: TokenizerStart) -> None:
-    """The role. Raises StartError where a model folder has no usable tokenizer."""
+async def listen(start: TokenizerStart, metrics: Recorder) -> tuple[Worker, asyncio.Server]:
+    """A worker on this event loop, and the server that accepts its frontends. Raises StartError where a model folder
+    has no usable tokenizer.
+    """
     # One piece on one core: the pool is the parallelism, and the library's own threads would fight it.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    worker = Worker([_load(spec) for spec in start.tokenizers], models=start.models, metrics=child.metrics)
+    worker = Worker([_load(spec) for spec in start.tokenizers], models=start.models, metrics=metrics)
     listener = socket.socket(fileno=start.listener_fd)
-    server = await serve(listener, worker.received, worker.accepted, worker.lost)
+    return worker, await serve(listener, worker.received, worker.accepted, worker.lost)
+
+
+async def serve_frontends(child: Child, start: TokenizerStart) -> None:
+    """The role. Raises StartError."""
+    worker, server = await listen(start, child.metrics)
     child.holds = worker.holds
     child.ready()
     await child.stopping.wait()

@@ -23,7 +23,7 @@ from embedline.bench.summary import percentile
 from engine import registry
 from engine.messages import LoadOptions
 from engine.selftest.warmup import warm_up
-from engine.types import Batch, Engine, EngineError, OutputKind
+from engine.types import Batch, Engine, EngineError, OutputKind, compute
 
 _MIN_BATCH_TOKENS = 256
 _WARM_SECONDS = 1.0
@@ -90,8 +90,7 @@ class Loaded:
 
     def embed(self, sequences: Sequence[Ids]) -> NDArray[np.float32]:
         """float32 [B, D], each of length 1."""
-        self._engine.submit(_batch(sequences))
-        _, results = self._engine.collect()
+        results = compute(self._engine, _batch(sequences))
         if isinstance(results, EngineError):
             raise results
         rows = results[OutputKind.POOLED].values

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from engine.cpu.executor import Executor, Run
 from engine.cpu.minibatch import Pace, cut, padded
 from engine.cpu.outputs import Makers
-from engine.cpu.workload import Job, Task, Workload
+from engine.cpu.workload import MAX_WIDE_TOKENS, Job, Task, Workload
 from engine.machine.failures import engine_error
 from engine.types import Batch, EngineClosed, EngineError, EngineLimits, ModelInfo, OutputKind, Results
 
@@ -38,8 +38,10 @@ class CompiledEngine:
         self._makers = makers
         self._sizes = sizes
         self._pad_id = pad_id
+        # with one core its stream is all cores, and nothing else is computed beside what is alone
+        self._alone = executor.wide or (executor.streams[0] if len(executor.streams) == 1 else None)
         self._slots = {is_urgent: threading.Semaphore(limits.depth) for is_urgent in (False, True)}
-        self._workload = Workload(has_wide=executor.wide is not None)
+        self._workload = Workload()
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
         self._num_submitted = 0
         self._pace = Pace()
@@ -56,6 +58,17 @@ class CompiledEngine:
         mini_batches = cut(batch, num_streams=len(self._threads), max_giving_way=self._pace.max_giving_way)
         self._workload.put(Job(self._num_submitted, batch, mini_batches, self._sizes))
         return self._num_submitted
+
+    def compute_alone(self, batch: Batch) -> Results | EngineError | None:
+        """See engine.types.Engine."""
+        run = self._alone
+        if run is None or batch.num_seqs != 1 or batch.num_tokens > MAX_WIDE_TOKENS or not self._workload.begin_alone():
+            return None
+        (mini_batch,) = cut(batch, num_streams=1, max_giving_way=self._pace.max_giving_way)
+        job = Job(0, batch, [mini_batch], self._sizes)
+        self._attempt(Task(job, mini_batch), run)
+        self._workload.end_alone()
+        return job.results
 
     def collect(self) -> tuple[int, Results | EngineError]:
         """See engine.types.Engine."""
@@ -86,7 +99,7 @@ class CompiledEngine:
 
     def _attempt(self, task: Task, run: Run) -> None:
         try:
-            self._compute(task, self._executor.wide if task.is_wide and self._executor.wide else run)
+            self._compute(task, run)
         except Exception as error:
             task.job.error = engine_error(error)
 
@@ -95,7 +108,7 @@ class CompiledEngine:
         inputs = padded(job.batch, mini_batch, pad_id=self._pad_id)
         began = time.perf_counter()
         rows = run({name: inputs[name] for name in self._executor.input_names})
-        if not task.is_wide:
+        if run is not self._executor.wide:
             self._pace.observe(mini_batch.index.size, time.perf_counter() - began)
         for kind in job.batch.outputs:
             job.put(kind, mini_batch, self._makers[kind](rows, job.batch, mini_batch))

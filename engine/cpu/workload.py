@@ -9,7 +9,8 @@ Mini-batches of urgent batches are taken before all others, so a query waits unt
 mini-batch that it is computing, however much other work is in the engine.
 
 A sequence of moderate length that is alone in the engine is computed on all cores at once, with no other work beside
-it, because threads that wait for each other are slow when other threads use the same cores.
+it, because threads that wait for each other are slow when other threads use the same cores. The thread that brings it
+computes it: to wake another one would take longer than a small model needs.
 """
 
 import threading
@@ -80,53 +81,51 @@ class Task:
 
     job: Job
     mini_batch: MiniBatch
-    is_wide: bool  # whether on all cores
 
 
 class Workload:
     """A queue of mini-batches, safe for several threads."""
 
-    def __init__(self, *, has_wide: bool) -> None:
-        """has_wide: whether a lone sequence can be computed on all cores."""
-        self._has_wide = has_wide
+    def __init__(self) -> None:
         self._urgent: deque[Task] = deque()
         self._others: deque[Task] = deque()
         self._num_open = 0  # unfinished jobs
-        self._wide_is_running = False
+        self._one_is_alone = False
         self._is_closed = False
         self._changed = threading.Condition()  # guards all of the above
 
     def put(self, job: Job) -> None:
         """Add a job."""
         with self._changed:
-            is_wide = not self._num_open and self._is_for_all_cores(job.batch)
             self._num_open += 1
             waiting = self._urgent if job.batch.is_urgent else self._others
-            waiting.extend(Task(job, mini_batch, is_wide) for mini_batch in job.mini_batches)
+            waiting.extend(Task(job, mini_batch) for mini_batch in job.mini_batches)
             self._changed.notify_all()
 
-    def _is_for_all_cores(self, batch: Batch) -> bool:
-        return self._has_wide and batch.num_seqs == 1 and batch.num_tokens <= MAX_WIDE_TOKENS
+    def begin_alone(self) -> bool:
+        """Whether there is no other work; then `take` waits until `end_alone`."""
+        with self._changed:
+            self._one_is_alone = not self._num_open and not self._is_closed
+            return self._one_is_alone
+
+    def end_alone(self) -> None:
+        """Let other work be taken."""
+        with self._changed:
+            self._one_is_alone = False
+            self._changed.notify_all()
 
     def take(self) -> Task | None:
         """Wait for a mini-batch, an urgent one if there is one; None when the workload is closed and empty."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: not self._wide_is_running and (self._urgent or self._others or self._is_closed)
-            )
+            self._changed.wait_for(lambda: not self._one_is_alone and (self._urgent or self._others or self._is_closed))
             waiting = self._urgent or self._others
             if not waiting:
                 return None
-            task = waiting.popleft()
-            self._wide_is_running = task.is_wide
-            return task
+            return waiting.popleft()
 
     def done(self, task: Task) -> bool:
         """Mark a task as finished; whether it was the last of its job."""
         with self._changed:
-            if task.is_wide:
-                self._wide_is_running = False
-                self._changed.notify_all()
             task.job.num_left -= 1
             self._num_open -= not task.job.num_left
             return not task.job.num_left

@@ -58,6 +58,10 @@ class FusedEngine:
             self._changed.notify()
         return held.ticket
 
+    def compute_alone(self, batch: Batch) -> Results | EngineError | None:
+        """See engine.types.Engine. A device is fed by the thread that collects."""
+        return None
+
     def collect(self) -> tuple[int, Results | EngineError]:
         """See engine.types.Engine. A batch submitted after `close` is still computed and can be collected."""
         with self._changed:

@@ -3,7 +3,17 @@
 import numpy as np
 
 from engine.selftest.comparison import TOLERANCE, largest_difference
-from engine.types import Batch, Engine, EngineError, EngineErrorKind, ModelError, OutputKind, Results, main_output
+from engine.types import (
+    Batch,
+    Engine,
+    EngineError,
+    EngineErrorKind,
+    ModelError,
+    OutputKind,
+    Results,
+    compute,
+    main_output,
+)
 
 _SEQLENS = (1, 5, 5, 16)  # tokens, as the first batch of the warm-up has
 # What is tolerated between two runs of one engine: wider than rounding, since mini-batches may be cut in another way
@@ -21,8 +31,7 @@ class Canary:
         cu_seqlens = np.cumsum([0, *(min(seqlen, engine.limits.max_seqlen) for seqlen in _SEQLENS)], dtype=np.int32)
         token_ids = np.arange(cu_seqlens[-1], dtype=np.int32) % info.vocab_size
         self.batch = Batch(info.name, main_output(info.outputs), token_ids, cu_seqlens)
-        engine.submit(self.batch)
-        _, results = engine.collect()
+        results = compute(engine, self.batch)
         if isinstance(results, EngineError):
             raise ModelError(f"the canary failed: {results}")
         self._expected = results

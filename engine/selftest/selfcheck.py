@@ -21,6 +21,7 @@ from engine.types import (
     ModelError,
     OutputKind,
     Results,
+    compute,
     main_output,
 )
 
@@ -52,9 +53,7 @@ def rows_of(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
 def answered(engine: Engine, sequences: Sequences, outputs: OutputKind | None = None) -> Results | EngineError:
     """The engine's answer to one batch. `outputs` None = its main output."""
     outputs = main_output(engine.info.outputs) if outputs is None else outputs
-    engine.submit(batch_of(sequences, outputs, model=engine.info.name))
-    _, results = engine.collect()
-    return results
+    return compute(engine, batch_of(sequences, outputs, model=engine.info.name))
 
 
 def cannot_run(engine: str, error: EngineError) -> ModelError:

@@ -69,6 +69,10 @@ class TransformersEngine:
         """See engine.types.Engine."""
         return self._submitted.put(batch)
 
+    def compute_alone(self, batch: Batch) -> Results | EngineError | None:
+        """See engine.types.Engine. Batches are computed by threads of their own."""
+        return None
+
     def collect(self) -> tuple[int, Results | EngineError]:
         """See engine.types.Engine."""
         while self._num_computing:

@@ -31,6 +31,7 @@ from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 from server.settings.flag import SettingsError
 from tokenizer_pool import cl100k
+from tokenizer_pool import worker as tokenizer_worker
 from tokenizer_pool.client import TokenizerPool
 from wire.child import Child, StartError, run
 from wire.control import Json, Request
@@ -89,6 +90,7 @@ async def serve(child: Child, start: FrontendStart) -> None:
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
     child.holds = tokenizers.holds
+    own = await tokenizer_worker.listen(start.tokenizer, child.metrics) if start.tokenizer else None
     tokenizers.open()
     managers.open()
     may_accept = await _follow_state(child, state, server, grpc)
@@ -102,6 +104,9 @@ async def serve(child: Child, start: FrontendStart) -> None:
         await accepting
     await asyncio.gather(*(each.stop(start.shutdown_timeout) for each in (server, grpc) if each is not None))
     tokenizers.close()
+    if own is not None:
+        own[1].close()
+        await own[0].finish()
     managers.close()
     await log.close()
     await asyncio.sleep(0)  # the last answers are flushed at the end of a tick

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from batch_manager.client.managers import ManagerAddress
 from server.requests.admission.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, KeyFile
+from tokenizer_pool.messages import TokenizerStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,7 @@ class FrontendStart:
     grpc_address: str | None  # host:port, where all frontends listen; None = no gRPC
     page_fd: int  # the shared page
     tokenizer_paths: list[str]  # of Unix sockets
+    tokenizer: TokenizerStart | None  # of one on the frontend's own event loop, where there are no tokenizer processes
     max_seqlens: list[int]  # tokens of a text, for each model
     managers: list[ManagerAddress]
     wait_budgets: WaitBudgets

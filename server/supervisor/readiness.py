@@ -126,7 +126,8 @@ class Readiness:
         if self._is_stopping:
             return "the server is stopping"
         for role in ROLES:
-            if not any(child.is_ready for child in self._of(role)):
+            children = list(self._of(role))  # no tokenizers where frontends do their work
+            if children and not any(child.is_ready for child in children):
                 return f"no {role} is ready"
         for index, model in enumerate(self._models):
             if not any(engine.is_ready for engine in self._engines(index)):

@@ -2,13 +2,17 @@
 
 import dataclasses
 import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
 from engine import fake, messages
 from engine.fake import FakeEngine
 from engine.selftest.canary import Canary
-from engine.types import Batch, EngineClosed, EngineError, OutputKind, Results
+from engine.types import Batch, EngineClosed, EngineError, OutputKind, Results, compute
 from engine.worker import Worker
 from tests.engine.load_options import fake_options
 from tests.engine.test_worker import receive
@@ -28,6 +32,9 @@ class Overtaking:
         ticket = self._inner.submit(batch)
         self._finished.append(self._inner.collect())
         return ticket
+
+    def compute_alone(self, batch: Batch) -> Results | EngineError | None:
+        return None
 
     def collect(self) -> tuple[int, Results | EngineError]:
         if not self._finished:
@@ -111,3 +118,53 @@ def test_urgent_batches_that_pass_a_batch_do_not_make_it_look_stuck() -> None:
         busy = worker.busy()
         assert busy is not None
         assert (busy["batch"], busy["tokens"]) == (11, 25)
+
+
+class Alone(Overtaking):
+    """Computes at once what comes alone, and calls `meanwhile` before."""
+
+    def __init__(self, inner: FakeEngine, meanwhile: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.submitted: list[int] = []  # tokens of batches
+        self.was_submitted = threading.Event()
+        self._meanwhile = meanwhile
+
+    def submit(self, batch: Batch) -> int:
+        self.submitted.append(batch.num_tokens)
+        self.was_submitted.set()
+        return super().submit(batch)
+
+    def compute_alone(self, batch: Batch) -> Results | EngineError | None:
+        self._meanwhile()
+        return compute(self._inner, batch)
+
+
+def test_a_batch_is_computed_at_once_unless_it_came_while_another_was() -> None:
+    """So clients that take turns keep all streams busy."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        manager = BlockingConnection(ours)
+        waiting = [12]
+
+        def send(num_tokens: int) -> None:
+            ids = np.arange(num_tokens, dtype=np.int32).tobytes()
+            manager.send(messages.BATCH, num_tokens, messages.encode_batch(OutputKind.POOLED, [num_tokens], [ids]))
+
+        def meanwhile() -> None:
+            while waiting:
+                send(waiting.pop())
+
+        inner = fake.load(name="m", reason="asked", options=fake_options())
+        engine = Alone(inner, meanwhile)
+        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(inner))
+        send(11)
+        with ThreadPoolExecutor(1) as pool:
+            serving = pool.submit(worker._serve, BlockingConnection(theirs))
+            while (frame := receive(manager))[0] != messages.RESULT:
+                pass
+            assert frame[1] == 11
+            assert engine.was_submitted.wait(20)
+            assert engine.submitted == [12]
+            ours.close()
+            with pytest.raises(EOFError):
+                serving.result(20)

@@ -16,7 +16,7 @@ from engine.fp8_copy import with_copy
 from engine.machine import cores
 from engine.model.tasks import Task
 from engine.selftest.comparison import TOLERANCE, agreement, is_near
-from engine.types import Batch, Engine, EngineError, ModelError, ModelInfo, OutputKind, Rows
+from engine.types import Batch, Engine, EngineError, ModelError, ModelInfo, OutputKind, Rows, compute
 from server.commands.findings import aligned
 from server.commands.verify import library as references
 from server.commands.verify.inputs import Inputs, inputs
@@ -190,8 +190,7 @@ def _batches(engine: Engine, tokens: TokenizedTexts, output: OutputKind) -> Iter
 
 
 def _computed(engine: Engine, batch: Batch) -> dict[OutputKind, Rows]:
-    engine.submit(batch)
-    _, results = engine.collect()
+    results = compute(engine, batch)
     if isinstance(results, EngineError):
         raise ModelError(f"the {engine.info.engine} engine fails on a text: {results}")
     return results

@@ -104,14 +104,15 @@ class Topology:
             EngineProcess(listening, model, device, next(threads) if device == registry.CPU else 1)
             for listening, (model, device) in zip(_listen(folder, "engine", len(pairs)), pairs, strict=True)
         ]
-        self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers)
+        # without processes of their own there is one tokenizer in each frontend
+        self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers or settings.frontends)
         self._managers = _listen(folder, "batch-manager", num_managers)
 
     def plans(self) -> list[Plan]:
         """Engines first: they take longest."""
         plans = [
             *(self._engine(index, engine) for index, engine in enumerate(self._engines)),
-            *(self._tokenizer(index, listening) for index, listening in enumerate(self._tokenizers)),
+            *(self._tokenizer(index) for index in range(self._settings.tokenization_workers)),
             *(self._manager(index, listening) for index, listening in enumerate(self._managers)),
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
@@ -144,19 +145,22 @@ class Topology:
             start=start,
         )
 
-    def _tokenizer(self, index: int, listening: ListeningSocket) -> Plan:
-        start = TokenizerStart(
-            listener_fd=listening.fd,
-            models=[model.name for model in self._models],
-            tokenizers=[tokenizer_spec(model) for model in self._models],
-        )
+    def _tokenizer(self, index: int) -> Plan:
+        start = self._tokenizer_start(index)
         return Plan(
             role="tokenizer",
             index=index,
             module="tokenizer_pool.worker",
             python=sys.executable,
-            fds=(listening.fd,),
+            fds=(start.listener_fd,),
             start=start,
+        )
+
+    def _tokenizer_start(self, index: int) -> TokenizerStart:
+        return TokenizerStart(
+            listener_fd=self._tokenizers[index].fd,
+            models=[model.name for model in self._models],
+            tokenizers=[tokenizer_spec(model) for model in self._models],
         )
 
     def _manager(self, index: int, listening: ListeningSocket) -> Plan:
@@ -190,13 +194,15 @@ class Topology:
         return engines[manager :: len(self._managers)]
 
     def _frontend(self, index: int) -> Plan:
+        start = self._frontend_start(index)
+        own = (start.tokenizer.listener_fd,) if start.tokenizer else ()
         return Plan(
             role="frontend",
             index=index,
             module="server.frontend.main",
             python=sys.executable,
-            fds=(*self._listener_fds, *self._ssl_copies, self.page.fd),
-            start=self._frontend_start(index),
+            fds=(*self._listener_fds, *self._ssl_copies, self.page.fd, *own),
+            start=start,
         )
 
     @property
@@ -207,6 +213,8 @@ class Topology:
     def _tokenizer_paths(self, frontend: int) -> list[str]:
         """Each frontend begins with another one: where all are idle, frontends don't choose the same."""
         paths = [listening.path for listening in self._tokenizers]
+        if not self._settings.tokenization_workers:
+            return [paths[frontend]]
         first = frontend % len(paths)
         return [*paths[first:], *paths[:first]]
 
@@ -221,6 +229,7 @@ class Topology:
             grpc_address=self._grpc_address,
             page_fd=self.page.fd,
             tokenizer_paths=self._tokenizer_paths(index),
+            tokenizer=None if settings.tokenization_workers else self._tokenizer_start(index),
             max_seqlens=[model.folder.max_seqlen for model in self._models],
             managers=managers,
             wait_budgets=WaitBudgets(settings.interactive_max_wait, settings.bulk_max_wait),

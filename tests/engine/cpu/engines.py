@@ -24,7 +24,7 @@ from engine.model.tasks import (
     TokenVectors,
     VocabularyWeights,
 )
-from engine.types import Batch, OutputKind, Results
+from engine.types import Batch, OutputKind, Results, compute
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import VOCAB_SIZE, batch
 
@@ -70,9 +70,7 @@ def load_with_heads(
 
 def results(loaded: CompiledEngine, one: Batch) -> Results:
     """Of one batch, with nothing else in the engine."""
-    ticket = loaded.submit(one)
-    collected, found = loaded.collect()
-    assert collected == ticket
+    found = compute(loaded, one)
     assert isinstance(found, dict), found
     return found
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.cpu import workload
 from engine.cpu.engine import CompiledEngine
 from engine.cpu.executor import Executor
 from engine.cpu.minibatch import ATTENTION_MASK, INPUT_IDS, MAX_PADDED_TOKENS, cut, padded
 from engine.cpu.outputs import Makers, Pooled, tokens
 from engine.rows.modules_numpy import RowModules
 from engine.rows.pooling_numpy import Pooling
-from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind
+from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, EngineLimits, ModelInfo, OutputKind, compute
 from tests.engine.tiny_models import batch
 
 POISON, HUGE = 666, 667
@@ -155,41 +155,41 @@ def test_a_lone_sequence_is_computed_on_all_cores() -> None:
     plain = Plain()
     with engine(plain) as loaded:
         for sequences in (of_lengths(7), of_lengths(7, 7), of_lengths(300)):
-            loaded.submit(batch(sequences))
-            loaded.collect()
+            compute(loaded, batch(sequences))
     assert plain.calls[0] == plain.calls[-1] == "wide"
     assert set(plain.calls[1:-1]) == {"stream"}
 
 
 def test_a_long_lone_sequence_leaves_the_other_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workload, "MAX_WIDE_TOKENS", 200)
+    monkeypatch.setattr("engine.cpu.engine.MAX_WIDE_TOKENS", 200)
     plain = Plain()
     with engine(plain) as loaded:
         for seqlen in (200, 201):
-            loaded.submit(batch(of_lengths(seqlen)))
-            loaded.collect()
+            compute(loaded, batch(of_lengths(seqlen)))
     assert plain.calls == ["wide", "stream"]
 
 
 def test_nothing_is_begun_beside_it() -> None:
-    has_next, is_beside = threading.Event(), threading.Event()
+    is_alone, has_next, is_beside = threading.Event(), threading.Event(), threading.Event()
     plain = Plain()
 
     def gate() -> None:
         if len(plain.calls) > 1:
             is_beside.set()
+            return
+        is_alone.set()
         assert has_next.wait(20)
-        if len(plain.calls) == 1:
-            assert not is_beside.wait(0.1)
+        assert not is_beside.wait(0.1)
 
     plain.gate = gate
-    with engine(plain) as loaded:
-        loaded.submit(batch(of_lengths(7)))
+    with engine(plain) as loaded, ThreadPoolExecutor(1) as pool:
+        alone = pool.submit(loaded.compute_alone, batch(of_lengths(7)))
+        assert is_alone.wait(20)
         loaded.submit(batch(of_lengths(5, 200, 200)))
         has_next.set()
-        found = [loaded.collect() for _ in range(2)]
-    assert [ticket for ticket, _ in found] == [1, 2]
-    assert not any(isinstance(results, EngineError) for _, results in found)
+        _, found = loaded.collect()
+        assert isinstance(alone.result(), dict)
+    assert isinstance(found, dict)
     assert plain.calls[0] == "wide"
     assert "wide" not in plain.calls[1:]
 
@@ -199,11 +199,10 @@ def test_a_sequence_behind_others_is_not_lone() -> None:
     plain = Plain(gate=lambda: may_end.wait(20))
     with engine(plain) as loaded:
         loaded.submit(batch(of_lengths(200, 200)))
-        loaded.submit(batch(of_lengths(7)))
+        assert loaded.compute_alone(batch(of_lengths(7))) is None
         may_end.set()
         loaded.collect()
-        loaded.collect()
-    assert plain.calls == ["stream"] * 3
+    assert plain.calls == ["stream"] * 2
 
 
 def test_the_engine_holds_two_batches_and_no_more() -> None:

@@ -57,6 +57,9 @@ class Scripted:
         self.sizes.append(batch.num_tokens)
         return len(self.sizes)
 
+    def compute_alone(self, batch: Batch) -> Results | EngineError | None:
+        return None
+
     def collect(self) -> tuple[int, Results | EngineError]:
         batch = self._inside.pop()
         if not self._inside:

@@ -17,11 +17,20 @@ from wire.control import ProcessStart, decode_start, encode_start
 from wire.dataclass_json import from_json, to_json
 from wire.frames import ProtocolError
 
+TOKENIZER = TokenizerStart(
+    listener_fd=7,
+    models=["x", "y"],
+    tokenizers=[
+        TokenizerSpec(folder="/models/x", max_seqlen=512, do_lower_case=True, vocab_size=30522),
+        TokenizerSpec(folder="/models/y", max_seqlen=8192, template=("<s>", "{query} {document}"), marks_prompts=True),
+    ],
+)
 FRONTEND = FrontendStart(
     listener_fds=[3, 5],
     grpc_address="127.0.0.1:9090",
     page_fd=4,
     tokenizer_paths=["/t"],
+    tokenizer=TOKENIZER,
     max_seqlens=[256],
     managers=[ManagerAddress("/m", (0, 1))],
     wait_budgets=WaitBudgets(1.0, 2.5),
@@ -60,14 +69,6 @@ OPTIONS = LoadOptions(
     fake=FakeOptions(dimensions=8, vocab_size=9, outputs=OutputKind.LOGITS, faults=("exit@batch:3",)),
 )
 ENGINE = EngineStart(listener_fd=3, engine="fake", model="a", reason="asked", options=OPTIONS)
-TOKENIZER = TokenizerStart(
-    listener_fd=7,
-    models=["x", "y"],
-    tokenizers=[
-        TokenizerSpec(folder="/models/x", max_seqlen=512, do_lower_case=True, vocab_size=30522),
-        TokenizerSpec(folder="/models/y", max_seqlen=8192, template=("<s>", "{query} {document}"), marks_prompts=True),
-    ],
-)
 PROCESS = ProcessStart(title="a process 1", index=1, log_level="info", json_output=True)
 
 

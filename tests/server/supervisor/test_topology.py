@@ -152,6 +152,19 @@ def test_frontends_begin_with_different_tokenizers(folder: SocketFolder) -> None
     assert all(sorted(path) == sorted(paths[0]) for path in paths)
 
 
+def test_without_tokenizer_processes_each_frontend_has_a_tokenizer_of_its_own(folder: SocketFolder) -> None:
+    with bind("127.0.0.1", 0, "--port") as http:
+        plans = topology_of(settings(frontends=2, tokenization_workers=0), folder, http).plans()
+    one, other = by_role(plans, "frontend")
+
+    assert not list(by_role(plans, "tokenizer"))
+    assert one.start.tokenizer_paths != other.start.tokenizer_paths
+    for plan in (one, other):
+        assert len(plan.start.tokenizer_paths) == 1
+        assert plan.start.tokenizer.listener_fd in plan.fds
+        assert len(plan.start.tokenizer.tokenizers) == 2
+
+
 @pytest.mark.holds("Connections")
 def test_every_frontend_accepts_from_every_socket(folder: SocketFolder) -> None:
     """So no connection waits for one frontend, which may be stuck or dead."""

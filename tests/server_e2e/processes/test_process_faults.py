@@ -141,6 +141,22 @@ def test_a_signal_shows_where_every_process_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.faults
+@pytest.mark.holds("When a process dies")
+def test_a_frontend_that_tokenizes_is_restarted_with_its_tokenizer(tmp_path: Path) -> None:
+    with serving(*FAKE, "--frontends", "1", "--tokenization-workers", "0", folder=tmp_path) as server:
+        before = server.processes()
+        assert before.keys() == {"frontend 0", "engine 0", "batch manager 0"}
+        texts = ["a text", "another one " * 5_000]  # a long one is tokenized in a thread
+        answer = server.embed(texts, truncate_prompt_tokens=-1, encoding_format="bytes")
+        assert answer.status == 200
+        _, start = server.log.wait_for("frontend 0 is ready")
+        os.kill(before["frontend 0"], signal.SIGKILL)
+        server.log.wait_for("frontend 0 is ready", after=start)
+        assert server.embed(texts, truncate_prompt_tokens=-1, encoding_format="bytes").body == answer.body
+
+
+@pytest.mark.full
 def test_too_few_descriptors_end_the_start_with_one_line(tmp_path: Path) -> None:
     wrapper = ("sh", "-c", 'ulimit -n 64; exec "$@"', "sh")
     server = Server(*FAKE, folder=tmp_path, wrapper=wrapper)
