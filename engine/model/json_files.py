@@ -89,7 +89,7 @@ def needed_number(config: Json, *keys: str) -> int:
     """The positive integer under the first key that has one. Raises ModelError if none has, and for another value."""
     number = number_in(config, *keys)
     if number is None:
-        raise ModelError(f"config.json has no {keys[0]}")
+        raise ModelError(f"config.json has no {' or '.join(keys)}")
     return number
 
 

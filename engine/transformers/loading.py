@@ -57,7 +57,8 @@ def load_model(folder: ModelFolder, *, dtype: torch.dtype) -> PreTrainedModel:
     except ModelError:
         raise
     except Exception as error:  # transformers has no exception class for the many ways in which a folder can be wrong
-        raise ModelError(f"transformers can't load {folder.weights_folder}: {one_line(error)}") from error
+        file = folder.weights_folder / "config.json"
+        raise ModelError(f"transformers can't load the model of {file}: {one_line(error)}") from error
     check_found(folder, model, found, {})  # as before, but for what could not be told without the numbers
     assert not model.training
     model.requires_grad_(False)

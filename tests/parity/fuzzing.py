@@ -1,5 +1,6 @@
 """Changed copies of model folders, drawn by a seed, and what must come of each: a refusal, or the reference's rows."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,10 @@ from tests.parity.folders import num_types
 from tests.parity.references import Reference
 from tests.parity.texts import Text, random_text
 
+CONFIG = "config.json"
+# What the trial at load says, which knows no key.
+TRIAL = ("not finite", "in batches", "on token ids alone", "can't run the model")
+_NOT_DRAWN = frozenset(("architectures", "dtype", "torch_dtype", "transformers_version"))
 TOLERANCE = 1e-5  # of the largest value, where that is above 1
 _SEQLENS = (5, 44, 23)  # longer than the windows of the tiny models
 _MAX_LINE = 600  # characters of a refusal
@@ -71,6 +76,20 @@ def check_rows(name: str, served: tuple[Rows, list[Text]], original: Path) -> No
     for rows, text in zip(*served, strict=True):
         expected = reference(text)[OutputKind.TOKENS]
         assert np.abs(rows - expected).max() <= TOLERANCE * max(1.0, np.abs(expected).max())
+
+
+def changed(folder: Path, target: Path, **others: Any) -> Path:
+    """A copy with other settings in config.json; `...` takes one out."""
+    settings = json.loads((folder / CONFIG).read_text()) | others
+    linked(folder, target, CONFIG)
+    (target / CONFIG).write_text(json.dumps({key: value for key, value in settings.items() if value is not ...}))
+    return target
+
+
+def drawn(settings: Mapping[str, Any], draw: Random) -> dict[str, Any]:
+    """One key with another value, or without one."""
+    key = draw.choice(sorted(settings.keys() - _NOT_DRAWN))
+    return {key: draw.choice((..., other_value(draw, settings[key]), other_value(draw, settings[key])))}
 
 
 def other_value(draw: Random, value: Any) -> Any:

@@ -17,19 +17,11 @@ from engine.model.coverage import Use
 from engine.types import ModelError
 from tests.parity.architectures import ARCHITECTURES
 from tests.parity.folders import save
-from tests.parity.fuzzing import check_rows, engines_of, linked, other_value, rows_or_refusal
+from tests.parity.fuzzing import CONFIG, TRIAL, changed, check_rows, drawn, engines_of, rows_or_refusal
 
 pytestmark = pytest.mark.holds("What a model is for")
 
 NUM_CHANGES = 12  # of each architecture
-_CONFIG = "config.json"
-_TRIAL = (
-    "not finite",
-    "in batches",
-    "on token ids alone",
-    "can't run the model",
-)  # what the trial at load says, which knows no key
-
 # Key -> a value with which the code that it belongs to gives other rows.
 FOREIGN: dict[str, Any] = {
     "position_embedding_type": "relative_key_query",
@@ -48,20 +40,6 @@ FOREIGN: dict[str, Any] = {
 OF_CODE = {"AutoModel": "modeling_own.OwnModel"}
 
 
-def written(folder: Path, target: Path, **others: Any) -> Path:
-    """A copy with other settings; `...` takes one out."""
-    settings = json.loads((folder / _CONFIG).read_text()) | others
-    linked(folder, target, _CONFIG)
-    (target / _CONFIG).write_text(json.dumps({key: value for key, value in settings.items() if value is not ...}))
-    return target
-
-
-def drawn(settings: dict[str, Any], draw: Random) -> dict[str, Any]:
-    """One key with another value, or without one."""
-    key = draw.choice(sorted(settings.keys() - {"architectures", "dtype", "transformers_version"}))
-    return {key: draw.choice((..., other_value(draw, settings[key]), other_value(draw, settings[key])))}
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_a_change_is_served_as_the_library_does_or_refused(name: str, tmp_path: Path) -> None:
@@ -78,15 +56,15 @@ def test_so_are_random_changes(name: str, tmp_path: Path) -> None:
 
 def check_changes(name: str, tmp_path: Path, seeds: Iterable[int]) -> None:
     folder = save(name, Use.EMBED, tmp_path / "model")
-    settings = json.loads((folder / _CONFIG).read_text())
+    settings = json.loads((folder / CONFIG).read_text())
     for seed in seeds:
         change = drawn(settings, Random(f"{name} {seed}"))
-        copy = written(folder, tmp_path / str(seed), **change)
+        copy = changed(folder, tmp_path / str(seed), **change)
         for engine in engines_of(name):
             print(engine, change)  # what fails shows it
             served = rows_or_refusal(name, copy, engine)
             if isinstance(served, str):
-                assert any(word in served for word in (*change, _CONFIG, str(copy), *_TRIAL)), (change, served)
+                assert any(word in served for word in (*change, CONFIG, str(copy), *TRIAL)), (change, served)
             else:
                 check_rows(name, served, copy)
 
@@ -96,8 +74,8 @@ def test_a_key_of_other_code_is_refused_by_its_name(name: str, tmp_path: Path) -
     folder = save(name, Use.EMBED, tmp_path / "model")
     for key, value in FOREIGN.items():
         with pytest.raises(ModelError, match=f"'{key}'"):
-            model_folder.read(written(folder, tmp_path / key, **{key: value}))
-    copy = written(folder, tmp_path / "trusted", alibi=True)
+            model_folder.read(changed(folder, tmp_path / key, **{key: value}))
+    copy = changed(folder, tmp_path / "trusted", alibi=True)
     assert "--trust-config-key: alibi" in model_folder.read(copy, trusted_keys=("alibi",)).notes
 
 
@@ -110,7 +88,7 @@ def test_so_it_is_for_every_architecture(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["BERT", "Qwen3"])
 def test_an_unknown_key_is_named_and_changes_nothing(name: str, tmp_path: Path) -> None:
     folder = save(name, Use.EMBED, tmp_path / "model")
-    copy = written(folder, tmp_path / "more", made_up_key=3, another_one={"a": 1})
+    copy = changed(folder, tmp_path / "more", made_up_key=3, another_one={"a": 1})
     assert any("another_one, made_up_key" in note for note in model_folder.read(copy).notes)
     assert not any("does not read" in note for note in model_folder.read(folder).notes)
     served = rows_or_refusal(name, copy)
@@ -121,7 +99,7 @@ def test_an_unknown_key_is_named_and_changes_nothing(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", ["BERT", "NomicBERT", "Qwen2"])
 def test_foreign_code_is_refused_unless_it_is_trusted(name: str, tmp_path: Path) -> None:
     folder = save(name, Use.EMBED, tmp_path / "model")
-    copy = written(folder, tmp_path / "code", auto_map=OF_CODE)
+    copy = changed(folder, tmp_path / "code", auto_map=OF_CODE)
     with pytest.raises(ModelError, match=r"the code of modeling_own\.OwnModel"):
         model_folder.read(copy)
     assert model_folder.read(copy, trusted_keys=("auto_map",)).architecture == ARCHITECTURES[name].model_type

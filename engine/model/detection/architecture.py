@@ -89,8 +89,8 @@ def _known_code(config: Json, trusted: Collection[str]) -> KnownCode | None:
     if names and code is None:
         raise ModelError(
             f"the model needs the code of {table.first_unknown(names)[:100]}, which auto_map in config.json names and "
-            "which is never run; it is not among the code that is known here. If transformers' own class gives the "
-            f"same rows, say so by {TRUST} {_AUTO_MAP}"
+            "which is never run; it is not among the code that is known here for its model_type. If transformers' own "
+            f"class gives the same rows, say so by {TRUST} {_AUTO_MAP}"
         )
     if names and code and code.instead:
         raise ModelError(f"the model needs the code of {names[0][:100]}, which is never run; {code.instead}")

@@ -31,7 +31,7 @@ _TOKENIZERS = ("AutoTokenizer", "AutoProcessor", "AutoImageProcessor", "AutoFeat
 
 def named(config: Json) -> tuple[str, ...]:
     """The code that auto_map of config.json names for the model, such as modeling.NewModel."""
-    codes = object_in(config, "auto_map").items()
+    codes = object_in(config, "auto_map", "config.json").items()
     return tuple(str(code) for purpose, code in codes if purpose not in _TOKENIZERS and code)
 
 

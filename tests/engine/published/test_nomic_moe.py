@@ -18,7 +18,7 @@ from tests.engine.published import reading
 from tests.engine.published.folders import Weights, arbitrary, save, sequences
 
 V, D, F, N, LAYERS, EXPERTS, CHOSEN = 128, 24, 20, 3, 4, 8, 2
-EPS = 1e-5
+EPS, THETA = 1e-5, 10000
 _CODE = "nomic-ai/nomic-bert-2048--"
 CONFIG: dict[str, Any] = {
     "_name_or_path": "nomic-ai/nomic-xlm-2048",
@@ -126,7 +126,7 @@ def token_rows(w: Weights, ids: list[int]) -> Tensor:
     """The reading."""
     rows = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.token_type_embeddings.weight"][0]
     rows = reading.norm(w, "emb_ln", rows, EPS)
-    turn = reading.frequencies(10000, D // N)
+    turn = reading.frequencies(THETA, D // N)
     for number in range(LAYERS):
         layer = f"encoder.layers.{number}"
         query, key, value = reading.linear(w, f"{layer}.attn.Wqkv", rows).chunk(3, dim=-1)

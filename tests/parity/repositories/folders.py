@@ -83,6 +83,11 @@ def _save_table(repository: Repository, name: str, inside: str, folder: Path) ->
     save_file({name: rows}, folder / inside / "model.safetensors")
 
 
+def small(repository: Repository) -> Repository:
+    """The same with small files."""
+    return replace(repository, files=small_files(repository))
+
+
 def small_files(repository: Repository) -> dict[str, Any]:
     """The same files in small sizes. Repositories of equal ones are computed by the same model."""
     config = {key: _small(key, value) for key, value in repository.config.items()}
@@ -118,40 +123,39 @@ def _length(value: int) -> int:
 
 def save_small(repository: Repository, folder: Path) -> Path:
     """A small model with arbitrary weights, the same each time, in the repository's form."""
-    small = replace(repository, files=small_files(repository))
-    write(small, folder)
+    write(small(repository), folder)
     if isinstance(repository.expected, Served) and repository.table is None:
-        _save_weights(small, repository.expected, folder)
+        _save_weights(small(repository), repository.expected, folder)
     return folder
 
 
-def _save_weights(small: Repository, served: Served, folder: Path) -> None:
+def _save_weights(own: Repository, served: Served, folder: Path) -> None:
     torch.manual_seed(0)
-    model = CLASSES[served.head].from_config(library_config(small))
+    model = CLASSES[served.head].from_config(library_config(own))
     with torch.no_grad():  # biases and the weights of norms too, which would be all alike
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn(parameter.shape), alpha=0.2)
-    dtype = getattr(torch, small.config.get("torch_dtype", "float32"))
+    dtype = getattr(torch, own.config.get("torch_dtype", "float32"))
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in model.state_dict().items()}
-    tied = model._tied_weights_keys or () if small.config.get("tie_word_embeddings", True) else ()
+    tied = model._tied_weights_keys or () if own.config.get("tie_word_embeddings", True) else ()
     tensors = {name: tensor for name, tensor in tensors.items() if name not in tied}
-    if "artifact.metadata" in small.files:  # Stanford's class has the layer after "bert"
+    if "artifact.metadata" in own.files:  # Stanford's class has the layer after "bert"
         tensors = {f"bert.{name}": tensor for name, tensor in tensors.items()}
         tensors["linear.weight"] = torch.randn(HIDDEN_SIZE, HIDDEN_SIZE)
-    for name in small.buffers:
-        tensors[name] = torch.arange(small.config["max_position_embeddings"])[None]
+    for name in own.buffers:
+        tensors[name] = torch.arange(own.config["max_position_embeddings"])[None]
     save_file(tensors, folder / "model.safetensors")
-    for path, content in small.files.items():
+    for path, content in own.files.items():
         if path.endswith("Dense/config.json"):
             _save_dense(folder / path, has_bias=content["bias"])
 
 
-def library_config(small: Repository) -> Any:
+def library_config(own: Repository) -> Any:
     """The small model's configuration as transformers' class has it."""
     names = ("model_type", "architectures", "auto_map", "transformers_version")
-    settings = small.library or {key: value for key, value in small.config.items() if key not in names}
-    return AutoConfig.for_model(small.config["model_type"], **settings)
+    settings = own.library or {key: value for key, value in own.config.items() if key not in names}
+    return AutoConfig.for_model(own.config["model_type"], **settings)
 
 
 def _save_dense(config: Path, *, has_bias: bool) -> None:

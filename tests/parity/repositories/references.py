@@ -3,7 +3,6 @@
 Shapes: S tokens of a sequence, D numbers of a row.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.nn import functional
 
 from engine.types import OutputKind
 from tests.parity.repositories.facts import Head, Repository, Served
-from tests.parity.repositories.folders import CLASSES, library_config, small_files
+from tests.parity.repositories.folders import CLASSES, library_config
 from tests.parity.texts import Text
 
 OUTPUTS = {
@@ -31,19 +30,18 @@ OUTPUTS = {
 
 
 class Reference:
-    """A small model of one repository's form."""
+    """A small model of one repository's form. small: the repository with the files of that model."""
 
-    def __init__(self, repository: Repository, folder: Path) -> None:
-        assert isinstance(repository.expected, Served)
-        self._served = repository.expected
+    def __init__(self, small: Repository, folder: Path) -> None:
+        assert isinstance(small.expected, Served)
+        self._served = small.expected
         self._folder = folder
-        files = small_files(repository)
+        files = small.files
         self._dense = [(path, files[path]) for path in sorted(files) if path.endswith("Dense/config.json")]
-        self._table = repository.table
-        self._answers = repository.answers
+        self._table = small.table
+        self._answers = small.answers
         self._model: Any = None
-        if repository.table is None:
-            small = replace(repository, files=files)
+        if small.table is None:
             library_class = CLASSES[self._served.head]
             self._model = library_class.from_pretrained(folder, config=library_config(small), dtype=torch.float32)
 

@@ -16,7 +16,7 @@ from engine.model import model_folder
 from engine.types import Engine
 from tests.parity.engines import compute, load
 from tests.parity.repositories.facts import Repository, Served
-from tests.parity.repositories.folders import NUM_POSITIONS, save_small, small_files
+from tests.parity.repositories.folders import NUM_POSITIONS, save_small, small, small_files
 from tests.parity.repositories.references import OUTPUTS, Reference
 from tests.parity.repositories.table import REPOSITORIES
 from tests.parity.test_parity import TOLERANCE, difference
@@ -57,12 +57,13 @@ def test_rows_are_those_of_the_authors_code(repository: Repository, engine: str,
     folder = save_small(repository, tmp_path / repository.name.rpartition("/")[2])
     loaded = load(engine, folder)
     try:
-        check(loaded, repository, folder)
+        check(loaded, small(repository), folder)
     finally:
         loaded.close()
 
 
 def check(engine: Engine, repository: Repository, folder: Path) -> None:
+    """Holds its rows against the reference of a repository of small files, with the weights in the folder."""
     assert isinstance(repository.expected, Served)
     kind = OUTPUTS[repository.expected.head]
     num_types: int = repository.config.get("type_vocab_size", 0)

@@ -17,12 +17,22 @@ _SIZES = frozenset(
         *("head_dim", "sliding_window", "local_attention", "global_attn_every_n_layers", "sliding_window_pattern"),
         *("max_position_embeddings", "n_positions", "n_embd", "n_layer", "n_head", "n_inner", "dim", "hidden_dim"),
         *("n_layers", "n_heads", "embedding_size", "vocab_size", "pad_vocab_size_multiple", "max_trained_positions"),
-        *("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "lora_rank", "num_labels", "moe_top_k"),
-        *("relative_attention_num_buckets", "relative_attention_max_distance"),
+        *(
+            "d_model",
+            "d_kv",
+            "d_ff",
+            "pooler_hidden_size",
+            "num_layers",
+            "num_heads",
+            "lora_rank",
+            "num_labels",
+            "moe_top_k",
+        ),
+        *("relative_attention_num_buckets", "relative_attention_max_distance", "pooler_hidden_size"),
     )
 )
 _COUNTS = frozenset(("type_vocab_size", "num_experts", "moe_every_n_layers", "max_window_layers"))  # 0 is one
-_BY_LAYER = ("intermediate_size",)  # sizes of which an architecture may have a list
+_BY_LAYER = {"intermediate_size": ("gemma3n", "gemma3n_text")}  # key -> architectures that may have a list of them
 _UNLIMITED = ("xlnet",)  # which writes -1 for the number of positions
 _POSITIVE = frozenset(
     (
@@ -35,7 +45,7 @@ _NUMBERS = frozenset(("lora_alpha",))
 _SWITCHES = frozenset(
     ("is_causal", "is_decoder", "use_bidirectional_attention", "use_sliding_window", "attention_bias", "mlp_bias")
 )
-_OBJECTS = frozenset(("auto_map", "rope_scaling", "rope_parameters", "id2label", "latent_attention_config"))
+_OBJECTS = frozenset(("auto_map", "rope_scaling", "rope_parameters", "latent_attention_config"))
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation", "activation_function")
 # The numbers of a row -> the heads that share them.
 _HEADS = {"hidden_size": "num_attention_heads", "dim": "n_heads", "n_embd": "n_head"}
@@ -47,7 +57,8 @@ def check_values(config: Json) -> None:
     for key, value in config.items():
         if value is None or (value == -1 and key in _SIZES and config.get("model_type") in _UNLIMITED):
             continue
-        wanted = _wanted(key, value)
+        is_list = config.get("model_type") in _BY_LAYER.get(key, ()) and isinstance(value, list) and value
+        wanted = next(filter(None, (_wanted(key, each) for each in (value if is_list else [value]))), "")
         if wanted:
             raise ModelError(f"{key!r} in config.json is not {wanted}")
 
@@ -56,11 +67,14 @@ def _wanted(key: str, value: object) -> str:
     """What the value must be and is not, in words; "" if it is well."""
     if key in _OBJECTS:
         return "" if isinstance(value, dict) else "a JSON object"
+    if key == "id2label":
+        return "" if isinstance(value, dict) and all(map(str.isdecimal, value)) else "an object with a name by number"
+    if key == "model_type":
+        return "" if isinstance(value, str) else "a name"
     if key in _SWITCHES:
         return "" if isinstance(value, bool) else "true or false"
     if key in _SIZES:
-        sizes = value if key in _BY_LAYER and isinstance(value, list) and value else [value]
-        return "" if all(_is_whole(size) and size > 0 for size in sizes) else "a positive integer"
+        return "" if _is_whole(value) and value > 0 else "a positive integer"
     if key in _COUNTS:
         return "" if _is_whole(value) and value >= 0 else "0 or a positive integer"
     if key in _POSITIVE or key.endswith(_EPSILONS):
@@ -109,8 +123,12 @@ def _check_heads(config: Json, size: str, heads: str, layers: str) -> None:
     if head_size is None and width % count:
         raise ModelError(f"{heads!r} in config.json is {count}, which does not divide {size!r}, {width}")
     if "rope_parameters" in read and "partial_rotary_factor" not in read and (head_size or width // count) % 2:
-        key = heads if head_size is None else "head_dim"
-        raise ModelError(f"{key!r} in config.json leaves each head an odd number of numbers, which are turned in pairs")
+        parts = (
+            f"{heads!r} in config.json cuts {size!r} into parts"
+            if head_size is None
+            else "'head_dim' in config.json is"
+        )
+        raise ModelError(f"{parts} of an odd size, and numbers are turned in pairs")
 
 
 def _check_padding(config: Json, layers: str, *, has_code: bool) -> None:

@@ -34,6 +34,8 @@ def read(config: dict[str, Any], **others: Any) -> None:
         (BERT, "pad_token_id", (30, -2, "0", 1.0, True)),
         (BERT, "num_attention_heads", (5,)),
         (BERT, "initializer_range", (NAN,)),
+        (BERT, "id2label", ({"a": "b"}, ["a"])),
+        (BERT, "intermediate_size", ([12],)),
         (QWEN3, "rope_theta", NUMBERS),
         (QWEN3, "rms_norm_eps", NUMBERS),
         (QWEN3, "rope_scaling", ("yarn", [1], {"rope_theta": 5.0}, {"original_max_position_embeddings": 8})),
