@@ -40,7 +40,8 @@ _NOT_SETTINGS = frozenset(
     )
 )
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-_OLD_TOKENIZER_FILE = "added_tokens.json"  # most folders have none
+_OLD_TOKENIZER_FILE = "added_tokens.json"
+_CHAT_TEMPLATE = "chat_template.jinja"  # where it is not in tokenizer_config.json
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Identity:
     """Digests, 16 hexadecimal digits each."""
 
     weights: str  # every tensor's name, dtype and shape, and its bytes or samples of them
-    tokenizer: str  # tokenizer.json, byte by byte, and the other files that are read of the tokenizer
+    tokenizer: str  # tokenizer.json, byte by byte, and the other files that are read of the tokenizer and chat template
     settings: str  # config.json as it is understood, pooling, modules after it, lengths, prompts, heads, flags
 
     def fingerprint(self, *, dtype: str, engine: str) -> dict[str, str]:
@@ -78,8 +79,17 @@ def identify(folder: ModelFolder, *, flags: Mapping[str, str], stand_in: str = "
 def _tokenizer(folder: Path) -> str:
     file = folder / "tokenizer.json"
     whole = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-    parts = (_with_effect(read_optional(folder / name)) for name in _TOKENIZER_FILES)
-    return _digest([whole, *parts, *filter(None, (read_optional(folder / _OLD_TOKENIZER_FILE),))])
+    parts = [_with_effect(read_optional(folder / name)) for name in _TOKENIZER_FILES]
+    return _digest([whole, *parts, *filter(None, _others(folder, parts[0]))])
+
+
+def _others(folder: Path, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What most folders lack and the tokenizer reads; {} where it is not there. config: of the tokenizer."""
+    yield read_optional(folder / _OLD_TOKENIZER_FILE)
+    template = folder / _CHAT_TEMPLATE
+    yield {_CHAT_TEMPLATE: hashlib.sha256(template.read_bytes()).hexdigest()} if template.is_file() else {}
+    named = {"tokenizer_class": read_optional(folder / "config.json").get("tokenizer_class")}
+    yield named if named["tokenizer_class"] and not config.get("tokenizer_class") else {}
 
 
 def _with_effect(config: dict[str, Any]) -> dict[str, Any]:

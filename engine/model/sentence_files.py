@@ -91,7 +91,7 @@ def read_modules(folder: Path, config: Json, *, pooling: str | None) -> Sentence
         return _without_modules(folder, config, chosen)
     transformer_file, transformer = _transformer_config(folder / found.transformer_folder)
     if refusal := transformer_refusal(chain, transformer, is_masked_lm=modules[0].kind == "MLMTransformer"):
-        raise ModelError(refusal)
+        raise ModelError(f"{transformer_file or modules[0].kind}: {refusal}")
     said = read_optional(folder / found.transformer_folder / "config.json")
     check_options(transformer, transformer_file, config=said, chain=chain)
     poolings, source, include_prompt = _pooling(folder, config, chain, modules)

@@ -210,7 +210,7 @@ def _check_are_there(folder: Path) -> None:
         if missing:
             raise ModelError(f"{folder} lacks {missing[0]!r}, which {_INDEX} names")
         return
-    unread = sorted(file.name for file in folder.iterdir() if file.suffix in _UNREAD_WEIGHTS)
+    unread = sorted(file.name for file in folder.glob("*") if file.suffix in _UNREAD_WEIGHTS)
     found = f"; {', '.join(unread[:3])} is not read, for such files can run code" if unread else ""
     raise ModelError(f"{folder} has no model.safetensors; only *.safetensors are read{found}{_way_out(folder)}")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from tokenizer_pool.files import agreement
 from tokenizer_pool.files.added_tokens import add_tokens
 from tokenizer_pool.files.config_files import Config, TokenizerError, is_of_transformers_5, read_config
 from tokenizer_pool.files.special_tokens import Ends, ends
@@ -42,6 +43,7 @@ def load_as_it_stands(folder: Path) -> tokenizers.Tokenizer:
 def _adjust(tokenizer: tokenizers.Tokenizer, folder: Path, *, do_lower_case: bool) -> None:
     config = read_config(folder / "tokenizer_config.json")
     name = tokenizer_class(folder, config)
+    agreement.check(tokenizer, config, folder, name)
     if is_of_transformers_5(config):
         if isinstance(tokenizer.model, models.Unigram) and name not in _READ_BY_LIBRARY:
             tokenizer.model = _with_exact_scores(folder)

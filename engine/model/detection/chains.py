@@ -15,6 +15,7 @@ from engine.types import ModelError
 _AFTER_POOLING = frozenset(("Dense", "LayerNorm", "Normalize", "Dropout"))
 _AFTER_TOKENS = frozenset(("Dense", "MultiVectorMask", "Normalize", "Dropout"))
 _TRANSFORMERS = ("Transformer", "MLMTransformer")
+_CONFIG, _MODEL_TYPE, _USUAL = "config_sentence_transformers.json", "model_type", "SentenceTransformer"
 _LATE_MODELS = ("ColBERT", "MultiVectorEncoder")
 _SUPPORTED = (
     "supported are a Transformer with a Pooling and then any of Dense, LayerNorm, Normalize, Dropout; with a "
@@ -55,14 +56,16 @@ def read_chain(folder: Path) -> Chained:
     entries = read_entries(folder)
     found = routed(folder, entries)
     modules, kinds = found.modules, [module.kind for module in found.modules]
-    chain = _chain(kinds, model_kind(folder))
+    kind = model_kind(folder)
+    chain = _chain(kinds, kind)
     if found.has_routes:
         served = (Chain.SPARSE,) if found.query_table else (Chain.EMBED, Chain.SPARSE, Chain.STATIC)
         if chain not in served:
             raise refusal(folder, entries)
         return Chained(chain, modules, found.query_table)
     if chain is None:
-        raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}; {_SUPPORTED}")
+        of_kind = "" if kind == _USUAL else f" of a {kind} ({_MODEL_TYPE} in {_CONFIG})"
+        raise ModelError(f"modules.json lists {', '.join(kinds) or 'nothing'}{of_kind}; {_SUPPORTED}")
     # PurePosixPath has no parts for the folder itself
     if chain is not Chain.STATIC and modules[0].path.parts:
         raise ModelError(
@@ -74,9 +77,9 @@ def read_chain(folder: Path) -> Chained:
 
 def model_kind(folder: Path) -> str:
     """The class of sentence-transformers that the folder is for. Raises ModelError for an unknown one."""
-    kind = read_optional(folder / "config_sentence_transformers.json").get("model_type", "SentenceTransformer")
-    if kind not in ("SentenceTransformer", "SparseEncoder", "CrossEncoder", *_LATE_MODELS):
-        raise ModelError(f"config_sentence_transformers.json describes a {kind}, which is not supported")
+    kind = read_optional(folder / _CONFIG).get(_MODEL_TYPE, _USUAL)
+    if kind not in (_USUAL, "SparseEncoder", "CrossEncoder", *_LATE_MODELS):
+        raise ModelError(f"{_MODEL_TYPE} in {_CONFIG} is {str(kind)[:60]!r}, which is not supported")
     return str(kind)
 
 
@@ -87,7 +90,7 @@ def _chain(kinds: list[str], model: str) -> Chain | None:
     if not first or first[0] not in _TRANSFORMERS:
         return None
     if rest[:1] == ["Pooling"] and _AFTER_POOLING.issuperset(rest[1:]) and first == ["Transformer"]:
-        return Chain.EMBED if model == "SentenceTransformer" else None
+        return Chain.EMBED if model == _USUAL else None
     if rest == ["SpladePooling"]:
         return Chain.SPARSE
     if model in _LATE_MODELS and _AFTER_TOKENS.issuperset(rest):
@@ -106,10 +109,10 @@ def transformer_refusal(chain: Chain | None, config: Json, *, is_masked_lm: bool
     }.get(chain or Chain.EMBED, ("feature-extraction", "last_hidden_state"))
     default = "fill-mask" if is_masked_lm else task if chain is Chain.SCORES else "feature-extraction"
     if config.get("transformer_task", default) != task:
-        return f"the Transformer module is not for {task}, which the modules after it need"
+        return f"'transformer_task': the Transformer module is not for {task}, which the modules after it need"
     modalities = object_in(config, "modality_config")
     if not modalities or (chain is Chain.ANSWER and "text" not in modalities):
         return ""
     if modalities.get("text") != {"method": "forward", "method_output_name": output}:
-        return "the Transformer module does not turn plain text into what the modules after it need"
+        return "'modality_config': the Transformer module does not turn plain text into what the modules after it need"
     return ""

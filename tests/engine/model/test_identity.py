@@ -86,6 +86,14 @@ def other_tokenizer_config(folder: Path) -> None:
     change(folder / "tokenizer_config.json", do_lower_case=False)
 
 
+def other_tokenizer_class(folder: Path) -> None:
+    change(folder / "config.json", tokenizer_class="RobertaTokenizer")
+
+
+def other_chat_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+
+
 def other_prompts(folder: Path) -> None:
     write(folder / "config_sentence_transformers.json", {"prompts": {"query": "Q: "}})
 
@@ -99,6 +107,8 @@ def other_prompts(folder: Path) -> None:
         (other_tokenizer, "tokenizer"),
         (other_tokenizer_config, "tokenizer"),
         (other_added_tokens, "tokenizer"),
+        (other_tokenizer_class, "tokenizer"),
+        (other_chat_template, "tokenizer"),
         (other_prompts, "settings"),
     ],
 )
