@@ -1,6 +1,7 @@
 """The child's end of the control channel, for processes that live on an event loop."""
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -70,6 +71,7 @@ class Child:
 
     def ready(self, info: Json | None = None) -> None:
         """Tell the supervisor that this process serves."""
+        gc.freeze()  # what is loaded now stays loaded; the garbage collector can skip it
         self._connection.send(control.READY, 0, control.encode(info or {}))
 
     def fail(self, message: str) -> None:

@@ -112,7 +112,8 @@ class Workload:
         """Let other work be taken."""
         with self._changed:
             self._one_is_alone = False
-            self._changed.notify_all()
+            if self._urgent or self._others or self._is_closed:  # waking threads for nothing takes their cores
+                self._changed.notify_all()
 
     def take(self) -> Task | None:
         """Wait for a mini-batch, an urgent one if there is one; None when the workload is closed and empty."""

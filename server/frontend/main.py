@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 from collections.abc import Mapping
@@ -94,7 +93,6 @@ async def serve(child: Child, start: FrontendStart) -> None:
     tokenizers.open()
     managers.open()
     may_accept = await _follow_state(child, state, server, grpc)
-    gc.freeze()  # what is loaded now stays loaded; the garbage collector can skip it
     accepting = asyncio.create_task(_accept(child, server, grpc, may_accept))
     child.ready()
     await child.stopping.wait()
