@@ -61,7 +61,9 @@ class Worker:
         self._limits = limits  # the engine's, with the measurements of the warm-up
         self._held: dict[int, _Held] = {}  # by ticket; insertion order is submission order
         self._noted = threading.Condition()  # guards `_held`; notified when a ticket is noted
-        self._sending = threading.Lock()  # both threads answer
+        # Both threads answer. What is computed alone is computed in here: then `collect` has nothing to send, and does
+        # not end before the answer is sent.
+        self._sending = threading.RLock()
 
     def start(self) -> threading.Thread:
         """Start both threads and return the one that ends when the engine is closed."""
@@ -121,12 +123,13 @@ class Worker:
             if self._held:
                 return False
             self._held[_ALONE] = held
-        results = self._engine.compute_alone(batch)
-        with self._noted:
-            del self._held[_ALONE]
-        if results is None:
-            return False
-        self._answer(held, results, compute_seconds=time.monotonic() - began)
+        with self._sending:
+            results = self._engine.compute_alone(batch)
+            with self._noted:
+                del self._held[_ALONE]
+            if results is None:
+                return False
+            self._answer(held, results, compute_seconds=time.monotonic() - began)
         return True
 
     def _submit(self, connection: BlockingConnection, frame_id: int, batch: Batch) -> None:
@@ -160,7 +163,8 @@ class Worker:
             try:
                 ticket, results = self._engine.collect()
             except EngineClosed:
-                return
+                with self._sending:
+                    return
             now = time.monotonic()
             with self._noted:  # a batch can be finished before `_submit` has noted it
                 self._noted.wait_for(lambda: ticket in self._held)  # noqa: B023 - runs only here

@@ -168,3 +168,28 @@ def test_a_batch_is_computed_at_once_unless_it_came_while_another_was() -> None:
             ours.close()
             with pytest.raises(EOFError):
                 serving.result(20)
+
+
+def test_the_process_does_not_end_before_a_batch_that_is_computed_alone_is_answered() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        manager, connection = BlockingConnection(ours), BlockingConnection(theirs)
+        had_ended: list[bool] = []
+
+        def meanwhile() -> None:  # the engine is closed; the main thread joins the one that collects, and exits
+            collector.start()
+            collector.join(0.1)
+            had_ended.append(not collector.is_alive())
+
+        inner = fake.load(name="m", reason="asked", options=fake_options())
+        engine = Alone(inner, meanwhile)
+        worker = Worker(engine, theirs, limits=engine.limits, canary=Canary(inner))
+        collector = threading.Thread(target=worker._collect_forever)
+        ids = np.array([1, 2, 3], np.int32).tobytes()
+        payload = memoryview(b"".join(messages.encode_batch(OutputKind.POOLED, [3], [ids])))
+
+        assert worker._compute_alone(connection, 7, messages.decode_batch("m", payload))
+
+        collector.join(20)
+        assert (had_ended, collector.is_alive()) == ([False], False)
+        assert receive(manager)[:2] == (messages.RESULT, 7)
