@@ -30,8 +30,11 @@ class CompiledEngine:
         limits: EngineLimits,
         pad_id: int,
         sizes: Mapping[OutputKind, int],
+        num_long_streams: int | None = None,
     ) -> None:
-        """`sizes`: numbers in a row of each output but SPARSE."""
+        """`sizes`: numbers in a row of each output but SPARSE. `num_long_streams`: the streams that compute sequences
+        of more tokens than a mini-batch has elsewhere; None = all.
+        """
         self.info = info
         self.limits = limits
         self._executor = executor
@@ -45,7 +48,12 @@ class CompiledEngine:
         self._finished: queue.SimpleQueue[tuple[int, Results | EngineError] | None] = queue.SimpleQueue()
         self._num_submitted = 0
         self._pace = Pace()
-        self._threads = [threading.Thread(target=self._compute_forever, args=(run,)) for run in executor.streams]
+        self._threads = [
+            threading.Thread(
+                target=self._compute_forever, args=(run, num_long_streams is None or number < num_long_streams)
+            )
+            for number, run in enumerate(executor.streams)
+        ]
         for number, thread in enumerate(self._threads):
             thread.name, thread.daemon = f"stream {number}", True
             thread.start()
@@ -88,8 +96,8 @@ class CompiledEngine:
             thread.join()
         self._finished.put(None)
 
-    def _compute_forever(self, run: Run) -> None:
-        while (task := self._workload.take()) is not None:
+    def _compute_forever(self, run: Run, takes_long: bool) -> None:
+        while (task := self._workload.take(takes_long=takes_long)) is not None:
             job = task.job
             if job.error is None:  # the rest of a failed batch is not needed
                 self._attempt(task, run)

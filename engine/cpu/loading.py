@@ -40,10 +40,9 @@ def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
     folder = read_with(options)
     check_outputs(folder, options)
     max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, folder.max_seqlen)
-    memory.check_length(
+    num_long_streams = memory.num_long_streams(
         folder,
         num_threads=options.num_threads,
-        max_num_tokens=2 * DEPTH * max_num_tokens,  # urgent and others
         has_vocabulary_scores=any(isinstance(head, VocabularyWeights) for head in folder.heads),
     )
     makers = makers_of(folder)
@@ -60,7 +59,15 @@ def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
         overlaps=True,
         target_num_tokens=min(max_num_tokens, len(executor.streams) * _TARGET_NUM_TOKENS),
     )
-    return CompiledEngine(executor, makers, info=info, limits=limits, pad_id=facts.pad_id, sizes=sizes)
+    return CompiledEngine(
+        executor,
+        makers,
+        info=info,
+        limits=limits,
+        pad_id=facts.pad_id,
+        sizes=sizes,
+        num_long_streams=num_long_streams,
+    )
 
 
 def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:

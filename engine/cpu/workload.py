@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.minibatch import MiniBatch
+from engine.cpu.minibatch import MAX_PADDED_TOKENS, MiniBatch
 from engine.types import ROWS_OF_TOKENS, Batch, EngineError, OutputKind, Results, Rows
 
 # A longer sequence uses one core, so that later requests have the others.
@@ -82,6 +82,11 @@ class Task:
     job: Job
     mini_batch: MiniBatch
 
+    @property
+    def is_long(self) -> bool:
+        """Whether it is a sequence that is longer than a mini-batch usually is."""
+        return self.mini_batch.index.size > MAX_PADDED_TOKENS
+
 
 class Workload:
     """A queue of mini-batches, safe for several threads."""
@@ -115,14 +120,22 @@ class Workload:
             if self._urgent or self._others or self._is_closed:  # waking threads for nothing takes their cores
                 self._changed.notify_all()
 
-    def take(self) -> Task | None:
-        """Wait for a mini-batch, an urgent one if there is one; None when the workload is closed and empty."""
+    def take(self, *, takes_long: bool = True) -> Task | None:
+        """Wait for a mini-batch, an urgent one if there is one; None when the workload is closed and has no more.
+
+        takes_long: whether this may be a sequence that is longer than a mini-batch usually is.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._one_is_alone and (self._urgent or self._others or self._is_closed))
-            waiting = self._urgent or self._others
-            if not waiting:
-                return None
-            return waiting.popleft()
+            while True:
+                if not self._one_is_alone:
+                    for waiting in (self._urgent, self._others):
+                        for number, task in enumerate(waiting):
+                            if takes_long or not task.is_long:
+                                del waiting[number]
+                                return task
+                    if self._is_closed:
+                        return None
+                self._changed.wait()
 
     def done(self, task: Task) -> bool:
         """Mark a task as finished; whether it was the last of its job."""

@@ -60,7 +60,9 @@ class Plain:
 
 
 @contextmanager
-def engine(plain: Plain, *, pooling: str = "mean", has_wide: bool = True) -> Iterator[CompiledEngine]:
+def engine(
+    plain: Plain, *, pooling: str = "mean", has_wide: bool = True, num_long_streams: int | None = None
+) -> Iterator[CompiledEngine]:
     info = ModelInfo(
         name="m",
         engine="plain",
@@ -79,7 +81,9 @@ def engine(plain: Plain, *, pooling: str = "mean", has_wide: bool = True) -> Ite
     makers: Makers = {OutputKind.POOLED: Pooled(Pooling((pooling,), RowModules())), OutputKind.TOKENS: tokens}
     sizes = dict.fromkeys(OUTPUTS, DIMENSIONS)
     executor = plain.executor(has_wide=has_wide)
-    loaded = CompiledEngine(executor, makers, info=info, limits=limits, pad_id=1, sizes=sizes)
+    loaded = CompiledEngine(
+        executor, makers, info=info, limits=limits, pad_id=1, sizes=sizes, num_long_streams=num_long_streams
+    )
     yield loaded
     loaded.close()
     with pytest.raises(EngineClosed):
@@ -203,6 +207,26 @@ def test_a_sequence_behind_others_is_not_lone() -> None:
         may_end.set()
         loaded.collect()
     assert plain.calls == ["stream"] * 2
+
+
+def test_where_memory_is_short_one_stream_takes_all_long_sequences() -> None:
+    at_once = threading.Semaphore(1)
+
+    def gate() -> None:
+        if plain.shapes[-1][1] > MAX_PADDED_TOKENS:
+            assert at_once.acquire(blocking=False)
+            has_short.wait(20)
+            at_once.release()
+        else:
+            has_short.set()
+
+    has_short = threading.Event()
+    plain = Plain(gate=gate)
+    with engine(plain, num_long_streams=1) as loaded:
+        loaded.submit(batch(of_lengths(600, 600, 600, 5)))
+        _, found = loaded.collect()
+    assert isinstance(found, dict)
+    assert sorted(shape[1] for shape in plain.shapes) == [5, 600, 600, 600]
 
 
 def test_the_engine_holds_two_batches_and_no_more() -> None:

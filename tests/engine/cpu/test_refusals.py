@@ -19,6 +19,7 @@ from engine.cpu import memory, selftest
 from engine.cpu.executor import Executor
 from engine.cpu.executors import openvino
 from engine.machine import cores, host
+from engine.model import model_folder
 from engine.types import ModelError
 from tests.engine.cpu.engines import load, options
 from tests.engine.tiny_models import save
@@ -168,35 +169,33 @@ def test_a_tokenizer_that_is_not_one(tiny: Path) -> None:
         load(tiny, quantization="int8")
 
 
-@pytest.mark.full
-def test_sequences_too_long_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 heads * 2 copies * 4 bytes * S * S * 2 streams in half of the memory, at 62 tokens 246,016 bytes."""
-    folder = save("roberta", tmp_path / "model")
+def test_memory_decides_how_many_streams_take_long_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """62 tokens take 4 bytes * (28 * 32 * 62 numbers, and with biases 2 * 4 heads * 62 * 62), in half of the memory."""
+    folder = model_folder.read(save("roberta", tmp_path / "model"))
     monkeypatch.setattr(memory, "_WITH_BIASES", {"roberta"})
+    monkeypatch.setattr(cores, "usable", lambda: 8)
+    for num_bytes, found in ((345_216, 1), (2 * 345_216, 2), (2 * 345_215, 1), (99 * 345_216, 8)):
+        monkeypatch.setattr(host, "memory", lambda num_bytes=num_bytes: 2 * num_bytes)
+        assert memory.num_long_streams(folder, num_threads=8) == found
+    monkeypatch.setattr(host, "memory", lambda: 2 * 345_215)
+    with pytest.raises(ModelError, match=r"^a sequence of 62 tokens could take .*; --max-input-length 61 fits$"):
+        memory.num_long_streams(folder, num_threads=8)
+    with pytest.raises(ModelError, match=r"--max-input-length 36 fits$"):  # half of the cores, half of the memory
+        memory.num_long_streams(folder, num_threads=4)
+    monkeypatch.setattr(memory, "_WITH_BIASES", set())
+    assert memory.num_long_streams(folder, num_threads=8) == 1
+
+
+@pytest.mark.full
+def test_a_length_that_fits_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save("roberta", tmp_path / "model")
     monkeypatch.setattr(cores, "usable", lambda: 2)
-    monkeypatch.setattr(host, "memory", lambda: 2 * 246_016)
-    load(folder).close()
-    monkeypatch.setattr(host, "memory", lambda: 2 * 246_015)
-    with pytest.raises(ModelError, match=r"^sequences of 62 tokens could take .*; --max-input-length 61 fits$"):
+    monkeypatch.setattr(host, "memory", lambda: 2 * 222_207)
+    with pytest.raises(ModelError, match=r"--max-input-length 61 fits$"):
         load(folder)
     loaded = load(folder, max_seqlen=61)
     loaded.close()
     assert (loaded.info.max_seqlen, loaded.limits.max_seqlen) == (61, 61)
-    monkeypatch.setattr(memory, "_WITH_BIASES", set())
-    load(folder).close()  # holds no scores
-
-
-def test_a_long_sequence_is_counted_as_often_as_the_engine_holds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four batches of 62 tokens at most, two of them urgent: four sequences at a time, whatever the streams."""
-    folder = save("roberta", tmp_path / "model")
-    monkeypatch.setattr(memory, "_WITH_BIASES", {"roberta"})
-    monkeypatch.setattr(cores, "usable", lambda: 8)
-    monkeypatch.setattr(host, "memory", lambda: 4 * 246_016)
-    load(folder, num_threads=8, max_num_tokens=62).close()
-    with pytest.raises(ModelError, match="--max-input-length 43 fits"):
-        load(folder, num_threads=8, max_num_tokens=4096)
 
 
 def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
