@@ -55,8 +55,13 @@ def object_in(config: Json, key: str, file: str = "the model's files") -> Json:
 
 
 def flag_in(config: Json, key: str, file: str, *, default: bool) -> bool:
-    """The switch under `key`. Raises ModelError for a value that is neither true nor false."""
+    """The switch under `key`. Raises ModelError for a value that is neither true nor false.
+
+    Where it is false by default, null is false, as in sentence-transformers, which once wrote `do_lower_case: null`.
+    """
     value = config.get(key, default)
+    if value is None and not default:
+        return False
     if not isinstance(value, bool):
         raise ModelError(f"{key!r} in {file} is neither true nor false")
     return value

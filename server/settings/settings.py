@@ -138,7 +138,8 @@ class Settings(HttpFlags):
         "Processes",
         "How many tokenizer processes. One makes about 0.3 million tokens a second. With 0 each frontend tokenizes its "
         "own requests: less memory and a faster answer to a lone query, but large requests hold up small ones by up to "
-        "5 ms at a time, and a text that kills the tokenizer kills its frontend.",
+        "5 ms at a time, a single text of 50,000 characters by 50 ms, and a text that kills the tokenizer kills its "
+        "frontend.",
         least=0,
         most=MAX_PROCESSES,
         default_text="one for two cores",

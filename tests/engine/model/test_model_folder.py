@@ -256,6 +256,11 @@ def test_prompts_and_lower_case(folder: Path) -> None:
     assert (read.default_prompt_name, read.default_prompt) == ("query", "query: ")
 
 
+def test_a_switch_that_old_files_have_as_null_is_off(folder: Path) -> None:
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": None})
+    assert not model_folder.read(folder).do_lower_case
+
+
 def test_prompts_may_be_left_out_of_the_pooling(folder: Path) -> None:
     assert model_folder.read(folder).include_prompt
     change(folder / "1_Pooling" / "config.json", include_prompt=False)

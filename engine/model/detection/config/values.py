@@ -17,18 +17,8 @@ _SIZES = frozenset(
         *("head_dim", "sliding_window", "local_attention", "global_attn_every_n_layers", "sliding_window_pattern"),
         *("max_position_embeddings", "n_positions", "n_embd", "n_layer", "n_head", "n_inner", "dim", "hidden_dim"),
         *("n_layers", "n_heads", "embedding_size", "vocab_size", "pad_vocab_size_multiple", "max_trained_positions"),
-        *(
-            "d_model",
-            "d_kv",
-            "d_ff",
-            "pooler_hidden_size",
-            "num_layers",
-            "num_heads",
-            "lora_rank",
-            "num_labels",
-            "moe_top_k",
-        ),
-        *("relative_attention_num_buckets", "relative_attention_max_distance", "pooler_hidden_size"),
+        *("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "pooler_hidden_size", "lora_rank", "num_labels"),
+        *("moe_top_k", "relative_attention_num_buckets", "relative_attention_max_distance"),
     )
 )
 _COUNTS = frozenset(("type_vocab_size", "num_experts", "moe_every_n_layers", "max_window_layers"))  # 0 is one
