@@ -194,12 +194,12 @@ def test_int8_is_for_embeddings(tmp_path: Path) -> None:
 
 
 def test_scores_of_a_vocabulary_too_large_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 * (28 * 32 + 2 * 120) bytes a token: at 64 tokens 290,816 bytes, in half of the memory."""
+    """4 * 2 * 120 bytes a token: at 64 tokens 61,440 bytes, in half of the memory."""
     save_whole("bert", tmp_path / "model", AutoModelForMaskedLM)
     monkeypatch.setattr("engine.machine.cores.usable", lambda: 2)
-    monkeypatch.setattr("engine.machine.host.memory", lambda: 2 * 290_816)
+    monkeypatch.setattr("engine.machine.host.memory", lambda: 2 * 61_440)
     load_with_heads(tmp_path / "model", (VocabularyWeights(),)).close()
-    monkeypatch.setattr("engine.machine.host.memory", lambda: 2 * 290_815)
+    monkeypatch.setattr("engine.machine.host.memory", lambda: 2 * 61_439)
     with pytest.raises(ModelError, match="--max-input-length 63 fits"):
         load_with_heads(tmp_path / "model", (VocabularyWeights(),))
 
