@@ -118,6 +118,9 @@ class Worker:
             self._send(asked, answer)
         except TextRefused as refused:
             asked.connection.send(messages.REFUSED, asked.frame_id, messages.encode_refused(refused))
+        except BaseException:  # or what waits would wait for ever: a frontend that has this worker goes on after errors
+            logger.critical("an error that is not a text's: this process ends", exc_info=True)
+            os._exit(1)
         else:
             self._count(piece.model, answer)
         self._queue.spent(piece.request_class, time.perf_counter() - start)

@@ -170,6 +170,25 @@ def test_a_long_text_that_never_ends_ends_the_worker(run: Run, tmp_path: Path, m
     run(scenario())
 
 
+@pytest.mark.holds("When a process dies")
+def test_an_error_of_the_worker_ends_a_process_whose_loop_goes_on(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a frontend's does, which may have a worker on its loop."""
+    exits: list[int] = []
+    monkeypatch.setattr("os._exit", exits.append)
+
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+            frontend = await bench.frontend()
+            bench.spy.during["wrong"] = lambda: [][0]
+            frontend.ask(1, "wrong", INTERACTIVE)
+            await asyncio.wait_for(until(lambda: exits == [1]), 20)
+
+    run(scenario())
+
+
 class FakeChild(Child):
     """A child without a supervisor."""
 
