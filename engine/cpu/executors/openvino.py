@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.cpu.executor import Executor, Run
 from engine.cpu.executors import int8
 from engine.machine import host, mapped_files
-from engine.types import ModelError
+from engine.types import DeviceTrouble, ModelError
 
 if TYPE_CHECKING:
     from engine.cpu.conversion.graph import Graph
@@ -29,7 +29,8 @@ PACKAGES = ("openvino",)  # whose versions the compiled model depends on
 
 
 def check(dtype: str, quantization: str) -> None:
-    """Raises ModelError if this machine can't compute in the dtype, or in int8."""
+    """Raises ModelError if this machine can't compute in the dtype, or in int8; DeviceTrouble if another engine could
+    only imitate what the CPU lacks."""
     if dtype not in _PRECISIONS:
         raise ModelError(f"--dtype {dtype} is not one of {', '.join(_PRECISIONS)} for the openvino engine")
     if quantization not in ("none", "int8"):
@@ -37,7 +38,10 @@ def check(dtype: str, quantization: str) -> None:
     if quantization == "int8":
         _check_int8(dtype)
     if dtype == "bfloat16" and "BF16" not in _capabilities():
-        raise ModelError("--dtype bfloat16 needs a CPU with bfloat16 arithmetic; this one has none")
+        raise DeviceTrouble(
+            "--dtype bfloat16 needs a CPU with bfloat16 arithmetic, and this one has none; leave it out, or let "
+            "--engine transformers imitate it, slowly"
+        )
 
 
 def _capabilities() -> list[str]:

@@ -1,6 +1,7 @@
 """--dtype auto on a CPU: bfloat16 where its rows are near enough to those in float32, and where it multiplies in it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,13 +9,15 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
+from engine import registry
 from engine.cpu.conversion import build
 from engine.cpu.executor import Executor, Run
 from engine.cpu.executors import openvino
 from engine.machine import host
 from engine.model.tasks import SequenceScores
 from engine.selftest.fidelity import Fidelity, fidelity
-from tests.engine.cpu.engines import difference, load, load_with_heads, pooled
+from engine.types import ModelError
+from tests.engine.cpu.engines import difference, load, load_with_heads, options, pooled
 from tests.engine.tiny_models import Reference, arbitrary, save, save_whole
 
 SEQLENS = (5, 17, 1, 30, 9)
@@ -99,6 +102,16 @@ def test_a_cpu_multiplies_in_bfloat16_by_its_instructions(
 ) -> None:
     monkeypatch.setattr(host, "_cpu_info", lambda: {"flags": flags})
     assert host.multiplies_bfloat16() == can
+
+
+def test_bfloat16_that_the_cpu_lacks_is_not_imitated_by_another_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = SimpleNamespace(Core=lambda: SimpleNamespace(get_property=lambda *_: ["FP32"]))
+    monkeypatch.setattr(openvino, "import_openvino", lambda: library)
+    asked = options(save("bert", tmp_path / "model"), dtype="bfloat16")
+    with pytest.raises(ModelError, match=r"on the CPU: openvino: --dtype bfloat16 needs .*--engine transformers"):
+        registry.load("auto", name="m", reason="asked", options=asked)
 
 
 def test_fidelity_is_that_of_rows_without_their_mean() -> None:
