@@ -20,7 +20,7 @@ _AROUND = {  # class -> the names of the tokens before and after a text
     **dict.fromkeys(("RobertaTokenizer", "LongformerTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer"), _CLS_SEP),
     **dict.fromkeys(("XLMRobertaTokenizer", "CamembertTokenizer"), _BOS_EOS),
 }
-_QWEN = "Qwen2Tokenizer"  # the one class whose add_prefix_space transformers 4 passes over and transformers 5 does not
+_SPACES = ("Qwen2Tokenizer", "XLMRobertaTokenizer", "CamembertTokenizer")  # transformers 5 alone reads add_prefix_space
 
 
 def check(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path, name: str) -> None:
@@ -35,7 +35,7 @@ def check(tokenizer: tokenizers.Tokenizer, config: Config, folder: Path, name: s
     if name in _AROUND and isinstance(tokenizer.model, models.WordPiece):
         unknown = tokenizer.model.unk_token
         _check(folder, named, "unk_token", unknown, f"has {unknown!r} for what it does not know")
-    if name == _QWEN:
+    if name in _SPACES:
         for found in _spaces(tokenizer):
             if bool(config.get("add_prefix_space", found)) is not found:
                 raise _disagreement(folder, "add_prefix_space", f"has {str(found).lower()}")
@@ -56,6 +56,8 @@ def _disagreement(folder: Path, key: str, does: str) -> TokenizerError:
 
 
 def _spaces(tokenizer: tokenizers.Tokenizer) -> list[bool]:
-    """add_prefix_space of the steps inside the pre-tokenizer that have it."""
+    """add_prefix_space of the steps inside the pre-tokenizer that have it, and whether a Metaspace puts one."""
     state = json.loads(tokenizer.pre_tokenizer.__getstate__()) if tokenizer.pre_tokenizer else {}
-    return [step["add_prefix_space"] for step in state.get("pretokenizers", ()) if "add_prefix_space" in step]
+    steps = state.get("pretokenizers", ())
+    in_bytes = [step["add_prefix_space"] for step in steps if "add_prefix_space" in step]
+    return in_bytes + [step["prepend_scheme"] != "never" for step in (state, *steps) if "prepend_scheme" in step]

@@ -33,6 +33,7 @@ def qwen2() -> tokenizers.Tokenizer:
         (roberta, "RobertaTokenizer", CONFIG, {"sep_token": "<pad>"}, {"bos_token": "<pad>"}),
         (unigram, "XLMRobertaTokenizer", CONFIG, {"eos_token": "<mask>"}, {"sep_token": "<mask>"}),
         (qwen2, "Qwen2Tokenizer", CONFIG, {"add_prefix_space": True}, {"add_prefix_space": False}),
+        (unigram, "XLMRobertaTokenizer", CONFIG, {"add_prefix_space": False}, {"add_prefix_space": True}),
     ],
 )
 def test_a_configuration_that_disagrees_is_refused(

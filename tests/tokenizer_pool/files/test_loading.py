@@ -74,7 +74,7 @@ def test_a_space_before_the_first_word(tmp_path: Path, tokenizer_class: str, add
     ("name", "flags"),
     [
         ("XLMRobertaTokenizer", {}),
-        ("CamembertTokenizer", {"add_prefix_space": False}),
+        ("CamembertTokenizer", {"add_prefix_space": True}),
         ("DebertaV2Tokenizer", {"do_lower_case": True, "split_by_punct": True}),
     ],
     ids=str,
@@ -101,7 +101,7 @@ def test_steps_of_tokenizer_json_stay_as_they_are(tmp_path: Path) -> None:
     ("name", "flags"),
     [
         ("XLMRobertaTokenizer", {}),
-        ("CamembertTokenizer", {"add_prefix_space": False}),
+        ("CamembertTokenizer", {"add_prefix_space": True}),
         ("DebertaV2Tokenizer", {"do_lower_case": True, **DEBERTA_V2_TOKENS}),
     ],
     ids=str,
