@@ -58,10 +58,10 @@ def architecture_of(
             f"{instead and f'; {instead}'}"
         )
     layers = (code and code.layers) or str(served["model_type"])
-    check_agreement(config, layers, has_code=code is not None)
     if code:
         check_rope({**served, "model_type": layers}, library.keys_of(layers))
-    if known:
+    if known:  # else the library is not installed, and what it reads is not known
+        check_agreement(config, layers, has_code=code is not None)
         _check_class(config, code, classes, known_classes)
     return Architecture(
         config=served,

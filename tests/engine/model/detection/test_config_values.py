@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine.model.detection import library
 from engine.model.detection.architecture import architecture_of
 from engine.types import ModelError
 from tests.engine.model.test_known_code import NOMIC
@@ -75,3 +76,10 @@ def test_a_value_that_no_library_computes_as_it_stands_is_refused_by_its_key(
 )
 def test_what_libraries_agree_on_is_served(config: dict[str, Any]) -> None:
     read(config)
+
+
+def test_where_the_library_is_not_installed_heads_may_have_a_size_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start from a compiled model does without it."""
+    for name in ("architectures", "keys_of", "has_head_size"):
+        monkeypatch.setattr(library, name, lambda _: frozenset())
+    read(QWEN3 | {"hidden_size": 10, "num_attention_heads": 4, "head_dim": 8})
