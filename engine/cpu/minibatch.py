@@ -1,6 +1,6 @@
 """Cuts a packed batch into small padded mini-batches of sequences of similar length. Knows no executor.
 
-Shapes: T tokens of all sequences, B sequences in a mini-batch, S tokens of its longest.
+Shapes: T tokens of all sequences, B sequences in a mini-batch, S tokens of its longest and up to a multiple of eight.
 """
 
 from collections import deque
@@ -21,6 +21,9 @@ INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = (
 MAX_PADDED_TOKENS = 512
 # The fixed cost of a mini-batch, in tokens: 2.5 ms, at 0.11 ms a token of all-MiniLM-L6-v2 on one core.
 COST_IN_TOKENS = 24
+# A mini-batch is as long as a multiple of this many tokens: each new shape takes time once and memory for ever
+# (measurements: decision 9).
+MULTIPLE = 8
 # Smaller mini-batches give each stream a share of the batch; but they are not smaller than this.
 MIN_PADDED_TOKENS = 128
 # While queries are about, they wait for a mini-batch of other work. So these take about so long, but are no smaller
@@ -61,8 +64,10 @@ class Pace:
         return min(MAX_PADDED_TOKENS, max(MIN_GIVING_WAY, in_time))
 
 
-def cut(batch: Batch, *, num_streams: int, max_giving_way: int = MIN_PADDED_TOKENS) -> list[MiniBatch]:
+def cut(batch: Batch, *, num_streams: int, max_seqlen: int, max_giving_way: int = MIN_PADDED_TOKENS) -> list[MiniBatch]:
     """All sequences of a batch, the longest first. The last mini-batches are short, so streams end together.
+
+    `max_seqlen`: tokens of the longest sequence that the model takes, so that no more are padded.
 
     If the batch gives way, they have at most `max_giving_way` padded tokens, and short ones are between long ones: the
     streams do not all compute long ones at the same time, so an urgent mini-batch soon finds a free stream.
@@ -72,9 +77,13 @@ def cut(batch: Batch, *, num_streams: int, max_giving_way: int = MIN_PADDED_TOKE
     max_padded_tokens = max_giving_way if batch.gives_way else min(MAX_PADDED_TOKENS, max(MIN_PADDED_TOKENS, share))
     seqlens = np.diff(cu_seqlens)
     # Rows of hidden tokens can depend on the padding (DeBERTa's do), so batches with them have none.
-    most = 0 if _has_hidden(batch) else COST_IN_TOKENS
-    groups = _groups(seqlens, max_padded_tokens, max_padding=most)
-    return [_mini_batch(cu_seqlens, numbers) for numbers in (_spread(groups) if batch.gives_way else groups)]
+    most, multiple = (0, 1) if _has_hidden(batch) else (COST_IN_TOKENS, MULTIPLE)
+    lengths = np.maximum(seqlens, np.minimum(-(-seqlens // multiple) * multiple, max_seqlen))
+    groups = _groups(lengths, max_padded_tokens, max_padding=most)
+    return [
+        _mini_batch(cu_seqlens, numbers, length=int(lengths[numbers[0]]))
+        for numbers in (_spread(groups) if batch.gives_way else groups)
+    ]
 
 
 def _has_hidden(batch: Batch) -> bool:
@@ -106,10 +115,10 @@ def _spread(groups: Iterable[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
         yield from [left.pop() for _ in range(min(2, len(left)))]
 
 
-def _mini_batch(cu_seqlens: NDArray[np.int32], numbers: NDArray[np.int64]) -> MiniBatch:
+def _mini_batch(cu_seqlens: NDArray[np.int32], numbers: NDArray[np.int64], *, length: int) -> MiniBatch:
     starts, ends = cu_seqlens[numbers, None], cu_seqlens[numbers + 1, None]
     seqlens = (ends - starts)[:, 0]
-    index = starts + np.arange(seqlens.max())
+    index = starts + np.arange(length)
     is_token = index < ends
     return MiniBatch(numbers, seqlens, np.where(is_token, index, 0), is_token)
 

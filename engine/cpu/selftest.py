@@ -104,7 +104,8 @@ def _run(run: Run, executor: Executor, batch: Batch, *, pad_id: int) -> RowsOfEa
     """The rows of each sequence, computed as one batch."""
     rows: dict[int, NDArray[np.float32]] = {}
     try:
-        for mini_batch in cut(batch, num_streams=1):
+        longest = int(np.diff(batch.cu_seqlens).max())
+        for mini_batch in cut(batch, num_streams=1, max_seqlen=longest):
             inputs = padded(batch, mini_batch, pad_id=pad_id)
             found = run({name: inputs[name] for name in executor.input_names})
             rows |= dict(zip(mini_batch.numbers.tolist(), _of_each(found, mini_batch.seqlens), strict=True))

@@ -1,14 +1,12 @@
 """`embedline compile`: a model compiled for any CPU, in a new folder that starts elsewhere take. Starts no server."""
 
 import dataclasses
-import tempfile
 from pathlib import Path
 
 from engine import registry
 from engine.machine import cores
 from engine.machine.cuda_driver import Cuda
-from engine.tools.convert.conversion import new_folder
-from engine.types import ModelError
+from engine.tools.convert.conversion import new_folder, unfinished
 from server.commands.convert import clean_exit_on_sigterm
 from server.commands.progress import shown
 from server.settings.settings import Settings
@@ -32,14 +30,8 @@ def compile_model(settings: Settings, out: str) -> int:
         options = engine_options(plan, registry.CPU, cache_dir=None, num_threads=settings.cpu_threads or cores.usable())
         from engine.cpu import loading
 
-        try:
-            with tempfile.TemporaryDirectory(prefix=f".{target.name}.new-", dir=target.parent) as scratch:
-                unfinished = Path(scratch, "model")  # made with this user's usual rights, unlike the folder around it
-                unfinished.mkdir()
-                key, facts = loading.export(options, unfinished)
-                unfinished.rename(target)
-        except OSError as error:
-            raise ModelError(f"{target} can't be written: {error.strerror or error}") from error
+        with unfinished(target) as new:
+            key, facts = loading.export(options, new)
     size = sum(file.stat().st_size for file in target.iterdir())
     print(f"{target}: {size / _MIB:,.1f} MiB\n  key {key}")
     for note in facts.notes:

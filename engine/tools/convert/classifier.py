@@ -6,7 +6,6 @@ Shapes: V entries of the vocabulary, D numbers a row.
 """
 
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from engine.model.model_folder import ModelFolder
 from engine.model.sentence_files import CONFIG, read_modules
 from engine.model.tasks import AnswerScore, Task
 from engine.model.weights import header_of, weight_files
-from engine.tools.convert.conversion import copy_files, new_folder
+from engine.tools.convert.conversion import copy_files, new_folder, unfinished
 from engine.tools.convert.plan import copied_files
 from engine.types import ModelError
 
@@ -74,16 +73,10 @@ def convert(folder: Path, out: Path, *, template: str | None = None) -> Classifi
     entries = (head.yes_id,) if head.no_id is None else (head.yes_id, head.no_id)
     weights = _weights(folder)
     config = _config(found)
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as scratch:
-            unfinished = Path(scratch, "model")  # made with this user's usual rights, unlike the folder around it
-            unfinished.mkdir()
-            _copy(folder, unfinished, weights)
-            _write_weights(weights, entries, unfinished)
-            _write(unfinished / "config.json", config)
-            unfinished.rename(out)
-    except OSError as error:
-        raise ModelError(f"{out} can't be written: {error.strerror or error}") from error
+    with unfinished(out) as new:
+        _copy(folder, new, weights)
+        _write_weights(weights, entries, new)
+        _write(new / "config.json", config)
     return Classifier(out, template_name(found.template) or "its own", entries)
 
 

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,20 +113,38 @@ def new_folder(out: Path) -> Path:
     return out
 
 
+@contextmanager
+def unfinished(out: Path) -> Iterator[Path]:
+    """An empty folder, which becomes `out` if nothing goes wrong, and else leaves nothing. `out` is of `new_folder`.
+
+    If `out` is there, it may be a volume, which can't be replaced: then it gets the files one by one. Raises ModelError
+    where `out` can't be written.
+    """
+    is_there = out.is_dir()
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out if is_there else out.parent) as scratch:
+            folder = Path(scratch, "model")  # made with this user's usual rights, unlike the folder around it
+            folder.mkdir()
+            yield folder
+            if not is_there:
+                folder.rename(out)
+                return
+            if [*out.iterdir()] != [Path(scratch)]:
+                raise ModelError(f"{out} is not empty any more: something else writes into it")
+            for entry in sorted(folder.iterdir()):
+                entry.rename(out / entry.name)
+    except OSError as error:
+        raise ModelError(f"{out} can't be written: {error.strerror or error}") from error
+
+
 def convert(folder: Path, out: Path, *, max_shard_bytes: int = _MAX_SHARD_BYTES) -> Conversion:
-    """Make `out` from `folder`. Whatever goes wrong or ends this process, `out` is whole or is not there.
+    """Make `out` from `folder`. Whatever goes wrong or ends this process, `out` is whole or is not there, or empty.
 
     Raises ModelError with one line.
     """
     out, planned = new_folder(out), plan(folder)
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.new-", dir=out.parent) as scratch:
-            unfinished = Path(scratch, "model")  # made with this user's usual rights, unlike the folder around it
-            unfinished.mkdir()
-            answer = fill(unfinished, planned, max_shard_bytes=max_shard_bytes)
-            unfinished.rename(out)
-    except OSError as error:
-        raise ModelError(f"{out} can't be written: {error.strerror or error}") from error
+    with unfinished(out) as new:
+        answer = fill(new, planned, max_shard_bytes=max_shard_bytes)
     return Conversion(out, answer.converted, len(planned.copied), planned.left_out, answer.without_network)
 
 

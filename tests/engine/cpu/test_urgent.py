@@ -42,7 +42,7 @@ def test_urgent_mini_batches_are_computed_before_those_that_wait() -> None:
         loaded.submit(urgent(5, 50))
         may_go_on.set()
         found = [loaded.collect() for _ in range(3)]
-    assert [shape[1] for shape in plain.shapes] == [400, 50, 5, 300, 200, 350]
+    assert [shape[1] for shape in plain.shapes] == [400, 56, 8, 304, 200, 352]
     assert [ticket for ticket, _ in found] == [3, 1, 2]
     assert not any(isinstance(results, EngineError) for _, results in found)
 
@@ -71,7 +71,7 @@ def test_urgent_batches_have_places_of_their_own() -> None:
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.integers(1, 4), st.sampled_from([64, 100, 512]))
 def test_a_batch_that_gives_way_is_cut_small(seqlens: list[int], num_streams: int, most: int) -> None:
     one = dataclasses.replace(batch(of_lengths(*seqlens)), gives_way=True)
-    mini_batches = cut(one, num_streams=num_streams, max_giving_way=most)
+    mini_batches = cut(one, num_streams=num_streams, max_seqlen=300, max_giving_way=most)
     assert sum(len(mini_batch.numbers) for mini_batch in mini_batches) == len(seqlens)
     for mini_batch in mini_batches:
         assert mini_batch.index.size <= most or len(mini_batch.numbers) == 1
@@ -97,12 +97,12 @@ def test_an_engine_that_is_slow_cuts_what_gives_way_smaller() -> None:
         loaded._pace.observe(100, 1.0)
         loaded.submit(dataclasses.replace(batch(of_lengths(*[30] * 8)), gives_way=True))
         loaded.collect()
-    assert plain.shapes == [(2, 30)] * 4
+    assert plain.shapes == [(2, 32)] * 4
 
 
 def test_in_a_batch_that_gives_way_short_mini_batches_are_between_long_ones() -> None:
     one = dataclasses.replace(batch(of_lengths(100, 200, 300, 150, 250)), gives_way=True)
-    assert [mini_batch.seqlens.tolist() for mini_batch in cut(one, num_streams=2)] == [
+    assert [mini_batch.seqlens.tolist() for mini_batch in cut(one, num_streams=2, max_seqlen=300)] == [
         [300],
         [100],
         [150],

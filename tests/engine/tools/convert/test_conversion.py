@@ -13,7 +13,7 @@ from transformers import AutoModel
 
 from engine.model import model_folder
 from engine.tools.convert import conversion
-from engine.tools.convert.conversion import convert
+from engine.tools.convert.conversion import convert, unfinished
 from engine.types import ModelError
 from tests.engine.folder_files import write
 from tests.engine.tools.convert.pickles import Touch, compress, pickled, small
@@ -173,6 +173,26 @@ def test_what_is_there_already_stays(tmp_path: Path) -> None:
     assert "is not overwritten" in refusal(folder, out / "mine.json")
     with pytest.raises(ModelError, match="is not a folder"):
         convert(folder, tmp_path / "nowhere" / "out")
+
+
+def test_an_empty_folder_gets_the_files_itself_for_it_may_be_a_volume(tmp_path: Path) -> None:
+    (out := tmp_path / "out").mkdir()
+    was = out.stat().st_ino
+    with pytest.raises(ZeroDivisionError), unfinished(out) as new:
+        write(new / "config.json", {"half": 1 / 0})
+    assert not list(out.iterdir())
+    with unfinished(out) as new:
+        write(new / "config.json", {})
+        write(new / "1_Pooling" / "config.json", {})
+    assert out.stat().st_ino == was
+    assert sorted(entry.name for entry in out.iterdir()) == ["1_Pooling", "config.json"]
+
+
+def test_two_processes_do_not_mix_their_files(tmp_path: Path) -> None:
+    (out := tmp_path / "out").mkdir()
+    with pytest.raises(ModelError, match="something else writes into it"), unfinished(out), unfinished(out):
+        pass
+    assert not list(out.iterdir())
 
 
 @pytest.mark.holds("Pickles are read only by one isolated process")
