@@ -90,14 +90,14 @@ def _has_hidden(batch: Batch) -> bool:
     return batch.token_type_ids is not None and bool((batch.token_type_ids & EXPANSION_TOKEN).any())
 
 
-def _groups(seqlens: NDArray[np.int32], max_padded_tokens: int, *, max_padding: int) -> Iterator[NDArray[np.int64]]:
-    """Sequence numbers from the longest down. A sequence that is too long for a group is alone.
+def _groups(rounded: NDArray[np.int32], max_padded_tokens: int, *, max_padding: int) -> Iterator[NDArray[np.int64]]:
+    """Sequence numbers from the longest down; `rounded`: tokens of each, rounded up. One too long for a group is alone.
 
     A group ends before its padding exceeds `max_padding`. If that equals the fixed cost of a mini-batch, one pass gets
     within 2 % of the best cut.
     """
-    order = np.argsort(-seqlens, kind="stable")
-    lengths = seqlens[order].tolist()
+    order = np.argsort(-rounded, kind="stable")
+    lengths = rounded[order].tolist()
     start = padding = 0
     for end, length in enumerate(lengths):
         padding += lengths[start] - length

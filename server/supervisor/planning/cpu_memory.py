@@ -8,7 +8,7 @@ from engine.model.weights import weights_of
 from server.settings.flag import SettingsError
 from server.supervisor.planning.model_plan import ModelPlan
 
-# For texts and the processes themselves: with a model of 91 MB they took 656 MB, and held it twice (docs/tuning.md).
+# For texts and the processes themselves: with a model of 91 MB all took 564 MB in float32 (docs/tuning.md).
 MARGIN = 512 << 20  # bytes
 _ITEMSIZES = {"bfloat16": 2, "float16": 2}
 _GB = 1e9
