@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from engine.cpu.executor import Executor, Run
-from engine.cpu.minibatch import MiniBatch, Pace, cut, padded
+from engine.cpu.minibatch import Pace, alone, cut, padded
 from engine.cpu.outputs import Makers
 from engine.cpu.workload import MAX_WIDE_TOKENS, Job, Task, Workload
 from engine.machine.failures import engine_error
@@ -63,7 +63,8 @@ class CompiledEngine:
         assert batch.outputs in self.info.outputs, batch.outputs
         self._slots[batch.is_urgent].acquire()
         self._num_submitted += 1
-        mini_batches = self._cut(batch, len(self._threads))
+        longest, giving_way = self.limits.max_seqlen, self._pace.max_giving_way
+        mini_batches = cut(batch, num_streams=len(self._threads), max_seqlen=longest, max_giving_way=giving_way)
         self._workload.put(Job(self._num_submitted, batch, mini_batches, self._sizes))
         return self._num_submitted
 
@@ -72,7 +73,7 @@ class CompiledEngine:
         run = self._alone
         if run is None or batch.num_seqs != 1 or batch.num_tokens > MAX_WIDE_TOKENS or not self._workload.begin_alone():
             return None
-        (mini_batch,) = self._cut(batch, 1)
+        mini_batch = alone(batch, max_seqlen=self.limits.max_seqlen, is_exact=not self._executor.prefers_few_lengths)
         job = Job(0, batch, [mini_batch], self._sizes)
         self._attempt(Task(job, mini_batch), run)
         self._workload.end_alone()
@@ -104,10 +105,6 @@ class CompiledEngine:
             if self._workload.done(task):
                 self._finished.put((job.ticket, job.results))
                 self._slots[job.batch.is_urgent].release()
-
-    def _cut(self, batch: Batch, num_streams: int) -> list[MiniBatch]:
-        longest, giving_way = self.limits.max_seqlen, self._pace.max_giving_way
-        return cut(batch, num_streams=num_streams, max_seqlen=longest, max_giving_way=giving_way)
 
     def _attempt(self, task: Task, run: Run) -> None:
         try:

@@ -15,6 +15,11 @@ def cpu() -> dict[str, str]:
     return {"machine": platform.machine(), **{key: text for key, text in _cpu_info().items() if key in _KEYS}}
 
 
+def has_amx() -> bool:
+    """Whether an x86 CPU multiplies tiles of bfloat16."""
+    return "amx_bf16" in _cpu_info().get("flags", "").split()
+
+
 def multiplies_bfloat16() -> bool:
     """Whether this CPU has the instructions of x86 that multiply bfloat16. Elsewhere libraries imitate them, which is
     slow. False for every ARM CPU, those with bf16 too: it was measured on none."""

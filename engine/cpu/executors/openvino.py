@@ -103,7 +103,9 @@ def open_model(folder: Path, *, dtype: str, num_threads: int) -> Executor:
         run({name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names})
     # the first run lays the weights out anew: what is read of their file from now on are embeddings of tokens
     mapped_files.release((folder / _GRAPH).with_suffix(".bin"))
-    return Executor(input_names=input_names, streams=tuple(runs), wide=run_wide)
+    # oneDNN lays bfloat16 weights out for AMX's tiles, anew for many a length (measurements: decision 9)
+    few_lengths = host.has_amx() and dtype == "bfloat16"
+    return Executor(input_names, streams=tuple(runs), wide=run_wide, prefers_few_lengths=few_lengths)
 
 
 def _run(ov: ModuleType, compiled: Any) -> Run:

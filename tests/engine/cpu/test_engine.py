@@ -32,6 +32,7 @@ class Plain:
     """A token's row is its id, its position and how many tokens its sequence has; padding is NaN."""
 
     num_streams: int = 2
+    prefers_few_lengths: bool = False
     calls: list[str] = field(default_factory=list)  # "stream" or "wide", in the order in which they began
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     gate: Callable[[], Any] = lambda: None  # called in each computation
@@ -56,7 +57,8 @@ class Plain:
     def executor(self, *, has_wide: bool = True) -> Executor:
         names = frozenset((INPUT_IDS, ATTENTION_MASK))
         streams = tuple(lambda inputs: self.run("stream", inputs) for _ in range(self.num_streams))
-        return Executor(names, streams, (lambda inputs: self.run("wide", inputs)) if has_wide else None)
+        wide = (lambda inputs: self.run("wide", inputs)) if has_wide else None
+        return Executor(names, streams, wide, self.prefers_few_lengths)
 
 
 @contextmanager
@@ -163,6 +165,17 @@ def test_a_lone_sequence_is_computed_on_all_cores() -> None:
             compute(loaded, batch(sequences))
     assert plain.calls[0] == plain.calls[-1] == "wide"
     assert set(plain.calls[1:-1]) == {"stream"}
+
+
+@pytest.mark.parametrize(("prefers_few_lengths", "lengths"), [(False, [10, 64, 72]), (True, [16, 64, 72])])
+def test_a_short_lone_sequence_has_no_padding_where_each_length_takes_little_memory(
+    prefers_few_lengths: bool, lengths: list[int]
+) -> None:
+    plain = Plain(prefers_few_lengths=prefers_few_lengths)
+    with engine(plain) as loaded:
+        for seqlen in (10, 64, 65):
+            compute(loaded, batch(of_lengths(seqlen)))
+    assert plain.shapes == [(1, length) for length in lengths]
 
 
 def test_a_long_lone_sequence_leaves_the_other_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """--dtype auto on a CPU: bfloat16 where its rows are near enough to those in float32, and where it multiplies in it."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +34,7 @@ def bfloat16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         if dtype == "float32":
             return executor
         streams = tuple(map(rounded, executor.streams))
-        return Executor(executor.input_names, streams, executor.wide and rounded(executor.wide))
+        return replace(executor, streams=streams, wide=executor.wide and rounded(executor.wide))
 
     def rounded(run: Run) -> Run:
         return lambda inputs: to_bfloat16(run(inputs))
