@@ -20,9 +20,8 @@ from engine.fused.model.spec import Spec
 from engine.fused.quantization.precision import eligible
 from engine.fused.quantization.quantizing import QuantizableLinears
 from engine.fused.quantization.scheme import scheme_of
-from engine.fused.runner.packing import Packer, layout
-from engine.fused.runner.shape import Shape as BatchShape
-from engine.fused.runner.shape import Shapes
+from engine.fused.runner.packing import Packer, Shapes, layout
+from engine.fused.runner.packing import Shape as BatchShape
 from engine.rows.modules_torch import RowModules
 from engine.types import Batch, OutputKind
 

@@ -87,9 +87,9 @@ def _add_norm(kind: str, h: int, *, is_quantized: bool) -> Case:
         return *_rows(2, h)(num_tokens, device, seed), *_norm_weights(kind, h, device)
 
     def call(ops: Ops, inputs: Arguments) -> Tensor | QuantizedRows:
-        delta, residual, *weights = inputs
+        hidden, residual, *weights = inputs
         normed = ops.add_norm(
-            delta,
+            hidden,
             residual,
             _norm(kind, weights),
             outputs=NormOutputs.RESIDUAL | (NormOutputs.QUANTIZED if is_quantized else NormOutputs.ROWS),

@@ -13,10 +13,8 @@ from engine.fused.model.forwards import Forward, forward_of
 from engine.fused.model.ops import Inputs, Ops
 from engine.fused.model.spec import Spec
 from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
-from engine.fused.runner.device import Device, HostDevice
-from engine.fused.runner.packing import Packer, layout, views
-from engine.fused.runner.runner import Runner
-from engine.fused.runner.shape import ALL_OUTPUTS, Shape, Shapes, token_buckets
+from engine.fused.runner.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, token_buckets, views
+from engine.fused.runner.runner import Device, HostDevice, Runner
 from engine.model.steps import output_size
 from engine.rows.modules_torch import RowModules
 from engine.types import EngineLimits, ModelInfo, OutputKind
@@ -141,7 +139,7 @@ def _dimensions(model: Model) -> int:
 
 
 class ModelCompute:
-    """See engine.fused.runner.device.Compute."""
+    """See engine.fused.runner.runner.Compute."""
 
     def __init__(self, forward: Forward, ops: Ops, *, pooling: str, modules: RowModules) -> None:
         """pooling: "cls", "mean" or "last"; modules: those after it."""

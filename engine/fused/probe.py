@@ -8,7 +8,7 @@ import torch
 from engine.fused.assembly import Model, assemble
 from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine
-from engine.fused.runner.shape import ALL_OUTPUTS
+from engine.fused.runner.packing import ALL_OUTPUTS
 from engine.machine.failures import engine_error
 from engine.selftest import sample_ids, selfcheck
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, OutputKind

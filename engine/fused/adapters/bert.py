@@ -15,7 +15,7 @@ _LAYER = affine(
         "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
         "o": ("attention.output.dense",),
         "attention_norm": ("attention.output.LayerNorm",),
-        "up": ("intermediate.dense",),
+        "gate_up": ("intermediate.dense",),
         "down": ("output.dense",),
         "mlp_norm": ("output.LayerNorm",),
     }
@@ -25,7 +25,7 @@ _ALBERT_LAYER = affine(
         "qkv": ("attention.query", "attention.key", "attention.value"),
         "o": ("attention.dense",),
         "attention_norm": ("attention.LayerNorm",),
-        "up": ("ffn",),
+        "gate_up": ("ffn",),
         "down": ("ffn_output",),
         "mlp_norm": ("full_layer_layer_norm",),
     }

@@ -11,7 +11,7 @@ _LAYER = affine(
         "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
         "o": ("attention.out_lin",),
         "attention_norm": ("sa_layer_norm",),
-        "up": ("ffn.lin1",),
+        "gate_up": ("ffn.lin1",),
         "down": ("ffn.lin2",),
         "mlp_norm": ("output_layer_norm",),
     }

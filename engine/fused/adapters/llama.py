@@ -17,15 +17,15 @@ Names = dict[str, tuple[str, ...]]  # what a layer has, by our name: what the ch
 LINEARS: Names = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o": ("self_attn.o_proj",),
-    "up": ("mlp.gate_proj", "mlp.up_proj"),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
 NORMS: Names = {"attention_norm": ("input_layernorm",), "mlp_norm": ("post_attention_layernorm",)}
 HEAD_NORMS: Names = {"query_norm": ("self_attn.q_norm",), "key_norm": ("self_attn.k_norm",)}
 PREFIXES = ("model.",)
-_PACKED: Names = LINEARS | {"qkv": ("self_attn.qkv_proj",), "up": ("mlp.gate_up_proj",)}
+_PACKED: Names = LINEARS | {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
 _OF_ATTENTION = ("qkv", "o")
-_OF_MLP = ("up", "down")
+_OF_MLP = ("gate_up", "down")
 
 
 def common_spec(config: PretrainedConfig, *, activation: str) -> Spec:

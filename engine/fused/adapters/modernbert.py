@@ -12,13 +12,13 @@ from engine.fused.model.spec import Spec
 _NAMES = {
     "qkv": ("attn.Wqkv",),
     "o": ("attn.Wo",),
-    "up": ("mlp.Wi",),  # what is activated, then what it is multiplied by
+    "gate_up": ("mlp.Wi",),  # what is activated, then what it is multiplied by
     "down": ("mlp.Wo",),
     "attention_norm": ("attn_norm",),
     "mlp_norm": ("mlp_norm",),
 }
 _END_NORMS = {"embedding_norm": ("embeddings.norm",), "final_norm": ("final_norm",)}
-_KINDS_OF_BIASES = (("qkv", "o"), ("up", "down"), ("attention_norm", "mlp_norm", *_END_NORMS))
+_KINDS_OF_BIASES = (("qkv", "o"), ("gate_up", "down"), ("attention_norm", "mlp_norm", *_END_NORMS))
 
 
 def _spec(config: PretrainedConfig) -> Spec:

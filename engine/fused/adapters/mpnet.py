@@ -20,7 +20,7 @@ _LAYER = affine(
         "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
         "o": ("attention.attn.o",),
         "attention_norm": ("attention.LayerNorm",),
-        "up": ("intermediate.dense",),
+        "gate_up": ("intermediate.dense",),
         "down": ("output.dense",),
         "mlp_norm": ("output.LayerNorm",),
     }

@@ -17,21 +17,21 @@ from engine.fused.model.spec import Spec
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _NORMS = affine({"attention_norm": ("post_attention_layernorm",), "mlp_norm": ("post_mlp_layernorm",)})
 _OLD_NORMS = affine({"attention_norm": ("norm1",), "mlp_norm": ("norm2",)})
-_GATE_AND_UP = affine({"up": ("mlp.gate_proj", "mlp.up_proj")}, has_bias=False)
+_GATE_AND_UP = affine({"gate_up": ("mlp.gate_proj", "mlp.up_proj")}, has_bias=False)
 
 _NOMIC = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "down": ("mlp.down_proj",)}, has_bias=False)
 _OLD_NOMIC = affine(
-    {"qkv": ("attn.Wqkv",), "o": ("attn.out_proj",), "up": ("mlp.fc12", "mlp.fc11"), "down": ("mlp.fc2",)},
+    {"qkv": ("attn.Wqkv",), "o": ("attn.out_proj",), "gate_up": ("mlp.fc12", "mlp.fc11"), "down": ("mlp.fc2",)},
     has_bias=False,
 )
 _GTE = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "down": ("mlp.down_proj",)})
 _OLD_GTE = {
     **affine({"qkv": ("attention.qkv_proj",), "o": ("attention.o_proj",), "down": ("mlp.down_proj",)}),
     **affine({"attention_norm": ("attn_ln",), "mlp_norm": ("mlp_ln",)}),
-    "up.weight": Recipe(("mlp.up_gate_proj.weight",), swaps_halves=True),
+    "gate_up.weight": Recipe(("mlp.up_gate_proj.weight",), swaps_halves=True),
 }
-_JINA = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "up": ("mlp.fc1",), "down": ("mlp.fc2",)})
-_OLD_JINA = affine({"qkv": ("mixer.Wqkv",), "o": ("mixer.out_proj",), "up": ("mlp.fc1",), "down": ("mlp.fc2",)})
+_JINA = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "gate_up": ("mlp.fc1",), "down": ("mlp.fc2",)})
+_OLD_JINA = affine({"qkv": ("mixer.Wqkv",), "o": ("mixer.out_proj",), "gate_up": ("mlp.fc1",), "down": ("mlp.fc2",)})
 
 # Words of Nomic's own code. Where they are in config.json, transformers leaves them alone, so they must say the same.
 _OLD_SIZES = {

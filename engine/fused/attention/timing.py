@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.fused.attention.choice import Candidate
 from engine.fused.model.ops import AttentionRule, Inputs, Ops, Tiles
 from engine.fused.model.spec import Spec
-from engine.fused.runner.tiles import choose_block, tile_table
+from engine.fused.runner.packing import choose_block, tile_table
 
 _NUM_TOKENS = 16384  # about a full batch
 _NUM_PADDING = 64  # rows

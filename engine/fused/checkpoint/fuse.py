@@ -20,7 +20,7 @@ from engine.fused.model.spec import Spec, shape_of
 from engine.model.unread_weights import check_read
 from engine.types import ModelError
 
-_LINEARS = frozenset(("qkv", "o", "up", "down", "projection"))
+_LINEARS = frozenset(("qkv", "o", "gate_up", "down", "projection"))
 _PLAIN = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
 

@@ -5,8 +5,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.fused.kernels.launch import MAX_BLOCK, block_for, columns_for, num_warps_for, row_stride
-from engine.fused.kernels.quantize import empty_quantized, peak_bits, quantized, scale_of
+from engine.fused.kernels.rows import (
+    MAX_BLOCK,
+    block_for,
+    columns_for,
+    empty_quantized,
+    num_warps_for,
+    peak_bits,
+    quantized,
+    row_stride,
+    scale_of,
+)
 from engine.fused.model.ops import QuantizedRows, Rows
 
 _CHUNK = 4096  # numbers at a time, of rows that no program can hold

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from engine.fused.kernels.attention_tiles import attend_tiles
-from engine.fused.kernels.launch import power_of_two
+from engine.fused.kernels.rows import power_of_two
 from engine.fused.model.ops import AttentionRule, Tiles
 
 _MAX_OFFSET = 2**31  # offsets within a sequence are counted in 32 bits

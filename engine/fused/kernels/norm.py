@@ -1,56 +1,63 @@
-"""Residual + delta, its norm, and the norm in float8, in one pass: a row stays in registers."""
+"""Residual + hidden, its norm, and the norm in float8, in one pass: a row stays in registers."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.fused.kernels.launch import block_for, num_warps_for, row_stride
-from engine.fused.kernels.quantize import empty_quantized, peak_bits, quantized, scale_of
+from engine.fused.kernels.rows import (
+    block_for,
+    empty_quantized,
+    num_warps_for,
+    peak_bits,
+    quantized,
+    row_stride,
+    scale_of,
+)
 from engine.fused.model.ops import Norm, NormedRows, NormOutputs
 
 
 def add_norm(
-    delta: Tensor,
+    hidden: Tensor,
     residual: Tensor | None,
     norm: Norm,
     *,
-    delta_norm: Norm | None,
-    outputs: NormOutputs,
+    hidden_norm: Norm | None = None,
+    outputs: NormOutputs = NormOutputs.RESIDUAL | NormOutputs.ROWS,
 ) -> NormedRows:
     """See Ops.
 
-    Bytes a row of h two-byte numbers: 2 h each for delta, residual, the total (if written) and plain rows; h + 4 for
+    Bytes a row of h two-byte numbers: 2 h each for hidden, residual, the total (if written) and plain rows; h + 4 for
     quantized rows. h is at most 16,384.
     """
-    width = delta.shape[1]
-    is_sum = residual is not None or delta_norm is not None
-    total = _empty_like(delta) if is_sum and NormOutputs.RESIDUAL in outputs else None
-    rows = _empty_like(delta) if NormOutputs.ROWS in outputs else None
-    quantized_rows = empty_quantized(delta.shape, delta.device) if NormOutputs.QUANTIZED in outputs else None
+    width = hidden.shape[1]
+    is_sum = residual is not None or hidden_norm is not None
+    total = _empty_like(hidden) if is_sum and NormOutputs.RESIDUAL in outputs else None
+    rows = _empty_like(hidden) if NormOutputs.ROWS in outputs else None
+    quantized_rows = empty_quantized(hidden.shape, hidden.device) if NormOutputs.QUANTIZED in outputs else None
     block = block_for(width)
-    _add_norm[(len(delta),)](
-        delta,
+    _add_norm[(len(hidden),)](
+        hidden,
         residual,
-        delta_norm.weight if delta_norm else None,
-        delta_norm.bias if delta_norm else None,
+        hidden_norm.weight if hidden_norm else None,
+        hidden_norm.bias if hidden_norm else None,
         norm.weight,
         norm.bias,
         total,
         rows,
         quantized_rows.values if quantized_rows else None,
         quantized_rows.scales if quantized_rows else None,
-        row_stride(delta),
+        row_stride(hidden),
         0 if residual is None else row_stride(residual),
-        delta_norm.eps if delta_norm else 0.0,
+        hidden_norm.eps if hidden_norm else 0.0,
         norm.eps,
         WIDTH=width,
-        DELTA_IS_RMS=delta_norm is not None and delta_norm.kind == "rms",
+        HIDDEN_IS_RMS=hidden_norm is not None and hidden_norm.kind == "rms",
         IS_RMS=norm.kind == "rms",
         BLOCK=block,
         num_warps=num_warps_for(block),
     )
-    return NormedRows(total if is_sum or NormOutputs.RESIDUAL not in outputs else delta, rows, quantized_rows)
+    return NormedRows(total if is_sum or NormOutputs.RESIDUAL not in outputs else hidden, rows, quantized_rows)
 
 
 def _empty_like(rows: Tensor) -> Tensor:
@@ -59,22 +66,22 @@ def _empty_like(rows: Tensor) -> Tensor:
 
 @triton.jit
 def _add_norm(
-    delta: tl.tensor,
+    hidden: tl.tensor,
     residual: tl.tensor,
-    delta_weight: tl.tensor,
-    delta_bias: tl.tensor,
+    hidden_weight: tl.tensor,
+    hidden_bias: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
     total: tl.tensor,
     rows: tl.tensor,
     values: tl.tensor,
     scales: tl.tensor,
-    delta_stride: tl.tensor,
+    hidden_stride: tl.tensor,
     residual_stride: tl.tensor,
-    delta_eps: tl.tensor,
+    hidden_eps: tl.tensor,
     eps: tl.tensor,
     WIDTH: tl.constexpr,
-    DELTA_IS_RMS: tl.constexpr,
+    HIDDEN_IS_RMS: tl.constexpr,
     IS_RMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -83,12 +90,12 @@ def _add_norm(
     mask = column < WIDTH
     target = row * WIDTH + column
 
-    summed = tl.load(delta + row * delta_stride + column, mask=mask, other=0.0).to(tl.float32)
-    if delta_weight is not None:
-        summed = _normalised(summed, delta_weight, delta_bias, delta_eps, WIDTH, DELTA_IS_RMS)
+    summed = tl.load(hidden + row * hidden_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if hidden_weight is not None:
+        summed = _normalised(summed, hidden_weight, hidden_bias, hidden_eps, WIDTH, HIDDEN_IS_RMS)
     if residual is not None:
         summed += tl.load(residual + row * residual_stride + column, mask=mask, other=0.0).to(tl.float32)
-    rounded = summed.to(delta.dtype.element_ty)
+    rounded = summed.to(hidden.dtype.element_ty)
     if total is not None:
         tl.store(total + target, rounded, mask=mask)
 

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.fused.kernels.launch import num_warps_for, power_of_two, row_stride
+from engine.fused.kernels.rows import num_warps_for, power_of_two, row_stride
 from engine.fused.model.ops import Heads, Norm
 
 _NUMBERS = 2048  # a program's at most, unless a head is wider

@@ -106,9 +106,9 @@ class Blocks:
 
     def mlp(self, layer: int, rows: Rows) -> Tensor:
         """[rows, h] of normalised rows."""
-        up, down = f"layers.{layer}.up", f"layers.{layer}.down"
+        gate_up, down = f"layers.{layer}.gate_up", f"layers.{layer}.down"
         activated = self.ops.activate(
-            self.linear(up, rows),
+            self.linear(gate_up, rows),
             self.spec.activation,
             is_gated=self.spec.is_gated,
             is_quantized=self.is_quantized(down),

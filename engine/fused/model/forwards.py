@@ -57,7 +57,7 @@ class BertForward:
         assert normed.rows is not None
         attended, residual = _attended(blocks, layer, normed, normed.rows, inputs, is_pruned=is_pruned)
         between = blocks.ops.add_norm(
-            attended, residual, blocks.norm(f"{name}.attention_norm"), outputs=self._rows_for(f"{name}.up")
+            attended, residual, blocks.norm(f"{name}.attention_norm"), outputs=self._rows_for(f"{name}.gate_up")
         )
         is_last = layer + 1 == self._num_layers
         return blocks.ops.add_norm(
@@ -83,17 +83,17 @@ class LlamaForward:
         """See Forward."""
         normed = self._embed(inputs)
         for layer in range(self._num_layers - 1):
-            residual, delta = self._layer(layer, normed, inputs, is_pruned=False)
+            residual, hidden = self._layer(layer, normed, inputs, is_pruned=False)
             normed = self._add_norm(
-                delta,
+                hidden,
                 residual,
                 f"layers.{layer + 1}.attention_norm",
                 f"layers.{layer}.after_mlp_norm",
                 f"layers.{layer + 1}.qkv",
             )
         last = self._num_layers - 1
-        residual, delta = self._layer(last, normed, inputs, is_pruned=is_pruned)
-        return self._end(delta, residual, f"layers.{last}.after_mlp_norm")
+        residual, hidden = self._layer(last, normed, inputs, is_pruned=is_pruned)
+        return self._end(hidden, residual, f"layers.{last}.after_mlp_norm")
 
     def _embed(self, inputs: Inputs) -> NormedRows:
         blocks = self._blocks
@@ -111,28 +111,30 @@ class LlamaForward:
         blocks, name = self._blocks, f"layers.{layer}"
         assert normed.residual is not None
         attended, residual = _attended(blocks, layer, normed, normed.residual, inputs, is_pruned=is_pruned)
-        between = self._add_norm(attended, residual, f"{name}.mlp_norm", f"{name}.after_attention_norm", f"{name}.up")
+        between = self._add_norm(
+            attended, residual, f"{name}.mlp_norm", f"{name}.after_attention_norm", f"{name}.gate_up"
+        )
         assert between.residual is not None
         return between.residual, blocks.mlp(layer, linear_input(between))
 
     def _add_norm(
-        self, delta: Tensor, residual: Tensor | None, norm: str, delta_norm: str | None, linear: str
+        self, hidden: Tensor, residual: Tensor | None, norm: str, hidden_norm: str | None, linear: str
     ) -> NormedRows:
         """Rows as the linear layer takes them."""
         blocks = self._blocks
         return blocks.ops.add_norm(
-            delta,
+            hidden,
             residual,
             blocks.norm(norm),
-            delta_norm=blocks.norm(delta_norm) if delta_norm and blocks.has(delta_norm) else None,
+            hidden_norm=blocks.norm(hidden_norm) if hidden_norm and blocks.has(hidden_norm) else None,
             outputs=NormOutputs.RESIDUAL | (NormOutputs.QUANTIZED if blocks.is_quantized(linear) else NormOutputs.ROWS),
         )
 
-    def _end(self, delta: Tensor, residual: Tensor, delta_norm: str) -> Tensor:
+    def _end(self, hidden: Tensor, residual: Tensor, hidden_norm: str) -> Tensor:
         blocks = self._blocks
-        after = blocks.norm(delta_norm) if blocks.has(delta_norm) else None
+        after = blocks.norm(hidden_norm) if blocks.has(hidden_norm) else None
         rows = blocks.ops.add_norm(
-            delta, residual, blocks.norm("final_norm"), delta_norm=after, outputs=NormOutputs.ROWS
+            hidden, residual, blocks.norm("final_norm"), hidden_norm=after, outputs=NormOutputs.ROWS
         ).rows
         assert rows is not None
         return rows

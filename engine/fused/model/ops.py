@@ -73,7 +73,7 @@ class Norm:
 class NormOutputs(enum.Flag):
     """What `add_norm` returns. What nobody reads is not written to memory."""
 
-    RESIDUAL = enum.auto()  # residual + delta, before the norm
+    RESIDUAL = enum.auto()  # residual + hidden, before the norm
     ROWS = enum.auto()  # normalised
     QUANTIZED = enum.auto()  # the same, quantized out of float32
 
@@ -128,15 +128,15 @@ class Ops(Protocol):
 
     def add_norm(
         self,
-        delta: Tensor,  # [T, h]
+        hidden: Tensor,  # [T, h]
         residual: Tensor | None,  # [T, h]; None = 0
         norm: Norm,
         *,
-        delta_norm: Norm | None = None,  # of delta, before it is added (Gemma's norms after attention and MLP)
+        hidden_norm: Norm | None = None,  # of hidden, before it is added (Gemma's norms after attention and MLP)
         outputs: NormOutputs = NormOutputs.RESIDUAL | NormOutputs.ROWS,
     ) -> NormedRows:
-        """The sum and its norm. Sums are rounded to the dtype of delta before they are normalised. A total that is
-        delta itself is no copy."""
+        """The sum and its norm. Sums are rounded to the dtype of hidden before they are normalised. A total that is
+        hidden itself is no copy."""
         ...
 
     def rotate(self, rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads) -> None:

@@ -35,22 +35,22 @@ class ReferenceOps:
 
     def add_norm(
         self,
-        delta: Tensor,
+        hidden: Tensor,
         residual: Tensor | None,
         norm: Norm,
         *,
-        delta_norm: Norm | None = None,
+        hidden_norm: Norm | None = None,
         outputs: NormOutputs = NormOutputs.RESIDUAL | NormOutputs.ROWS,
     ) -> NormedRows:
         """See Ops."""
-        total = delta.float() if delta_norm is None else _normalise(delta.float(), delta_norm)
+        total = hidden.float() if hidden_norm is None else _normalise(hidden.float(), hidden_norm)
         if residual is not None:
             total = total + residual.float()
-        total = total.to(delta.dtype)
+        total = total.to(hidden.dtype)
         normed = _normalise(total.float(), norm)
         return NormedRows(
             total if NormOutputs.RESIDUAL in outputs else None,
-            normed.to(delta.dtype) if NormOutputs.ROWS in outputs else None,
+            normed.to(hidden.dtype) if NormOutputs.ROWS in outputs else None,
             self.quantize(normed) if NormOutputs.QUANTIZED in outputs else None,
         )
 

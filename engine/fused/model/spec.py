@@ -6,7 +6,8 @@ head, I intermediate size, V words, P positions, K token types, R buckets of dis
     words [V, h]   positions [P, h]   types [K, h]   embedding_norm.weight/bias [h]    (what a model lacks is not there)
     projection.weight [h, E]: where words, positions and types have E numbers (ELECTRA); projection.bias [h]
     layers.3.qkv.weight [(N + 2 H) D, h]: queries, then keys, then values; layers.3.qkv.bias
-    layers.3.o.weight [h, N D]   layers.3.up.weight [I, h], or [2 I, h]: gate, then up   layers.3.down.weight [h, I]
+    layers.3.o.weight [h, N D]   layers.3.gate_up.weight [I, h], or [2 I, h]: gate, then up
+    layers.3.down.weight [h, I]
     layers.3.query_norm.weight, layers.3.key_norm.weight [D]: RMS norms of each head
     layers.3.attention_norm, layers.3.mlp_norm: "bert": after attention, after the MLP; "llama": before each
     embedding_norm: "llama" (ModernBERT): takes the place of layers.0.attention_norm
@@ -48,7 +49,7 @@ class Spec:
     num_types: int = 0  # rows of the table of token types; 0 = there is none
     embedding_size: int | None = None  # numbers a row of these tables, where a projection follows; None = hidden_size
     activation: str  # "silu", "gelu" (exact), "gelu_tanh", "relu"
-    is_gated: bool  # the activated half of `up` is multiplied by the other
+    is_gated: bool  # the activated half of `gate_up` is multiplied by the other
     norm: str  # "layer" or "rms"
     norm_eps: float
     is_causal: bool
@@ -106,7 +107,7 @@ def _linears(spec: Spec) -> dict[str, tuple[int, ...]]:
         "projection": (hidden, _embedding_size(spec)),
         "qkv": (heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
         "o": (hidden, heads),
-        "up": (spec.intermediate_size * (2 if spec.is_gated else 1), hidden),
+        "gate_up": (spec.intermediate_size * (2 if spec.is_gated else 1), hidden),
         "down": (hidden, spec.intermediate_size),
     }
 

@@ -18,9 +18,9 @@ MIN_LINEAR_PARAMETERS = 500_000_000
 MIN_HIDDEN_SIZE_FOR_O = 1024
 
 # What `o` and `down` take comes out of attention and of a gated product, where no norm keeps outliers down; `o` gains
-# least, too. (all-MiniLM-L6-v2, not gated, has none: there `o` costs least and `up` most.)
+# least, too. (all-MiniLM-L6-v2, not gated, has none: there `o` costs least and `gate_up` most.)
 _BEHIND_NO_NORM = ("o", "down")
-_BEHIND_NORM = ("qkv", "up")
+_BEHIND_NORM = ("qkv", "gate_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def eligible(spec: Spec, *, multiple: int) -> tuple[str, ...]:
     sizes = {
         "qkv": (hidden, queries, keys),
         "o": (queries, hidden),
-        "up": (hidden, intermediate),
+        "gate_up": (hidden, intermediate),
         "down": (intermediate, hidden),
     }
     if hidden < MIN_HIDDEN_SIZE_FOR_O:

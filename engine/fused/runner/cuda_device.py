@@ -7,20 +7,16 @@ graphs share one pool of buffers and write their rows into one tensor outside of
 of its own until they are copied.
 """
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.fused.runner.device import Compute, NumRows
-from engine.fused.runner.graphs import Graph, Graphs
-from engine.fused.runner.packing import layout
-from engine.fused.runner.shape import Shape
+from engine.fused.runner.graphs import Graph, Graphs, recorded
+from engine.fused.runner.packing import Shape, layout
+from engine.fused.runner.runner import Compute, NumRows
 from engine.types import OutputKind
 
 _MAX_GRAPHS = 160  # more than the shapes of usual work; each takes some MB
@@ -46,7 +42,7 @@ class _Started:
 
 
 class CudaDevice:
-    """See engine.fused.runner.device.Device."""
+    """See Device of runner.py."""
 
     def __init__(self, compute: Compute, device: torch.device, sizes: DeviceSizes) -> None:
         self._device = device
@@ -139,32 +135,6 @@ class CudaDevice:
         except RuntimeError:
             self._pool = torch.cuda.graph_pool_handle()  # the old one may be of no more use to new graphs
             raise
-
-
-def recorded(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> Graph:
-    """Record the kernels that `work` launches. Raises RuntimeError, including torch.OutOfMemoryError.
-
-    Waits for the device, so recording takes some milliseconds.
-    """
-    graph = torch.cuda.CUDAGraph()
-    try:
-        # "relaxed": other threads wait for events and free pinned memory meanwhile, and cuDNN may load a kernel.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
-            before = _memory_outside_torch()
-            work()
-    except RuntimeError:
-        # Before torch 2.12 the allocator does not learn that a recording is over if CUDA has called it invalid
-        # (https://github.com/pytorch/pytorch/pull/180395); from then on there is nothing to end.
-        with contextlib.suppress(RuntimeError, AttributeError):
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-        raise
-    return Graph(graph.replay, max(0, _memory_outside_torch() - before))
-
-
-def _memory_outside_torch() -> int:
-    """Bytes in use on the current GPU that torch's allocator does not know of, graphs among them."""
-    free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved()
 
 
 def _copied_to_host(rows: Tensor) -> Tensor:

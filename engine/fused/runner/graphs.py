@@ -1,14 +1,15 @@
-"""Keeps the most recently used CUDA graphs by shape, within limits of number and memory. Knows no CUDA.
-
-Recording stops the device for tens of milliseconds, so only a shape that comes a second time is recorded.
-"""
+"""Records work of the GPU as CUDA graphs, and keeps those of the shapes that come again."""
 
 import collections
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from engine.fused.runner.shape import Shape
+import torch
+
+from engine.fused.runner.packing import Shape
 from engine.machine.failures import one_line
 
 logger = logging.getLogger("embedline.engine")
@@ -22,8 +23,37 @@ class Graph:
     num_bytes: int  # of the device's memory, without the buffers that all graphs share
 
 
+def recorded(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> Graph:
+    """Record the kernels that `work` launches. Raises RuntimeError, including torch.OutOfMemoryError.
+
+    Waits for the device, so recording takes some milliseconds.
+    """
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # "relaxed": other threads wait for events and free pinned memory meanwhile, and cuDNN may load a kernel.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
+            before = _memory_outside_torch()
+            work()
+    except RuntimeError:
+        # Before torch 2.12 the allocator does not learn that a recording is over if CUDA has called it invalid
+        # (https://github.com/pytorch/pytorch/pull/180395); from then on there is nothing to end.
+        with contextlib.suppress(RuntimeError, AttributeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        raise
+    return Graph(graph.replay, max(0, _memory_outside_torch() - before))
+
+
+def _memory_outside_torch() -> int:
+    """Bytes in use on the current GPU that torch's allocator does not know of, graphs among them."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
 class Graphs:
-    """Records a shape when it occurs a second time. If there are too many graphs, drops the least recently used."""
+    """Keeps the most recently used CUDA graphs by shape, within limits of number and memory. Knows no CUDA.
+
+    Recording stops the device for tens of milliseconds, so only a shape that comes a second time is recorded.
+    """
 
     def __init__(
         self, record: Callable[[Shape], Graph], *, settle: Callable[[], None], max_num: int, max_bytes: int

@@ -4,10 +4,18 @@ The block, each part beginning at a multiple of 32 numbers and padded as engine.
 token ids T | positions T | token types T (where there are any) | cu_seqlens B + 1 | tiles N x 5 | pooled tiles B x 5 |
 pooled B
 
+Batches are padded to few enough shapes to keep a CUDA graph of each.
+
+Tiles say which queries attend to which keys; the columns of their table are described in engine.fused.model.ops.Tiles.
+Tiles of long sequences come first, and of each sequence the last tile: with a causal mask it has the most work.
+Programs start in this order, so the last ones to run, when some multiprocessors have no work left, are short.
+
 Shapes: T tokens and B sequences with padding, N tiles.
 """
 
+import bisect
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +23,149 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.fused.model.ops import TILE_FIELDS, Inputs, Tiles
-from engine.fused.runner.shape import Shape
-from engine.fused.runner.tiles import POOLED_BLOCK, pooled_tile_table, tile_table
 from engine.model.positions import position_ids
-from engine.types import Batch
+from engine.types import Batch, OutputKind
 
-_ALIGNMENT = 32  # numbers: 128 bytes, which a GPU reads at a time
+# fmt: off
+_TOKEN_BUCKETS = (
+    16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384,
+)
+# fmt: on
+_BUCKET_STEP = 4096  # above the last bucket, for a single long sequence
+_TOKEN_ALIGNMENT = 16  # matrix units take this many rows at a time
+_PART_ALIGNMENT = 32  # numbers: 128 bytes, which a GPU reads at a time
+_NO_LIMIT = 1 << 30  # replaced by the engine's own limit
+_SEQUENCE_BUCKETS = (1, 8, 64, 256, 1024, 4096, _NO_LIMIT)
+_SEQLEN_BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, _NO_LIMIT)
+ALL_OUTPUTS = OutputKind.POOLED | OutputKind.TOKENS
+
+BLOCKS = (16, 32, 64, 128)
+POOLED_BLOCK = 16  # the minimum of matrix units; only one of the queries is used
+
+# How fast tiles of a size go through their products, full ones of 128 being 1. Estimates, to be replaced by measured
+# ones: tiles of 64 read keys and values twice as often; smaller ones are too small for Hopper's wgmma, and read more.
+_RATES = {16: 0.25, 32: 0.45, 64: 0.8, 128: 1.0}
+_KEYS = 64  # keys in a step, seen or not
+_FIXED = 64  # the fixed cost of a tile (queries in, rows out), in keys
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """All that the buffers and kernels of a batch depend on. Batches of the same shape share a CUDA graph."""
+
+    num_tokens: int  # T
+    num_seqs: int  # B
+    num_tiles: int  # N
+    block: int  # at most so many queries a tile
+    max_seqlen: int  # no sequence is longer
+    has_types: bool
+    outputs: OutputKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Chooses the shapes of one engine's batches."""
+
+    max_num_tokens: int  # of a batch
+    max_num_seqs: int
+    max_seqlen: int
+    has_token_types: bool  # whether the model has token types
+    # from a bucket for the longest sequence to the max_seqlen of attention kernels; None = they need none
+    kernel_max_seqlen: Callable[[int], int] | None = None
+
+    @property
+    def largest(self) -> Shape:
+        """The shape that takes the most memory."""
+        num_tokens = _aligned(self.max_num_tokens)
+        num_seqs = min(self.max_num_seqs, num_tokens)
+        num_tiles = max_num_tiles(num_tokens, num_seqs, block=_TOKEN_ALIGNMENT)
+        return Shape(
+            num_tokens, num_seqs, num_tiles, _TOKEN_ALIGNMENT, self.max_seqlen, self.has_token_types, ALL_OUTPUTS
+        )
+
+    def of(self, batch: Batch) -> Shape:
+        """The shape of this batch. Raises ValueError if it exceeds a limit."""
+        longest = batch.max_seqlen
+        if longest > self.max_seqlen or batch.num_tokens > self.max_num_tokens or batch.num_seqs > self.max_num_seqs:
+            raise ValueError(f"{batch.num_seqs} sequences of up to {longest} tokens are over the engine's limits")
+        num_tokens = _aligned(_at_least(batch.num_tokens, token_buckets(self.max_num_tokens)))
+        num_seqs = min(_at_least(batch.num_seqs, _SEQUENCE_BUCKETS), self.max_num_seqs, num_tokens)
+        block = choose_block(batch.cu_seqlens)
+        return Shape(
+            num_tokens=num_tokens,
+            num_seqs=num_seqs,
+            num_tiles=max_num_tiles(num_tokens, num_seqs, block=block),
+            block=block,
+            max_seqlen=self._kernel_max_seqlen(longest),
+            has_types=self.has_token_types and batch.token_type_ids is not None,
+            outputs=batch.outputs,
+        )
+
+    def _kernel_max_seqlen(self, longest: int) -> int:
+        if self.kernel_max_seqlen is None:
+            return self.max_seqlen
+        return min(self.kernel_max_seqlen(min(_at_least(longest, _SEQLEN_BUCKETS), self.max_seqlen)), self.max_seqlen)
+
+
+@functools.lru_cache
+def token_buckets(max_num_tokens: int) -> tuple[int, ...]:
+    """Sizes in tokens to which batches are padded. The last is the limit."""
+    above = range(_TOKEN_BUCKETS[-1] + _BUCKET_STEP, max_num_tokens, _BUCKET_STEP)
+    return (*(size for size in (*_TOKEN_BUCKETS, *above) if size < max_num_tokens), max_num_tokens)
+
+
+def _at_least(number: int, buckets: tuple[int, ...]) -> int:
+    """The first bucket that is large enough, or the last."""
+    return buckets[min(bisect.bisect_left(buckets, number), len(buckets) - 1)]
+
+
+def _aligned(num_tokens: int) -> int:
+    return -(-num_tokens // _TOKEN_ALIGNMENT) * _TOKEN_ALIGNMENT
+
+
+def tile_table(cu_seqlens: NDArray[np.int32], *, block: int) -> NDArray[np.int32]:
+    """The tiles int32 [N, TILE_FIELDS] of all tokens of sequences with the bounds cu_seqlens, int32 [B + 1]."""
+    starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
+    order = np.argsort(-lengths, kind="stable")
+    starts, lengths = starts[order], lengths[order]
+    counts = -(-lengths // block)
+    sequence = np.repeat(np.arange(len(counts)), counts)
+    num_after = np.arange(len(sequence)) - (np.cumsum(counts) - counts)[sequence]  # tiles of the sequence
+    position = (counts[sequence] - 1 - num_after) * block
+    start, length = starts[sequence], lengths[sequence]
+    return _table(start + position, np.minimum(length - position, block), position, start, length)
+
+
+def pooled_tile_table(cu_seqlens: NDArray[np.int32], pooled: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The tiles int32 [B, TILE_FIELDS] of one query a sequence, the token pooled[i]. Empty sequences have none."""
+    starts, lengths = cu_seqlens[:-1], np.diff(cu_seqlens)
+    has_query = (lengths > 0).astype(np.int32)
+    numbers = np.arange(len(pooled), dtype=np.int32)
+    return _table(numbers, has_query, pooled - starts, starts, lengths) * has_query[:, None]
+
+
+def max_num_tiles(num_tokens: int, num_seqs: int, *, block: int) -> int:
+    """The most tiles that this many tokens in this many sequences can need."""
+    num_used = min(num_seqs, num_tokens)
+    return num_used + (num_tokens - num_used) // block
+
+
+def choose_block(cu_seqlens: NDArray[np.int32]) -> int:
+    """The fastest size of tiles: small ones waste less on short sequences, large ones are faster per query.
+
+    Alone among their like: up to 16 tokens 16, 32 tokens 32, 64 tokens 64; longer ones 128, but 64 where that saves
+    half a tile of few. Batches of several lengths go by the sum.
+    """
+    lengths = np.diff(cu_seqlens).astype(np.int64)
+    keys = -(-lengths // _KEYS) * _KEYS + _FIXED
+    return min(BLOCKS, key=lambda block: int((-(-lengths // block) * keys).sum()) * block / _RATES[block])
+
+
+def _table(*columns: NDArray[np.signedinteger]) -> NDArray[np.int32]:
+    table = np.empty((len(columns[0]), TILE_FIELDS), np.int32)
+    for number, column in enumerate(columns):
+        table[:, number] = column
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +190,7 @@ class _Parts:
 
     def next(self, size: int) -> slice:
         start = self.end
-        self.end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.end += -(-size // _PART_ALIGNMENT) * _PART_ALIGNMENT
         return slice(start, start + size)
 
 

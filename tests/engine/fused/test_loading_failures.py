@@ -15,8 +15,7 @@ from engine.fused import probe
 from engine.fused import start as fused
 from engine.fused.assembly import Model, ModelCompute
 from engine.fused.engine import FusedEngine
-from engine.fused.runner.packing import Packer, views
-from engine.fused.runner.shape import Shape
+from engine.fused.runner.packing import Packer, Shape, views
 from engine.messages import LoadOptions
 from engine.types import Batch, EngineError, EngineErrorKind, ModelError
 from tests.engine.load_options import load_options

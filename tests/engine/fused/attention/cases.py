@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.fused.model.ops import AttentionRule, Inputs, Tiles
 from engine.fused.model.spec import LayerSpec, Spec
-from engine.fused.runner.tiles import pooled_tile_table, tile_table
+from engine.fused.runner.packing import pooled_tile_table, tile_table
 
 NUM_PADDING = 9  # rows of NaN behind the sequences, and as many tiles without queries
 

@@ -75,7 +75,7 @@ def test_queries_keys_and_values_are_joined(folder: Path) -> None:
 def test_names(folder: Path) -> None:
     source = source_of(folder)
     weights = source.weights()
-    layer = [f"layers.2.{name}" for name in ("qkv", "o", "up", "down")]
+    layer = [f"layers.2.{name}" for name in ("qkv", "o", "gate_up", "down")]
     assert source.linear_names[-4:] == tuple(weights.linears)[-4:]
     assert sorted(source.linear_names[-4:]) == sorted(layer)
     assert len(source.linear_names) == 12
@@ -90,7 +90,7 @@ def test_dtypes(stored: torch.dtype, dtype: torch.dtype, folder: Path) -> None:
     tensors = rewrite(folder, lambda tensors: {name: tensor.to(stored) for name, tensor in tensors.items()})
     weights = source_of(folder, dtype=dtype).weights()
     assert torch.equal(weights.tensors["words"], tensors["embeddings.word_embeddings.weight"].to(dtype))
-    up = linear(weights, "layers.0.up")
+    up = linear(weights, "layers.0.gate_up")
     assert torch.equal(up.weight, tensors["encoder.layer.0.intermediate.dense.weight"].to(dtype))
     assert up.bias is not None
     assert up.bias.dtype == dtype
@@ -268,8 +268,8 @@ def test_what_is_added_is_added_in_float32() -> None:
 
 def test_halves_change_places() -> None:
     held = {"both": torch.arange(192.0).view(96, 2)}
-    weights = small(held, {"layers.0.up.weight": Recipe(("both",), swaps_halves=True)}).weights()
-    assert linear(weights, "layers.0.up").weight[:, 0].tolist() == [*range(96, 192, 2), *range(0, 96, 2)]
+    weights = small(held, {"layers.0.gate_up.weight": Recipe(("both",), swaps_halves=True)}).weights()
+    assert linear(weights, "layers.0.gate_up").weight[:, 0].tolist() == [*range(96, 192, 2), *range(0, 96, 2)]
 
 
 def test_the_first_layout_that_is_there_is_taken() -> None:

@@ -41,7 +41,7 @@ SPEC = Spec(
     scaling=0.1 + 0.2,
     layers=(LayerSpec(window=3, rope=0), LayerSpec()),
 )
-QUANTIZED = ("layers.0.up", "layers.1.up")
+QUANTIZED = ("layers.0.gate_up", "layers.1.gate_up")
 
 
 def outcome(*, quantized: tuple[str, ...] = QUANTIZED, is_enforced: bool = True) -> Outcome:
@@ -189,7 +189,7 @@ def damage_whole_entry(damage: str, stored: Stored) -> None:
     elif damage == "outcome":
         del facts["outcome"]["passed"]
     elif damage == "layers":
-        facts["layers"]["layers.0.up"].remove("scales")
+        facts["layers"]["layers.0.gate_up"].remove("scales")
     shutil.rmtree(stored.entry)
     cache = Cache(stored.entry.parent)
     with cache.new_folder() as folder:
@@ -249,11 +249,11 @@ def test_from_a_gpu_and_back(tmp_path: Path) -> None:
     tensors = {name: tensor.to(device) for name, tensor in kept.weights.tensors.items()}
     layer = SCHEME.quantize(PlainLinear(torch.randn(32, 16, dtype=torch.bfloat16, device=device), None))
     store = QuantizedStore(Cache(tmp_path), device=device, dtype=torch.bfloat16)
-    store.put("key", QuantizedModel(SPEC, Weights(tensors, {"layers.0.up": layer}), outcome(), ()))
+    store.put("key", QuantizedModel(SPEC, Weights(tensors, {"layers.0.gate_up": layer}), outcome(), ()))
     found = store.find("key")
     assert found is not None
     for name, tensor in tensors.items():
         assert found.weights.tensors[name].device == device
         assert torch.equal(found.weights.tensors[name].cpu(), tensor.cpu())
-    for kind, tensor in SCHEME.tensors(found.weights.linears["layers.0.up"]).items():
+    for kind, tensor in SCHEME.tensors(found.weights.linears["layers.0.gate_up"]).items():
         same(tensor.cpu(), SCHEME.tensors(layer)[kind].cpu())

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from engine.fused.kernels.activation import activate, quantize
-from engine.fused.kernels.embedding import embed
+from engine.fused.kernels.embedding_pooling import embed, pool
 from engine.fused.kernels.norm import add_norm
-from engine.fused.kernels.pooling import pool
 from engine.fused.kernels.rotary import rotate
 from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, Norm, NormOutputs, Tiles
 from tests.engine.fused.kernels.compile_kernels import Case
@@ -36,9 +35,9 @@ def norm(width: int, *, kind: str = "rms") -> Norm:
 
 
 def launch_add_norm(width: int, kind: str, *, outputs: NormOutputs, is_sandwich: bool = False) -> None:
-    delta_norm = norm(width) if is_sandwich else None
+    hidden_norm = norm(width) if is_sandwich else None
     one = rows(width)
-    add_norm(one, one, norm(width, kind=kind), delta_norm=delta_norm, outputs=outputs)
+    add_norm(one, one, norm(width, kind=kind), hidden_norm=hidden_norm, outputs=outputs)
 
 
 def launch_activate(width: int, activation: str, *, is_gated: bool, is_quantized: bool) -> None:
@@ -72,7 +71,7 @@ def launch_batches(width: int) -> None:
         tiles = Tiles(ints(5).view(1, 5), 64)
         inputs = Inputs(*(batch[:num_rows],) * 3, numbers, numbers, tiles, tiles, num_rows)
         embed(inputs, EmbeddingTables(one, one, one, 1.0))
-        add_norm(one, one, norm(width), delta_norm=None, outputs=NormOutputs.ROWS)
+        add_norm(one, one, norm(width), hidden_norm=None, outputs=NormOutputs.ROWS)
         activate(one, "silu", is_gated=False, is_quantized=False)
         rotate(one, batch[:num_rows], torch.empty(64, 64), Heads(8, 2, 64, None, None))
         pool(one, batch[: num_rows + 1])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.kernels import pooling
+from engine.fused.kernels import embedding_pooling
 from engine.fused.kernels.ops import TritonOps
 from engine.fused.model.ops import EmbeddingTables, Inputs, Tiles
 from engine.fused.model.reference import ReferenceOps
@@ -54,7 +54,7 @@ def test_means(lengths: list[int], dtype: torch.dtype) -> None:
 
 
 def test_more_sequences_than_are_looked_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooling, "_SEQUENCES", 8)
+    monkeypatch.setattr(embedding_pooling, "_SEQUENCES", 8)
     lengths = [2, 0, 70, 1] * 6
     rows = Samples(6).rows(sum(lengths), 16)
     cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)

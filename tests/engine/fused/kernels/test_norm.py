@@ -1,4 +1,4 @@
-"""Residual + delta and its norm, against the reference."""
+"""Residual + hidden and its norm, against the reference."""
 
 import pytest
 import torch
@@ -23,9 +23,9 @@ def total_of(normed: NormedRows) -> Tensor:
 @pytest.mark.parametrize("has_residual", [True, False])
 def test_what_is_not_asked_for_is_not_given(outputs: NormOutputs, has_residual: bool) -> None:
     samples = Samples(8)
-    delta = samples.rows(3, 384)
+    hidden = samples.rows(3, 384)
     residual = samples.rows(3, 384) if has_residual else None
-    normed = TritonOps().add_norm(delta, residual, samples.norm(384, "rms"), outputs=outputs)
+    normed = TritonOps().add_norm(hidden, residual, samples.norm(384, "rms"), outputs=outputs)
     given = {
         NormOutputs.RESIDUAL: normed.residual,
         NormOutputs.ROWS: normed.rows,
@@ -39,10 +39,10 @@ def test_what_is_not_asked_for_is_not_given(outputs: NormOutputs, has_residual: 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_sum_and_norm(width: int, kind: str, has_bias: bool, dtype: torch.dtype) -> None:
     samples = Samples(width)
-    delta, residual = samples.rows(5, width, dtype), samples.rows(5, width, dtype)
+    hidden, residual = samples.rows(5, width, dtype), samples.rows(5, width, dtype)
     norm = samples.norm(width, kind, has_bias=has_bias)
-    actual = TritonOps().add_norm(delta, residual, norm, outputs=ALL)
-    expected = ReferenceOps().add_norm(delta, residual, norm, outputs=ALL)
+    actual = TritonOps().add_norm(hidden, residual, norm, outputs=ALL)
+    expected = ReferenceOps().add_norm(hidden, residual, norm, outputs=ALL)
     assert torch.equal(total_of(actual), total_of(expected))
     assert actual.rows is not None
     assert expected.rows is not None
@@ -57,10 +57,10 @@ def test_sum_and_norm(width: int, kind: str, has_bias: bool, dtype: torch.dtype)
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_delta_is_normalised_before_it_is_added(kind: str, has_residual: bool, dtype: torch.dtype) -> None:
     samples = Samples(7)
-    delta, residual = samples.rows(4, 768, dtype) * 30, samples.rows(4, 768, dtype) if has_residual else None
-    delta_norm, norm = samples.norm(768, kind, has_bias=kind == "layer", eps=1e-3), samples.norm(768, "rms")
-    actual = TritonOps().add_norm(delta, residual, norm, delta_norm=delta_norm)
-    expected = ReferenceOps().add_norm(delta, residual, norm, delta_norm=delta_norm)
+    hidden, residual = samples.rows(4, 768, dtype) * 30, samples.rows(4, 768, dtype) if has_residual else None
+    hidden_norm, norm = samples.norm(768, kind, has_bias=kind == "layer", eps=1e-3), samples.norm(768, "rms")
+    actual = TritonOps().add_norm(hidden, residual, norm, hidden_norm=hidden_norm)
+    expected = ReferenceOps().add_norm(hidden, residual, norm, hidden_norm=hidden_norm)
     assert_near(total_of(actual), total_of(expected))
     assert actual.rows is not None
     assert expected.rows is not None
@@ -70,20 +70,20 @@ def test_delta_is_normalised_before_it_is_added(kind: str, has_residual: bool, d
 
 
 def test_without_residual_the_delta_is_the_total() -> None:
-    delta = Samples(1).rows(3, 384)
+    hidden = Samples(1).rows(3, 384)
     normed = TritonOps().add_norm(
-        delta, None, Samples(2).norm(384, "layer", has_bias=True), outputs=NormOutputs.RESIDUAL
+        hidden, None, Samples(2).norm(384, "layer", has_bias=True), outputs=NormOutputs.RESIDUAL
     )
-    assert normed.residual is delta
+    assert normed.residual is hidden
     assert normed.rows is None
 
 
 def test_rows_may_lie_apart() -> None:
     samples = Samples(3)
-    delta, residual = samples.rows(6, 1000)[:, 100:868], samples.rows(12, 768)[::2]
+    hidden, residual = samples.rows(6, 1000)[:, 100:868], samples.rows(12, 768)[::2]
     norm = samples.norm(768, "layer", has_bias=True)
-    actual = TritonOps().add_norm(delta, residual, norm)
-    expected = ReferenceOps().add_norm(delta, residual, norm)
+    actual = TritonOps().add_norm(hidden, residual, norm)
+    expected = ReferenceOps().add_norm(hidden, residual, norm)
     assert torch.equal(total_of(actual), total_of(expected))
     assert actual.rows is not None
     assert expected.rows is not None
@@ -94,11 +94,11 @@ def test_rows_may_lie_apart() -> None:
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 def test_a_row_of_nan_stays_one_and_spoils_no_other(kind: str) -> None:
     samples = Samples(4)
-    delta, residual = samples.rows(6, 384), samples.rows(6, 384)
+    hidden, residual = samples.rows(6, 384), samples.rows(6, 384)
     norm = samples.norm(384, kind)
-    clean = TritonOps().add_norm(delta, residual, norm, outputs=ALL)
-    delta[2, 17] = torch.nan
-    spoilt = TritonOps().add_norm(delta, residual, norm, outputs=ALL)
+    clean = TritonOps().add_norm(hidden, residual, norm, outputs=ALL)
+    hidden[2, 17] = torch.nan
+    spoilt = TritonOps().add_norm(hidden, residual, norm, outputs=ALL)
     assert clean.rows is not None
     assert spoilt.rows is not None
     assert clean.quantized is not None

@@ -41,7 +41,7 @@ def replayed(call: Callable[[], Result]) -> Result:
 
 
 def tensors_of(result: Result) -> list[Tensor]:
-    """All but the total that may be a delta."""
+    """All but the total that may be a hidden."""
     match result:
         case Tensor():
             return [result]
@@ -83,10 +83,10 @@ def test_add_norm(width: int, kind: str, is_quantized: bool, dtype: torch.dtype)
     if is_quantized and not has_float8():
         pytest.skip("this GPU has no float8")
     samples = Samples(width)
-    delta, residual = samples.rows(NUM_ROWS, width, dtype), samples.rows(NUM_ROWS, width, dtype)
+    hidden, residual = samples.rows(NUM_ROWS, width, dtype), samples.rows(NUM_ROWS, width, dtype)
     norm = samples.norm(width, kind, has_bias=kind == "layer")
     outputs = NormOutputs.RESIDUAL | NormOutputs.ROWS | (NormOutputs.QUANTIZED if is_quantized else NormOutputs(0))
-    check(lambda ops: ops.add_norm(delta, residual, norm, outputs=outputs))
+    check(lambda ops: ops.add_norm(hidden, residual, norm, outputs=outputs))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

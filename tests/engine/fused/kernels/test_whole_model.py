@@ -60,7 +60,7 @@ def test_quantized_rows_are_near(family: str, tmp_path: Path) -> None:
     source = source_of(save(family, tmp_path / "model"))
     weights = source.weights()
     scheme = scheme_of("fp8_row")
-    names = [f"layers.{layer}.{name}" for layer in range(3) for name in ("qkv", "o", "up", "down")]
+    names = [f"layers.{layer}.{name}" for layer in range(3) for name in ("qkv", "o", "gate_up", "down")]
     QuantizableLinears(weights.linears, scheme, plain=source.linear).set(frozenset(names))
     assert any(linear.is_quantized for linear in weights.linears.values())
     actual, expected = (rows_of(source, weights, ops, is_pruned=False) for ops in (TritonOps(), ReferenceOps()))

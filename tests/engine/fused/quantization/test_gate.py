@@ -14,7 +14,7 @@ from engine.selftest.sample_ids import Sequences
 from engine.types import ModelError
 
 NUM_LAYERS, NUM_TEXTS, DIMENSIONS = 24, 150, 64
-NAMES = [f"layers.{layer}.{kind}" for layer in range(NUM_LAYERS) for kind in ("qkv", "o", "up", "down")]
+NAMES = [f"layers.{layer}.{kind}" for layer in range(NUM_LAYERS) for kind in ("qkv", "o", "gate_up", "down")]
 SEQUENCES: Sequences = [np.array([number], np.int32) for number in range(NUM_TEXTS)]
 
 
@@ -51,7 +51,7 @@ def test_a_good_model_passes_at_once() -> None:
 
 
 @pytest.mark.holds("Only layers that passed the quality gate run in FP8")
-@pytest.mark.parametrize("kind", ["qkv", "o", "up", "down"])
+@pytest.mark.parametrize("kind", ["qkv", "o", "gate_up", "down"])
 def test_a_planted_bad_layer_goes_back(kind: str) -> None:
     bad = f"layers.7.{kind}"
     model = Model(dict.fromkeys(NAMES, 0.002) | {bad: 0.5})
@@ -112,11 +112,11 @@ def test_measuring_alone_changes_nothing(angle: float, passed: bool) -> None:
 
 
 def test_rows_that_are_not_finite_fail() -> None:
-    model = Model({"layers.3.up": math.nan})
+    model = Model({"layers.3.gate_up": math.nan})
     outcome = model.check()
     assert outcome.passed
     assert outcome.fidelity_of_all.median == -1
-    assert "layers.3.up" in outcome.reverted
+    assert "layers.3.gate_up" in outcome.reverted
     assert {name.rpartition(".")[0] for name in outcome.reverted} == {"layers.3"}
 
 
@@ -128,7 +128,7 @@ def test_a_plain_model_that_is_not_finite_is_an_error() -> None:
 
 
 def test_outcomes_survive_a_file() -> None:
-    outcome = Model({"layers.7.up": 0.5}).check()
+    outcome = Model({"layers.7.gate_up": 0.5}).check()
     assert Outcome.decode(json.loads(json.dumps(outcome.encode()))) == outcome
     with pytest.raises(TypeError):
         Outcome.decode({**outcome.encode(), "more": 1})

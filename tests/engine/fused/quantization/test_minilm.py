@@ -42,7 +42,7 @@ class MiniLM:
     def plant(self, name: str) -> None:
         """A neuron that never fires any more, and whose outgoing weights are huge: plain numbers do not mind, but it
         takes the range of FP8 from all the other weights of `down`."""
-        up, down = (self.plain[f"{name}.{kind}"] for kind in ("up", "down"))
+        up, down = (self.plain[f"{name}.{kind}"] for kind in ("gate_up", "down"))
         assert up.bias is not None
         up.weight[0], up.bias[0], down.weight[:, 0] = 0, 0, 1e6
 
@@ -55,7 +55,7 @@ def minilm(minilm_folder: Path) -> MiniLM:
 @pytest.mark.full
 def test_what_is_eligible(minilm: MiniLM) -> None:
     names = precision.eligible(minilm.fused.spec, multiple=SCHEME.multiple)
-    assert names == tuple(f"layers.{layer}.{kind}" for layer in range(6) for kind in ("qkv", "up", "down"))
+    assert names == tuple(f"layers.{layer}.{kind}" for layer in range(6) for kind in ("qkv", "gate_up", "down"))
     assert set(names) < set(minilm.plain)
 
 

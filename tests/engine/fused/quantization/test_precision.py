@@ -27,7 +27,7 @@ SPEC = Spec(
     layers=(LayerSpec(), LayerSpec()),
 )
 LARGE, SMALL = MIN_LINEAR_PARAMETERS, MIN_LINEAR_PARAMETERS - 1
-NAMES = [f"layers.{layer}.{kind}" for layer in range(3) for kind in ("qkv", "o", "up", "down")]
+NAMES = [f"layers.{layer}.{kind}" for layer in range(3) for kind in ("qkv", "o", "gate_up", "down")]
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_impossible_wishes(requested: str, capability: tuple[int, int], words: s
 @pytest.mark.parametrize(
     ("changes", "kinds"),
     [
-        ({}, ("qkv", "o", "up", "down")),
-        ({"hidden_size": 1008}, ("qkv", "up", "down")),
+        ({}, ("qkv", "o", "gate_up", "down")),
+        ({"hidden_size": 1008}, ("qkv", "gate_up", "down")),
         ({"intermediate_size": 3080}, ("qkv", "o")),
         ({"hidden_size": 1032}, ()),
-        ({"num_kv_heads": 1, "head_dim": 24}, ("o", "up", "down")),  # keys would begin between multiples of 16
-        ({"num_heads": 1, "num_kv_heads": 1, "head_dim": 24}, ("up", "down")),
+        ({"num_kv_heads": 1, "head_dim": 24}, ("o", "gate_up", "down")),  # keys would begin between multiples of 16
+        ({"num_heads": 1, "num_kv_heads": 1, "head_dim": 24}, ("gate_up", "down")),
     ],
 )
 def test_eligible_layers(changes: dict[str, Any], kinds: tuple[str, ...]) -> None:
@@ -83,9 +83,9 @@ def test_steps_go_by_kind_then_by_sensitivity() -> None:
         ("layers.1.o", "layers.1.down"),
         ("layers.2.o", "layers.2.down"),
         ("layers.0.o", "layers.0.down"),
-        ("layers.1.qkv", "layers.1.up"),
-        ("layers.2.qkv", "layers.2.up"),
-        ("layers.0.qkv", "layers.0.up"),
+        ("layers.1.qkv", "layers.1.gate_up"),
+        ("layers.2.qkv", "layers.2.gate_up"),
+        ("layers.0.qkv", "layers.0.gate_up"),
     ]
 
 
@@ -93,12 +93,12 @@ def test_layers_that_are_bad_alone_go_whole_and_first() -> None:
     steps = steps_back(NAMES, dict.fromkeys(by_layer(NAMES), 0.0), frozenset({"layers.2"}))
     assert steps[:3] == [
         ("layers.2.o", "layers.2.down"),
-        ("layers.2.qkv", "layers.2.up"),
+        ("layers.2.qkv", "layers.2.gate_up"),
         ("layers.0.o", "layers.0.down"),
     ]
     assert sorted(name for step in steps for name in step) == sorted(NAMES)
 
 
 def test_steps_name_only_what_is_quantized() -> None:
-    steps = steps_back(["layers.0.qkv", "layers.0.up", "layers.1.down"], {"layers.0": 0.0, "layers.1": 0.0})
-    assert steps == [("layers.1.down",), ("layers.0.qkv", "layers.0.up")]
+    steps = steps_back(["layers.0.qkv", "layers.0.gate_up", "layers.1.down"], {"layers.0": 0.0, "layers.1": 0.0})
+    assert steps == [("layers.1.down",), ("layers.0.qkv", "layers.0.gate_up")]

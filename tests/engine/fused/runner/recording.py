@@ -9,10 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from engine.fused.engine import FusedEngine
-from engine.fused.runner.device import NumRows
-from engine.fused.runner.packing import Packer, layout, views
-from engine.fused.runner.runner import Runner
-from engine.fused.runner.shape import ALL_OUTPUTS, Shape, Shapes
+from engine.fused.runner.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, views
+from engine.fused.runner.runner import NumRows, Runner
 from engine.types import Batch, EngineLimits, ModelInfo, OutputKind
 from tests.engine.tiny_models import batch
 

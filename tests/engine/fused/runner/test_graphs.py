@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.fused.runner.graphs import Graph, Graphs
-from engine.fused.runner.shape import Shape
+from engine.fused.runner.packing import Shape
 from engine.types import OutputKind
 
 

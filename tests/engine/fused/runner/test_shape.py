@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fused.runner.packing import layout
-from engine.fused.runner.shape import Shapes, token_buckets
-from engine.fused.runner.tiles import tile_table
+from engine.fused.runner.packing import Shapes, layout, tile_table, token_buckets
 from engine.types import Batch, OutputKind
 
 LIMITS = [

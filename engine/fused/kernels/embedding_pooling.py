@@ -1,8 +1,8 @@
-"""Means of sequences of any lengths; the host does not need to know the lengths.
+"""Looks up and adds the rows of tokens, and takes means of sequences of any lengths, which the host need not know.
 
-Each sequence is cut into chunks of up to 64 tokens from its own start, so its mean does not depend on where it lies in
-the batch. A first kernel sums chunks, a second one adds up each sequence's sums. Both add as a tree in one fixed order,
-so float32 is good to about a ten-millionth of the mean magnitude.
+For a mean, each sequence is cut into chunks of up to 64 tokens from its own start, so it does not depend on where the
+sequence lies in the batch. A first kernel sums chunks, a second one adds up each sequence's sums. Both add as a tree in
+one fixed order, so float32 is good to about a ten-millionth of the mean magnitude.
 
 Where chunks lie: those of sequence b are in slots b + cu_seqlens[b] // 64 and the following. A sequence of n tokens
 needs at most n // 64 + 1 slots, and the next one's first slot is at least that much further, so none meet; the number
@@ -14,12 +14,68 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.fused.kernels.launch import row_stride
+from engine.fused.kernels.rows import columns_for, num_warps_for, row_stride
+from engine.fused.model.ops import EmbeddingTables, Inputs
 
 _CHUNK = 64  # tokens
 _COLUMNS = 64  # 128 bytes of two-byte numbers: a whole line of the cache
 _SEQUENCES = 1024  # looked through at a time
 _SUMS = 32  # added at a time
+
+
+def embed(inputs: Inputs, tables: EmbeddingTables) -> Tensor:
+    """See Ops. Bytes a row of h two-byte numbers: 2 h for each table, 2 h for the sum."""
+    num_rows, width = len(inputs.token_ids), tables.words.shape[1]
+    rows = torch.empty((num_rows, width), dtype=tables.words.dtype, device=tables.words.device)
+    block = columns_for(width)
+    _embed[(num_rows, triton.cdiv(width, block))](
+        inputs.token_ids,
+        inputs.positions,
+        inputs.token_type_ids,
+        tables.words,
+        tables.positions,
+        tables.types,
+        rows,
+        row_stride(tables.words),
+        0 if tables.positions is None else row_stride(tables.positions),
+        0 if tables.types is None else row_stride(tables.types),
+        tables.scale,
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=num_warps_for(block),
+    )
+    return rows
+
+
+@triton.jit(do_not_specialize_on_alignment=["token_ids", "token_positions", "token_types"])
+def _embed(
+    token_ids: tl.tensor,
+    token_positions: tl.tensor,
+    token_types: tl.tensor,
+    words: tl.tensor,
+    positions: tl.tensor,
+    types: tl.tensor,
+    rows: tl.tensor,
+    words_stride: tl.tensor,
+    positions_stride: tl.tensor,
+    types_stride: tl.tensor,
+    scale: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    word = words + tl.load(token_ids + row).to(tl.int64) * words_stride
+    summed = tl.load(word + column, mask=mask, other=0.0).to(tl.float32) * scale
+    if positions is not None:
+        position = positions + tl.load(token_positions + row).to(tl.int64) * positions_stride
+        summed += tl.load(position + column, mask=mask, other=0.0).to(tl.float32)
+    if types is not None:
+        if token_types is not None:
+            types += tl.load(token_types + row).to(tl.int64) * types_stride
+        summed += tl.load(types + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(rows + row * WIDTH + column, summed.to(rows.dtype.element_ty), mask=mask)
 
 
 def pool(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
