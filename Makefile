@@ -44,7 +44,7 @@ GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
 ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'import importlib.util as found, torch; \
 	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: help serve test test-all test-rest test-faults test-clients clients nightly bench bench-gpu test-tensorrt-llm verify \
+.PHONY: help serve test test-all test-rest test-faults test-clients clients nightly bench bench-gpu test-gpu test-tensorrt-llm verify \
 	docs proto check constraints fix clean
 
 help: ## list the commands
@@ -86,6 +86,12 @@ bench-gpu: ## what a GPU does: PART=ceilings, kernels, models or server (WHEELS=
 	@test -n "$(PART)" || { echo "which part? make bench-gpu PART=ceilings|kernels|models|server"; exit 2; }
 	@test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
 	$(if $(WHEELS),WHEELS=$(WHEELS)) $(GPU_PYTHON) -m benchmarks.gpu $(PART) $(ARGS)
+
+# Installs nothing, and needs of pytest's plugins none but xdist; tests/engine/fused/gpu/conftest.py says why it stands alone.
+GPU_PYTEST = -m pytest -c /dev/null --rootdir . --confcutdir tests/engine/fused/gpu --import-mode=importlib -p no:cacheprovider
+test-gpu: ## the tests that need a GPU (GPU_PYTHON=, ARGS="-k attention")
+	@test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
+	$(GPU_PYTHON) $(GPU_PYTEST) -n 8 tests/engine/fused/gpu $(ARGS)
 
 # Installs nothing. A model of one's own is named by MODEL=folder.
 test-tensorrt-llm: ## the tensorrt-llm engine on a GPU against transformers (ENGINE_PYTHON=, MODEL=folder)

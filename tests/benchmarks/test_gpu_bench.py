@@ -13,7 +13,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.gpu import __main__ as main
 from benchmarks.gpu import machine, mixed, smi
@@ -108,19 +107,6 @@ def test_a_part_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     keys = [(row["subject"], row["precision"], row["shape"], row["metric"]) for row in whole]
     assert sorted((row["subject"], row["precision"], row["shape"], row["metric"]) for row in again) == sorted(keys)
     assert {row["run"] for row in again} == {"1", "2"}
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("part", ["ceilings", "kernels", "models"])
-def test_a_part_runs_whole_on_a_gpu(part: str, tmp_path: Path) -> None:
-    ran = run_part(part, tmp_path, "--device", "cuda:0")
-    assert ran.returncode == 0, ran.stderr
-    found = read(tmp_path)
-    # whether cuDNN takes a toy's heads is its own affair
-    assert [row for row in found if row["metric"] == FAILED and row["subject"] != "cuDNN"] == []
-    assert {row["machine"] for row in found} == {machine.TOY}
 
 
 def test_another_process_takes_over_what_is_left(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:

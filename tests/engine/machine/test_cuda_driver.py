@@ -98,18 +98,3 @@ def test_the_driver_is_found_by_its_name_in_the_library_path(tmp_path: Path) -> 
     environment = {"LD_LIBRARY_PATH": str(tmp_path)}
     answer = subprocess.run([sys.executable, "-I", "-S", "-c", code], env=environment, capture_output=True, text=True)
     assert answer.stdout == "cuda:0 (NVIDIA H200, compute capability 9.0)\n", answer.stderr
-
-
-@pytest.mark.gpu
-def test_it_agrees_with_torch() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA GPU")
-    found = find()
-    assert [gpu.capability for gpu in found.gpus] == [
-        torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())
-    ]
-    assert [gpu.name for gpu in found.gpus] == [
-        torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
-    ]

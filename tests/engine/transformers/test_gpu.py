@@ -1,15 +1,12 @@
-"""The transformers engine on a GPU: what is decided and refused, with a stand-in; its rows, where there is a GPU."""
+"""The transformers engine on a GPU, with a stand-in: what is decided and refused. Its rows: tests/engine/fused/gpu."""
 
 import dataclasses
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from engine.messages import LoadOptions
 from engine.model import model_folder
@@ -21,7 +18,7 @@ from engine.transformers.heads.makers import embeddings
 from engine.transformers.placement import Place, check_fits, place
 from engine.types import DeviceTrouble, EngineError, EngineErrorKind, EngineLimits, ModelError, ModelInfo, OutputKind
 from tests.engine.load_options import load_options
-from tests.engine.tiny_models import FAMILIES, arbitrary, batch, save
+from tests.engine.tiny_models import batch
 
 HOPPER, TURING = (9, 0), (7, 5)
 GIB = 1 << 30
@@ -176,46 +173,3 @@ def test_what_its_errors_mean(
     assert failed.kind is kind
     assert emptied == ["compute 0"] * num_emptied
     assert chosen == [torch.device("cuda:0")]
-
-
-# --- on a GPU
-
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
-
-def unit_rows(loaded: TransformersEngine, sequences: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-    loaded.submit(batch(sequences))
-    _, results = loaded.collect()
-    assert isinstance(results, dict), results
-    rows = results[OutputKind.POOLED].values
-    unit: NDArray[np.float32] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return unit
-
-
-@pytest.mark.gpu
-@ON_GPU
-@pytest.mark.parametrize(("dtype", "least"), [("auto", 0.9999), ("float16", 0.99999), ("float32", 0.999999)])
-def test_minilm_gives_the_rows_of_the_cpu(dtype: str, least: float, minilm_folder: Path) -> None:
-    sequences = [np.random.default_rng(length).integers(1000, 30_000, length).tolist() for length in (1, 9, 64, 256, 9)]
-    cpu, gpu = load(minilm_folder), load(minilm_folder, device="cuda:0", dtype=dtype)
-    cosines = (unit_rows(cpu, sequences) * unit_rows(gpu, sequences)).sum(axis=1)
-    cpu.close()
-    gpu.close()
-    assert gpu.info.device == "cuda:0"
-    assert gpu.info.notes[0].startswith("packed")
-    assert cosines.min() >= least
-
-
-@pytest.mark.gpu
-@ON_GPU
-@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.99999), ("auto", 0.99)])  # random weights exaggerate
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_gives_the_rows_of_the_cpu(family: str, dtype: str, least: float, tmp_path: Path) -> None:
-    folder = save(family, tmp_path / "model")
-    sequences = arbitrary((5, 17, 1, 9, 40))
-    cpu, gpu = load(folder), load(folder, device="cuda:0", dtype=dtype)
-    cosines = (unit_rows(cpu, sequences) * unit_rows(gpu, sequences)).sum(axis=1)
-    cpu.close()
-    gpu.close()
-    assert cosines.min() >= least
-    assert gpu.info.notes[0].split(":")[0] == cpu.info.notes[0].split(":")[0]  # packed or padded

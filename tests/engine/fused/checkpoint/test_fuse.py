@@ -139,18 +139,6 @@ def test_several_files_give_the_same(folder: Path, tmp_path: Path) -> None:
     assert_same(source_of(tmp_path / "shards").weights(), source_of(folder).weights())
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("family", ["bert", "mpnet", "nomic_bert"])
-def test_a_gpu_gets_the_same(family: str, tmp_path: Path) -> None:
-    folder, device = save(family, tmp_path / "model"), torch.device("cuda", 0)
-    there = flattened(source_of(folder, dtype=torch.bfloat16, device=device).weights())
-    assert all(tensor.device == device for tensor in there.values())
-    here = flattened(source_of(folder, dtype=torch.bfloat16).weights())
-    assert here.keys() == there.keys()
-    assert all(torch.equal(here[name], there[name].cpu()) for name in here)
-
-
 def test_one_layer_is_read_anew(folder: Path) -> None:
     source = source_of(folder)
     weights = source.weights()

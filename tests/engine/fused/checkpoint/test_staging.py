@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.fused.checkpoint.readers import MappedReader, StagedReader
-from engine.fused.checkpoint.staging import CudaTransfer, FileRange, Staging
+from engine.fused.checkpoint.staging import FileRange, Staging
 from engine.store.tensor_file import places
 from engine.types import ModelError
 
@@ -200,18 +200,3 @@ def test_a_file_that_shrinks_once_its_header_was_read(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ModelError, match=r"can't be read: the file ends early"):
         reader.read(file, last)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
-@pytest.mark.parametrize("num_bytes", [1, 4095, 1 << 20, (32 << 20) + 3, (100 << 20) + 1])
-def test_on_a_gpu(num_bytes: int, tmp_path: Path) -> None:
-    device = torch.device("cuda", 0)
-    file, content = file_of(num_bytes, tmp_path)
-    staging = Staging(CudaTransfer(device))
-    targets = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(3)]
-    for target in targets:
-        staging.copy(FileRange(file, 0, num_bytes), target)
-    del staging  # what is on its way arrives
-    for target in targets:
-        assert target.cpu().numpy().tobytes() == content

@@ -240,20 +240,3 @@ def test_what_another_process_has_kept_is_not_written_again(stored: Stored, monk
 
     monkeypatch.setattr(tensor_file, "write", refuse)
     stored.store.put("key", stored.kept)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
-def test_from_a_gpu_and_back(tmp_path: Path) -> None:
-    device, kept = torch.device("cuda", 0), model()
-    tensors = {name: tensor.to(device) for name, tensor in kept.weights.tensors.items()}
-    layer = SCHEME.quantize(PlainLinear(torch.randn(32, 16, dtype=torch.bfloat16, device=device), None))
-    store = QuantizedStore(Cache(tmp_path), device=device, dtype=torch.bfloat16)
-    store.put("key", QuantizedModel(SPEC, Weights(tensors, {"layers.0.gate_up": layer}), outcome(), ()))
-    found = store.find("key")
-    assert found is not None
-    for name, tensor in tensors.items():
-        assert found.weights.tensors[name].device == device
-        assert torch.equal(found.weights.tensors[name].cpu(), tensor.cpu())
-    for kind, tensor in SCHEME.tensors(found.weights.linears["layers.0.gate_up"]).items():
-        same(tensor.cpu(), SCHEME.tensors(layer)[kind].cpu())

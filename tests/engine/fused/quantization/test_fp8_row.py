@@ -65,22 +65,6 @@ def test_the_largest_of_each_row_is_448() -> None:
     assert (largest[torch.arange(N) != 5] == 448).all()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_products_on_a_gpu_are_those_on_the_cpu(dtype: torch.dtype, has_bias: bool) -> None:
-    on_cpu = Fp8Row().quantize(plain(has_bias=has_bias, dtype=dtype))
-    values = quantized_rows(rows(dtype))
-    bias = None if on_cpu.bias is None else on_cpu.bias.cuda()
-    on_gpu = Fp8RowLinear(on_cpu.weight.cuda(), on_cpu.scales.cuda(), bias, dtype)
-    on_gpu_values = QuantizedRows(values.values.cuda(), values.scales.cuda())
-    for gpu, cpu in ((on_gpu, on_cpu), (on_gpu.part(32, 80), on_cpu.part(32, 80))):
-        product, expected = gpu(on_gpu_values), cpu(values)
-        assert product.dtype == dtype
-        torch.testing.assert_close(product.cpu().float(), expected.float(), rtol=2e-2, atol=2e-2)
-
-
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_that_cublas_lacks_is_scaled_afterwards(
@@ -111,19 +95,6 @@ def test_other_errors_of_a_product_are_not_hidden(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch, "_scaled_mm", lost)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         linear(values)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("num_rows", [1, 8, 16, 64, 256, 257, 1024])
-def test_few_long_rows_on_a_gpu(num_rows: int) -> None:
-    generator = torch.Generator("cuda").manual_seed(0)
-    weight, values = (
-        torch.randn(size, 12_288, device="cuda", dtype=torch.bfloat16, generator=generator) for size in (4096, num_rows)
-    )
-    product = Fp8Row().quantize(PlainLinear(weight, None))(quantized_rows(values)).float()
-    exact = values.float() @ weight.float().t()
-    assert (product - exact).norm() / exact.norm() < 0.06
 
 
 def test_rows_do_not_change_each_other() -> None:

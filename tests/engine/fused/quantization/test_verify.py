@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from engine.fused import loading
 from engine.fused.phases import Phases
@@ -55,18 +54,3 @@ def test_a_start_from_the_cache_knows_what_the_gate_found(tiny: Path, tmp_path: 
     )
     assert any("taken from" in note for note in second.engine.info.notes)
     assert second.outcome == first.outcome is not None
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="there is no GPU with FP8"
-)
-@pytest.mark.timeout(600)
-def test_on_a_gpu(minilm_folder: Path) -> None:
-    verified = verify.verify("m", options(minilm_folder, None, device="cuda:0"))
-    outcome = verified.outcome
-    assert (verified.gpu, verified.dtype) == (torch.cuda.get_device_name(0), "bfloat16")
-    assert outcome.passed
-    assert outcome.fidelity.median >= verified.min_median
-    assert len(outcome.quantized) + len(outcome.reverted) == 18
-    assert "FP8 would gain little" in verified.with_auto

@@ -1,8 +1,7 @@
-"""The CUDA device: its bookkeeping with a pretended torch.cuda, and on a GPU, where there is one, the real thing."""
+"""The CUDA device: its bookkeeping with a pretended torch.cuda. tests/engine/fused/gpu has the real thing."""
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -173,106 +172,18 @@ def test_rows_of_another_dtype_become_float32(cuda: PretendedCuda) -> None:
         assert rows.tolist() == [[1.5, 1.5]] * 9
 
 
-# --- on a GPU
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
-SEQLENS = (5, 17, 1, 30, 9, 40)
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return save("bert", tmp_path / "model")
-
-
-def load(folder: Path, **others: Any) -> FusedEngine:
-    fixed = {"device": "cuda:0", "max_num_tokens": 1024}
-    return fused.load(name="m", reason="asked", options=load_options(folder, **{**fixed, **others}))
-
-
-def sequences() -> list[NDArray[np.int32]]:
-    return [np.array(ids, np.int32) for ids in arbitrary(SEQLENS)]
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
-@pytest.mark.parametrize("family", ["bert", "qwen3", "gemma3_text, bidirectional"])
-def test_graphs_give_what_calls_give(
-    family: str, pooling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save(family, tmp_path / "model")
-    recording = load(folder, pooling=pooling)
-    monkeypatch.setattr(CudaDevice, "_is_worth_a_graph", lambda *_: False)
-    calling = load(folder, pooling=pooling)
-    monkeypatch.undo()
-    for some in (sequences(), sequences()[:1], sequences()[3:]):
-        expected_rows = selfcheck.rows_of(calling, some)
-        for _ in range(3):
-            assert np.array_equal(selfcheck.rows_of(recording, some), expected_rows)
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_batches_in_flight_keep_apart(tiny: Path) -> None:
-    engine = load(tiny)
-    alone = selfcheck.rows_of(engine, sequences())
-    for _ in range(50):
-        for some in (sequences(), sequences()[::-1]):
-            engine.submit(_batch(some))
-        for own in (alone, alone[::-1]):
-            assert np.abs(collected(engine)[OutputKind.POOLED] - own).max() <= 5e-2
-
-
-@pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
-def test_nan_in_padding_changes_nothing_on_a_gpu(pooling: str, tiny: Path) -> None:
-    before = selfcheck.rows_of(load(tiny, pooling=pooling), sequences())
-    poison(tiny)
-    engine = load(tiny, pooling=pooling)
-    for _ in range(2):
-        assert np.array_equal(selfcheck.rows_of(engine, sequences()), before)
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_memory_that_runs_out_fails_one_batch(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = load(tiny)
-    before = selfcheck.rows_of(engine, sequences())
-
-    def greedy(*_: object) -> None:
-        torch.empty(1 << 50, device="cuda:0")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CudaDevice, "_run", greedy)
-        engine.submit(_batch(sequences()))
-    _, error = engine.collect()
-    assert isinstance(error, EngineError)
-    assert error.kind is EngineErrorKind.OUT_OF_MEMORY
-    assert np.array_equal(selfcheck.rows_of(engine, sequences()), before)
-
-
-@pytest.mark.gpu
-@needs_gpu
-def test_rows_are_near_those_of_the_cpu(tiny: Path) -> None:
-    rows, expected_rows = (selfcheck.rows_of(load(tiny, device=device), sequences()) for device in ("cuda:0", "cpu"))
-    assert np.abs(rows - expected_rows).max() <= 5e-2 * np.abs(expected_rows).max()
-
-
-def _batch(some: list[NDArray[np.int32]]) -> Batch:
-    cu_seqlens = np.cumsum([0, *map(len, some)], dtype=np.int32)
-    return Batch("m", OutputKind.POOLED, np.concatenate(some), cu_seqlens)
-
-
-def poison(folder: Path) -> None:
-    """Word 0, which is what padding looks up and no sequence holds, is NaN from now on."""
+@pytest.mark.parametrize("pooling", ["cls", *full("mean", "last-token")])
+def test_nan_in_padding_changes_nothing(pooling: str, tmp_path: Path) -> None:
+    """Word 0 is what padding looks up, and no sequence holds it. tests/engine/fused/gpu has the same on a GPU."""
+    folder, sequences = save("bert", tmp_path / "model"), arbitrary((5, 17, 1, 30, 9, 40))
+    before = _rows(folder, sequences, pooling)
     tensors = load_file(folder / "model.safetensors")
     tensors["embeddings.word_embeddings.weight"][0] = torch.nan
     save_file(tensors, folder / "model.safetensors")
+    assert np.array_equal(_rows(folder, sequences, pooling), before)
 
 
-@pytest.mark.parametrize("pooling", ["cls", *full("mean", "last-token")])
-def test_nan_in_padding_changes_nothing_on_a_cpu(pooling: str, tiny: Path) -> None:
-    before = selfcheck.rows_of(load(tiny, pooling=pooling, device="cpu"), sequences())
-    poison(tiny)
-    assert np.array_equal(selfcheck.rows_of(load(tiny, pooling=pooling, device="cpu"), sequences()), before)
+def _rows(folder: Path, sequences: list[list[int]], pooling: str) -> NDArray[np.float32]:
+    options = load_options(folder, max_num_tokens=1024, pooling=pooling)
+    engine = fused.load(name="m", reason="asked", options=options)
+    return selfcheck.rows_of(engine, [np.array(ids, np.int32) for ids in sequences])

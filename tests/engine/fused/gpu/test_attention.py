@@ -15,7 +15,6 @@ from tests.engine.fused.attention.cases import Case, inputs_of, rule_of, spec_of
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU"),
     pytest.mark.timeout(600),
 ]
 

@@ -11,10 +11,7 @@ from engine.fused.model.ops import EmbeddingTables, Heads, Inputs, NormedRows, N
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.kernels.samples import RELATIVE, Samples, assert_near, assert_quantized_alike
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 NUM_ROWS = 4099
 DTYPES = (torch.bfloat16, torch.float16)
@@ -109,7 +106,7 @@ def test_activate(width: int, activation: str, is_gated: bool, is_quantized: boo
     check(lambda ops: ops.activate(rows, activation, is_gated=is_gated, is_quantized=is_quantized))
 
 
-@pytest.mark.skipif(not has_float8(), reason="there is no GPU with float8")
+@pytest.mark.usefixtures("float8")
 @pytest.mark.parametrize("width", [384, 1024, 4096, 12288, 28672])
 def test_quantize(width: int) -> None:
     rows = Samples(width).rows(NUM_ROWS, width, torch.bfloat16)

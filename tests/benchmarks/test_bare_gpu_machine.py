@@ -1,0 +1,32 @@
+"""A bare GPU machine, which has what computes and nothing of the server: the tests for it can be collected there."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.bare_python import bare_python
+from tests.structure.sources import ROOT
+
+ABSENT = ("pytest_asyncio", "msgspec", "fastapi", "uvicorn", "pydantic", "orjson", "zmq")
+LACKS = f"import importlib.util as found, sys; sys.exit(any(map(found.find_spec, {ABSENT})))"
+FOLDER = "tests/engine/fused/gpu"
+NO_CACHE = ("-p", "no:cacheprovider")
+ALONE = ("-c", "/dev/null", "--rootdir", ".", "--confcutdir", FOLDER, "--import-mode=importlib", *NO_CACHE)
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bare_python(tmp_path_factory.mktemp("bare"))
+
+
+def test_it_lacks_the_server(python: Path) -> None:
+    assert subprocess.run([python, "-c", LACKS], check=False).returncode == 0
+
+
+def test_what_needs_a_gpu_is_collected(python: Path) -> None:
+    command = (str(python), "-m", "pytest", *ALONE, "-q", "--collect-only", FOLDER)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    for file in Path(ROOT, FOLDER).glob("test_*.py"):
+        assert f"{file.name}::" in ran.stdout

@@ -1,0 +1,122 @@
+"""Whole engines on a GPU: graphs, batches in flight, padding, memory that runs out, and the quality gate."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from engine.fused import start as fused
+from engine.fused.engine import FusedEngine
+from engine.fused.quantization import verify
+from engine.fused.runner.cuda_device import CudaDevice
+from engine.machine import cuda_driver
+from engine.selftest import selfcheck
+from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
+from tests.engine.load_options import load_options
+from tests.engine.tiny_models import arbitrary, save
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("only_tiles"), pytest.mark.timeout(600)]
+
+SEQLENS = (5, 17, 1, 30, 9, 40)
+ALIKE = 5e-2  # of the largest number: bfloat16 in another order, or another dtype
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return save("bert", tmp_path / "model")
+
+
+def load(folder: Path, **others: Any) -> FusedEngine:
+    fixed = {"device": "cuda:0", "dtype": "auto", "max_num_tokens": 1024}
+    return fused.load(name="m", reason="asked", options=load_options(folder, **{**fixed, **others}))
+
+
+def sequences() -> list[NDArray[np.int32]]:
+    return [np.array(ids, np.int32) for ids in arbitrary(SEQLENS)]
+
+
+def batch_of(some: list[NDArray[np.int32]]) -> Batch:
+    cu_seqlens = np.cumsum([0, *map(len, some)], dtype=np.int32)
+    return Batch("m", OutputKind.POOLED, np.concatenate(some), cu_seqlens)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
+@pytest.mark.parametrize("family", ["bert", "qwen3", "gemma3_text, bidirectional"])
+def test_graphs_give_what_calls_give(
+    family: str, pooling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(family, tmp_path / "model")
+    recording = load(folder, pooling=pooling)
+    with monkeypatch.context() as patch:
+        patch.setattr(CudaDevice, "_is_worth_a_graph", lambda *_: False)
+        calling = load(folder, pooling=pooling)
+        expected = [selfcheck.rows_of(calling, some) for some in (sequences(), sequences()[:1], sequences()[3:])]
+    for some, rows in zip((sequences(), sequences()[:1], sequences()[3:]), expected, strict=True):
+        for _ in range(3):
+            assert np.array_equal(selfcheck.rows_of(recording, some), rows)
+
+
+def test_batches_in_flight_keep_apart(tiny: Path) -> None:
+    engine = load(tiny)
+    alone = selfcheck.rows_of(engine, sequences())
+    for _ in range(50):
+        for some in (sequences(), sequences()[::-1]):
+            engine.submit(batch_of(some))
+        for own in (alone, alone[::-1]):
+            _, results = engine.collect()
+            assert isinstance(results, dict), results
+            assert np.abs(results[OutputKind.POOLED].values - own).max() <= ALIKE
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])
+def test_nan_in_padding_changes_nothing(pooling: str, tiny: Path) -> None:
+    before = selfcheck.rows_of(load(tiny, pooling=pooling), sequences())
+    tensors = load_file(tiny / "model.safetensors")
+    tensors["embeddings.word_embeddings.weight"][0] = torch.nan  # what padding looks up, and no sequence holds
+    save_file(tensors, tiny / "model.safetensors")
+    engine = load(tiny, pooling=pooling)
+    for _ in range(2):
+        assert np.array_equal(selfcheck.rows_of(engine, sequences()), before)
+
+
+def test_memory_that_runs_out_fails_one_batch(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(tiny)
+    before = selfcheck.rows_of(engine, sequences())
+
+    def greedy(*_: object) -> None:
+        torch.empty(1 << 50, device="cuda:0")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CudaDevice, "_run", greedy)
+        engine.submit(batch_of(sequences()))
+    _, error = engine.collect()
+    assert isinstance(error, EngineError)
+    assert error.kind is EngineErrorKind.OUT_OF_MEMORY
+    assert np.array_equal(selfcheck.rows_of(engine, sequences()), before)
+
+
+def test_rows_are_near_those_of_the_cpu(tiny: Path) -> None:
+    on_cpu = load(tiny, device="cpu", dtype="float32")
+    rows, expected = (selfcheck.rows_of(engine, sequences()) for engine in (load(tiny), on_cpu))
+    assert np.abs(rows - expected).max() <= ALIKE * np.abs(expected).max()
+
+
+@pytest.mark.usefixtures("float8")
+def test_the_quality_gate(minilm_folder: Path) -> None:
+    options = load_options(minilm_folder, device="cuda:0", dtype="auto", quantization="fp8", max_num_tokens=None)
+    verified = verify.verify("m", options)
+    outcome = verified.outcome
+    assert outcome.passed
+    assert outcome.fidelity.median >= verified.min_median
+    assert len(outcome.quantized) + len(outcome.reverted) == 18
+    assert "FP8 would gain little" in verified.with_auto
+
+
+def test_the_driver_agrees_with_torch() -> None:
+    found, indices = cuda_driver.find(), range(torch.cuda.device_count())
+    assert [gpu.capability for gpu in found.gpus] == [torch.cuda.get_device_capability(index) for index in indices]
+    assert [gpu.name for gpu in found.gpus] == [torch.cuda.get_device_name(index) for index in indices]
