@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.random_models import RandomModel
-from engine.fused.adapters.registry import find
+from engine.fused.adapters import ADAPTERS
 from engine.fused.assembly import ModelCompute, max_graph_tokens
 from engine.fused.attention.choice import AttentionChoice, ChosenAttend, candidates_for, choose
 from engine.fused.attention.timing import GpuTiming
@@ -17,15 +17,12 @@ from engine.fused.model.blocks import Blocks, Weights
 from engine.fused.model.forwards import forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.spec import Spec
-from engine.fused.quantization.precision import eligible
-from engine.fused.quantization.quantizing import QuantizableLinears
-from engine.fused.quantization.scheme import scheme_of
+from engine.fused.quantization.quantizing import QuantizableLinears, eligible
 from engine.fused.runner.packing import Packer, Shapes, layout
 from engine.fused.runner.packing import Shape as BatchShape
 from engine.rows.modules_torch import RowModules
 from engine.types import Batch, OutputKind
 
-FP8_SCHEME = "fp8_row"
 MAX_NUM_SEQS = 4096
 
 _NUM_TOKENS = 16_384  # of the largest batch
@@ -35,7 +32,7 @@ class FusedModel:
     """One model at one precision."""
 
     def __init__(self, model: RandomModel, *, is_fp8: bool, max_num_tokens: int = _NUM_TOKENS) -> None:
-        adapter = find(model.shape.model_type)
+        adapter = ADAPTERS.get(model.shape.model_type)
         assert adapter is not None, model.shape.model_type
         source = FusedWeights(
             ModuleCheckpoint(model.module),
@@ -50,9 +47,7 @@ class FusedModel:
         self.shape = model.shape
         self.device = model.device
         if is_fp8:
-            scheme = scheme_of(FP8_SCHEME)
-            switch = QuantizableLinears(self.weights.linears, scheme, plain=source.linear)
-            switch.set(eligible(self.spec, multiple=scheme.multiple))
+            QuantizableLinears(self.weights.linears, plain=source.linear).set(eligible(self.spec))
         self.ops = ops_for(model.device)
         self.attention = _attention_of(model, self.spec, self.ops)
         attend = None if self.attention is None else ChosenAttend(self.attention, self.ops)

@@ -1,9 +1,10 @@
 """From options to an engine that is ready: weights, precision, attention, then the first batches as a check."""
 
+import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from engine.fused.model.blocks import Weights
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
-from engine.fused.phases import Phases
 from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
@@ -41,6 +41,9 @@ _KERNEL_SETTINGS = (_KERNEL_VARIABLE, "TRITON_HOME")  # either one is the user's
 logger = logging.getLogger("embedline.engine")
 
 
+Phase = Callable[[str], contextlib.AbstractContextManager[None]]  # what times a part of loading, by its name
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The result of loading."""
@@ -50,7 +53,7 @@ class Loaded:
     outcome: Outcome | None  # of the gate; None where nothing was to be quantized
 
 
-def load(phases: Phases, *, name: str, reason: str, options: LoadOptions) -> Loaded:
+def load(phase: Phase, *, name: str, reason: str, options: LoadOptions) -> Loaded:
     """See engine.fused.start.load."""
     chosen = choices.choose(options)
     if chosen.capability is not None:
@@ -60,7 +63,7 @@ def load(phases: Phases, *, name: str, reason: str, options: LoadOptions) -> Loa
     if options.cache_dir and chosen.capability is not None:
         keep_kernels(Path(options.cache_dir), os.environ)
     try:
-        return _Loading(chosen, phases, name=name, reason=reason, options=options).load()
+        return _Loading(chosen, phase, name=name, reason=reason, options=options).load()
     except torch.OutOfMemoryError as error:
         raise DeviceTrouble(
             f"{chosen.device} runs out of memory while the model is loaded: free some of it there, or serve the model "
@@ -71,9 +74,9 @@ def load(phases: Phases, *, name: str, reason: str, options: LoadOptions) -> Loa
 class _Loading:
     """Loads one model."""
 
-    def __init__(self, chosen: Choices, phases: Phases, *, name: str, reason: str, options: LoadOptions) -> None:
+    def __init__(self, chosen: Choices, phase: Phase, *, name: str, reason: str, options: LoadOptions) -> None:
         self._chosen = chosen
-        self._phases = phases
+        self._phase = phase
         self._name = name
         self._reason = reason
         self._options = options
@@ -81,18 +84,18 @@ class _Loading:
 
     def load(self) -> Loaded:
         chosen = self._chosen
-        with self._phases("weights"):
+        with self._phase("weights"):
             kept = self._quantized_cache.find()
         model, outcome = self._from_folder() if kept is None else self._from_cache(kept)
         tried = trial(chosen.folder, kind=chosen.device.type)
         model = dataclasses.replace(model, notes=(*model.notes, *tried.notes))
-        with self._phases("probe"):
+        with self._phase("probe"):
             asked = self._options.max_num_tokens or _MAX_NUM_TOKENS
             engine = probe.engine_that_fits(model, max(asked, chosen.folder.max_seqlen))
-        with self._phases("check"):
+        with self._phase("check"):
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
             selftest.check(engine, model, tried.sequences)
-        with self._phases("graphs"):
+        with self._phase("graphs"):
             probe.record_queries(engine, chosen)
         return Loaded(engine, model, outcome)
 
@@ -101,28 +104,28 @@ class _Loading:
         return dataclasses.replace(model, quantization="fp8"), kept.outcome
 
     def _from_folder(self) -> tuple[Model, Outcome | None]:
-        with self._phases("import"):
+        with self._phase("import"):
             from engine.fused.checkpoint import from_folder  # imports transformers
-        with self._phases("weights"):
+        with self._phase("weights"):
             found = from_folder.find(self._chosen)
             weights = found.source.weights()
         model = self._model(found.source.spec, weights, found.notes)
         rejected = self._quantized_cache.rejected()
         if rejected is not None:
             return dataclasses.replace(model, notes=(*model.notes, f"{rejected.note}, at an earlier start")), rejected
-        with self._phases("precision"):
+        with self._phase("precision"):
             requested, is_gated = self._options.quantization, self._options.is_gated
             model, outcome = quantized(model, requested, plain=found.source.linear, is_gated=is_gated)
         if outcome is not None:
-            with self._phases("keeping"):
+            with self._phase("keeping"):
                 self._quantized_cache.put(QuantizedModel(model.spec, model.weights, outcome, model.notes))
         return model, outcome
 
     def _model(self, spec: Spec, weights: Weights, notes: tuple[str, ...]) -> Model:
         ops, folder = _ops(self._chosen), self._chosen.folder
-        with self._phases("weights"):
+        with self._phase("weights"):
             modules = load_modules(folder.path, folder.steps, device=self._chosen.device)
-        with self._phases("attention"):
+        with self._phase("attention"):
             may_choose = self._options.attention == "auto"
             attention = _attention(self._chosen, spec, ops, weights) if may_choose else None
         return Model(

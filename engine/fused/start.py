@@ -1,9 +1,11 @@
 """Loads a model for engine.registry and logs how long each part of it took. Imports torch only then."""
 
+import contextlib
 import logging
+import time
+from collections.abc import Iterator
 
 from engine.fused.engine import FusedEngine
-from engine.fused.phases import Phases
 from engine.messages import LoadOptions
 
 logger = logging.getLogger("embedline.engine")
@@ -24,3 +26,24 @@ def load(*, name: str, reason: str, options: LoadOptions) -> FusedEngine:
             "%s: FP8 was requested, but %d of %d layers are not quantized", name, num_plain, num_plain + num_quantized
         )
     return loaded.engine
+
+
+class Phases:
+    """How long each part of loading took."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """The time in the `with` block counts for this part; a part may come more than once."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self._seconds.items())
+        return f"loaded in {time.perf_counter() - self._began:.1f} s: {parts}"

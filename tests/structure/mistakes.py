@@ -139,7 +139,7 @@ MISTAKES = (
         "engine/fused",
         "scales = weight.abs().amax(dim=1) / MAX_FP8",
         "scales = weight.abs().amax(dim=1) / (2 * MAX_FP8)",
-        "tests/engine/fused/quantization/test_fp8_row.py",
+        "tests/engine/fused/model/test_fp8_linear.py",
     ),
     Mistake(
         "The gate lets everything pass",

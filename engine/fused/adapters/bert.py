@@ -1,13 +1,14 @@
 """BERT, and models that differ from it only in names: RoBERTa and similar models, ERNIE, ELECTRA.
 
-And ALBERT, a BERT whose layers all have the same weights, and whose embedding tables are narrower than its layers.
+ALBERT is a BERT whose layers all have the same weights, and whose embedding tables are narrower than its layers.
+DistilBERT is one without token types.
 """
 
 import dataclasses
 
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, activation_of, affine, in_layers, require
+from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, activation_of, affine, in_layers, require
 from engine.fused.model.spec import LayerSpec, Spec
 
 _LAYER = affine(
@@ -28,6 +29,16 @@ _ALBERT_LAYER = affine(
         "gate_up": ("ffn",),
         "down": ("ffn_output",),
         "mlp_norm": ("full_layer_layer_norm",),
+    }
+)
+_DISTILBERT_LAYER = affine(
+    {
+        "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        "o": ("attention.out_lin",),
+        "attention_norm": ("sa_layer_norm",),
+        "gate_up": ("ffn.lin1",),
+        "down": ("ffn.lin2",),
+        "mlp_norm": ("output_layer_norm",),
     }
 )
 
@@ -90,6 +101,31 @@ def _albert_layout(spec: Spec) -> Recipes:
     )
 
 
+def _distilbert(config: PretrainedConfig) -> Spec:
+    return Spec(
+        architecture=config.model_type,
+        family="bert",
+        hidden_size=config.dim,
+        num_heads=config.n_heads,
+        num_kv_heads=config.n_heads,
+        head_dim=config.dim // config.n_heads,
+        intermediate_size=config.hidden_dim,
+        vocab_size=config.vocab_size,
+        num_positions=config.max_position_embeddings,
+        activation=activation_of(config.activation),
+        is_gated=False,
+        norm="layer",
+        norm_eps=1e-12,  # no configuration changes it
+        is_causal=False,
+        scaling=(config.dim // config.n_heads) ** -0.5,
+        layers=(LayerSpec(),) * config.n_layers,
+    )
+
+
+def _distilbert_layout(spec: Spec) -> Recipes:
+    return embeddings(spec) | in_layers(spec, "transformer.layer.{}", _DISTILBERT_LAYER)
+
+
 ADAPTERS = {
     architecture: Adapter(_spec_of, (_layout,), (f"{prefix}.",))
     for architecture, prefix in {
@@ -101,4 +137,7 @@ ADAPTERS = {
         "camembert": "roberta",
         "data2vec-text": "data2vec_text",
     }.items()
-} | {"albert": Adapter(_albert, (_albert_layout,), ("albert.",))}
+} | {
+    "albert": Adapter(_albert, (_albert_layout,), ("albert.",)),
+    "distilbert": Adapter(_distilbert, (_distilbert_layout,), ("distilbert.",)),
+}

@@ -7,7 +7,15 @@ import dataclasses
 
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.layer_types import derive_by_type, layers_by_type, windows_of, with_windows
+from engine.fused.adapters.adapter import (
+    Adapter,
+    Layout,
+    derive_by_type,
+    layers_by_type,
+    require,
+    windows_of,
+    with_windows,
+)
 from engine.fused.adapters.llama import (
     HEAD_NORMS,
     LINEARS,
@@ -19,7 +27,6 @@ from engine.fused.adapters.llama import (
     layout,
     whole_heads,
 )
-from engine.fused.adapters.recipe import Adapter, Layout, require
 from engine.fused.model.spec import Spec
 
 _SANDWICH: Names = {

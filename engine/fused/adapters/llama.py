@@ -6,8 +6,17 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.layer_types import windows_of, with_windows
-from engine.fused.adapters.recipe import Adapter, Layout, Recipe, Recipes, activation_of, affine, in_layers
+from engine.fused.adapters.adapter import (
+    Adapter,
+    Layout,
+    Recipe,
+    Recipes,
+    activation_of,
+    affine,
+    in_layers,
+    windows_of,
+    with_windows,
+)
 from engine.fused.checks import NotForFused
 from engine.fused.model.rotary import angles, check
 from engine.fused.model.spec import LayerSpec, Spec

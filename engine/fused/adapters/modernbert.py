@@ -5,8 +5,17 @@ from itertools import product
 
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.layer_types import derive_by_type, layers_by_type
-from engine.fused.adapters.recipe import Adapter, Layout, Recipe, Recipes, activation_of, affine, in_layers
+from engine.fused.adapters.adapter import (
+    Adapter,
+    Layout,
+    Recipe,
+    Recipes,
+    activation_of,
+    affine,
+    derive_by_type,
+    in_layers,
+    layers_by_type,
+)
 from engine.fused.model.spec import Spec
 
 _NAMES = {

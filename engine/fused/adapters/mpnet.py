@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, affine, in_layers, require
 from engine.fused.adapters.bert import common_spec, embeddings
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers, require
 from engine.fused.model.spec import Spec
 
 _NUM_BUCKETS = 32  # transformers looks distances up as if there were so many, whatever the configuration says

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, affine, in_layers, require
 from engine.fused.adapters.bert import common_spec, embeddings
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers, require
 from engine.fused.model.rotary import angles, check
 from engine.fused.model.spec import Spec
 

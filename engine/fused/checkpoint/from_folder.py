@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.fused.adapters import registry
+from engine.fused.adapters import ADAPTERS
 from engine.fused.checkpoint.dequantize import DequantizedCheckpoint
 from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import Checkpoint, SafetensorsCheckpoint
@@ -31,7 +31,7 @@ class OpenedModel:
 def find(chosen: Choices) -> OpenedModel:
     """Raises ModelError where the fused engine does not know the model, and where its weights will not fit."""
     folder = chosen.folder
-    adapter = registry.find(folder.architecture)
+    adapter = ADAPTERS.get(folder.architecture)
     if adapter is None:
         raise ModelError(
             f"the fused engine does not know the architecture {folder.architecture!r}; --engine transformers may"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes
+from engine.fused.adapters.adapter import Adapter, Recipe, Recipes
 from engine.fused.checkpoint.tensors import Checkpoint
 from engine.fused.checks import NotForFused
 from engine.fused.model.blocks import Weights

@@ -1,15 +1,27 @@
-"""Products of rows with weights, plain or quantized. How a weight is quantized is its scheme's.
+"""Products of rows with weights, plain or in FP8.
+
+In FP8 each row of activations and each row of a weight has a scale: there is nothing to calibrate, and a row's scale is
+its own, so no sequence changes another's rows. The product is torch._scaled_mm's, whose formats are in
+https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_mm.html (row-wise scaling).
 
 Shapes: T rows, K numbers a row, N numbers a product.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.fused.model.ops import Rows
+from engine.fused.model.ops import QuantizedRows, Rows
+
+MAX_FP8 = 448.0  # the largest float8_e4m3fn
+FP8_MULTIPLE = 16  # of K, N and the bounds of parts, as torch._scaled_mm wants it
+# cuBLAS's word where it has no kernel for scales by row at some size, though one for the product itself: seen on Hopper
+# with up to 256 rows of 9216 numbers (https://github.com/pytorch/ao/issues/4582), which is what `down` takes.
+_NO_KERNEL = "CUBLAS_STATUS_NOT_SUPPORTED"
 
 
 class Linear(Protocol):
@@ -18,6 +30,11 @@ class Linear(Protocol):
     @property
     def is_quantized(self) -> bool:
         """Whether it takes `QuantizedRows`; otherwise a plain tensor."""
+        ...
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What it consists of, for a file."""
         ...
 
     def __call__(self, rows: Rows) -> Tensor:
@@ -41,6 +58,11 @@ class PlainLinear:
         """See Linear."""
         return False
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """See Linear."""
+        return _named(self.bias, weight=self.weight)
+
     def __call__(self, rows: Rows) -> Tensor:
         """See Linear."""
         assert isinstance(rows, Tensor)
@@ -48,4 +70,100 @@ class PlainLinear:
 
     def part(self, start: int, end: int) -> "PlainLinear":
         """See Linear."""
-        return PlainLinear(self.weight[start:end], None if self.bias is None else self.bias[start:end])
+        return PlainLinear(self.weight[start:end], _part(self.bias, start, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Linear:
+    """In FP8, with a scale for each row."""
+
+    weight: Tensor  # float8_e4m3fn [N, K]
+    scales: Tensor  # float32 [1, N]
+    bias: Tensor | None  # [N]
+    dtype: torch.dtype  # of the product
+
+    @classmethod
+    def of(cls, linear: PlainLinear) -> Self:
+        """The layer, quantized; keeps nothing of the weight it is given. Raises ValueError where sizes do not fit."""
+        weight = linear.weight.float()
+        scales = weight.abs().amax(dim=1) / MAX_FP8
+        scales = torch.where(scales == 0, 1.0, scales)
+        values = (weight / scales[:, None]).clamp(-MAX_FP8, MAX_FP8).to(torch.float8_e4m3fn)
+        return cls(values, scales[None], linear.bias, linear.weight.dtype)._checked()
+
+    @classmethod
+    def restored(cls, tensors: Mapping[str, Tensor], *, dtype: torch.dtype) -> Self:
+        """The inverse of `tensors`; `dtype` is the compute dtype. Raises ValueError where they are something else."""
+        if not {"weight", "scales"} <= set(tensors) <= {"weight", "scales", "bias"}:
+            raise ValueError("not the tensors of a row-wise FP8 layer")
+        return cls(tensors["weight"], tensors["scales"], tensors.get("bias"), dtype)._checked()
+
+    @property
+    def is_quantized(self) -> bool:
+        """See Linear."""
+        return True
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """See Linear."""
+        return _named(self.bias, weight=self.weight, scales=self.scales)
+
+    def __call__(self, rows: Rows) -> Tensor:
+        """See Linear."""
+        assert isinstance(rows, QuantizedRows)
+        try:
+            return self._product(rows).to(self.dtype)
+        except RuntimeError as error:
+            if _NO_KERNEL not in str(error):
+                raise
+        return self._scaled_afterwards(rows).to(self.dtype)
+
+    def part(self, start: int, end: int) -> "Fp8Linear":
+        """See Linear. Both bounds are multiples of FP8_MULTIPLE."""
+        assert start % FP8_MULTIPLE == end % FP8_MULTIPLE == 0
+        return Fp8Linear(self.weight[start:end], self.scales[:, start:end], _part(self.bias, start, end), self.dtype)
+
+    def _product(self, rows: QuantizedRows) -> Tensor:
+        """[T, N]. Raises RuntimeError."""
+        # On CUDA scaled by rows there is no product but bfloat16; on a CPU there is any.
+        dtype = torch.bfloat16 if self.weight.is_cuda else self.dtype
+        return torch._scaled_mm(
+            rows.values,
+            self.weight.t(),
+            scale_a=rows.scales,
+            scale_b=self.scales,
+            bias=None if self.bias is None else self.bias.to(dtype),
+            out_dtype=dtype,
+            use_fast_accum=True,
+        )
+
+    def _scaled_afterwards(self, rows: QuantizedRows) -> Tensor:
+        """float32 [T, N]: the product of numbers as they are stored, then scales and bias."""
+        one = self.scales.new_ones(())
+        product = torch._scaled_mm(
+            rows.values, self.weight.t(), scale_a=one, scale_b=one, out_dtype=torch.float32, use_fast_accum=True
+        )
+        product *= rows.scales
+        product *= self.scales
+        if self.bias is not None:
+            product += self.bias
+        return product
+
+    def _checked(self) -> Self:
+        """Raises ValueError."""
+        weight, scales, bias = self.weight, self.scales, self.bias
+        if weight.dim() != 2 or any(size == 0 or size % FP8_MULTIPLE for size in weight.shape):
+            raise ValueError(f"the sizes of a weight {list(weight.shape)} are not multiples of {FP8_MULTIPLE}")
+        if (weight.dtype, scales.dtype) != (torch.float8_e4m3fn, torch.float32) or scales.shape != (1, len(weight)):
+            raise ValueError(f"scales of {list(scales.shape)} do not fit a weight of {list(weight.shape)}")
+        if bias is not None and bias.shape != (len(weight),):
+            raise ValueError(f"a bias of {list(bias.shape)} does not fit a weight of {list(weight.shape)}")
+        return self
+
+
+def _part(bias: Tensor | None, start: int, end: int) -> Tensor | None:
+    return None if bias is None else bias[start:end]
+
+
+def _named(bias: Tensor | None, **tensors: Tensor) -> dict[str, Tensor]:
+    return tensors if bias is None else {**tensors, "bias": bias}

@@ -18,10 +18,9 @@ from torch import Tensor
 from engine.fused.checkpoint.readers import Reader, reader_for
 from engine.fused.choices import Choices
 from engine.fused.model.blocks import Weights
-from engine.fused.model.linear import Linear, PlainLinear
+from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import Spec
 from engine.fused.quantization.gate import Outcome
-from engine.fused.quantization.scheme import scheme_of
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.model.arrays import weights_files
@@ -104,7 +103,7 @@ class QuantizedStore:
 
 def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:
     """Each tensor once, by name, and all that is needed to put them together again."""
-    layers = {name: _tensors_of(linear, kept.outcome.scheme) for name, linear in kept.weights.linears.items()}
+    layers = {name: linear.tensors for name, linear in kept.weights.linears.items()}
     named = dict(kept.weights.tensors)
     named |= {f"{layer}.{kind}": tensor for layer, own in layers.items() for kind, tensor in own.items()}
     first: dict[int, str] = {}  # what layers share in memory, they share in the file
@@ -117,12 +116,6 @@ def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:
         "shared": shared,
     }
     return {name: tensor for name, tensor in named.items() if name not in shared}, facts
-
-
-def _tensors_of(linear: Linear, scheme: str) -> dict[str, Tensor]:
-    if isinstance(linear, PlainLinear):
-        return {"weight": linear.weight} if linear.bias is None else {"weight": linear.weight, "bias": linear.bias}
-    return scheme_of(scheme).tensors(linear)
 
 
 def _read(entry: Entry, reader: Reader, dtype: torch.dtype) -> QuantizedModel:
@@ -141,7 +134,7 @@ def _read(entry: Entry, reader: Reader, dtype: torch.dtype) -> QuantizedModel:
 
 def _linear(tensors: Mapping[str, Tensor], outcome: Outcome, layer: str, dtype: torch.dtype) -> Linear:
     if layer in outcome.quantized:
-        return scheme_of(outcome.scheme).restore(tensors, dtype=dtype)
+        return Fp8Linear.restored(tensors, dtype=dtype)
     return PlainLinear(tensors["weight"], tensors.get("bias"))
 
 

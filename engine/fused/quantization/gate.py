@@ -2,27 +2,33 @@
 
 Rows of fixed texts are computed with all layers plain, then with all quantized. If these differ too much, each layer is
 quantized alone on a few of the texts, which shows how sensitive it is. That gives an order in which layers are reverted
-to plain (precision.py), and a binary search finds how few reverts are enough. The search assumes that more plain layers
+to plain (`steps_back`), and a binary search finds how few reverts are enough. The search assumes that more plain layers
 never make the rows worse, which may not hold to the last digit; but its result has been measured itself.
 A model costs two computations of all texts where the first try passes, and about ten where it does not.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from engine.fused.quantization.fidelity import SAME, Fidelity, Rows, fidelity
-from engine.fused.quantization.precision import by_layer, steps_back
 from engine.selftest.sample_ids import Sequences
 from engine.types import ModelError
+
+SCHEME = "fp8_row"  # what is measured: FP8 with a scale for each row
 
 MIN_MEDIAN = 0.998
 MIN_P1 = 0.995
 _NUM_PROBES = 16  # texts on which each layer is tried alone
 _MAX_NAMES = 4  # listed in a note
+
+# What `o` and `down` take comes out of attention and of a gated product, where no norm keeps outliers down; `o` gains
+# least, too. (all-MiniLM-L6-v2, not gated, has none: there `o` costs least and `gate_up` most.)
+_BEHIND_NO_NORM = ("o", "down")
+_BEHIND_NORM = ("qkv", "gate_up")
 
 # Pooled rows of these sequences, as the model gives them where just these linear layers are quantized.
 Compute = Callable[[Sequences, frozenset[str]], Rows]
@@ -32,7 +38,6 @@ Compute = Callable[[Sequences, frozenset[str]], Rows]
 class Outcome:
     """What a gate found; fits into JSON."""
 
-    scheme: str
     num_texts: int
     quantized: tuple[str, ...]  # names of the linear layers that are to be
     reverted: tuple[str, ...]  # those that could be, and are to stay plain
@@ -49,15 +54,15 @@ class Outcome:
         measured = f"{self.fidelity.text}, against the plain model on {self.num_texts} texts"
         if not self.is_enforced:
             verdict = "would pass" if self.passed else "would not pass"
-            return f"{self.scheme} in {num_layers} linear layers, not gated ({verdict}): {measured}"
+            return f"{SCHEME} in {num_layers} linear layers, not gated ({verdict}): {measured}"
         if not self.quantized:
             with_all = f"{self.fidelity_of_all.text} with all of them"
-            return f"{self.scheme} was rejected, each linear layer costs too much: {with_all}"
+            return f"{SCHEME} was rejected, each linear layer costs too much: {with_all}"
         if not self.reverted:
-            return f"{self.scheme} in all {num_layers} linear layers: {measured}"
+            return f"{SCHEME} in all {num_layers} linear layers: {measured}"
         little = "; most of its gain in speed is lost" if 2 * len(self.quantized) < num_layers else ""
         return (
-            f"{self.scheme} in {len(self.quantized)} of {num_layers} linear layers: {measured}; "
+            f"{SCHEME} in {len(self.quantized)} of {num_layers} linear layers: {measured}; "
             f"plain again: {_listed(self.reverted)}{little}"
         )
 
@@ -73,9 +78,7 @@ class Outcome:
         return cls(**{**encoded, **names, **found})
 
 
-def check(
-    compute: Compute, names: Sequence[str], sequences: Sequences, *, scheme: str, is_enforced: bool = True
-) -> Outcome:
+def check(compute: Compute, names: Sequence[str], sequences: Sequences, *, is_enforced: bool = True) -> Outcome:
     """Which of these linear layers may be quantized, at least one. The model is left as `compute` last left it.
 
     Raises ModelError where the plain model's rows are not finite.
@@ -88,7 +91,6 @@ def check(
         found, reverted = gate.revert(names)
     quantized = tuple(name for name in names if name not in reverted)
     return Outcome(
-        scheme=scheme,
         num_texts=len(sequences),
         quantized=quantized,
         reverted=tuple(name for name in names if name in reverted),
@@ -148,6 +150,37 @@ class _Gate:
             layer: fidelity(self._compute(sequences, frozenset(own)), reference)
             for layer, own in by_layer(names).items()
         }
+
+
+def by_layer(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The names of each layer."""
+    layers: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        layer = name.rpartition(".")[0]
+        layers[layer] = (*layers.get(layer, ()), name)
+    return layers
+
+
+def steps_back(
+    names: Iterable[str], sensitivity: Mapping[str, float], bad: frozenset[str] = frozenset()
+) -> list[tuple[str, ...]]:
+    """The order in which layers go back: a few names a step, after the last step all have.
+
+    `sensitivity` is what quantizing a layer alone costs, by layer, in any unit; `bad` are the layers that cost too much
+    alone. Those go first. Then `o` and `down` of all layers, then the rest of the layers, in both the most sensitive
+    first.
+    """
+    layers = by_layer(names)
+    steps = [
+        (layer not in bad, stage, -sensitivity[layer], tuple(name for name in layers[layer] if _kind(name) in kinds))
+        for layer in layers
+        for stage, kinds in enumerate((_BEHIND_NO_NORM, _BEHIND_NORM))
+    ]
+    return [step for *_, step in sorted(steps, key=lambda step: step[:3]) if step]
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _joined(steps: Sequence[tuple[str, ...]]) -> frozenset[str]:

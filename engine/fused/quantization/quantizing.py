@@ -1,18 +1,94 @@
-"""Quantizes a loaded model, as far as the flags ask for it, the GPU can compute it, and the gate accepts it."""
+"""Quantizes a loaded model, as far as the flags ask for it, the GPU can compute it, and the gate accepts it.
+
+The gate's rows: on a CPU each core computes batches of its own. Attention there is some small operations for each
+sequence, and threads that share them meet so often that, beside other work, they mostly wait for each other (measured
+with all-MiniLM-L6-v2: 92 s where one thread alone took 22).
+"""
 
 import dataclasses
+import queue
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from engine.fused.assembly import Model
-from engine.fused.model.linear import Linear, PlainLinear
-from engine.fused.quantization import gate, gate_texts, precision
+from engine.fused.assembly import Model, assemble
+from engine.fused.engine import FusedEngine
+from engine.fused.model.linear import FP8_MULTIPLE, Fp8Linear, Linear, PlainLinear
+from engine.fused.model.spec import Spec
+from engine.fused.quantization import gate, gate_texts
 from engine.fused.quantization.fidelity import Rows
-from engine.fused.quantization.gate_rows import GateRows
-from engine.fused.quantization.scheme import Scheme, scheme_of
+from engine.machine.devices import has_fp8
+from engine.selftest import selfcheck
 from engine.selftest.sample_ids import Sequences
 from engine.types import ModelError
+
+# Below it FP8 gains little: products of short rows spend their time on what FP8 does not halve (reading and writing
+# rows, quantizing them), and single queries spend it between kernels. Predicted to be worth it from here on (1.2 times
+# the tokens a second and more); to be measured.
+MIN_LINEAR_PARAMETERS = 500_000_000
+# Below it quantizing the rows that `o` takes costs about what its product gains.
+MIN_HIDDEN_SIZE_FOR_O = 1024
+
+_NUM_TOKENS = 4096  # of a batch of the gate's: so that quantizing and measuring need no more memory than serving
+_NUM_TOKENS_ON_CPU = 1024  # few, so that what a batch goes through stays in a core's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The decision for one model."""
+
+    is_fp8: bool
+    reason: str  # a line for the log
+
+
+def decide(requested: str, *, capability: tuple[int, int] | None, num_linear_parameters: int) -> Precision:
+    """`requested` is --quantization, `capability` that of the GPU, None on a CPU.
+
+    Raises ModelError if the GPU can't do what is asked for.
+    """
+    is_too_old = capability is not None and not has_fp8(capability)
+    match requested:
+        case "none":
+            return Precision(False, "not quantized: --quantization none")
+        case "fp8" if is_too_old:
+            raise ModelError(
+                f"--quantization fp8 needs a GPU of compute capability 8.9 or more, and this one has "
+                f"{_version(capability)}; --quantization none works on it"
+            )
+        case "fp8":
+            place = " (on a CPU it is for checking, and slow)" if capability is None else ""
+            return Precision(True, f"FP8: --quantization fp8{place}")
+        case "auto" if capability is None or is_too_old:
+            found = "a CPU" if capability is None else f"compute capability {_version(capability)}"
+            return Precision(
+                False, f"not quantized: FP8 needs a GPU of compute capability 8.9 or more, this is {found}"
+            )
+        case "auto":
+            millions = f"{num_linear_parameters / 1e6:,.0f} million parameters in linear layers"
+            if num_linear_parameters < MIN_LINEAR_PARAMETERS:
+                return Precision(False, f"not quantized: with {millions} FP8 would gain little")
+            return Precision(True, f"FP8: {millions}")
+    raise ModelError(f"--quantization {requested} is not for the fused engine; it takes auto, fp8 or none")
+
+
+def eligible(spec: Spec) -> tuple[str, ...]:
+    """Names of the linear layers that may be quantized: those whose sizes, and whose parts' sizes, are multiples of
+    FP8_MULTIPLE. Embeddings, norms, attention, projection and heads never are."""
+    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    hidden, intermediate = spec.hidden_size, spec.intermediate_size
+    sizes = {
+        "qkv": (hidden, queries, keys),
+        "o": (queries, hidden),
+        "gate_up": (hidden, intermediate),
+        "down": (intermediate, hidden),
+    }
+    if hidden < MIN_HIDDEN_SIZE_FOR_O:
+        del sizes["o"]
+    kinds = [kind for kind, numbers in sizes.items() if not any(number % FP8_MULTIPLE for number in numbers)]
+    return tuple(f"layers.{layer}.{kind}" for layer in range(len(spec.layers)) for kind in kinds)
 
 
 def quantized(
@@ -23,28 +99,27 @@ def quantized(
     requested: "none", "auto" or "fp8"; plain: reads a linear layer anew; is_gated: layers that cost too much go back.
     Raises ModelError if the GPU can't do what is asked for.
     """
-    decided = precision.decide(
+    decided = decide(
         requested, capability=model.chosen.capability, num_linear_parameters=model.spec.num_linear_parameters
     )
-    if decided.scheme is None:
+    if not decided.is_fp8:
         return _noted(model, decided.reason), None
-    scheme = scheme_of(decided.scheme)
-    names = precision.eligible(model.spec, multiple=scheme.multiple)
+    names = eligible(model.spec)
     if not names:
-        why = f"no linear layer's sizes are multiples of {scheme.multiple}, as {scheme.name} needs them"
+        why = f"no linear layer's sizes are multiples of {FP8_MULTIPLE}, as {gate.SCHEME} needs them"
         if requested != "auto":
             raise ModelError(f"--quantization {requested}: {why}")
         return _noted(model, f"not quantized: {why}"), None
-    outcome = _through_gate(model, scheme, names, plain=plain, is_gated=is_gated)
+    outcome = _through_gate(model, names, plain=plain, is_gated=is_gated)
     noted = _noted(model, decided.reason, outcome.note)
     return (dataclasses.replace(noted, quantization="fp8") if outcome.quantized else noted), outcome
 
 
 def _through_gate(
-    model: Model, scheme: Scheme, names: tuple[str, ...], *, plain: Callable[[str], PlainLinear], is_gated: bool
+    model: Model, names: tuple[str, ...], *, plain: Callable[[str], PlainLinear], is_gated: bool
 ) -> gate.Outcome:
     """The layers are left as the gate wants them."""
-    switch = QuantizableLinears(model.weights.linears, scheme, plain=plain)
+    switch = QuantizableLinears(model.weights.linears, plain=plain)
     measuring = GateRows(model)
 
     def compute(sequences: Sequences, quantized: frozenset[str]) -> Rows:
@@ -52,7 +127,7 @@ def _through_gate(
         return measuring.rows(sequences)
 
     sequences = gate_texts.sequences(model.chosen.folder)
-    outcome = gate.check(compute, names, sequences, scheme=scheme.name, is_enforced=is_gated)
+    outcome = gate.check(compute, names, sequences, is_enforced=is_gated)
     switch.set(outcome.quantized)
     return outcome
 
@@ -65,10 +140,9 @@ class QuantizableLinears:
     """Of some linear layers each is either plain or quantized; it is made anew when that changes, so no more than one
     of the two is held here."""
 
-    def __init__(self, linears: dict[str, Linear], scheme: Scheme, *, plain: Callable[[str], PlainLinear]) -> None:
+    def __init__(self, linears: dict[str, Linear], *, plain: Callable[[str], PlainLinear]) -> None:
         """`linears` is the model's own, and is changed in place; `plain` gives a layer by its name."""
         self._linears = linears
-        self._scheme = scheme
         self._plain = plain
 
     @property
@@ -87,8 +161,52 @@ class QuantizableLinears:
         for name in sorted(wanted - before):
             linear = self._linears[name]
             assert isinstance(linear, PlainLinear)
-            self._linears[name] = self._scheme.quantize(linear)
+            self._linears[name] = Fp8Linear.of(linear)
             devices.add(linear.weight.device)
         for device in devices:
             if device.type == "cuda":  # streams that compute do not wait for the one that weights are made on
                 torch.cuda.synchronize(device)
+
+
+class GateRows:
+    """The rows of one model; its linear layers may be exchanged between two calls of `rows`."""
+
+    def __init__(self, model: Model) -> None:
+        """Raises torch.OutOfMemoryError where there is no room for a batch."""
+        is_on_cpu = model.chosen.capability is None
+        max_num_tokens = max(_NUM_TOKENS_ON_CPU if is_on_cpu else _NUM_TOKENS, model.chosen.folder.max_seqlen)
+        alone = dataclasses.replace(model, num_threads=1)
+        self._engines = [
+            assemble(alone, max_num_tokens=max_num_tokens, records=False)
+            for _ in range(model.num_threads if is_on_cpu else 1)
+        ]
+
+    def rows(self, sequences: Sequences) -> Rows:
+        """Pooled rows [B, D]. Raises ModelError where an engine fails."""
+        if len(self._engines) == 1:
+            return selfcheck.rows_of(self._engines[0], sequences)
+        order = sorted(range(len(sequences)), key=lambda number: len(sequences[number]), reverse=True)
+        rows = self._shared_out([sequences[number] for number in order])
+        return rows[np.argsort(order)]
+
+    def _shared_out(self, sequences: Sequences) -> Rows:
+        """Longest first: then no engine is left with much when the others are done."""
+        idle: queue.SimpleQueue[FusedEngine] = queue.SimpleQueue()
+        for engine in self._engines:
+            idle.put(engine)
+
+        def computed(batch: Sequences) -> Rows:
+            engine = idle.get()
+            try:
+                return selfcheck.rows_of(engine, batch)
+            finally:
+                idle.put(engine)
+
+        batches = selfcheck.batches(self._engines[0].limits, sequences)
+        with ThreadPoolExecutor(len(self._engines)) as threads:
+            return np.concatenate(list(threads.map(computed, batches)))
+
+
+def _version(capability: tuple[int, int] | None) -> str:
+    assert capability is not None
+    return ".".join(map(str, capability))

@@ -3,6 +3,7 @@
 Serves nothing, and neither reads nor writes the cache of quantized models.
 """
 
+import contextlib
 import dataclasses
 import os
 from dataclasses import dataclass
@@ -12,8 +13,7 @@ import torch
 
 from engine.fused import loading
 from engine.fused.choices import Choices
-from engine.fused.phases import Phases
-from engine.fused.quantization import gate, gate_texts, precision
+from engine.fused.quantization import gate, gate_texts, quantizing
 from engine.fused.quantization.gate import Outcome
 from engine.messages import LoadOptions
 
@@ -25,6 +25,7 @@ class Verified:
     """The result for one model on one device."""
 
     outcome: Outcome
+    scheme: str
     num_tokens: int  # of the gate's texts
     min_median: float  # what the gate asks of cosines
     min_p1: float
@@ -37,18 +38,19 @@ def verify(name: str, options: LoadOptions) -> Verified:
     """Raises ModelError where the model can't be loaded with these options, whose quantization is not "none"."""
     if options.cache_dir:
         loading.keep_kernels(Path(options.cache_dir), os.environ)
-    loaded = loading.load(Phases(), name=name, reason=_REASON, options=dataclasses.replace(options, cache_dir=None))
+    loaded = loading.load(_untimed, name=name, reason=_REASON, options=dataclasses.replace(options, cache_dir=None))
     loaded.engine.close()
     chosen, outcome = loaded.model.chosen, loaded.outcome
     assert outcome is not None
     return Verified(
         outcome=outcome,
+        scheme=gate.SCHEME,
         num_tokens=sum(map(len, gate_texts.sequences(chosen.folder))),
         min_median=gate.MIN_MEDIAN,
         min_p1=gate.MIN_P1,
         dtype=str(chosen.dtype).removeprefix("torch."),
         gpu=_gpu(chosen),
-        with_auto=precision.decide(
+        with_auto=quantizing.decide(
             "auto", capability=chosen.capability, num_linear_parameters=loaded.model.spec.num_linear_parameters
         ).reason,
     )
@@ -56,3 +58,7 @@ def verify(name: str, options: LoadOptions) -> Verified:
 
 def _gpu(chosen: Choices) -> str | None:
     return None if chosen.capability is None else torch.cuda.get_device_name(chosen.device)
+
+
+def _untimed(_: str) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()

@@ -100,7 +100,7 @@ def _as_json(plan: ModelPlan, verified: "Verified") -> str:
         "device": plan.devices.names[0],
         "gpu": verified.gpu,
         "quantization": plan.settings.quantization,
-        "scheme": outcome.scheme,
+        "scheme": verified.scheme,
         "against": f"the same model with plain weights in {verified.dtype}",
         "measured": "anew",
         "num_texts": outcome.num_texts,
@@ -127,7 +127,7 @@ def _facts(plan: ModelPlan, verified: "Verified") -> Iterator[tuple[str, str]]:
     """Labels, "" where the one before goes on, and what is said under them."""
     outcome = verified.outcome
     num_quantized, num_layers = len(outcome.quantized), len(outcome.quantized) + len(outcome.reverted)
-    yield "quantization", f"{plan.settings.quantization} ({outcome.scheme})"
+    yield "quantization", f"{plan.settings.quantization} ({verified.scheme})"
     yield "against", f"the same model with plain weights in {verified.dtype}"
     yield "device", plan.devices.names[0]
     yield "gpu", verified.gpu or "none"

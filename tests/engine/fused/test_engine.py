@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.fused.engine import FusedEngine
-from engine.fused.phases import Phases
+from engine.fused.start import Phases
 from engine.machine.failures import engine_error
 from engine.types import Batch, EngineClosed, EngineError, EngineErrorKind, OutputKind
 from tests.engine.fused.runner.recording import DEPTH, RecordingDevice, engine_around, expected_rows, of_lengths
@@ -298,7 +298,7 @@ def test_messages_of_libraries_are_cut() -> None:
 
 def test_phases_add_up_and_are_named_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(10.0)
-    monkeypatch.setattr("engine.fused.phases.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("engine.fused.start.time.perf_counter", lambda: next(clock))
     phases = Phases()
     for name in ("weights", "check", "weights"):
         with phases(name):

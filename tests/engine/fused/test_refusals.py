@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.recipe import activation_of, require
+from engine.fused.adapters.adapter import activation_of, require
 from engine.fused.checks import check_outputs
 from engine.fused.model.rotary import check
 from engine.model import model_folder

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, BertConfig, PretrainedConfig
 
+from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, affine, in_layers
 from engine.fused.adapters.bert import common_spec
-from engine.fused.adapters.recipe import Adapter, Recipe, Recipes, affine, in_layers
 from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import ModuleCheckpoint
 from engine.fused.model.blocks import Weights

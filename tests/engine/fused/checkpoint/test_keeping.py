@@ -11,9 +11,9 @@ import torch
 
 from engine.fused import choices, loading
 from engine.fused.choices import Choices
-from engine.fused.phases import Phases
 from engine.fused.quantization import cache
 from engine.fused.quantization.cache import QuantizedCache
+from engine.fused.start import Phases
 from engine.messages import LoadOptions
 from engine.store import fingerprint
 from tests.engine.load_options import load_options

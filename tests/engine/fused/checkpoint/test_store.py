@@ -12,18 +12,16 @@ import torch
 from torch import Tensor
 
 from engine.fused.model.blocks import Weights
-from engine.fused.model.linear import Linear, PlainLinear
+from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import LayerSpec, Spec
 from engine.fused.quantization import cache as store_module
 from engine.fused.quantization.cache import QuantizedModel, QuantizedStore
 from engine.fused.quantization.fidelity import SAME
 from engine.fused.quantization.gate import Outcome
-from engine.fused.quantization.scheme import scheme_of
 from engine.store import tensor_file
 from engine.store.cache import Cache
 
 CPU = torch.device("cpu")
-SCHEME = scheme_of("fp8_row")
 SPEC = Spec(
     architecture="a",
     family="bert",
@@ -46,7 +44,6 @@ QUANTIZED = ("layers.0.gate_up", "layers.1.gate_up")
 
 def outcome(*, quantized: tuple[str, ...] = QUANTIZED, is_enforced: bool = True) -> Outcome:
     return Outcome(
-        scheme=SCHEME.name,
         num_texts=5,
         quantized=quantized,
         reverted=("layers.0.down", "layers.1.down"),
@@ -73,7 +70,7 @@ def model() -> QuantizedModel:
     tensors["layers.1.mlp_norm.weight"] = tensors["layers.0.mlp_norm.weight"]
     down = linear(16, 32)
     linears: dict[str, Linear] = {"layers.0.down": down, "layers.1.down": PlainLinear(down.weight, down.bias)}
-    linears |= {name: SCHEME.quantize(linear(32, 16, has_bias=name == QUANTIZED[0])) for name in QUANTIZED}
+    linears |= {name: Fp8Linear.of(linear(32, 16, has_bias=name == QUANTIZED[0])) for name in QUANTIZED}
     return QuantizedModel(SPEC, Weights(tensors, linears), outcome(), ("FP8: as asked", "all is well"))
 
 
@@ -112,10 +109,9 @@ def test_what_is_kept_is_found_as_it_was(stored: Stored) -> None:
         if not layer.is_quantized:
             assert torch.equal(layer(rows), expected(rows))
             continue
-        theirs = SCHEME.tensors(expected)
-        assert SCHEME.tensors(layer).keys() == theirs.keys()
-        for kind, tensor in SCHEME.tensors(layer).items():
-            same(tensor, theirs[kind])
+        assert layer.tensors.keys() == expected.tensors.keys()
+        for kind, tensor in layer.tensors.items():
+            same(tensor, expected.tensors[kind])
         assert layer.dtype == torch.bfloat16  # type: ignore[attr-defined]
 
 

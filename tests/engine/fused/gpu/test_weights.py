@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.fused.checkpoint.staging import CudaTransfer, FileRange, Staging
+from engine.fused.checkpoint.readers import CudaTransfer, FileRange, Staging
 from engine.fused.model.blocks import Weights
-from engine.fused.model.linear import PlainLinear
+from engine.fused.model.linear import Fp8Linear, PlainLinear
 from engine.fused.quantization.cache import QuantizedModel, QuantizedStore
 from engine.store.cache import Cache
 from tests.engine.fused.checkpoint.test_fuse import flattened
-from tests.engine.fused.checkpoint.test_store import SCHEME, SPEC, model, outcome, same
+from tests.engine.fused.checkpoint.test_store import SPEC, model, outcome, same
 from tests.engine.fused.model.models import source_of
 from tests.engine.tiny_models import save
 
@@ -37,7 +37,7 @@ def test_every_byte_arrives(num_bytes: int, tmp_path: Path) -> None:
 def test_quantized_weights_are_kept_and_come_back(tmp_path: Path) -> None:
     kept = model()
     tensors = {name: tensor.to(DEVICE) for name, tensor in kept.weights.tensors.items()}
-    layer = SCHEME.quantize(PlainLinear(torch.randn(32, 16, dtype=torch.bfloat16, device=DEVICE), None))
+    layer = Fp8Linear.of(PlainLinear(torch.randn(32, 16, dtype=torch.bfloat16, device=DEVICE), None))
     store = QuantizedStore(Cache(tmp_path), device=DEVICE, dtype=torch.bfloat16)
     store.put("key", QuantizedModel(SPEC, Weights(tensors, {"layers.0.gate_up": layer}), outcome(), ()))
     found = store.find("key")
@@ -45,8 +45,8 @@ def test_quantized_weights_are_kept_and_come_back(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert found.weights.tensors[name].device == DEVICE
         assert torch.equal(found.weights.tensors[name].cpu(), tensor.cpu())
-    for kind, tensor in SCHEME.tensors(found.weights.linears["layers.0.gate_up"]).items():
-        same(tensor.cpu(), SCHEME.tensors(layer)[kind].cpu())
+    for kind, tensor in found.weights.linears["layers.0.gate_up"].tensors.items():
+        same(tensor.cpu(), layer.tensors[kind].cpu())
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet", "nomic_bert"])

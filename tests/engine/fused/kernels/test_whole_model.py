@@ -15,7 +15,6 @@ from engine.fused.model.forwards import forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization.quantizing import QuantizableLinears
-from engine.fused.quantization.scheme import scheme_of
 from tests.engine.fused.kernels.samples import DEVICE
 from tests.engine.fused.model.models import inputs_of, save, source_of
 from tests.engine.tiny_models import arbitrary, batch
@@ -59,9 +58,8 @@ def test_quantized_rows_are_near(family: str, tmp_path: Path) -> None:
     """Near, not equal: a number that falls the other way in float8 is off by 6 %."""
     source = source_of(save(family, tmp_path / "model"))
     weights = source.weights()
-    scheme = scheme_of("fp8_row")
     names = [f"layers.{layer}.{name}" for layer in range(3) for name in ("qkv", "o", "gate_up", "down")]
-    QuantizableLinears(weights.linears, scheme, plain=source.linear).set(frozenset(names))
+    QuantizableLinears(weights.linears, plain=source.linear).set(frozenset(names))
     assert any(linear.is_quantized for linear in weights.linears.values())
     actual, expected = (rows_of(source, weights, ops, is_pruned=False) for ops in (TritonOps(), ReferenceOps()))
     assert float(torch.nn.functional.cosine_similarity(actual, expected).min()) > 0.999

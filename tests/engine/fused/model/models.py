@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from engine.fused.adapters.registry import find
+from engine.fused.adapters import ADAPTERS
 from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import Checkpoint, SafetensorsCheckpoint
 from engine.fused.model.blocks import Blocks, Weights
@@ -91,7 +91,7 @@ def source_of(
 ) -> FusedWeights:
     """A folder's weights."""
     config = AutoConfig.from_pretrained(folder)
-    adapter = find(config.model_type)
+    adapter = ADAPTERS.get(config.model_type)
     assert adapter is not None
     checkpoint = checkpoint or SafetensorsCheckpoint(folder, device)
     return FusedWeights(checkpoint, adapter, config, dtype=dtype, device=device, num_positions=NUM_POSITIONS)

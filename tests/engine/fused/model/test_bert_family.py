@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, MPNetConfig, MPNetModel
 
+from engine.fused.adapters import ADAPTERS
 from engine.fused.adapters.mpnet import ADAPTERS as MPNET
-from engine.fused.adapters.registry import find
 from engine.fused.checkpoint.tensors import ModuleCheckpoint
 from engine.types import ModelError
 from tests.engine.fused.model.models import COMPOSITIONS, Fused, inputs_of, load_fused, save
@@ -129,7 +129,7 @@ def test_mpnet_far_beyond_its_buckets(tmp_path: Path) -> None:
 )
 def test_what_would_be_wrong_is_refused(family: str, change: dict[str, object]) -> None:
     needs(family)
-    adapter = find(family)
+    adapter = ADAPTERS.get(family)
     assert adapter is not None
     assert adapter.spec(AutoConfig.for_model(family)).architecture == family
     config = AutoConfig.for_model(family, **change)
@@ -139,7 +139,7 @@ def test_what_would_be_wrong_is_refused(family: str, change: dict[str, object]) 
 
 
 def test_an_architecture_without_an_adapter() -> None:
-    assert find("deberta-v2") is None
+    assert "deberta-v2" not in ADAPTERS
 
 
 def test_the_packaged_minilm(minilm_folder: Path) -> None:

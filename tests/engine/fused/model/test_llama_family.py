@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
-from engine.fused.adapters.registry import find
-from engine.fused.model.linear import PlainLinear
+from engine.fused.adapters import ADAPTERS
+from engine.fused.model.linear import Fp8Linear, PlainLinear
 from engine.fused.model.spec import Spec
-from engine.fused.quantization.fp8_row import Fp8Row
 from engine.types import ModelError
 from tests.engine.fused.model.models import COMPOSITIONS, load_fused
 from tests.engine.tiny_models import arbitrary
@@ -155,7 +154,7 @@ def test_quantized_rows_go_where_plain_ones_went(variant: str, tmp_path: Path) -
     plain = fused.token_rows(sequences), fused.pooled(sequences, "last")
     for name, linear in fused.weights.linears.items():
         assert isinstance(linear, PlainLinear)
-        fused.weights.linears[name] = Fp8Row().quantize(linear)
+        fused.weights.linears[name] = Fp8Linear.of(linear)
     quantized = fused.token_rows(sequences), fused.pooled(sequences, "last")
     for before, after in zip(plain, quantized, strict=True):
         cosines = (before * after).sum(axis=1) / np.linalg.norm(before, axis=1) / np.linalg.norm(after, axis=1)
@@ -198,7 +197,7 @@ def test_a_missing_tensor_is_named(variant: str, missing: str, tmp_path: Path) -
 
 
 def spec_of(config: PretrainedConfig) -> Spec:
-    adapter = find(config.model_type)
+    adapter = ADAPTERS.get(config.model_type)
     assert adapter is not None
     return adapter.spec(config)
 
@@ -236,7 +235,7 @@ def test_layers_of_another_kind_are_refused(field: str) -> None:
 
 @pytest.mark.parametrize("architecture", ["granite", "olmo2", "qwen3_moe", "gemma3", "gemma3n_text", "gpt2"])
 def test_other_architectures_are_not_taken_for_these(architecture: str) -> None:
-    assert find(architecture) is None
+    assert architecture not in ADAPTERS
 
 
 _QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_669}

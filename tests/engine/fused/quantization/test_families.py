@@ -8,7 +8,6 @@ import pytest
 from engine.fused.model.linear import PlainLinear
 from engine.fused.quantization.fidelity import fidelity
 from engine.fused.quantization.quantizing import QuantizableLinears
-from engine.fused.quantization.scheme import scheme_of
 from tests.engine.fused.model.models import load_fused, save, source_of
 from tests.engine.tiny_models import arbitrary
 
@@ -20,7 +19,7 @@ def test_rows_in_fp8_are_near(family: str, tmp_path: Path) -> None:
     folder = save(family, tmp_path / "model")
     fused, sequences = load_fused(folder), arbitrary(SEQLENS)
     plain = fused.token_rows(sequences)
-    switch = QuantizableLinears(fused.weights.linears, scheme_of("fp8_row"), plain=source_of(folder).linear)
+    switch = QuantizableLinears(fused.weights.linears, plain=source_of(folder).linear)
     names = [name for name in fused.weights.linears if name.startswith("layers.")]
     switch.set(names)
     quantized = fused.token_rows(sequences)

@@ -36,7 +36,7 @@ class Model:
         return np.asarray(rows[texts], np.float32)
 
     def check(self, *, is_enforced: bool = True) -> Outcome:
-        return gate.check(self.rows, NAMES, SEQUENCES, scheme="fp8_row", is_enforced=is_enforced)
+        return gate.check(self.rows, NAMES, SEQUENCES, is_enforced=is_enforced)
 
 
 def test_a_good_model_passes_at_once() -> None:

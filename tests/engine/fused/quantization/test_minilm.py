@@ -8,16 +8,14 @@ import torch
 
 from engine.fused.model.linear import PlainLinear
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.quantization import gate, gate_texts, precision
+from engine.fused.quantization import gate, gate_texts, quantizing
 from engine.fused.quantization.fidelity import Rows, fidelity
 from engine.fused.quantization.quantizing import QuantizableLinears
-from engine.fused.quantization.scheme import scheme_of
 from engine.model import model_folder
 from engine.selftest.sample_ids import Sequences
 from tests.engine.fused.model.models import inputs_of, load_fused
 from tests.engine.tiny_models import batch
 
-SCHEME = scheme_of("fp8_row")
 DOWN = [f"layers.{layer}.down" for layer in range(6)]
 
 
@@ -29,7 +27,7 @@ class MiniLM:
         self.plain = {
             name: linear for name, linear in self.fused.weights.linears.items() if isinstance(linear, PlainLinear)
         }
-        self.switch = QuantizableLinears(self.fused.weights.linears, SCHEME, plain=self.plain.__getitem__)
+        self.switch = QuantizableLinears(self.fused.weights.linears, plain=self.plain.__getitem__)
         self.sequences = gate_texts.sequences(model_folder.read(folder))
 
     def rows(self, sequences: Sequences, quantized: frozenset[str]) -> Rows:
@@ -54,7 +52,7 @@ def minilm(minilm_folder: Path) -> MiniLM:
 
 @pytest.mark.full
 def test_what_is_eligible(minilm: MiniLM) -> None:
-    names = precision.eligible(minilm.fused.spec, multiple=SCHEME.multiple)
+    names = quantizing.eligible(minilm.fused.spec)
     assert names == tuple(f"layers.{layer}.{kind}" for layer in range(6) for kind in ("qkv", "gate_up", "down"))
     assert set(names) < set(minilm.plain)
 
@@ -62,11 +60,11 @@ def test_what_is_eligible(minilm: MiniLM) -> None:
 @pytest.mark.full
 def test_a_planted_bad_layer_goes_back_and_nothing_else(minilm: MiniLM) -> None:
     short = [sequence for sequence in minilm.sequences if len(sequence) < 40]
-    assert not gate.check(minilm.rows, DOWN, short, scheme=SCHEME.name).reverted
+    assert not gate.check(minilm.rows, DOWN, short).reverted
     before = minilm.rows(short, frozenset())
     minilm.plant("layers.3")
     assert fidelity(minilm.rows(short, frozenset()), before).minimum > 0.999
-    outcome = gate.check(minilm.rows, DOWN, short, scheme=SCHEME.name)
+    outcome = gate.check(minilm.rows, DOWN, short)
     assert outcome.passed
     assert outcome.reverted == ("layers.3.down",)
     assert outcome.fidelity_of_all.p1 < 0.98
@@ -77,8 +75,8 @@ def test_a_planted_bad_layer_goes_back_and_nothing_else(minilm: MiniLM) -> None:
 def test_a_planted_layer_is_the_first_to_go_back_of_all(minilm: MiniLM) -> None:
     short = [sequence for sequence in minilm.sequences if len(sequence) < 40][::3]
     minilm.plant("layers.3")
-    names = precision.eligible(minilm.fused.spec, multiple=SCHEME.multiple)
-    outcome = gate.check(minilm.rows, names, short, scheme=SCHEME.name)
+    names = quantizing.eligible(minilm.fused.spec)
+    outcome = gate.check(minilm.rows, names, short)
     assert outcome.passed
     assert "layers.3.down" in outcome.reverted
     assert any(name.endswith("qkv") for name in outcome.quantized)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from engine.fused.model.spec import LayerSpec, Spec
-from engine.fused.quantization.precision import MIN_LINEAR_PARAMETERS, by_layer, decide, eligible, steps_back
+from engine.fused.quantization.gate import by_layer, steps_back
+from engine.fused.quantization.quantizing import MIN_LINEAR_PARAMETERS, decide, eligible
 from engine.types import ModelError
 
 SPEC = Spec(
@@ -31,24 +32,24 @@ NAMES = [f"layers.{layer}.{kind}" for layer in range(3) for kind in ("qkv", "o",
 
 
 @pytest.mark.parametrize(
-    ("requested", "capability", "size", "scheme"),
+    ("requested", "capability", "size", "is_fp8"),
     [
-        ("none", (9, 0), LARGE, None),
-        ("none", None, LARGE, None),
-        ("auto", (9, 0), LARGE, "fp8_row"),
-        ("auto", (8, 9), LARGE, "fp8_row"),
-        ("auto", (10, 0), LARGE, "fp8_row"),
-        ("auto", (12, 0), SMALL, None),
-        ("auto", (8, 6), LARGE, None),
-        ("auto", (8, 0), LARGE, None),
-        ("auto", None, LARGE, None),
-        ("fp8", (9, 0), SMALL, "fp8_row"),
-        ("fp8", None, SMALL, "fp8_row"),
+        ("none", (9, 0), LARGE, False),
+        ("none", None, LARGE, False),
+        ("auto", (9, 0), LARGE, True),
+        ("auto", (8, 9), LARGE, True),
+        ("auto", (10, 0), LARGE, True),
+        ("auto", (12, 0), SMALL, False),
+        ("auto", (8, 6), LARGE, False),
+        ("auto", (8, 0), LARGE, False),
+        ("auto", None, LARGE, False),
+        ("fp8", (9, 0), SMALL, True),
+        ("fp8", None, SMALL, True),
     ],
 )
-def test_decisions(requested: str, capability: tuple[int, int] | None, size: int, scheme: str | None) -> None:
+def test_decisions(requested: str, capability: tuple[int, int] | None, size: int, is_fp8: bool) -> None:
     decided = decide(requested, capability=capability, num_linear_parameters=size)
-    assert decided.scheme == scheme
+    assert decided.is_fp8 is is_fp8
     assert "\n" not in decided.reason
 
 
@@ -74,7 +75,7 @@ def test_impossible_wishes(requested: str, capability: tuple[int, int], words: s
     ],
 )
 def test_eligible_layers(changes: dict[str, Any], kinds: tuple[str, ...]) -> None:
-    names = eligible(dataclasses.replace(SPEC, **changes), multiple=16)
+    names = eligible(dataclasses.replace(SPEC, **changes))
     assert names == tuple(f"layers.{layer}.{kind}" for layer in range(2) for kind in kinds)
 
 

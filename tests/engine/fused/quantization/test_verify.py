@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from engine.fused import loading
-from engine.fused.phases import Phases
 from engine.fused.quantization import verify
 from engine.fused.quantization.cache import QuantizedStore
+from engine.fused.start import Phases
 from engine.messages import LoadOptions
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save

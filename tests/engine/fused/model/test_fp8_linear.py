@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.fused.model.linear import Linear, PlainLinear
+from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.ops import QuantizedRows
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.quantization.fp8_row import Fp8Row, Fp8RowLinear
 from engine.fused.quantization.quantizing import QuantizableLinears
-from engine.fused.quantization.scheme import scheme_of
 
 K, N, T = 256, 96, 33
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -39,7 +37,7 @@ def quantized_rows(values: Tensor) -> QuantizedRows:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_as_near_as_fp8_allows(dtype: torch.dtype, has_bias: bool) -> None:
     linear = plain(has_bias=has_bias, dtype=dtype)
-    product = Fp8Row().quantize(linear)(quantized_rows(rows(dtype)))
+    product = Fp8Linear.of(linear)(quantized_rows(rows(dtype)))
     assert product.dtype == dtype
     exact = functional.linear(
         rows(dtype).float(), linear.weight.float(), None if linear.bias is None else linear.bias.float()
@@ -49,7 +47,7 @@ def test_products_are_as_near_as_fp8_allows(dtype: torch.dtype, has_bias: bool) 
 
 
 def test_products_are_those_of_the_numbers_that_are_stored() -> None:
-    linear, values = Fp8Row().quantize(plain()), quantized_rows(rows())
+    linear, values = Fp8Linear.of(plain()), quantized_rows(rows())
     assert linear.bias is not None
     exact = (values.values.double() * values.scales) @ (linear.weight.double() * linear.scales.t()).t() + linear.bias
     torch.testing.assert_close(linear(values).double(), exact, rtol=1e-4, atol=1e-4)
@@ -58,7 +56,7 @@ def test_products_are_those_of_the_numbers_that_are_stored() -> None:
 def test_the_largest_of_each_row_is_448() -> None:
     weight = plain().weight
     weight[5] = 0
-    linear = Fp8Row().quantize(PlainLinear(weight, None))
+    linear = Fp8Linear.of(PlainLinear(weight, None))
     largest = linear.weight.float().abs().amax(dim=1)
     assert largest[5] == 0
     assert linear.scales[0, 5] == 1
@@ -70,7 +68,7 @@ def test_the_largest_of_each_row_is_448() -> None:
 def test_a_product_that_cublas_lacks_is_scaled_afterwards(
     dtype: torch.dtype, has_bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear, values = Fp8Row().quantize(plain(has_bias=has_bias, dtype=dtype)), quantized_rows(rows(dtype))
+    linear, values = Fp8Linear.of(plain(has_bias=has_bias, dtype=dtype)), quantized_rows(rows(dtype))
     expected = linear(values)
     product_of: Callable[..., Tensor] = torch._scaled_mm
 
@@ -87,7 +85,7 @@ def test_a_product_that_cublas_lacks_is_scaled_afterwards(
 
 
 def test_other_errors_of_a_product_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear, values = Fp8Row().quantize(plain()), quantized_rows(rows())
+    linear, values = Fp8Linear.of(plain()), quantized_rows(rows())
 
     def lost(*factors: Tensor, **others: Any) -> Tensor:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -98,7 +96,7 @@ def test_other_errors_of_a_product_are_not_hidden(monkeypatch: pytest.MonkeyPatc
 
 
 def test_rows_do_not_change_each_other() -> None:
-    linear, values = Fp8Row().quantize(plain()), rows()
+    linear, values = Fp8Linear.of(plain()), rows()
     together = linear(quantized_rows(values))
     spoilt = values.clone()
     spoilt[3], spoilt[7], spoilt[9] = torch.nan, torch.inf, 1e30
@@ -112,7 +110,7 @@ def test_rows_do_not_change_each_other() -> None:
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_part_gives_its_columns_and_shares_the_weight(has_bias: bool) -> None:
-    linear, values = Fp8Row().quantize(plain(has_bias=has_bias)), quantized_rows(rows())
+    linear, values = Fp8Linear.of(plain(has_bias=has_bias)), quantized_rows(rows())
     part = linear.part(32, 80)
     torch.testing.assert_close(part(values), linear(values)[:, 32:80], rtol=1e-6, atol=1e-6)
     assert part.weight.untyped_storage().data_ptr() == linear.weight.untyped_storage().data_ptr()
@@ -122,11 +120,10 @@ def test_a_part_gives_its_columns_and_shares_the_weight(has_bias: bool) -> None:
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_layers_come_back_from_their_tensors(has_bias: bool) -> None:
-    scheme = scheme_of("fp8_row")
-    linear = scheme.quantize(plain(has_bias=has_bias))
-    tensors = scheme.tensors(linear)
+    linear = Fp8Linear.of(plain(has_bias=has_bias))
+    tensors = linear.tensors
     assert set(tensors) == ({"weight", "scales", "bias"} if has_bias else {"weight", "scales"})
-    restored = scheme.restore(tensors, dtype=torch.float32)
+    restored = Fp8Linear.restored(tensors, dtype=torch.float32)
     values = quantized_rows(rows())
     assert torch.equal(restored(values), linear(values))
 
@@ -151,18 +148,13 @@ WEIGHT, SCALES = torch.zeros(32, 16, dtype=torch.float8_e4m3fn), torch.ones(1, 3
 )
 def test_other_tensors_are_refused(tensors: dict[str, Tensor]) -> None:
     with pytest.raises(ValueError, match=r"not the tensors|multiples of 16|do not fit|does not fit"):
-        Fp8Row().restore(tensors, dtype=torch.float32)
+        Fp8Linear.restored(tensors, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("shape", [(24, 32), (32, 24)])
 def test_sizes_that_do_not_fit_are_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="multiples of 16"):
-        Fp8Row().quantize(PlainLinear(torch.ones(shape), None))
-
-
-def test_an_unknown_scheme_is_a_key_error() -> None:
-    with pytest.raises(KeyError):
-        scheme_of("fp3")
+        Fp8Linear.of(PlainLinear(torch.ones(shape), None))
 
 
 def test_the_switch_changes_just_what_differs() -> None:
@@ -174,7 +166,7 @@ def test_the_switch_changes_just_what_differs() -> None:
         asked.append(name)
         return originals[name]
 
-    switch = QuantizableLinears(linears, scheme_of("fp8_row"), plain=again)
+    switch = QuantizableLinears(linears, plain=again)
     switch.set(["a", "b"])
     assert switch.quantized == {"a", "b"}
     assert linears["a"].is_quantized
@@ -194,13 +186,15 @@ def test_the_switch_waits_for_a_gpu_whose_weights_it_changed(monkeypatch: pytest
     layer = plain(rows=16)
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda:1"))
 
-    class OnGpu(Fp8Row):
-        def quantize(self, linear: PlainLinear) -> Fp8RowLinear:
-            assert not waited
-            return super().quantize(layer)
+    made = Fp8Linear.of(layer)
 
+    def of(linear: PlainLinear) -> Fp8Linear:
+        assert not waited
+        return made
+
+    monkeypatch.setattr(Fp8Linear, "of", of)
     linears: dict[str, Linear] = {"a": PlainLinear(on_gpu, None), "b": PlainLinear(on_gpu, None)}
-    switch = QuantizableLinears(linears, OnGpu(), plain=lambda _: PlainLinear(on_gpu, None))
+    switch = QuantizableLinears(linears, plain=lambda _: PlainLinear(on_gpu, None))
     switch.set(["a", "b"])
     assert waited == [torch.device("cuda:1")]
     switch.set(["a", "b"])

@@ -13,8 +13,8 @@ from engine.fused.assembly import Model, assemble
 from engine.fused.checkpoint import from_folder
 from engine.fused.engine import FusedEngine
 from engine.fused.model.reference import ReferenceOps
-from engine.fused.quantization import gate_rows
-from engine.fused.quantization.gate_rows import GateRows
+from engine.fused.quantization import quantizing
+from engine.fused.quantization.quantizing import GateRows
 from engine.rows.modules_torch import RowModules
 from engine.selftest import sample_ids, selfcheck
 from engine.selftest.sample_ids import Sequences
@@ -49,7 +49,7 @@ def sequences(model: Model) -> Sequences:
 
 
 def test_rows_are_those_of_one_engine(model: Model, sequences: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_rows, "_NUM_TOKENS_ON_CPU", 64)  # so that there is more than one batch
+    monkeypatch.setattr(quantizing, "_NUM_TOKENS_ON_CPU", 64)  # so that there is more than one batch
     expected = GateRows(dataclasses.replace(model, num_threads=1)).rows(sequences)
     rows = GateRows(model).rows(sequences)
     assert rows.shape == (len(SEQLENS), model.spec.hidden_size)
@@ -60,7 +60,7 @@ def test_rows_are_those_of_one_engine(model: Model, sequences: Sequences, monkey
 def test_each_core_has_an_engine_of_one_thread(
     model: Model, sequences: Sequences, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate_rows, "_NUM_TOKENS_ON_CPU", 64)
+    monkeypatch.setattr(quantizing, "_NUM_TOKENS_ON_CPU", 64)
     num_threads: list[int] = []
     batches: list[list[int]] = []
     rows_of = selfcheck.rows_of
@@ -73,7 +73,7 @@ def test_each_core_has_an_engine_of_one_thread(
         batches.append([len(sequence) for sequence in some])
         return rows_of(engine, some)
 
-    monkeypatch.setattr(gate_rows, "assemble", assembled)
+    monkeypatch.setattr(quantizing, "assemble", assembled)
     monkeypatch.setattr(selfcheck, "rows_of", computed)
     GateRows(model).rows(sequences)
     assert num_threads == [1, 1, 1]

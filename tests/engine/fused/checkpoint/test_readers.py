@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.fused.checkpoint.readers import MappedReader, StagedReader
-from engine.fused.checkpoint.staging import FileRange, Staging
+from engine.fused.checkpoint.readers import FileRange, MappedReader, StagedReader, Staging
 from engine.store.tensor_file import places
 from engine.types import ModelError
 
