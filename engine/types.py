@@ -139,6 +139,8 @@ class ModelInfo:
     notes: tuple[str, ...] = ()  # choices made at load and why, a line each; the first says how batches are computed
     token_dimensions: int | None = None  # D of a token's row; None = `dimensions`
     is_padded: bool = False  # whether sequences of similar length are padded to the longest, instead of packed
+    # sizes of FP8 products that the GPU has no kernel with scales by row for, and that are scaled afterwards: slower
+    num_fallback_products: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +21,11 @@ from engine.fused.model.blocks import Weights
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
+from engine.fused.quantization import products
 from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
+from engine.fused.runner import packing
 from engine.machine.failures import one_line
 from engine.messages import LoadOptions
 from engine.rows.modules_torch import load_modules
@@ -80,6 +82,8 @@ class _Loading:
         self._name = name
         self._reason = reason
         self._options = options
+        self._max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, chosen.folder.max_seqlen)
+        self._max_num_seqs = options.max_num_seqs or MAX_NUM_SEQS
         self._quantized_cache = QuantizedCache(chosen, options)
 
     def load(self) -> Loaded:
@@ -90,8 +94,7 @@ class _Loading:
         tried = trial(chosen.folder, kind=chosen.device.type)
         model = dataclasses.replace(model, notes=(*model.notes, *tried.notes))
         with self._phase("probe"):
-            asked = self._options.max_num_tokens or _MAX_NUM_TOKENS
-            engine = probe.engine_that_fits(model, max(asked, chosen.folder.max_seqlen))
+            engine = probe.engine_that_fits(model, self._max_num_tokens)
         with self._phase("check"):
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
             selftest.check(engine, model, tried.sequences)
@@ -101,6 +104,8 @@ class _Loading:
 
     def _from_cache(self, kept: QuantizedModel) -> tuple[Model, Outcome]:
         model = self._model(kept.spec, kept.weights, kept.notes)
+        with self._phase("precision"):
+            self._probe_products(kept.spec, kept.outcome.quantized)
         return dataclasses.replace(model, quantization="fp8"), kept.outcome
 
     def _from_folder(self) -> tuple[Model, Outcome | None]:
@@ -115,11 +120,21 @@ class _Loading:
             return dataclasses.replace(model, notes=(*model.notes, f"{rejected.note}, at an earlier start")), rejected
         with self._phase("precision"):
             requested, is_gated = self._options.quantization, self._options.is_gated
-            model, outcome = quantized(model, requested, plain=found.source.linear, is_gated=is_gated)
+            plain, try_products = found.source.linear, self._probe_products
+            model, outcome = quantized(model, requested, plain=plain, is_gated=is_gated, probe=try_products)
         if outcome is not None:
             with self._phase("keeping"):
                 self._quantized_cache.put(QuantizedModel(model.spec, model.weights, outcome, model.notes))
         return model, outcome
+
+    def _probe_products(self, spec: Spec, names: Sequence[str]) -> None:
+        """Raises ModelError where the GPU can't compute one of them. A CPU can."""
+        chosen = self._chosen
+        if chosen.capability is None:
+            return
+        row_counts = packing.row_counts(self._max_num_tokens, self._max_num_seqs)
+        found = products.products_of(spec, names)
+        products.probe(found, row_counts=row_counts, device=chosen.device, dtype=chosen.dtype)
 
     def _model(self, spec: Spec, weights: Weights, notes: tuple[str, ...]) -> Model:
         ops, folder = _ops(self._chosen), self._chosen.folder
@@ -137,7 +152,7 @@ class _Loading:
             modules=modules,
             ops=ops,
             attention=attention,
-            max_num_seqs=self._options.max_num_seqs or MAX_NUM_SEQS,
+            max_num_seqs=self._max_num_seqs,
             num_threads=self._options.num_threads,
             notes=notes,
         )

@@ -25,6 +25,10 @@ _PADDED = gauge("embedline_model_padded", ("model", "engine"),
     "1 where sequences of like length are padded to the longest of them, 0 where they are packed: openvino "
     "pads small groups by design, transformers where packing fails the self-test.",
     "1 for the engine transformers and speed matters: the log and /info say why")
+_FALLBACK = gauge("embedline_fp8_fallback_products", ("model", "engine"),
+    "Sizes of FP8 products (of a layer, and a number of rows) that the GPU has no kernel with scales by row for: they "
+    "are scaled afterwards, which is slower.",
+    "it is not 0 and speed matters: the log and /info name the layers")
 _QUEUED = gauge("embedline_queue_tokens", _BY_CLASS, "Tokens waiting or in an engine.", "it grows for 10 minutes")
 _OLDEST = gauge("embedline_queue_oldest_age_seconds", _BY_CLASS, "Age of the oldest waiting request.",
     "over 30 while embedline_seconds_since_last_batch is too, for a minute: nothing moves")
@@ -35,7 +39,7 @@ _ENGINES = gauge("embedline_engines_ready", _MODEL, "Engines that can take a bat
 _RATE = gauge("embedline_engine_tokens_per_second", _MODEL, "Measured speed of all engines together.")
 _LAST = gauge("embedline_seconds_since_last_batch", _MODEL, "Time since a batch finished; absent before the first.")
 # fmt: on
-GAUGES = (_READY, _MODEL_READY, _BUILD, _INFO, _PADDED, _QUEUED, _OLDEST, _WAIT, _ENGINES, _RATE, _LAST)
+GAUGES = (_READY, _MODEL_READY, _BUILD, _INFO, _PADDED, _FALLBACK, _QUEUED, _OLDEST, _WAIT, _ENGINES, _RATE, _LAST)
 
 
 class ServerGauges(Collector):
@@ -95,6 +99,7 @@ class ModelGauges(Collector):
         yield _family(_INFO, [(_labels(entry), 1) for entry in entries])
         infos = [entry["info"] for entry in entries]
         yield _family(_PADDED, [((info["name"], info["engine"]), info["is_padded"]) for info in infos])
+        yield _family(_FALLBACK, [((info["name"], info["engine"]), info["num_fallback_products"]) for info in infos])
 
 
 def _labels(entry: Json) -> tuple[str, ...]:

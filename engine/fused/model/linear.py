@@ -4,12 +4,17 @@ In FP8 each row of activations and each row of a weight has a scale: there is no
 its own, so no sequence changes another's rows. The product is torch._scaled_mm's, whose formats are in
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_mm.html (row-wise scaling).
 
+cuBLAS has no kernel with scales by row for some sizes, though one for the product itself: seen on Hopper with up to 256
+rows of 9,216 numbers (https://github.com/pytorch/ao/issues/4582), and on sm_120 with any. There the product is scaled
+afterwards, which is slower. engine.fused.quantization.products finds out at load which sizes these are.
+
 Shapes: T rows, K numbers a row, N numbers a product.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -19,9 +24,22 @@ from engine.fused.model.ops import QuantizedRows, Rows
 
 MAX_FP8 = 448.0  # the largest float8_e4m3fn
 FP8_MULTIPLE = 16  # of K, N and the bounds of parts, as torch._scaled_mm wants it
-# cuBLAS's word where it has no kernel for scales by row at some size, though one for the product itself: seen on Hopper
-# with up to 256 rows of 9216 numbers (https://github.com/pytorch/ao/issues/4582), which is what `down` takes.
 _NO_KERNEL = "CUBLAS_STATUS_NOT_SUPPORTED"
+
+logger = logging.getLogger("embedline.engine")
+
+
+class ProductSize(NamedTuple):
+    """The size of one product."""
+
+    num_rows: int  # T
+    n: int
+    k: int
+
+
+# Sizes that this process's GPU (it has one) has no kernel for with scales by row. Filled at load, and by a size that
+# comes for the first time later.
+without_kernel: set[ProductSize] = set()
 
 
 class Linear(Protocol):
@@ -111,20 +129,24 @@ class Fp8Linear:
     def __call__(self, rows: Rows) -> Tensor:
         """See Linear."""
         assert isinstance(rows, QuantizedRows)
-        try:
-            return self._product(rows).to(self.dtype)
-        except RuntimeError as error:
-            if _NO_KERNEL not in str(error):
-                raise
-        return self._scaled_afterwards(rows).to(self.dtype)
+        size = ProductSize(len(rows.values), *self.weight.shape)
+        if size not in without_kernel:
+            try:
+                return self.scaled_by_row(rows).to(self.dtype)
+            except RuntimeError as error:
+                if _NO_KERNEL not in str(error):
+                    raise
+            logger.warning("no row-wise FP8 kernel for %d rows, N %d, K %d: scaled afterwards, which is slower", *size)
+            without_kernel.add(size)
+        return self.scaled_afterwards(rows).to(self.dtype)
 
     def part(self, start: int, end: int) -> "Fp8Linear":
         """See Linear. Both bounds are multiples of FP8_MULTIPLE."""
         assert start % FP8_MULTIPLE == end % FP8_MULTIPLE == 0
         return Fp8Linear(self.weight[start:end], self.scales[:, start:end], _part(self.bias, start, end), self.dtype)
 
-    def _product(self, rows: QuantizedRows) -> Tensor:
-        """[T, N]. Raises RuntimeError."""
+    def scaled_by_row(self, rows: QuantizedRows) -> Tensor:
+        """[T, N], by the kernel that scales as it multiplies. Raises RuntimeError where there is none."""
         # On CUDA scaled by rows there is no product but bfloat16; on a CPU there is any.
         dtype = torch.bfloat16 if self.weight.is_cuda else self.dtype
         return torch._scaled_mm(
@@ -137,7 +159,7 @@ class Fp8Linear:
             use_fast_accum=True,
         )
 
-    def _scaled_afterwards(self, rows: QuantizedRows) -> Tensor:
+    def scaled_afterwards(self, rows: QuantizedRows) -> Tensor:
         """float32 [T, N]: the product of numbers as they are stored, then scales and bias."""
         one = self.scales.new_ones(())
         product = torch._scaled_mm(

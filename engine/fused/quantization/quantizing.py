@@ -7,7 +7,7 @@ with all-MiniLM-L6-v2: 92 s where one thread alone took 22).
 
 import dataclasses
 import queue
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -92,12 +92,17 @@ def eligible(spec: Spec) -> tuple[str, ...]:
 
 
 def quantized(
-    model: Model, requested: str, *, plain: Callable[[str], PlainLinear], is_gated: bool
+    model: Model,
+    requested: str,
+    *,
+    plain: Callable[[str], PlainLinear],
+    is_gated: bool,
+    probe: Callable[[Spec, Sequence[str]], None],
 ) -> tuple[Model, gate.Outcome | None]:
     """The same model, its linear layers exchanged where that was decided, with notes of why; and what the gate found.
 
-    requested: "none", "auto" or "fp8"; plain: reads a linear layer anew; is_gated: layers that cost too much go back.
-    Raises ModelError if the GPU can't do what is asked for.
+    requested: "none", "auto" or "fp8"; plain: reads a linear layer anew; is_gated: layers that cost too much go back;
+    probe: tries the products of some layers. Raises ModelError if the GPU can't do what is asked for.
     """
     decided = decide(
         requested, capability=model.chosen.capability, num_linear_parameters=model.spec.num_linear_parameters
@@ -110,6 +115,12 @@ def quantized(
         if requested != "auto":
             raise ModelError(f"--quantization {requested}: {why}")
         return _noted(model, f"not quantized: {why}"), None
+    try:
+        probe(model.spec, names)
+    except ModelError as error:
+        if requested != "auto":
+            raise
+        return _noted(model, f"not quantized: {error}"), None
     outcome = _through_gate(model, names, plain=plain, is_gated=is_gated)
     noted = _noted(model, decided.reason, outcome.note)
     return (dataclasses.replace(noted, quantization="fp8") if outcome.quantized else noted), outcome

@@ -114,6 +114,13 @@ def token_buckets(max_num_tokens: int) -> tuple[int, ...]:
     return (*(size for size in (*_TOKEN_BUCKETS, *above) if size < max_num_tokens), max_num_tokens)
 
 
+def row_counts(max_num_tokens: int, max_num_seqs: int) -> tuple[int, ...]:
+    """How many rows a matrix product can have: all tokens of a batch, or the pooled ones, padded; ascending."""
+    tokens = [_aligned(size) for size in token_buckets(max_num_tokens)]
+    seqs = [size for size in (*_SEQUENCE_BUCKETS, max_num_seqs) if size <= min(max_num_seqs, tokens[-1])]
+    return tuple(sorted({*tokens, *seqs}))
+
+
 def _at_least(number: int, buckets: tuple[int, ...]) -> int:
     """The first bucket that is large enough, or the last."""
     return buckets[min(bisect.bisect_left(buckets, number), len(buckets) - 1)]

@@ -68,8 +68,14 @@ async def _no_metrics() -> str:
 
 def test_metrics(page: Page) -> None:
     infos: list[dict[str, Any]] = [
-        {"name": "the-model", "engine": "transformers", "dtype": "float32", "is_padded": True},
-        {"name": "the-other", "engine": "fused", "dtype": "bfloat16", "is_padded": False},
+        {
+            "name": "the-model",
+            "engine": "transformers",
+            "dtype": "float32",
+            "is_padded": True,
+            "num_fallback_products": 0,
+        },
+        {"name": "the-other", "engine": "fused", "dtype": "fp8", "is_padded": False, "num_fallback_products": 5},
     ]
     entries = [{"info": info, "devices": ["cpu"], "revision": None} for info in infos]
     names = [info["name"] for info in infos]
@@ -83,3 +89,4 @@ def test_metrics(page: Page) -> None:
     assert samples["embedline_ready"] == {(): 0}
     assert samples["embedline_model_ready"] == {("the-model",): 1, ("the-other",): 0}
     assert samples["embedline_model_padded"] == {("transformers", "the-model"): 1, ("fused", "the-other"): 0}
+    assert samples["embedline_fp8_fallback_products"] == {("transformers", "the-model"): 0, ("fused", "the-other"): 5}

@@ -29,7 +29,7 @@ MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def registry_of(page: Page, *, model: str = MODEL, ready: bool = True) -> Registry:
-    info = {"name": model, "engine": "fake", "dtype": "float32", "is_padded": True}
+    info = {"name": model, "engine": "fake", "dtype": "float32", "is_padded": True, "num_fallback_products": 0}
     entry = {"info": info, "devices": ["cpu"], "revision": None}
     seen = ProcessState(title="engine 0", pid=None, is_ready=False, last_beat=0.0, busy_since=None, is_engine=True)
     gauges = ServerGauges(page, [model], is_ready=lambda: ready, expected_wait=expected_wait)
