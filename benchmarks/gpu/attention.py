@@ -16,8 +16,8 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import median_seconds, rotation
 from benchmarks.gpu.fused_models import ops_for
 from benchmarks.gpu.rows import Figure, Key
-from engine.fused.attention.choice import Candidate, candidates_for
-from engine.fused.attention.timing import inputs_of
+from engine.fused.attention import Candidate, candidates_for
+from engine.fused.attention_timing import inputs_of
 from engine.fused.model.ops import AttentionRule, Inputs
 from engine.fused.model.spec import LayerSpec, Spec
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from benchmarks.gpu.smi import Load, watched
+from engine.fused.runner.graphs import Graph, on_recorder, recorded
 
 Call = Callable[[], object]
 
@@ -60,18 +61,18 @@ class GpuClock:
 
     def graph(self, call: Call) -> Call:
         """See Clock."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):  # what libraries set up at a first call may not be captured
-            call()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            kept = call()
+        kept: list[object] = []  # the same tensors each time, alive for as long as the graph is
+
+        def record() -> Graph:
+            torch.cuda.set_device(self.device)
+            call()  # what libraries set up at a first call may not be captured
+            return recorded(lambda: kept.append(call()))
+
+        graph = on_recorder(record)
 
         def replay() -> object:
-            captured.replay()
-            return kept  # the same tensors each time, alive for as long as the graph is
+            graph.replay()
+            return kept[0]
 
         return replay
 

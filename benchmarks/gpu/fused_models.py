@@ -8,9 +8,9 @@ from torch import Tensor
 
 from benchmarks.gpu.random_models import RandomModel
 from engine.fused.adapters import ADAPTERS
-from engine.fused.assembly import ModelCompute, max_graph_tokens
-from engine.fused.attention.choice import AttentionChoice, ChosenAttend, candidates_for, choose
-from engine.fused.attention.timing import GpuTiming
+from engine.fused.assembly import ModelCompute
+from engine.fused.attention import AttentionChoice, ChosenAttend, candidates_for, choose
+from engine.fused.attention_timing import GpuTiming
 from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import ModuleCheckpoint
 from engine.fused.model.blocks import Blocks, Weights
@@ -106,5 +106,5 @@ def _attention_of(model: RandomModel, spec: Spec, ops: Ops) -> AttentionChoice |
         return None
     capability = torch.cuda.get_device_capability(model.device)
     candidates = candidates_for(spec, model.dtype, capability, has_bias=False)
-    timing = GpuTiming(spec, ops, model.dtype, model.device, is_recorded=max_graph_tokens(spec) >= _NUM_TOKENS)
+    timing = GpuTiming(spec, ops, model.dtype, model.device)
     return choose(candidates, timing, max_seqlen=model.shape.max_seqlen)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.fused.attention.choice import AttentionChoice, ChosenAttend
+from engine.fused.attention import AttentionChoice, ChosenAttend
 from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine
 from engine.fused.model.blocks import Blocks, Weights
@@ -27,6 +27,7 @@ _MAX_BATCH_SECONDS, _MAX_BATCH_SECONDS_MIXED = 0.025, 0.010  # of a GPU
 # Python (about 25 ms at 10^15 operations a second), so that a graph gains nothing.
 _MAX_GRAPH_WORK = 12_000_000_000_000
 _MIN_MAX_GRAPH_TOKENS = 2048
+_NO_LIMIT = 1 << 30  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,10 @@ class Model:
     notes: tuple[str, ...] = ()  # what was decided and why, a line each
 
 
-def max_graph_tokens(spec: Spec) -> int:
+def max_graph_tokens(spec: Spec, attention: AttentionChoice | None) -> int:
     """The most tokens of a batch that runs as a recorded graph."""
+    if attention is not None and attention.needs_graphs:
+        return _NO_LIMIT
     return max(_MIN_MAX_GRAPH_TOKENS, _MAX_GRAPH_WORK // max(1, spec.num_linear_parameters))
 
 
@@ -90,7 +93,7 @@ def _device(model: Model, shapes: Shapes, *, records: bool) -> Device:
         num_slots=_NUM_SLOTS,
         max_num_seqs=largest.num_seqs,
         row_size=_dimensions(model),
-        max_graph_tokens=max_graph_tokens(model.spec) if records else 0,
+        max_graph_tokens=max_graph_tokens(model.spec, model.attention) if records else 0,
         memory_share=chosen.memory_share,
     )
     return CudaDevice(compute, chosen.device, sizes)

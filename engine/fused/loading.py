@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 
-from engine.fused import choices, probe, selftest
-from engine.fused.assembly import Model, max_graph_tokens
-from engine.fused.attention import choice
-from engine.fused.attention.choice import AttentionChoice, candidates_for
-from engine.fused.attention.timing import GpuTiming
+from engine.fused import attention, choices, probe, selftest
+from engine.fused.assembly import Model
+from engine.fused.attention import AttentionChoice, candidates_for
+from engine.fused.attention_timing import GpuTiming
 from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine
 from engine.fused.model.blocks import Weights
@@ -142,7 +141,7 @@ class _Loading:
             modules = load_modules(folder.path, folder.steps, device=self._chosen.device)
         with self._phase("attention"):
             may_choose = self._options.attention == "auto"
-            attention = _attention(self._chosen, spec, ops, weights) if may_choose else None
+            chosen_attention = _attention(self._chosen, spec, ops, weights) if may_choose else None
         return Model(
             name=self._name,
             reason=self._reason,
@@ -151,7 +150,7 @@ class _Loading:
             weights=weights,
             modules=modules,
             ops=ops,
-            attention=attention,
+            attention=chosen_attention,
             max_num_seqs=self._max_num_seqs,
             num_threads=self._options.num_threads,
             notes=notes,
@@ -172,10 +171,9 @@ def _attention(chosen: Choices, spec: Spec, ops: Ops, weights: Weights) -> Atten
         return None
     has_bias = "relative_bias" in weights.tensors
     candidates = candidates_for(spec, chosen.dtype, chosen.capability, has_bias=has_bias)
-    is_recorded = max_graph_tokens(spec) >= _MAX_NUM_TOKENS
-    timing = GpuTiming(spec, ops, chosen.dtype, chosen.device, is_recorded=is_recorded)
+    timing = GpuTiming(spec, ops, chosen.dtype, chosen.device)
     try:
-        return choice.choose(candidates, timing, max_seqlen=chosen.folder.max_seqlen)
+        return attention.choose(candidates, timing, max_seqlen=chosen.folder.max_seqlen)
     except torch.AcceleratorError as error:
         raise DeviceTrouble(
             f"{chosen.device} was lost while attention kernels were timed; --attention tiles skips the timing "

@@ -8,6 +8,7 @@ import torch
 from engine.fused.assembly import Model, assemble
 from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine
+from engine.fused.runner.graphs import on_recorder
 from engine.fused.runner.packing import ALL_OUTPUTS
 from engine.machine.failures import engine_error
 from engine.selftest import sample_ids, selfcheck
@@ -49,6 +50,7 @@ def _probed(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
     # Run twice, so that its graph is recorded and keeps its memory. Shapes without a graph need as much in addition.
     for outputs in (OutputKind.POOLED, OutputKind.POOLED, ALL_OUTPUTS):
         results = selfcheck.answered(engine, largest, outputs)
+        on_recorder(int)  # waits until the graph is recorded
         if isinstance(results, EngineError):
             return results
     return engine
@@ -63,3 +65,4 @@ def record_queries(engine: FusedEngine, chosen: Choices) -> None:
     for num_tokens in (*buckets, *(size + 1 for size in buckets[:-1])):
         for _ in range(2):  # a shape is recorded when it comes again
             selfcheck.answered(engine, sample_ids.arbitrary(chosen.folder, [num_tokens]))
+        on_recorder(int)  # the next one begins when this one is done

@@ -2,9 +2,9 @@
 
 All slots share one block on the device, because everything that uses it runs in the order of the computing stream: the
 next batch is copied into it after the last kernel that reads this one. Small shapes are recorded as CUDA graphs when
-they occur a second time. The first time they are computed call by call, which also loads and compiles kernels. All
-graphs share one pool of buffers and write their rows into one tensor outside of it. Each slot keeps its rows in tensors
-of its own until they are copied.
+they occur a second time, by a thread of its own. Until then they are computed call by call, which also loads and
+compiles kernels. All graphs share one pool of buffers and write their rows into one tensor outside of it. Each slot
+keeps its rows in tensors of its own until they are copied. The host sleeps while it waits for them.
 """
 
 from dataclasses import dataclass
@@ -52,11 +52,13 @@ class CudaDevice:
         self._max_graph_tokens = sizes.max_graph_tokens
         self._computing = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # Its own: what another thread launches meanwhile on the one that computes must not become a part of a graph.
+        self._recording = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._host_blocks = [torch.zeros(sizes.block_size, dtype=torch.int32, pin_memory=True) for _ in slots]
         self._block = torch.zeros(sizes.block_size, dtype=torch.int32, device=device)
         self._pooled = torch.empty((sizes.max_num_seqs, sizes.row_size), device=device)  # float32; graphs write here
         self._computed = [torch.cuda.Event() for _ in slots]  # type: ignore[no-untyped-call]
-        self._copied = [torch.cuda.Event() for _ in slots]  # type: ignore[no-untyped-call]
+        self._copied = [torch.cuda.Event(blocking=True) for _ in slots]  # type: ignore[no-untyped-call]
         self._started: dict[int, _Started] = {}  # by slot
         self._pool = torch.cuda.graph_pool_handle()
         _, total_memory = torch.cuda.mem_get_info(device)
@@ -124,16 +126,22 @@ class CudaDevice:
     def _is_worth_a_graph(self, shape: Shape) -> bool:
         return shape.outputs == OutputKind.POOLED and shape.num_tokens <= self._max_graph_tokens
 
+    @torch.inference_mode()
     def _record(self, shape: Shape) -> Graph:
+        """On the thread that records."""
+
         def work() -> None:
             rows = self._compute(self._block, shape)[OutputKind.POOLED]
             self._pooled[: len(rows)].copy_(rows)
 
+        self._use_device()
+        with torch.cuda.stream(self._recording):
+            little = torch.zeros((16, 16), dtype=torch.bfloat16, device=self._device)
+            torch.mm(little, little)  # makes this thread's handle of cuBLAS, which can't be done within
         try:
-            with torch.cuda.stream(self._computing):  # put right again where recording fails
-                return recorded(work, self._pool, self._computing)
+            return recorded(work, pool=self._pool, stream=self._recording)
         except RuntimeError:
-            self._pool = torch.cuda.graph_pool_handle()  # the old one may be of no more use to new graphs
+            self._pool = torch.cuda.graph_pool_handle()
             raise
 
 

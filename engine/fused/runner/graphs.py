@@ -1,11 +1,16 @@
-"""Records work of the GPU as CUDA graphs, and keeps those of the shapes that come again."""
+"""Records work of the GPU as CUDA graphs, and keeps those of the shapes that come again.
+
+One thread of the process records, beside those that start batches and wait for them; torch records one graph at a time.
+"""
 
 import collections
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +18,10 @@ from engine.fused.runner.packing import Shape
 from engine.machine.failures import one_line
 
 logger = logging.getLogger("embedline.engine")
+
+_RECORDER = ThreadPoolExecutor(1, thread_name_prefix="embedline-graphs")
+_ONE_AT_A_TIME = threading.Lock()
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +32,39 @@ class Graph:
     num_bytes: int  # of the device's memory, without the buffers that all graphs share
 
 
-def recorded(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> Graph:
-    """Record the kernels that `work` launches. Raises RuntimeError, including torch.OutOfMemoryError.
+def on_recorder(work: Callable[[], _Result]) -> _Result:
+    """Run something on the thread that records, after what it has to do, and wait for it.
 
-    Waits for the device, so recording takes some milliseconds.
+    Handles of libraries belong to threads, and some can't be made while a graph is recorded. So what is to be recorded
+    of a library for the first time is called here before.
     """
-    graph = torch.cuda.CUDAGraph()
-    try:
-        # "relaxed": other threads wait for events and free pinned memory meanwhile, and cuDNN may load a kernel.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
-            before = _memory_outside_torch()
-            work()
-    except RuntimeError:
-        # Before torch 2.12 the allocator does not learn that a recording is over if CUDA has called it invalid
-        # (https://github.com/pytorch/pytorch/pull/180395); from then on there is nothing to end.
-        with contextlib.suppress(RuntimeError, AttributeError):
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-        raise
-    return Graph(graph.replay, max(0, _memory_outside_torch() - before))
+    return _RECORDER.submit(work).result()
+
+
+def recorded(work: Callable[[], object], *, pool: Any = None, stream: torch.cuda.Stream | None = None) -> Graph:
+    """Record the kernels that `work` launches. Waits for the device, so recording takes some milliseconds.
+
+    Raises RuntimeError, including torch.OutOfMemoryError. The current stream and torch's allocator are then as before,
+    and calling kernels one by one goes on as if nothing had been; only the pool may be of no more use to new graphs.
+    """
+    with _ONE_AT_A_TIME:
+        graph = torch.cuda.CUDAGraph()
+        pool = torch.cuda.graph_pool_handle() if pool is None else pool
+        try:
+            here = torch.cuda.stream(torch.cuda.current_stream())  # torch leaves another where it can't end a recording
+            # "relaxed": other threads call CUDA meanwhile, and cuDNN may load a kernel.
+            with here, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
+                before = _memory_outside_torch()
+                work()
+        except Exception as error:
+            # Before torch 2.12 the allocator does not learn that a recording is over if CUDA has called it invalid
+            # (https://github.com/pytorch/pytorch/pull/180395); from then on there is nothing to end.
+            with contextlib.suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+            if isinstance(error, RuntimeError):
+                raise
+            raise RuntimeError(one_line(error)) from error  # of a compiler, for example
+        return Graph(graph.replay, max(0, _memory_outside_torch() - before))
 
 
 def _memory_outside_torch() -> int:
@@ -52,7 +76,8 @@ def _memory_outside_torch() -> int:
 class Graphs:
     """Keeps the most recently used CUDA graphs by shape, within limits of number and memory. Knows no CUDA.
 
-    Recording stops the device for tens of milliseconds, so only a shape that comes a second time is recorded.
+    Recording takes tens of milliseconds, and seconds where cuDNN makes its plans. So only a shape that comes a second
+    time is recorded, one at a time, on a thread of its own. Batches are computed call by call until it is done.
     """
 
     def __init__(
@@ -66,23 +91,32 @@ class Graphs:
         self._graphs: collections.OrderedDict[Shape, Graph] = collections.OrderedDict()  # last used is last
         self._seen_once: set[Shape] = set()
         self._unrecordable: set[Shape] = set()
+        self._recording: tuple[Shape, Future[Graph]] | None = None
 
     def find(self, shape: Shape) -> Graph | None:
         """The graph of a shape; None = compute it call by call."""
+        self._adopt()
         graph = self._graphs.get(shape)
         if graph is not None:
             self._graphs.move_to_end(shape)
         return graph
 
     def record_if_repeated(self, shape: Shape) -> None:
-        """Record this shape if it occurs again, unless it is recorded already or recording has failed."""
-        if shape in self._graphs or shape in self._unrecordable:
+        """Begin to record this shape if it occurs again, unless it is recorded already or recording has failed."""
+        if shape in self._graphs or shape in self._unrecordable or self._recording is not None:
             return
         if shape not in self._seen_once:
             self._seen_once.add(shape)
             return
+        self._recording = shape, _RECORDER.submit(self._record, shape)
+
+    def _adopt(self) -> None:
+        """Keep the graph that has been recorded meanwhile."""
+        if self._recording is None or not self._recording[1].done():
+            return
+        (shape, future), self._recording = self._recording, None
         try:
-            self._graphs[shape] = self._record(shape)
+            self._graphs[shape] = future.result()
         except RuntimeError as error:  # includes out of memory
             self._unrecordable.add(shape)
             logger.warning(

@@ -70,8 +70,8 @@ class Shapes:
     max_num_seqs: int
     max_seqlen: int
     has_token_types: bool  # whether the model has token types
-    # from a bucket for the longest sequence to the max_seqlen of attention kernels; None = they need none
-    kernel_max_seqlen: Callable[[int], int] | None = None
+    # from buckets for the longest sequence and for tokens to the max_seqlen of attention kernels; None = they need none
+    kernel_max_seqlen: Callable[[int, int], int] | None = None
 
     @property
     def largest(self) -> Shape:
@@ -96,15 +96,16 @@ class Shapes:
             num_seqs=num_seqs,
             num_tiles=max_num_tiles(num_tokens, num_seqs, block=block),
             block=block,
-            max_seqlen=self._kernel_max_seqlen(longest),
+            max_seqlen=self._kernel_max_seqlen(longest, num_tokens),
             has_types=self.has_token_types and batch.token_type_ids is not None,
             outputs=batch.outputs,
         )
 
-    def _kernel_max_seqlen(self, longest: int) -> int:
+    def _kernel_max_seqlen(self, longest: int, num_tokens: int) -> int:
         if self.kernel_max_seqlen is None:
             return self.max_seqlen
-        return min(self.kernel_max_seqlen(min(_at_least(longest, _SEQLEN_BUCKETS), self.max_seqlen)), self.max_seqlen)
+        bucket = min(_at_least(longest, _SEQLEN_BUCKETS), self.max_seqlen)
+        return min(self.kernel_max_seqlen(bucket, num_tokens), self.max_seqlen)
 
 
 @functools.lru_cache

@@ -7,8 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused.attention.choice import TILES, Candidate, ChosenAttend, candidates_for, choose
-from engine.fused.attention.torch_kernels import CudnnAttend, FlashAttend
+from engine.fused.attention import (
+    TILES,
+    AttentionChoice,
+    Candidate,
+    ChosenAttend,
+    Cost,
+    candidates_for,
+    choose,
+    cudnn_attend,
+    flash_attend,
+)
 from engine.fused.model.ops import AttentionRule, Inputs
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import LayerSpec
@@ -27,34 +36,39 @@ ALL = (TILES, FLASH, CUDNN)
 
 
 class Times:
-    """Seconds by name and length; what is not there takes one."""
+    """Seconds by name and length; what is not there takes one. host: those of calls, by name."""
 
-    def __init__(self, times: Mapping[tuple[str, int], float]) -> None:
+    def __init__(self, times: Mapping[tuple[str, int], float], **host: float) -> None:
         self.asked: list[tuple[str, int]] = []
         self._times = times
+        self._host = host
 
-    def __call__(self, candidate: Candidate, seqlen: int) -> float:
+    def __call__(self, candidate: Candidate, seqlen: int) -> Cost:
         self.asked.append((candidate.name, seqlen))
-        return self._times.get((candidate.name, seqlen), 1.0)
+        return Cost(self._times.get((candidate.name, seqlen), 1.0), self._host.get(candidate.name, 0.0001))
+
+
+def attend_for(choice: AttentionChoice, length: int, *, num_tokens: int = 16384, is_recorded: bool = True) -> object:
+    return choice.candidate(length, num_tokens, is_recorded=is_recorded).attend
 
 
 def test_the_fastest_is_chosen_by_length() -> None:
     times = Times({("flash", 512): 0.5, ("cudnn", 2048): 0.5, ("cudnn", 8192): 0.4, ("flash", 8192): 0.6})
     choice = choose(ALL, times, max_seqlen=32768)
-    assert [choice.attend_for(length) is marked for length in (1, 256, 257, 1024, 1025, 32768)] == [False] * 2 + [
+    assert [attend_for(choice, length) is marked for length in (1, 256, 257, 1024, 1025, 32768)] == [False] * 2 + [
         True
     ] * 4
-    assert choice.candidates == (TILES, FLASH, CUDNN)
-    assert choice.bounds == (256, 1024)
-    assert [choice.kernel_max_seqlen(length) for length in (1, 256, 512, 2048)] == [256, 256, 512, 2048]
+    assert choice.recorded.candidates == (TILES, FLASH, CUDNN)
+    assert choice.recorded.bounds == (256, 1024)
+    assert [choice.kernel_max_seqlen(length, 16384) for length in (1, 256, 512, 2048)] == [256, 256, 512, 2048]
     assert choice.note == "attention by tiles up to 256 tokens, flash up to 1024 tokens, cudnn above, measured at load"
 
 
 def test_tiles_win_ties() -> None:
     choice = choose(ALL, Times({("flash", 128): 0.96, ("cudnn", 512): 0.96}), max_seqlen=512)
-    assert choice.candidates == (TILES,)
-    assert choice.kernel_max_seqlen(1) == choice.kernel_max_seqlen(512) > 512
-    assert choice.attend_for(500) is None
+    assert choice.recorded.candidates == (TILES,)
+    assert choice.kernel_max_seqlen(1, 16384) == choice.kernel_max_seqlen(512, 16384) > 512
+    assert attend_for(choice, 500) is None
     assert choice.note == "attention by tiles, measured at load"
 
 
@@ -62,7 +76,7 @@ def test_tiles_win_ties() -> None:
 def test_what_cannot_or_is_wrong_is_never_chosen() -> None:
     never = {(name, length): math.inf for name in ("flash", "cudnn") for length in (128, 300)}
     times = Times({**never, ("tiles", 128): 9.0})
-    assert choose(ALL, times, max_seqlen=300).candidates == (TILES,)
+    assert choose(ALL, times, max_seqlen=300).recorded.candidates == (TILES,)
 
 
 def test_lengths_that_the_model_cannot_have_are_not_measured() -> None:
@@ -78,23 +92,52 @@ def test_nothing_is_measured_where_there_is_no_choice() -> None:
     times = Times({})
     choice = choose((TILES,), times, max_seqlen=512)
     assert times.asked == []
-    assert choice.attend_for(512) is None
-    assert choice.kernel_max_seqlen(1) == choice.kernel_max_seqlen(512)
+    assert attend_for(choice, 512) is None
+    assert choice.kernel_max_seqlen(1, 16384) == choice.kernel_max_seqlen(512, 16384)
 
 
 def test_what_attention_is_told_leads_to_the_same_choice() -> None:
     choice = choose(ALL, Times({("flash", 512): 0.5, ("cudnn", 8192): 0.4}), max_seqlen=32768)
-    assert choice.candidates == (TILES, FLASH, TILES, CUDNN)
+    assert choice.recorded.candidates == (TILES, FLASH, TILES, CUDNN)
     for length in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 32768):
-        rounded = choice.kernel_max_seqlen(length)
+        rounded = choice.kernel_max_seqlen(length, 16384)
         assert rounded >= length
-        assert choice.attend_for(rounded) is choice.attend_for(length)
+        assert attend_for(choice, rounded) is attend_for(choice, length)
+
+
+@pytest.mark.holds("Attention that keeps the host long runs only in graphs")
+def test_what_keeps_the_host_long_runs_only_in_graphs_of_large_batches() -> None:
+    times = Times({("cudnn", 2048): 0.5, ("cudnn", 8192): 0.4, ("flash", 8192): 0.6}, cudnn=0.042)
+    choice = choose(ALL, times, max_seqlen=32768)
+    assert choice.needs_graphs
+    assert choice.recorded.candidates == (TILES, CUDNN)
+    assert choice.called.candidates == (TILES, FLASH)
+    assert choice.candidate(8192, 16384, is_recorded=True) is CUDNN
+    assert choice.candidate(8192, 16384, is_recorded=False) is FLASH
+    assert choice.candidate(1500, 1536, is_recorded=True) is TILES
+    # what is called first and recorded later must be told the length in both cases
+    assert choice.kernel_max_seqlen(2048, 16384) == 2048
+    assert choice.kernel_max_seqlen(2048, 1536) == 4096
+    assert choice.kernel_max_seqlen(512, 16384) == 1024
+    assert choice.note == (
+        "attention by tiles up to 4096 tokens, flash above, measured at load; "
+        "in graphs of at least 2048 tokens by tiles up to 1024 tokens, cudnn above"
+    )
+
+
+def test_tiles_stay_however_long_their_calls_take() -> None:
+    choice = choose(ALL, Times({}, tiles=0.1), max_seqlen=512)
+    assert choice.called.candidates == (TILES,)
+    assert not choice.needs_graphs
 
 
 @pytest.mark.parametrize(("max_seqlen", "is_other"), [(100, False), (400, True)])
-def test_batches_go_to_what_was_chosen_for_their_length(max_seqlen: int, is_other: bool) -> None:
+def test_batches_go_to_what_was_chosen_for_their_length(
+    max_seqlen: int, is_other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = Case(lengths=(40, 3))
     choice = choose(ALL, Times({("flash", 512): 0.1}), max_seqlen=512)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     attend = ChosenAttend(choice, ReferenceOps())
     rows = attend(*case.views(), inputs_of(case, max_seqlen=max_seqlen), rule_of(case))
     assert bool((rows == 7).all()) == is_other
@@ -125,6 +168,6 @@ def test_operators_take_what_they_are_given() -> None:
     case = Case(lengths=(40, 3), num_heads=4, dtype=torch.bfloat16)
     query, key, value = (part.to("meta") for part in case.views())
     inputs, rule = inputs_of(case, max_seqlen=64), rule_of(case, is_causal=True)
-    assert FlashAttend()(query, key, value, inputs, rule).shape == query.shape
+    assert flash_attend(query, key, value, inputs, rule).shape == query.shape
     with pytest.raises(NotImplementedError, match="Meta tensors"):
-        CudnnAttend()(query, key, value, inputs, rule)
+        cudnn_attend(query, key, value, inputs, rule)

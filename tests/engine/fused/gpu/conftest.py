@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.fused import loading
-from engine.fused.attention.choice import TILES
+from engine.fused.attention import TILES
 
 HAS_GPU = torch.cuda.is_available()
 

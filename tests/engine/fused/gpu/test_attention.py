@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from engine.fused.attention.choice import TILES, Candidate, candidates_for, choose
-from engine.fused.attention.timing import GpuTiming
-from engine.fused.attention.torch_kernels import CudnnAttend, FlashAttend
+from engine.fused.attention import TILES, Candidate, candidates_for, choose, cudnn_attend, flash_attend
+from engine.fused.attention_timing import GpuTiming
 from engine.fused.kernels.attention import attend
 from engine.fused.kernels.ops import TritonOps
+from engine.fused.model.blocks import Attend
 from engine.fused.model.reference import ReferenceOps
 from tests.engine.fused.attention.cases import Case, inputs_of, rule_of, spec_of
 
@@ -55,12 +55,12 @@ def test_tiles_with_relative_biases() -> None:
     assert deviation(case, attend(*case.views(), case.tiles(), rule_of(case, reach=127)), reach=127) < 2e-3
 
 
-@pytest.mark.parametrize("other", [FlashAttend(), CudnnAttend()])
+@pytest.mark.parametrize("other", [flash_attend, cudnn_attend])
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("rule", [{}, {"is_causal": True}, {"window": 100}, {"is_causal": True, "window": 100}])
-def test_others(other: FlashAttend | CudnnAttend, heads: tuple[int, int, int], rule: dict[str, object]) -> None:
+def test_others(other: Attend, heads: tuple[int, int, int], rule: dict[str, object]) -> None:
     num_heads, num_kv_heads, head_dim = heads
-    is_cudnn = isinstance(other, CudnnAttend)
+    is_cudnn = other is cudnn_attend
     if is_cudnn and ("window" in rule or head_dim > 128 or torch.cuda.get_device_capability()[0] not in (9, 10)):
         pytest.skip("cuDNN is not asked for this")
     case = Case(
@@ -92,13 +92,12 @@ def test_tiles_are_recorded_with_tables_that_change() -> None:
     assert torch.allclose(rows[:200], expected[:200], atol=2e-3)
 
 
-@pytest.mark.parametrize("is_recorded", [False, True])
-def test_a_choice_is_made(is_recorded: bool) -> None:
+def test_a_choice_is_made() -> None:
     spec = spec_of(num_heads=16, num_kv_heads=8, head_dim=128, is_causal=True, scaling=128**-0.5)
     device = torch.device("cuda", torch.cuda.current_device())
-    timing = GpuTiming(spec, TritonOps(), torch.bfloat16, device, is_recorded=is_recorded)
-    assert 0 < timing(TILES, 512) < math.inf
-    assert 0 < timing(Candidate("flash", FlashAttend()), 512) < math.inf
+    timing = GpuTiming(spec, TritonOps(), torch.bfloat16, device)
+    assert 0 < timing(TILES, 512).device < math.inf
+    assert 0 < timing(Candidate("flash", flash_attend), 512).device < math.inf
     capability = torch.cuda.get_device_capability(device)
     choice = choose(candidates_for(spec, torch.bfloat16, capability, has_bias=False), timing, max_seqlen=8192)
     assert "measured at load" in choice.note

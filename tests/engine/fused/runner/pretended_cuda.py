@@ -5,6 +5,7 @@ recorded graph is the work itself, done again at each replay.
 """
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,21 +23,24 @@ class PretendedCuda:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
         self.recording_fails: Exception | None = None
+        self.records_calls = False  # whether work is called when it is recorded, as it really is
+        self.is_recording = False
         self.leaving: list[tuple[torch.Tensor, torch.Tensor]] = []  # where to, and what, until an event comes
         self.threads: set[int] = set()  # whose device has been set; that of the others is the first GPU
-        self._names = iter(("computing", "copying"))
+        self._names = itertools.cycle(("computing", "copying", "recording"))
         zeros, empty = torch.zeros, torch.empty
         monkeypatch.setattr(torch, "zeros", lambda *sizes, pin_memory=False, **kind: zeros(*sizes, **kind))
         monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **kind: empty(*sizes, **kind))
         stand_ins: dict[str, Any] = {
             "Stream": lambda _: Stream(next(self._names), self.events),
-            "Event": lambda: Event(self),
+            "Event": lambda blocking=False: Event(self),
             "stream": self._stream,
             "set_device": lambda _: self.threads.add(threading.get_ident()),
             "synchronize": lambda _: None,
             "empty_cache": lambda: self.events.append("empty cache"),
             "graph_pool_handle": lambda: (0, 1),
-            "mem_get_info": lambda _: (1 << 30, 2 << 30),
+            "is_current_stream_capturing": lambda: self.is_recording,
+            "mem_get_info": lambda _: (1 << 40, 2 << 40),
         }
         for name, stand_in in stand_ins.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -46,7 +50,8 @@ class PretendedCuda:
     @contextlib.contextmanager
     def _stream(self, stream: "Stream") -> Iterator[None]:
         assert threading.get_ident() in self.threads, "this thread's device is the first GPU"
-        self.events.append(f"on {stream.name}")
+        if stream.name != "recording":
+            self.events.append(f"on {stream.name}")
         yield
 
     def _copied_to_host(self, rows: torch.Tensor) -> torch.Tensor:
@@ -54,11 +59,15 @@ class PretendedCuda:
         self.leaving.append((host_rows, rows))
         return host_rows
 
-    def _recorded(self, work: Callable[[], None], pool: Any, stream: "Stream") -> Graph:
-        assert stream.name == "computing"
+    def _recorded(self, work: Callable[[], None], *, pool: Any, stream: "Stream") -> Graph:
+        assert stream.name == "recording"
         self.events.append("record")
         if self.recording_fails is not None:
             raise self.recording_fails
+        self.is_recording = self.records_calls
+        if self.records_calls:
+            work()
+        self.is_recording = False
 
         def replay() -> None:
             self.events.append("replay")

@@ -1,11 +1,12 @@
 """Which recorded graphs are kept, without a GPU: recording is made up."""
 
 import logging
+import threading
 
 import pytest
 import torch
 
-from engine.fused.runner.graphs import Graph, Graphs
+from engine.fused.runner.graphs import Graph, Graphs, on_recorder
 from engine.fused.runner.packing import Shape
 from engine.types import OutputKind
 
@@ -37,9 +38,11 @@ class Recorder:
 
 
 def record(graphs: Graphs, shape: Shape) -> None:
-    """Twice, for that is when it is recorded."""
+    """Twice, for that is when it is recorded, and until it is."""
     graphs.record_if_repeated(shape)
     graphs.record_if_repeated(shape)
+    on_recorder(int)
+    graphs.find(shape)
 
 
 def kept(graphs: Graphs, sizes: range) -> list[int]:
@@ -96,5 +99,25 @@ def test_what_can_not_be_recorded_is_tried_once_and_said(error: Exception, caplo
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert str(error) in caplog.text
     recorder.error = None
+    record(graphs, shape(32))
+    assert graphs.find(shape(32)) is not None
+
+
+def test_nobody_waits_for_a_recording() -> None:
+    gate, recorder = threading.Event(), Recorder()
+    record_at_once = recorder.record
+
+    def record_late(recorded: Shape) -> Graph:
+        assert gate.wait(60)
+        return record_at_once(recorded)
+
+    graphs = Graphs(record_late, settle=recorder.settle, max_num=3, max_bytes=1000)
+    for size in (16, 16, 32, 32):
+        graphs.record_if_repeated(shape(size))
+        assert graphs.find(shape(size)) is None
+    gate.set()
+    on_recorder(int)
+    assert recorder.recorded == [16]  # one at a time; the other has to come again
+    assert graphs.find(shape(16)) is not None
     record(graphs, shape(32))
     assert graphs.find(shape(32)) is not None

@@ -22,7 +22,11 @@ LIMITS = [
 
 
 def shapes(
-    max_num_tokens: int, max_num_seqs: int, max_seqlen: int, *, kernel_max_seqlen: Callable[[int], int] | None = None
+    max_num_tokens: int,
+    max_num_seqs: int,
+    max_seqlen: int,
+    *,
+    kernel_max_seqlen: Callable[[int, int], int] | None = None,
 ) -> Shapes:
     return Shapes(
         max_num_tokens=max_num_tokens,
@@ -33,7 +37,7 @@ def shapes(
     )
 
 
-def itself(max_seqlen: int) -> int:
+def itself(max_seqlen: int, num_tokens: int) -> int:
     """As for an attention that needs to know how long sequences are."""
     return max_seqlen
 
@@ -108,7 +112,7 @@ def test_only_what_tells_the_longest_sequence_has_shapes_by_it() -> None:
     assert [telling.of(batch_of([length])).max_seqlen for length in (1, 64, 65, 256, 257, 400)] == [
         64, 64, 128, 256, 400, 400,
     ]  # fmt: skip
-    partly = shapes(4096, 8, 400, kernel_max_seqlen=lambda max_seqlen: 150 if max_seqlen <= 150 else 1000)
+    partly = shapes(4096, 8, 400, kernel_max_seqlen=lambda max_seqlen, _: 150 if max_seqlen <= 150 else 1000)
     assert [partly.of(batch_of([length])).max_seqlen for length in (1, 64, 65, 256, 400)] == [150, 150, 150, 400, 400]
 
 
