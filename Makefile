@@ -8,7 +8,7 @@
 # PORT=8080  ARGS="--model-id X"   for `make serve`; ARGS also goes to pytest in `make test` and its kin
 # JOBS=2                           how many processes run tests side by side
 # ENGINE_PYTHON=python3            for `make test-tensorrt-llm`: a Python with tensorrt_llm, torch and transformers
-# GPU_PYTHON=python3 PART=kernels  for `make bench-gpu`: any Python with torch and Triton; ARGS="--fresh --out DIR"
+# GPU_PYTHON=python3 OUT=folder     for `make first-gpu` and its kin: any Python with torch, Triton and transformers
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -44,7 +44,7 @@ GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
 ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'import importlib.util as found, torch; \
 	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: help serve test test-all test-rest test-faults test-clients clients nightly bench bench-gpu test-gpu test-tensorrt-llm verify \
+.PHONY: help serve test test-all test-rest test-faults test-clients clients nightly bench first-gpu bench-gpu test-gpu test-tensorrt-llm verify \
 	docs proto check constraints fix clean
 
 help: ## list the commands
@@ -81,16 +81,26 @@ bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb $(LLAMA)/bin/llama-server ## eng
 	$(if $(QUICK),,$(BIN)/python -m benchmarks.peers --rounds 2 --write --infinity $(PEERS) --model bge-base)
 	$(BIN)/python -m benchmarks.beside_busy --rounds $(if $(QUICK),1,4) --write
 
-# Installs nothing. Each part takes at most 8 minutes and goes on where it was stopped.
-bench-gpu: ## what a GPU does: PART=ceilings, kernels, models or server (WHEELS=folder for what the server lacks)
-	@test -n "$(PART)" || { echo "which part? make bench-gpu PART=ceilings|kernels|models|server"; exit 2; }
-	@test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
-	$(if $(WHEELS),WHEELS=$(WHEELS)) $(GPU_PYTHON) -m benchmarks.gpu $(PART) $(ARGS)
+# Installs nothing. A run goes on where it was stopped, in the same folder or from a CSV of it.
+GPU_BENCH = $(if $(WHEELS),WHEELS=$(WHEELS)) $(GPU_PYTHON) -m benchmarks.gpu --out "$(OUT)" $(if $(RESUME),--resume "$(RESUME)")
+HAS_GPU = @test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
+HAS_OUT = @test -n "$(OUT)" || { echo "where to? OUT=folder"; exit 2; }
+
+first-gpu: ## tests, ceilings, kernels and models on a GPU in 8 minutes (OUT=folder, RESUME=csv, GPU_PYTHON=)
+	$(HAS_OUT)
+	$(HAS_GPU)
+	$(GPU_BENCH) $(ARGS)
+
+bench-gpu: ## some of it: PARTS="models server" (WHEELS=folder for what the server lacks, ARGS="--models 8B --ways fp8")
+	@test -n "$(PARTS)" || { echo "what? PARTS= of tests, ceilings, attention, kernels, models, cold-starts, server"; exit 2; }
+	$(HAS_OUT)
+	$(HAS_GPU)
+	$(GPU_BENCH) $(PARTS) $(ARGS)
 
 # Installs nothing, and needs of pytest's plugins none but xdist; tests/engine/fused/gpu/conftest.py says why it stands alone.
 GPU_PYTEST = -m pytest -c /dev/null --rootdir . --confcutdir tests/engine/fused/gpu --import-mode=importlib -p no:cacheprovider
 test-gpu: ## the tests that need a GPU (GPU_PYTHON=, ARGS="-k attention")
-	@test -n "$(GPU_PYTHON)" || { echo "no Python here has a torch that sees a GPU; GPU_PYTHON= names one"; exit 1; }
+	$(HAS_GPU)
 	$(GPU_PYTHON) $(GPU_PYTEST) -n 8 tests/engine/fused/gpu $(ARGS)
 
 # Installs nothing. A model of one's own is named by MODEL=folder.

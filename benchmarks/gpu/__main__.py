@@ -1,87 +1,130 @@
-"""Measures a GPU and what the fused engine makes of it, part by part; each goes on where it was stopped.
+"""Measures a GPU and what the fused engine makes of it, step by step, each in a process of its own.
 
-    python -m benchmarks.gpu ceilings|kernels|models|server [--fresh] [--out DIR]
+    python -m benchmarks.gpu [part ...] --out DIR
 
-Installs nothing, fetches nothing, needs no weights: any Python with torch and Triton will do. `--device cpu --tiny`
-runs the same code at toy sizes in seconds, to check it.
+Without a part it is what a first GPU is asked: tests, ceilings, attention, kernels, and models with their profiles, in
+at most 8 minutes. The same command goes on where it was stopped, also from a CSV that was carried (--resume FILE).
+Installs nothing, fetches nothing, needs no weights. `--device cpu --tiny` runs the same code at toy sizes.
 """
 
 import argparse
 import datetime
 import importlib
+import itertools
 import os
+import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-
+from benchmarks.gpu import plan, report
 from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
+from benchmarks.gpu.card import described
 from benchmarks.gpu.clock import clock_of
-from benchmarks.gpu.machine import name_of, slug_of
-from benchmarks.gpu.rows import Rows
-from benchmarks.gpu.written import finish
+from benchmarks.gpu.plan import FIRST, FIRST_MODELS, MODELS, PARTS
+from benchmarks.gpu.rows import Figure, Key, Rows
+from benchmarks.gpu.shapes import MODELS as SHAPES
+from benchmarks.gpu.shapes import TINY, TINY_QWEN3, Shape
+from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS, WAYS
 from benchmarks.measuring.report import RESULTS
+from engine.machine import cuda_driver
 
 # part -> the modules whose `run(bench)` are its measurements, in this order
-_PARTS = {
-    "ceilings": ("ceilings", "gemms"),
-    "kernels": ("attention", "kernels"),
-    "models": ("models", "cold_start"),
-    "server": ("server",),
+_MODULES = {
+    plan.CEILINGS: ("ceilings", "gemms"),
+    plan.ATTENTION: ("attention",),
+    plan.KERNELS: ("kernels",),
+    plan.COLD_STARTS: ("cold_start",),
+    plan.SERVER: ("server",),
 }
+_TOY_MODELS = ((TINY_QWEN3, FP8), (TINY_QWEN3, BF16), (TINY_QWEN3, SENTENCE_TRANSFORMERS))
+_LOST = 3  # the exit code of a process that lost its device
+_SECONDS = 450.0  # beside them: the grace of the last step, and the report
 
 
 def main() -> None:
-    arguments = _arguments()
-    bench = _bench(arguments)
-    stopped = ""
-    try:
-        for module in _PARTS[arguments.part]:
-            importlib.import_module(f"benchmarks.gpu.{module}").run(bench)
-    except TimeUp:
-        stopped = f"{arguments.seconds:.0f} s are over; the same command goes on from here"
-    except BrokenDevice as error:
-        print(f"the device is lost to this process ({error}); another goes on behind it", flush=True)
-        begin_again(bench)
-    finish(bench, arguments.part, stopped=stopped)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=_PARTS)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: a check of this code, not a measurement")
-    parser.add_argument("--fresh", action="store_true", help="begin anew, dropping this part's rows of today")
-    parser.add_argument("--seconds", type=float, default=480.0, help="after which the part stops (480)")
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # the same for a process that takes over
-    parser.add_argument("--out", type=Path, help="where CSV and report go (benchmarks/results)")
+    parser = _parser()
     arguments = parser.parse_args()
+    if arguments.step:
+        _run_step(arguments)
+        return
     if arguments.device == "cpu" and not arguments.tiny:
         parser.error("--device cpu is for --tiny alone: there is nothing to learn from a CPU here")
-    if arguments.device != "cpu" and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA GPU; --device cpu --tiny checks this code without one")
-    return arguments
+    if arguments.device != "cpu" and not cuda_driver.find().gpus:
+        parser.error("there is no CUDA GPU; --device cpu --tiny checks this code without one")
+    deadline = time.monotonic() + arguments.seconds
+    path, machine = _rows(arguments)
+    steps = plan.steps_of(arguments.parts or FIRST, _models(arguments))
+    fixed = ["--rows", str(path), "--machine", machine, "--device", arguments.device, *["--tiny"] * arguments.tiny]
+    troubles = plan.run_all(steps, [sys.executable, "-m", "benchmarks.gpu", *fixed], deadline=deadline)
+    report.finish(Rows(path, machine=machine), troubles, is_tiny=arguments.tiny)
 
 
-def _bench(arguments: argparse.Namespace) -> Bench:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of: {', '.join(PARTS)}")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="parts of names: 8B 0.6B bge-m3 MiniLM")
+    parser.add_argument("--ways", nargs="+", metavar="WAY", help=f"parts of names: {', '.join(WAYS)}")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--tiny", action="store_true", help="toy sizes: a check of this code, not a measurement")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help=f"for all steps together ({_SECONDS:.0f})")
+    parser.add_argument("--out", type=Path, help="where CSV, report and the tests' log go (benchmarks/results)")
+    parser.add_argument("--resume", type=Path, help="a CSV of an earlier run, whose rows are not measured again")
+    for hidden, kind in (("--rows", Path), ("--machine", str), ("--until", float)):
+        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--step", nargs=3, help=argparse.SUPPRESS)
+    return parser
+
+
+def _models(arguments: argparse.Namespace) -> list[tuple[Shape, str]]:
+    """Those of the first run unless others are named."""
+    firsts = _TOY_MODELS if arguments.tiny else FIRST_MODELS
+    if not arguments.models and not arguments.ways:
+        return list(firsts)
+    shapes = TINY if arguments.tiny else SHAPES
+    asked = [one for name in arguments.models or [""] for one in shapes if name in one.name]
+    ways = [one for name in arguments.ways or [FP8, BF16] for one in WAYS if one.startswith((name, f"fused {name}"))]
+    if not asked or not ways:
+        raise SystemExit(f"models are {', '.join(one.name for one in shapes)}; ways are {', '.join(WAYS)}")
+    return list(itertools.product(asked, ways))
+
+
+def _rows(arguments: argparse.Namespace) -> tuple[Path, str]:
     """A toy run's rows stay out of the results unless somebody says where they shall go."""
-    clock = clock_of(arguments.device)
     folder = arguments.out or (Path(tempfile.mkdtemp(prefix="embedline-toy-")) if arguments.tiny else RESULTS)
-    slug = slug_of(clock.device, is_tiny=arguments.tiny)
-    path = folder / f"gpu-{arguments.part}_{slug}_{datetime.date.today().isoformat()}.csv"
-    machine = name_of(clock.device, is_tiny=arguments.tiny)
-    rows = Rows(path, machine=machine, fresh=arguments.fresh and arguments.until is None)
-    deadline = arguments.until or time.monotonic() + arguments.seconds
-    return Bench(clock, rows, arguments.tiny, deadline)
+    folder.mkdir(parents=True, exist_ok=True)
+    number = int(arguments.device.partition(":")[2] or 0)
+    machine = report.TOY if arguments.tiny else cuda_driver.find().gpus[number].name
+    slug = "toy-not-a-measurement" if arguments.tiny else report.slug_of(machine)
+    path = Path(folder, f"gpu_{slug}_{datetime.date.today().isoformat()}.csv")
+    if arguments.resume is not None and not path.exists():
+        shutil.copyfile(arguments.resume, path)
+    return path.resolve(), machine
 
 
-def begin_again(bench: Bench) -> None:
-    """In place of this process, whose CUDA context no call can mend. The row that broke it is written already."""
-    sys.stdout.flush()
-    words = [word for word in sys.argv[1:] if not word.startswith("--until=")]
-    os.execv(sys.executable, [sys.executable, "-m", "benchmarks.gpu", *words, f"--until={bench.deadline}"])
+def _run_step(arguments: argparse.Namespace) -> None:
+    """In a process of its own."""
+    part, model, way = arguments.step
+    rows = Rows(arguments.rows, machine=arguments.machine)
+    if part == plan.TESTS:
+        num_processes = 2 if arguments.tiny else min(8, os.cpu_count() or 1)
+        log = arguments.rows.with_name("gpu-tests.txt")
+        plan.run_tests(rows, log, num_processes=num_processes, until=arguments.until)
+        return
+    bench = Bench(clock_of(arguments.device), rows, arguments.tiny, arguments.until)
+    rows.add(Key("machine", part, way, model), [Figure("run", rows.run, "", described(bench.clock.device))])
+    try:
+        if part == MODELS:
+            shape = next(one for one in (*SHAPES, *TINY) if one.name == model)
+            importlib.import_module("benchmarks.gpu.model").run(bench, shape, way)
+        for module in _MODULES.get(part, ()):
+            importlib.import_module(f"benchmarks.gpu.{module}").run(bench)
+    except TimeUp:
+        print("its time is up; the same command goes on from here", flush=True)
+    except BrokenDevice as error:
+        print(f"the device is lost to this process ({error})", flush=True)
+        os._exit(_LOST)  # what would tidy up would only fail
 
 
 if __name__ == "__main__":

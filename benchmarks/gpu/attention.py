@@ -39,7 +39,7 @@ class HeadShape:
         return f"D={self.head_dim} N={self.num_heads} H={self.num_kv_heads}"
 
 
-_HEADS = (HeadShape(16, 8, 128), HeadShape(32, 8, 128), HeadShape(16, 16, 64), HeadShape(12, 12, 32))
+_HEADS = (HeadShape(32, 8, 128), HeadShape(16, 8, 128), HeadShape(16, 16, 64), HeadShape(12, 12, 32))
 _SEQLENS = (512, 128, 8192, 32, 2048)
 _TINY_HEADS, _TINY_SEQLENS, _TINY_NUM_TOKENS = (HeadShape(4, 2, 16),), (24,), 48
 

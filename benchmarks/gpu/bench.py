@@ -10,6 +10,7 @@ from benchmarks.gpu.clock import Clock
 from benchmarks.gpu.rows import FAILED, Figure, Key, Rows
 
 _MAX_REASON = 200  # characters
+_MAX_BEGUN = 2  # times that something is begun which ends the process
 
 
 class TimeUp(Exception):
@@ -38,11 +39,13 @@ class Bench:
         if key in self.rows and not again:
             return
         self.check_time()
+        if self.rows.num_begun(key) >= _MAX_BEGUN and not again:
+            self.rows.fail(key, f"the process ended in it, {_MAX_BEGUN} times")
+            return
         try:
-            figures = list(work())
+            figures = self.rows.add(key, work())
         except Exception as error:  # one candidate must not take the others along
-            figures = [Figure(FAILED, float("nan"), "", one_line(error))]
-        self.rows.add(key, figures)
+            figures = [self.rows.fail(key, one_line(error))]
         print(f"{key}: " + ", ".join(map(_shown, figures)), flush=True)
         self._check_device()
 

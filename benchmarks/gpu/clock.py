@@ -5,11 +5,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from benchmarks.gpu.smi import Load, watched
+from benchmarks.gpu.card import Load, watched
 from engine.fused.runner.graphs import Graph, on_recorder, recorded
 
 Call = Callable[[], object]
@@ -30,6 +30,18 @@ class Clock(Protocol):
 
     def sample(self, call: Call, *, num: int) -> list[float]:
         """Seconds that each of so many calls took the device, one after the other."""
+        ...
+
+    def mark(self) -> Any:
+        """This moment in the device's work."""
+        ...
+
+    def between(self, before: Any, after: Any) -> float:
+        """Seconds from one mark to another, once the device has passed both."""
+        ...
+
+    def keep_busy(self, cycles: int) -> None:
+        """For so long the device does nothing else, and the host can run ahead."""
         ...
 
     def graph(self, call: Call) -> Call:
@@ -58,6 +70,20 @@ class GpuClock:
             event.record()
         self.synchronize()
         return [1e-3 * before.elapsed_time(after) for before, after in itertools.pairwise(events)]
+
+    def mark(self) -> Any:
+        """See Clock."""
+        event = gpu_event()
+        event.record()
+        return event
+
+    def between(self, before: Any, after: Any) -> float:
+        """See Clock."""
+        return 1e-3 * float(before.elapsed_time(after))
+
+    def keep_busy(self, cycles: int) -> None:
+        """See Clock."""
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
     def graph(self, call: Call) -> Call:
         """See Clock."""
@@ -94,6 +120,17 @@ class CpuClock:
             call()
             times.append(time.perf_counter())
         return [after - before for before, after in itertools.pairwise(times)]
+
+    def mark(self) -> Any:
+        """See Clock."""
+        return time.perf_counter()
+
+    def between(self, before: Any, after: Any) -> float:
+        """See Clock."""
+        return float(after - before)
+
+    def keep_busy(self, cycles: int) -> None:
+        """See Clock."""
 
     def graph(self, call: Call) -> Call:
         """See Clock."""

@@ -1,19 +1,23 @@
 """The fused engine's parts put together in memory around a random model, without folder, gate or cache."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.random_models import RandomModel
+from benchmarks.gpu.random_models import RandomModel, build
+from benchmarks.gpu.shapes import Shape
+from benchmarks.gpu.targets import FP8
 from engine.fused.adapters import ADAPTERS
 from engine.fused.assembly import ModelCompute
 from engine.fused.attention import AttentionChoice, ChosenAttend, candidates_for, choose
 from engine.fused.attention_timing import GpuTiming
 from engine.fused.checkpoint.fuse import FusedWeights
 from engine.fused.checkpoint.tensors import ModuleCheckpoint
-from engine.fused.model.blocks import Blocks, Weights
+from engine.fused.model.blocks import Attend, Blocks, Weights
 from engine.fused.model.forwards import forward_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.spec import Spec
@@ -26,6 +30,15 @@ from engine.types import Batch, OutputKind
 MAX_NUM_SEQS = 4096
 
 _NUM_TOKENS = 16_384  # of the largest batch
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a forward is made of."""
+
+    ops: Ops
+    weights: Weights
+    attend: Attend | None  # None = by tiles
 
 
 class FusedModel:
@@ -50,9 +63,8 @@ class FusedModel:
             QuantizableLinears(self.weights.linears, plain=source.linear).set(eligible(self.spec))
         self.ops = ops_for(model.device)
         self.attention = _attention_of(model, self.spec, self.ops)
-        attend = None if self.attention is None else ChosenAttend(self.attention, self.ops)
-        blocks = Blocks(self.spec, self.weights, self.ops, attend=attend)
-        self.compute = ModelCompute(forward_of(blocks), self.ops, pooling=model.shape.pooling, modules=RowModules())
+        self.attend = None if self.attention is None else ChosenAttend(self.attention, self.ops)
+        self.compute = self.compute_by(Parts(self.ops, self.weights, self.attend))
         self.packer = Packer(
             vocab_size=model.shape.vocab_size,
             num_types=0,
@@ -66,6 +78,16 @@ class FusedModel:
             has_token_types=False,
             kernel_max_seqlen=None if self.attention is None else self.attention.kernel_max_seqlen,
         )
+
+    @property
+    def note(self) -> str:
+        """How it attends."""
+        return "" if self.attention is None else self.attention.note
+
+    def compute_by(self, parts: Parts) -> ModelCompute:
+        """The forward, made of these."""
+        forward = forward_of(Blocks(self.spec, parts.weights, parts.ops, attend=parts.attend))
+        return ModelCompute(forward, parts.ops, pooling=self.shape.pooling, modules=RowModules())
 
     def packed(self, batch: Batch) -> tuple[Tensor, BatchShape]:
         """A batch's block on the device."""
@@ -87,6 +109,25 @@ class FusedModel:
     def rows(self, batch: Batch) -> Tensor:
         """float32 [B, D]."""
         return self.call(batch)()[: batch.num_seqs].float()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and a way to run it; its forms are made when they are asked for first, and kept."""
+
+    shape: Shape
+    way: str
+    device: torch.device
+
+    @cached_property
+    def model(self) -> RandomModel:
+        """As transformers has it."""
+        return build(self.shape, self.device)
+
+    @cached_property
+    def fused(self) -> FusedModel:
+        """The fused engine's, at the way's precision."""
+        return FusedModel(self.model, is_fp8=self.way == FP8)
 
 
 def ops_for(device: torch.device) -> Ops:

@@ -17,13 +17,13 @@ import numpy as np
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import Call
 from benchmarks.gpu.engines import TimedDevice, engine_of
+from benchmarks.gpu.fused_models import Subject
 from benchmarks.gpu.other_models import SentenceTransformers
 from benchmarks.gpu.random_models import NUM_SPECIAL, batch_of
 from benchmarks.gpu.rows import Figure, Key
 from benchmarks.gpu.shapes import Shape
-from benchmarks.gpu.subject import Subject
-from benchmarks.gpu.targets import BF16, FP8
-from benchmarks.gpu.throughput import SENTENCE_TRANSFORMERS
+from benchmarks.gpu.targets import SENTENCE_TRANSFORMERS, TRANSFORMERS
+from benchmarks.gpu.throughput import note_ratios
 from embedline.bench.summary import percentile
 from engine.types import Batch, Engine, EngineError, OutputKind
 
@@ -49,14 +49,17 @@ class Ran:
 
 
 def run(bench: Bench, subject: Subject) -> None:
-    """sentence-transformers, then ours at both precisions."""
-    shape = subject.shape
-    keys = {way: Key(KIND, shape.name, way, LENGTHS) for way in (SENTENCE_TRANSFORMERS, BF16, FP8)}
-    if bench.are_missing(keys.values()):
-        texts = sequences_of(shape, num=_TINY_NUM_TEXTS if bench.is_tiny else _NUM_TEXTS)
-        bench.measure(keys[SENTENCE_TRANSFORMERS], partial(_library, subject, texts[:_NUM_TEXTS_OF_OTHERS]))
-        for way in (BF16, FP8):
-            bench.measure(keys[way], partial(_engine, bench, subject, texts, way))
+    """sentence-transformers, or ours."""
+    shape, way = subject.shape, subject.way
+    if way == TRANSFORMERS:
+        return
+    texts = sequences_of(shape, num=_TINY_NUM_TEXTS if bench.is_tiny else _NUM_TEXTS)
+    is_ours = way != SENTENCE_TRANSFORMERS
+    work = (
+        partial(_engine, bench, subject, texts) if is_ours else partial(_library, subject, texts[:_NUM_TEXTS_OF_OTHERS])
+    )
+    bench.measure(Key(KIND, shape.name, way, LENGTHS), work)
+    note_ratios(bench, KIND, shape, LENGTHS)
 
 
 def sequences_of(shape: Shape, *, num: int) -> list[list[int]]:
@@ -68,13 +71,15 @@ def sequences_of(shape: Shape, *, num: int) -> list[list[int]]:
 
 
 def _library(subject: Subject, texts: Sequences) -> Iterator[Figure]:
-    num_tokens = sum(map(len, texts))
+    num_tokens, rates = sum(map(len, texts)), []
     for batch_size in _BATCH_SIZES:
         library = SentenceTransformers(subject.model, batch_size=batch_size)
         call = library.call(texts)
         warm_up = _timed(call)
         seconds = min(_timed(call) for _ in range(1 if warm_up > _SECONDS else 3))
-        yield Figure(f"rate in batches of {batch_size}", num_tokens / seconds, "tokens/s", "tokenizing included")
+        rates.append(num_tokens / seconds)
+        yield Figure(f"rate in batches of {batch_size}", rates[-1], "tokens/s", "tokenizing included")
+    yield Figure("rate", max(rates), "tokens/s")
 
 
 def _timed(call: Call) -> float:
@@ -83,10 +88,10 @@ def _timed(call: Call) -> float:
     return time.perf_counter() - began
 
 
-def _engine(bench: Bench, subject: Subject, texts: Sequences, way: str) -> Iterator[Figure]:
+def _engine(bench: Bench, subject: Subject, texts: Sequences) -> Iterator[Figure]:
     most = _TINY_MAX_NUM_TOKENS if bench.is_tiny else _MAX_NUM_TOKENS
     with TemporaryDirectory() as folder:
-        engine, device = engine_of(subject.model, subject.fused(way), Path(folder), max_num_tokens=most)
+        engine, device = engine_of(subject.model, subject.fused, Path(folder), max_num_tokens=most)
     batches = packed(texts, max_num_tokens=most)
     drive(engine, batches, seconds=0.0)  # warm-up: each shape is computed and recorded once
     ran = drive(engine, batches, seconds=bench.sized(_SECONDS, 0.02), device=device)
@@ -94,20 +99,11 @@ def _engine(bench: Bench, subject: Subject, texts: Sequences, way: str) -> Itera
     alone(engine, query)  # warm-up: records its graph
     lone = sorted(alone(engine, query) for _ in range(num_alone))
     engine.close()
-    rate = ran.num_tokens / ran.seconds
-    yield Figure("rate", rate, "tokens/s")
+    yield Figure("rate", ran.num_tokens / ran.seconds, "tokens/s")
     if ran.idle_share is not None:
         yield Figure("device idle", ran.idle_share, "")
     yield Figure("lone query p50", 1e3 * percentile(lone, 50), "ms", f"of {_ALONE_SEQLEN} tokens, copies included")
     yield Figure("lone query p99", 1e3 * percentile(lone, 99), "ms")
-    theirs = [
-        row.figure.value
-        for row in bench.rows.of_kind(KIND)
-        if (row.key.subject, row.key.precision) == (subject.shape.name, SENTENCE_TRANSFORMERS)
-        and row.figure.metric.startswith("rate in")
-    ]
-    if theirs:
-        yield Figure("times sentence-transformers", rate / max(theirs), "")
 
 
 def alone(engine: Engine, batch: Batch) -> float:

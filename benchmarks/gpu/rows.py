@@ -1,11 +1,16 @@
-"""The CSV of one part: a row a figure, written as soon as it is known, read again when a part is taken up again."""
+"""The CSV of all parts: a line a figure, written as soon as it is known, read again when a part is taken up again."""
 
 import csv
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 FAILED = "failed"  # the metric of what could not be measured; its note says why
+BEGUN, TOOK = "begun", "took"  # the first and the last line of what is measured: seconds of the clock, seconds
+
+_NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +51,43 @@ HEADER = ("machine", "run", "kind", "subject", "precision", "shape", "metric", "
 class Rows:
     """All rows of a file, and the way to add to it."""
 
-    def __init__(self, path: Path, *, machine: str, fresh: bool = False) -> None:
-        """`machine` stands in every row, so that none is ever taken for another machine's."""
+    def __init__(self, path: Path, *, machine: str) -> None:
+        """`machine` stands in every row, and what is another machine's is not read."""
         self.path = path
         self._machine = machine
-        if fresh:
-            path.unlink(missing_ok=True)
         if path.exists():
             _mend(path)
-        self._rows = list(_read(path)) if path.exists() else []
-        self._done = {row.key for row in self._rows}
+        self._rows = list(_read(path, machine)) if path.exists() else []
         self.run = 1 + max((row.run for row in self._rows), default=0)
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._done
+        """Whether it was measured to its end, or failed."""
+        return any(row.key == key and row.figure.metric in (TOOK, FAILED) for row in self._rows)
 
     def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows)
+        """What was measured; what a process that ended left behind is among it."""
+        return (row for row in self._rows if row.figure.metric not in (BEGUN, TOOK))
 
-    def add(self, key: Key, figures: Iterable[Figure]) -> None:
-        """All figures of a key, in one write: it is in the file as a whole or not at all."""
-        rows = [Row(self.run, key, figure) for figure in figures]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        is_new = not self.path.exists()
-        with self.path.open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerows(([HEADER] if is_new else []) + [self._cells(row) for row in rows])
-        self._rows += rows
-        self._done.add(key)
+    def num_begun(self, key: Key) -> int:
+        """How often."""
+        return Counter(row.key for row in self._rows if row.figure.metric == BEGUN)[key]
+
+    def add(self, key: Key, figures: Iterable[Figure]) -> list[Figure]:
+        """Each is in the file before the next one is computed; all of them."""
+        began = time.monotonic()
+        self._write(key, Figure(BEGUN, time.time(), "s"))
+        added = []
+        for figure in figures:
+            self._write(key, figure)
+            added.append(figure)
+        self._write(key, Figure(TOOK, time.monotonic() - began, "s"))
+        return added
+
+    def fail(self, key: Key, why: str) -> Figure:
+        """Beside whatever was measured of it before."""
+        figure = Figure(FAILED, _NAN, "", why)
+        self._write(key, figure)
+        return figure
 
     def value(self, key: Key, metric: str, *, run: int | None = None) -> float | None:
         """The last that was measured (in that run, where one is named); None where there is none."""
@@ -86,30 +100,31 @@ class Rows:
 
     def of_kind(self, *kinds: str) -> list[Row]:
         """In the order in which they were measured."""
-        return [row for row in self._rows if row.key.kind in kinds]
+        return [row for row in self if row.key.kind in kinds]
 
-    def _cells(self, row: Row) -> list[object]:
-        key, figure = row.key, row.figure
-        cells = (self._machine, row.run, key.kind, key.subject, key.precision, key.shape)
-        return [*cells, figure.metric, repr(figure.value), figure.unit, figure.note]
+    def _write(self, key: Key, figure: Figure) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not self.path.exists()
+        cells = (self._machine, self.run, key.kind, key.subject, key.precision, key.shape)
+        with self.path.open("a", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            if is_new:
+                writer.writerow(HEADER)
+            writer.writerow([*cells, figure.metric, repr(figure.value), figure.unit, figure.note])
+        self._rows.append(Row(self.run, key, figure))
 
 
 def _mend(path: Path) -> None:
-    """Take off what a killed process did not finish: the line, and the lines before it that are of the same key."""
+    """Take off the line that a killed process did not finish."""
     lines = path.read_text().splitlines(keepends=True)
-    if not lines or lines[-1].endswith("\n"):
-        return
-    whole = list(csv.reader(lines[:-1]))
-    num_kept = len(whole)
-    while num_kept > 1 and whole[num_kept - 1][1:6] == whole[-1][1:6]:
-        num_kept -= 1
-    path.write_text("".join(lines[:num_kept]))
+    if lines and not lines[-1].endswith("\n"):
+        path.write_text("".join(lines[:-1]))
 
 
-def _read(path: Path) -> Iterator[Row]:
+def _read(path: Path, machine: str) -> Iterator[Row]:
     with path.open(newline="") as file:
         for line in csv.reader(file):
-            if len(line) != len(HEADER) or tuple(line) == HEADER:
+            if len(line) != len(HEADER) or line[0] != machine:
                 continue
             _, run, kind, subject, precision, shape, metric, value, unit, note = line
             yield Row(int(run), Key(kind, subject, precision, shape), Figure(metric, float(value), unit, note))

@@ -43,7 +43,7 @@ class Shape:
         return {
             "qkv": ((self.num_heads + 2 * self.num_kv_heads) * self.head_dim, h),
             "o": (h, attended),
-            "up": ((2 if self.is_gated else 1) * self.intermediate_size, h),
+            "gate_up": ((2 if self.is_gated else 1) * self.intermediate_size, h),
             "down": (h, self.intermediate_size),
         }
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from benchmarks.gpu.machine import TOY
 from benchmarks.gpu.rows import FAILED, Key, Row, Rows
 from benchmarks.gpu.targets import TARGETS, Target
 from benchmarks.measuring.report import Table
@@ -13,14 +12,13 @@ NOT_MEASURED = "not measured"
 
 def tables(rows: Rows) -> list[Table]:
     """A table for each kind, in the order in which they were measured."""
-    return [_table(kind, rows.of_kind(kind)) for kind in dict.fromkeys(row.key.kind for row in rows)]
+    kinds = dict.fromkeys(row.key.kind for row in rows if row.key.kind != "machine")
+    return [_FORMS.get(kind, _table)(kind, rows.of_kind(kind)) for kind in kinds]
 
 
 def target_table(rows: Rows, *, is_tiny: bool, targets: Sequence[Target] = TARGETS) -> Table:
-    """The targets of the kinds that were measured. Toy sizes reach nothing and miss nothing."""
-    kinds = {row.key.kind for row in rows}
-    lines = [_target_line(target, rows, is_tiny=is_tiny) for target in targets if target.kind in kinds]
-    return Table("What had to be reached", lines)
+    """All targets. Toy sizes reach nothing and miss nothing."""
+    return Table("What had to be reached", [_target_line(target, rows, is_tiny=is_tiny) for target in targets])
 
 
 def _target_line(target: Target, rows: Rows, *, is_tiny: bool) -> dict[str, object]:
@@ -55,6 +53,34 @@ def _table(kind: str, rows: Sequence[Row]) -> Table:
     return Table(kind, [_without_empty(line, lines.values()) for line in lines.values()])
 
 
+def _grid(kind: str, rows: Sequence[Row]) -> Table:
+    """Products by their rate at each precision; what no library computes is refused."""
+    lines: dict[tuple[str, str], dict[str, object]] = {}
+    for row in rows:
+        key, figure = row.key, row.figure
+        line = lines.setdefault((key.subject, key.shape), {"product": key.subject, "size": key.shape})
+        if figure.metric == "rate":
+            line[f"{key.precision} TFLOP/s"] = short(figure.value)
+        elif figure.metric == FAILED:
+            line[f"{key.precision} TFLOP/s"] = "refused"
+            line["notes"] = f"{key.precision}: {figure.note}"
+    return Table(kind, [_without_empty(line, lines.values()) for line in lines.values()])
+
+
+def _list(kind: str, rows: Sequence[Row]) -> Table:
+    """A line a figure."""
+    lines: list[dict[str, object]] = [
+        {
+            "what": str(row.key).removeprefix(f"{kind} "),
+            "": row.figure.metric,
+            "measured": f"{short(row.figure.value)} {row.figure.unit}",
+            "notes": row.figure.note,
+        }
+        for row in rows
+    ]
+    return Table(kind, lines)
+
+
 def _without_empty(line: dict[str, object], lines: Iterable[dict[str, object]]) -> dict[str, object]:
     """Columns in which no line has anything are left out; notes come last."""
     used = {name for one in lines for name, value in one.items() if value != ""}
@@ -72,8 +98,4 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def warning(*, is_tiny: bool) -> list[str]:
-    """What stands above everything of a toy run."""
-    return [f"**{TOY.upper()}. The numbers below check the code of this benchmark and say nothing of any speed.**"] * (
-        is_tiny
-    )
+_FORMS = {"gemm": _grid, "profile": _list}

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import __main__ as main
-from benchmarks.gpu import machine, mixed, smi
+from benchmarks.gpu import card, mixed, report
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.clock import CpuClock, hold, median_seconds
 from benchmarks.gpu.kernel_cases import cases
@@ -23,15 +22,17 @@ from benchmarks.gpu.random_models import batch_of, save_tokenizer, text_of
 from benchmarks.gpu.rows import FAILED, Rows
 from benchmarks.gpu.server import unpacked
 from benchmarks.gpu.shapes import TINY_BERT
-from benchmarks.gpu.targets import CACHED, FP8
-from tests.tiers import full
+from benchmarks.gpu.targets import CACHED, FP8, SENTENCE_TRANSFORMERS
+from tests.benchmarks.bare_python import bare_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_part(part: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.gpu", part, "--device", "cpu", "--tiny", "--out", str(out), *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+def run(target: str, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """By make, in an environment that has what a GPU's machine has, and no more."""
+    python = bare_python(out.with_name("bare"))
+    given = (f"OUT={out}", f"GPU_PYTHON={python}", "ARGS=--device cpu --tiny", *words)
+    return subprocess.run(["make", target, *given], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
 def read(out: Path) -> list[dict[str, str]]:
@@ -49,30 +50,45 @@ def bench_of(rows: Rows, *, seconds: float = 1000.0) -> Bench:
     return Bench(CpuClock(), rows, True, time.monotonic() + seconds)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("part", "kinds"),
-    [
-        ("ceilings", {"ceiling", "gemm"}),
-        *full(
-            ("kernels", {"attention", "kernel"}),
-            ("models", {"ceiling", "cosine", "model", "latency", "padding", "mixed", "cold start"}),
-            ("server", {"server"}),
-        ),
-    ],
-)
-def test_a_part_runs_whole_and_is_labelled(part: str, kinds: set[str], tmp_path: Path) -> None:
-    ran = run_part(part, tmp_path)
+def test_a_first_gpu_is_measured_from_end_to_end_and_labelled(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ran = run("first-gpu", out)
     assert ran.returncode == 0, ran.stderr
-    found = read(tmp_path)
-    assert {row["kind"] for row in found} == kinds
-    assert [row for row in found if row["metric"] == FAILED] == []
-    assert {row["machine"] for row in found} == {machine.TOY}
-    (csv_file,) = tmp_path.glob("*.csv")
+    assert len(list(out.iterdir())) <= 6
+    found = read(out)
+    assert {row["kind"] for row in found} == {
+        *("machine", "tests", "ceiling", "gemm", "attention", "kernel"),
+        *("model", "profile", "latency", "padding", "cosine", "mixed", "ratio"),
+    }
+    (skipped,) = [float(row["value"]) for row in found if row["metric"] == "tests skipped"]
+    assert skipped > 300
+    failed = [row for row in found if row["metric"] == FAILED]
+    assert {(row["precision"], row["note"].partition(":")[0]) for row in failed} <= {
+        (SENTENCE_TRANSFORMERS, "ModuleNotFoundError")
+    }
+    assert {row["machine"] for row in found} == {report.TOY}
+    (csv_file,) = out.glob("*.csv")
     assert "not-a-measurement" in csv_file.name
-    report = csv_file.with_suffix(".md").read_text()
-    assert machine.TOY.upper() in report
-    assert "reached |" not in report.lower()
+    text = csv_file.with_suffix(".md").read_text()
+    assert report.TOY.upper() in text
+    assert "reached |" not in text.lower()
+    assert "Not well" not in text
+    check_figures(found)
+    carried = tmp_path / "carried.csv"
+    carried.write_bytes(csv_file.read_bytes())
+    again = run("bench-gpu", tmp_path / "again", "PARTS=ceilings models", f"RESUME={carried}")
+    assert again.returncode == 0, again.stderr
+    assert {row["kind"] for row in read(tmp_path / "again")[len(found) :]} <= {"machine", "ceiling"}
+
+
+@pytest.mark.timeout(120)
+def test_a_part_alone(tmp_path: Path) -> None:
+    ran = run("bench-gpu", tmp_path / "out", "PARTS=kernels")
+    assert ran.returncode == 0, ran.stderr
+    found = read(tmp_path / "out")
+    assert {row["kind"] for row in found} == {"machine", "kernel"}
     check_figures(found)
 
 
@@ -92,31 +108,15 @@ def check_figures(found: list[dict[str, str]]) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_a_part_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    stopped = run_part("ceilings", tmp_path, "--seconds", "0")
-    assert stopped.returncode == 0
-    assert "the same command goes on from here" in stopped.stdout
-    assert not list(tmp_path.glob("*.csv"))
-    assert run_part("ceilings", tmp_path).returncode == 0
-    whole = read(tmp_path)
-    (file,) = tmp_path.glob("*.csv")
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[: len(lines) // 2]) + "toy,1,gemm,unfini")
-    assert run_part("ceilings", tmp_path).returncode == 0
-    again = read(tmp_path)
-    keys = [(row["subject"], row["precision"], row["shape"], row["metric"]) for row in whole]
-    assert sorted((row["subject"], row["precision"], row["shape"], row["metric"]) for row in again) == sorted(keys)
-    assert {row["run"] for row in again} == {"1", "2"}
-
-
-def test_another_process_takes_over_what_is_left(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not begin afresh, nor get more time."""
-    started: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda _, words: started.append(words))
-    monkeypatch.setattr(sys, "argv", ["x", "kernels", "--fresh", "--until=7.0"])
-    bench = bench_of(rows)
-    main.begin_again(bench)
-    assert started == [[sys.executable, "-m", "benchmarks.gpu", "kernels", "--fresh", f"--until={bench.deadline}"]]
+@pytest.mark.parametrize(("part", "kind"), [("cold-starts", "cold start"), ("server", "server")])
+def test_what_takes_longer_than_a_first_run(part: str, kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", part, "--device", "cpu", "--tiny", "--out", str(tmp_path)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = read(tmp_path)
+    assert {row["kind"] for row in found} == {"machine", kind}
+    assert [row for row in found if row["metric"] == FAILED] == []
+    check_figures(found)
 
 
 @pytest.mark.full
@@ -142,10 +142,10 @@ def test_every_call_of_a_round_is_made(rows: Rows) -> None:
 
 
 def test_what_nvidia_smi_says() -> None:
-    load = smi.parse("1980, 3201, 690.1, 55\n1960, 3201, 700.0, 57\n1700, 3201, [N/A], 40\n19")
-    assert load == smi.Load(1970.0, 3201.0, 695.05, 56.0)
+    load = card.parse("1980, 3201, 690.1, 55\n1960, 3201, 700.0, 57\n1700, 3201, [N/A], 40\n19")
+    assert load == card.Load(1970.0, 3201.0, 695.05, 56.0)
     assert str(load) == "SM 1970 MHz, memory 3201 MHz, 695 W, 56 C"
-    assert smi.parse("[N/A], [N/A], [N/A], [N/A]\n") is None
+    assert card.parse("[N/A], [N/A], [N/A], [N/A]\n") is None
 
 
 def test_a_text_has_the_tokens_it_was_made_of(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import cold_start, plot, written
+from benchmarks.gpu import cold_start, report
 from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
 from benchmarks.gpu.clock import CpuClock
 from benchmarks.gpu.rows import FAILED, Figure, Key, Rows
@@ -16,7 +16,7 @@ from benchmarks.gpu.shapes import BGE_M3, MINILM, QWEN3_06B, QWEN3_8B, TINY_BERT
 from benchmarks.gpu.tables import short, tables, target_table
 from benchmarks.gpu.targets import BF16 as TARGET_BF16
 from benchmarks.gpu.targets import CACHED, FP8, NOTHING_CACHED, TARGETS, Target
-from benchmarks.gpu.throughput import SEQLENS
+from benchmarks.gpu.throughput import RATIOS, SEQLENS
 
 KEY = Key("gemm", "toy", "bf16", "M=1")
 
@@ -39,21 +39,55 @@ def test_rows_come_back_as_they_were_written(rows: Rows) -> None:
     assert again.value(KEY, "rate") == 1 / 3
     assert (rows.run, again.run) == (1, 2)
     assert again.value(KEY, "rate", run=2) is None
-    assert KEY not in Rows(rows.path, machine="this one", fresh=True)
+    assert KEY not in Rows(rows.path, machine="another")
 
 
-def test_a_failure_is_a_row_and_the_others_go_on(rows: Rows) -> None:
-    bench = bench_of(rows)
+def test_a_failure_is_a_row_beside_what_was_measured_and_the_others_go_on(rows: Rows) -> None:
+    bench, key = bench_of(rows), Key("model", "toy", "bf16", "S=8")
 
     def fails() -> Iterator[Figure]:
         yield Figure("rate", 1.0, "")
-        raise RuntimeError("no\nsuch kernel")
+        assert Rows(rows.path, machine="this one").value(key, "rate") == 1.0  # in the file already
+        raise RuntimeError("no\nsuch graph")
 
-    bench.measure(KEY, fails)
-    (row,) = rows
-    assert (row.figure.metric, row.figure.note) == (FAILED, "RuntimeError: no such kernel")
-    bench.measure(KEY, lambda: pytest.fail("it was measured again"))
-    assert "FAILED: RuntimeError: no such kernel" in "\n".join(tables(rows)[0].markdown())
+    bench.measure(key, fails)
+    rate, failure = rows
+    assert rate.figure.value == 1.0
+    assert (failure.figure.metric, failure.figure.note) == (FAILED, "RuntimeError: no such graph")
+    bench.measure(key, lambda: pytest.fail("it was measured again"))
+    assert "FAILED: RuntimeError: no such graph" in "\n".join(tables(rows)[0].markdown())
+
+
+def test_what_ended_the_process_is_tried_once_more_and_then_left_out(rows: Rows) -> None:
+    def killed() -> Iterator[Figure]:
+        yield Figure("rate", 1.0, "")
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            bench_of(Rows(rows.path, machine="this one")).measure(KEY, killed)
+    with rows.path.open("a") as file:
+        file.write("this one,3,gemm,unfini")
+    again = Rows(rows.path, machine="this one")
+    assert KEY not in again
+    bench_of(again).measure(KEY, lambda: pytest.fail("it was begun a third time"))
+    assert list(again)[-1].figure.note == "the process ended in it, 2 times"
+    assert KEY in Rows(rows.path, machine="this one")
+
+
+def test_products_stand_side_by_side_and_refusals_are_named(rows: Rows) -> None:
+    rows.add(Key("gemm", "8B o", "bf16", "M=1"), [Figure("rate", 700.0, "TFLOP/s"), Figure("time", 1.0, "us")])
+    rows.add(Key("gemm", "8B o", "fp8 tensor", "M=1"), [Figure("rate", 1300.0, "TFLOP/s")])
+    rows.fail(Key("gemm", "8B o", "fp8 1x128", "M=1"), "RuntimeError: NOT_SUPPORTED")
+    (line,) = tables(rows)[0].rows
+    assert line == {
+        "product": "8B o",
+        "size": "M=1",
+        "bf16 TFLOP/s": "700",
+        "fp8 tensor TFLOP/s": "1,300",
+        "fp8 1x128 TFLOP/s": "refused",
+        "notes": "fp8 1x128: RuntimeError: NOT_SUPPORTED",
+    }
 
 
 def test_a_lost_device_ends_the_process_after_its_row(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +113,6 @@ def test_a_target_is_reached_missed_or_not_measured(rows: Rows) -> None:
         Target("gemm", "a", "bf16", "", "share", 0.5),
         Target("gemm", "b", "bf16", "", "p50", 2.0, False, "ms"),
         Target("gemm", "c", "bf16", "", "share", 0.5),
-        Target("other", "a", "bf16", "", "share", 0.5),
     ]
     rows.add(Key("gemm", "a", "bf16"), [Figure("share", 0.51, "")])
     rows.add(Key("gemm", "b", "bf16"), [Figure("p50", 2.5, "ms")])
@@ -124,11 +157,13 @@ def test_a_failure_meets_no_target() -> None:
 def test_targets_name_what_is_measured() -> None:
     shapes = {shape.name for shape in (QWEN3_06B, QWEN3_8B, BGE_M3, MINILM)}
     assert {target.subject for target in TARGETS} == shapes
-    assert {target.kind for target in TARGETS} == {"model", "latency", "mixed", "padding", "cold start", "server"}
+    assert {target.kind for target in TARGETS} == {"model", "ratio", "latency", "padding", "cold start", "server"}
     starts = {(target.subject, target.shape): target.bound for target in TARGETS if target.kind == "cold start"}
     assert starts == {("Qwen3-0.6B", NOTHING_CACHED): 10.0, ("Qwen3-8B", CACHED): 20.0}  # seconds
     of_models = [target for target in TARGETS if target.kind == "model"]
     assert {int(target.shape.removeprefix("S=")) for target in of_models} <= set(SEQLENS)
+    ratios = [target for target in TARGETS if target.kind == "ratio"]
+    assert {tuple(target.precision.split(" / ")) for target in ratios} <= set(RATIOS)
     shares = {(one.subject, one.precision, one.shape): one.bound for one in of_models if one.metric == "share"}
     assert len(shares) == 12
     assert shares[("Qwen3-8B", "fused fp8", "S=512")] == 0.63
@@ -136,12 +171,17 @@ def test_targets_name_what_is_measured() -> None:
 
 def test_the_report_says_what_it_was_run_with_and_no_folder(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     rows.add(KEY, [Figure("rate", 1.0, "TFLOP/s")])
+    rows.add(Key("model", "Qwen3-8B", FP8, "S=512"), [Figure("share", 0.7, "")])
+    rows.add(Key("machine", "models"), [Figure("run", 1.0, "", "a card of 141 GiB")])
     monkeypatch.setattr(sys, "argv", ["x", "ceilings", "--out", "/home/somebody/there"])
-    written.finish(bench_of(rows), "ceilings", stopped="")
-    report = rows.path.with_suffix(".md").read_text()
-    assert "`python -m benchmarks.gpu ceilings --out there`" in report
-    assert "somebody" not in report
-    assert re.search(r"torch \d", report)
+    report.finish(rows, ["kernels: its process ended with -11"], is_tiny=False)
+    text = rows.path.with_suffix(".md").read_text()
+    assert "ceilings --out …/there`" in text
+    assert "somebody" not in text
+    assert "- Machine: a card of 141 GiB" in text
+    assert "- Not well: kernels: its process ended with -11" in text
+    assert "| model Qwen3-8B fused fp8 S=512: share | at least 0.63 | 0.7 | reached |" in text
+    assert re.search(r"torch \d", text)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +189,3 @@ def test_the_report_says_what_it_was_run_with_and_no_folder(rows: Rows, monkeypa
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert short(value) == text
-
-
-@pytest.mark.full
-def test_shares_are_drawn(rows: Rows) -> None:
-    pytest.importorskip("matplotlib")
-    assert plot.draw(rows, "models", is_tiny=False) is None
-    rows.add(Key("model", "Qwen3-8B", "fused fp8", "S=512"), [Figure("share", 0.6, "")])
-    image = plot.draw(rows, "models", is_tiny=False)
-    assert image is not None
-    assert image.read_bytes().startswith(b"\x89PNG")
-    assert plot.draw(rows, "models", is_tiny=True) is None

@@ -79,7 +79,7 @@ def _machine() -> tuple[str, str]:
     """In words, and the card's name. After all jobs, as asking makes a context on the GPU."""
     import torch
 
-    from benchmarks.gpu.machine import described
+    from benchmarks.gpu.card import described
 
     device = torch.device("cuda:0")
     return described(device), torch.cuda.get_device_name(device)

@@ -1,6 +1,7 @@
-"""What the card says of itself while it works, through nvidia-smi; nothing where there is none."""
+"""What the card is, and what it says of itself while it works, through nvidia-smi; nothing where there is none."""
 
 import contextlib
+import platform
 import shutil
 import statistics
 import subprocess
@@ -57,9 +58,29 @@ def parse(lines: str) -> Load | None:
     return Load(*(statistics.median(column) for column in zip(*found, strict=True)))
 
 
+def described(device: torch.device) -> str:
+    """Card, memory, multiprocessors, driver."""
+    if device.type != "cuda":
+        return f"CPU, {platform.machine()}"
+    card = torch.cuda.get_device_properties(device)
+    return (
+        f"{card.name}, {card.total_memory / 2**30:.0f} GiB, {card.multi_processor_count} multiprocessors, "
+        f"compute capability {card.major}.{card.minor}, driver {_driver()}, CUDA {torch.version.cuda}, "
+        f"cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
+    )
+
+
 def _numbers(line: str) -> list[float] | None:
     try:
         numbers = [float(field) for field in line.split(",")]
     except ValueError:
         return None
     return numbers if len(numbers) == len(_ASKED) else None
+
+
+def _driver() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "unknown"
+    command = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    return asked.stdout.split("\n")[0].strip() or "unknown"

@@ -1,0 +1,62 @@
+"""One model, one way to run it: the length that matters most, its profile, then the rest as far as the time goes."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.gpu import ceilings, mixed, profile, throughput
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.fused_models import Subject
+from benchmarks.gpu.random_models import batch_of
+from benchmarks.gpu.rows import Figure, Key
+from benchmarks.gpu.shapes import Shape
+from benchmarks.gpu.targets import BF16, FP8, PRODUCT_OF
+from embedline.bench.summary import percentile
+
+_QUERY = 32  # tokens
+_NUM_REPLAYS, _TINY_NUM_REPLAYS, _NUM_SKIPPED = 500, 5, 20
+_PADDED_SEQLENS = (5, 17, 1, 33, 9)  # not a multiple of anything, so the batch is padded
+
+
+def run(bench: Bench, shape: Shape, way: str) -> None:
+    """What has a target comes first."""
+    subject = Subject(shape, way, bench.clock.device)
+    first, *others = throughput.seqlens_for(shape, is_tiny=bench.is_tiny)
+    ceilings.again(bench, PRODUCT_OF[way])
+    throughput.run(bench, subject, first)
+    if way in (BF16, FP8):
+        profile.run(bench, subject)
+        bench.measure(Key("latency", shape.name, way, f"B=1 S={_QUERY}"), partial(_lone_query, bench, subject))
+        bench.measure(Key("padding", shape.name, way, "NaN"), partial(_changed_by_padding, subject))
+    throughput.compare(bench, subject)
+    for seqlen in others:
+        throughput.run(bench, subject, seqlen)
+    mixed.run(bench, subject)
+
+
+def _lone_query(bench: Bench, subject: Subject) -> Iterator[Figure]:
+    """On an idle device: replays of its graph, one after the other, each timed by itself."""
+    replay = bench.clock.graph(subject.fused.call(batch_of(subject.shape, [_QUERY])))
+    bench.clock.sample(replay, num=_TINY_NUM_REPLAYS if bench.is_tiny else _NUM_SKIPPED)
+    times = sorted(bench.clock.sample(replay, num=_TINY_NUM_REPLAYS if bench.is_tiny else _NUM_REPLAYS))
+    p50, p99 = percentile(times, 50), percentile(times, 99)
+    yield Figure("p50", 1e3 * p50, "ms")
+    yield Figure("p99", 1e3 * p99, "ms")
+    yield Figure("p99 / p50", p99 / p50, "")
+
+
+def _changed_by_padding(subject: Subject) -> Iterator[Figure]:
+    """Token 0, which padding is made of, gets an embedding of NaN."""
+    fused = subject.fused
+    batch = batch_of(fused.shape, _PADDED_SEQLENS)
+    _, shape = fused.packed(batch)
+    assert shape.num_tokens > batch.num_tokens
+    before = fused.rows(batch)
+    words = fused.weights.tensors["words"]
+    of_padding = words[0].clone()
+    words[0] = torch.nan
+    after = fused.rows(batch)
+    words[0] = of_padding
+    changed = (before != after).any(dim=1).sum().item()  # NaN is unlike itself, so a row of it counts
+    yield Figure("changed rows", changed, "", f"of {batch.num_seqs}, beside {shape.num_tokens - batch.num_tokens} rows")

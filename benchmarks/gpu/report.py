@@ -1,0 +1,71 @@
+"""The report: targets, tables, and what is needed to read them later, beside the CSV. Imports nothing that computes."""
+
+import datetime
+import importlib.metadata
+import platform
+import re
+from collections.abc import Sequence
+
+from benchmarks.gpu.rows import Rows
+from benchmarks.gpu.tables import tables, target_table
+from benchmarks.measuring.report import command
+
+TOY = "toy sizes: not a measurement"
+_TITLE = "One GPU, and what the fused engine makes of it"
+_PACKAGES = ("torch", "triton", "transformers", "sentence-transformers", "numpy")
+_NOTES = (
+    "Medians on random data over buffers that exceed the cache together. Ceilings are held for 2 s each, and measured "
+    "again by each process that speaks of shares.",
+    "attention, kernel: errors are norm(out - reference) / norm(reference) against float64 on a slice (attention) or "
+    "against the same op in float32 (the others). GB/s count each byte that has to be read or written once.",
+    "model: random weights, N(0, 0.02), of the true shapes: speed does not depend on them, cosines do. The quality "
+    "gate is off; cosines are printed instead, and deep random models are a worst case for FP8. tokens/s are of the "
+    "device alone, by replays of a graph with the inputs in place, at the number of tokens a batch that was fastest; "
+    "`T*` is the smallest batch with 95 % of that.",
+    "share: the model's operations (2 for each linear parameter, and attention, half where causal) over the rate of "
+    "the product at 8192 x 8192 x 8192 in the same process. Last-layer pruning is not taken off; `share of work done` "
+    "takes it off. FP8 is held against the FP8 rate, though attention is bf16 in it.",
+    "profile: events around each op and product while the host runs ahead, of all layers, divided by their number. "
+    "What is predicted is for the 8B shape in FP8 on an H200.",
+    "server: generator and server share the machine's processors. Weights are random, texts are the tokenizer's words.",
+    "Not shown: real texts' distributions, quality on real weights, several GPUs, TLS.",
+)
+
+
+def finish(rows: Rows, troubles: Sequence[str], *, is_tiny: bool) -> None:
+    """Write the report and print its tables, the targets last."""
+    path = rows.path.with_suffix(".md")
+    targets, found = target_table(rows, is_tiny=is_tiny), tables(rows)
+    described = [row.figure.note for row in rows.of_kind("machine")]
+    lines = [
+        f"# {_TITLE}",
+        *(["", f"**{TOY.upper()}. The numbers check this benchmark's code and say nothing of any speed.**"] * is_tiny),
+        "",
+        f"- Date: {datetime.date.today().isoformat()}",
+        f"- Machine: {described[-1] if described else 'not described, because no step began'}",
+        f"- Versions: {_versions()}",
+        f"- Command: `{command()}`",
+        f"- Rows: [{rows.path.name}]({rows.path.name})",
+        *(f"- Not well: {trouble}" for trouble in troubles),
+    ]
+    lines += [line for table in (targets, *found) if table.rows for line in ("", *table.markdown())]
+    path.write_text("\n".join([*lines, "", *(f"- {note}" for note in _NOTES), ""]))
+    for table in (*found, targets):
+        print("\n" + "\n".join(table.markdown()))
+    print("\n" + "\n".join([*troubles, str(rows.path), str(path)]), flush=True)
+
+
+def slug_of(card: str) -> str:
+    """A card's name in a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", card.lower().replace("nvidia", "")).strip("-")
+
+
+def _versions() -> str:
+    return f"Python {platform.python_version()}, " + ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,76 @@
+"""How the steps of the GPU benchmark share the time, and what becomes of those that end badly."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import plan
+from benchmarks.gpu.plan import FIRST, FIRST_MODELS, Step, deadline_of, figures_of_tests, run_all, steps_of
+from benchmarks.gpu.shapes import QWEN3_06B, QWEN3_8B
+from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS
+
+LOG = """
+[gw0] [ 10%] PASSED tests/engine/fused/gpu/test_fp8.py::test_few_long_rows[1]
+tests/engine/fused/gpu/test_kernels.py::test_quantize[384]
+[gw1] [ 20%] FAILED tests/engine/fused/gpu/test_kernels.py::test_quantize[384]
+[gw1] [ 30%] SKIPPED tests/engine/fused/gpu/test_kernels.py::test_pool[384]
+"""
+
+
+def test_the_first_run_begins_with_what_matters_most() -> None:
+    steps = steps_of(FIRST, FIRST_MODELS)
+    assert [str(step) for step in steps] == [
+        *("tests", "ceilings", "attention", "kernels"),
+        *(f"models {QWEN3_8B.name} {FP8}", f"models {QWEN3_8B.name} {BF16}", f"models {QWEN3_06B.name} {BF16}"),
+        f"models {QWEN3_06B.name} {SENTENCE_TRANSFORMERS}",
+    ]
+    asked = [(QWEN3_8B, SENTENCE_TRANSFORMERS), (QWEN3_06B, FP8)]
+    assert [step.way for step in steps_of(["models"], asked)] == [FP8, SENTENCE_TRANSFORMERS]
+
+
+def test_each_step_gets_its_share_of_what_is_left() -> None:
+    steps = [Step("tests", 60.0), Step("ceilings", 30.0), Step("kernels", 30.0)]
+    assert deadline_of(steps, 1000.0, 1120.0) == 1060.0
+    assert deadline_of(steps[1:], 1020.0, 1120.0) == 1070.0  # the first left 40 s
+    assert deadline_of(steps[2:], 1200.0, 1120.0) == 1200.0  # nothing is left
+
+
+def run(steps: list[Step], code: str, seconds: float = 60.0) -> list[str]:
+    return run_all(steps, [sys.executable, "-c", code], deadline=time.monotonic() + seconds)
+
+
+def test_a_step_that_ends_badly_takes_no_other_with_it(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+step = sys.argv[sys.argv.index("--step") + 1]
+with open({str(tmp_path)!r} + "/" + step, "a") as file:
+    file.write("x")
+if step == "ceilings":
+    os.abort()
+"""
+    troubles = run([Step("ceilings", 1.0), Step("kernels", 1.0)], code)
+    assert troubles == ["ceilings: its process ended with -6"]
+    assert Path(tmp_path, "ceilings").read_text() == "xxxx"
+    assert Path(tmp_path, "kernels").read_text() == "x"
+
+
+def test_a_step_that_does_not_stop_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_GRACE", 0.0)
+    code = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import threading; threading.Event().wait()'])"
+    )
+    troubles = run([Step("kernels", 1.0)], code, seconds=0.5)
+    assert troubles == ["kernels: ended, because it did not stop in time"]
+
+
+@pytest.mark.parametrize(
+    ("code", "note"), [(1, ""), (None, "their time was up"), (4, "pytest ended with 4")], ids=["all", "some", "none"]
+)
+def test_tests_are_counted_by_their_log(code: int | None, note: str) -> None:
+    figures = {figure.metric: figure for figure in figures_of_tests(LOG, code)}
+    counts = {name: figures[f"tests {name}"].value for name in ("passed", "failed", "skipped", "error")}
+    assert counts == {"passed": 1, "failed": 1, "skipped": 1, "error": 0}
+    assert figures["tests failed"].note == "test_kernels.py::test_quantize[384]"
+    assert figures["exit code"].note == note
