@@ -10,6 +10,7 @@ from engine.fused.kernels.rows import (
     block_for,
     columns_for,
     empty_quantized,
+    magnitude_bits,
     num_warps_for,
     peak_bits,
     quantized,
@@ -19,6 +20,8 @@ from engine.fused.kernels.rows import (
 from engine.fused.model.ops import QuantizedRows, Rows
 
 _CHUNK = 4096  # numbers at a time, of rows that no program can hold
+_PARTS = (4096, 2048, 1024)  # numbers, of rows that are held in several blocks
+_MAX_PARTS = 7
 
 
 def activate(rows: Tensor, activation: str, *, is_gated: bool, is_quantized: bool) -> Rows:
@@ -52,21 +55,23 @@ def quantize(rows: Tensor) -> QuantizedRows:
 def _quantize_activated(rows: Tensor, activation: str, *, is_gated: bool) -> QuantizedRows:
     num_rows, width = len(rows), rows.shape[1] // (2 if is_gated else 1)
     quantized_rows = empty_quantized((num_rows, width), rows.device)
-    is_whole = width <= MAX_BLOCK
-    block = block_for(width) if is_whole else _CHUNK
-    kernel = _activate_whole if is_whole else _activate_in_chunks
-    kernel[(num_rows,)](
-        rows,
-        quantized_rows.values,
-        quantized_rows.scales,
-        row_stride(rows),
-        WIDTH=width,
-        ACTIVATION=activation,
-        IS_GATED=is_gated,
-        BLOCK=block,
-        num_warps=num_warps_for(block),
-    )
+    tensors = rows, quantized_rows.values, quantized_rows.scales, row_stride(rows)
+    kind = {"WIDTH": width, "ACTIVATION": activation, "IS_GATED": is_gated}
+    if width > MAX_BLOCK:
+        _activate_in_chunks[(num_rows,)](*tensors, **kind, BLOCK=_CHUNK, num_warps=num_warps_for(_CHUNK))
+        return quantized_rows
+    block, num_parts = parts_for(width)
+    num_warps = num_warps_for(block if num_parts == 1 else 2 * block)
+    _activate_whole[(num_rows,)](*tensors, **kind, BLOCK=block, PARTS=num_parts, num_warps=num_warps)
     return quantized_rows
+
+
+def parts_for(width: int) -> tuple[int, int]:
+    """The size of a block, a power of two, and how many of them hold a row: as few numbers too many as can be, and of
+    those the fewest blocks. One block for 12,288 numbers would be 16,384, and a quarter of it idle.
+    """
+    options = [(block, -(-width // block)) for block in (block_for(width), *_PARTS)]
+    return min((one for one in options if one[1] <= _MAX_PARTS), key=lambda one: (one[0] * one[1], one[1]))
 
 
 @triton.jit
@@ -95,12 +100,21 @@ def _activate_whole(
     ACTIVATION: tl.constexpr,
     IS_GATED: tl.constexpr,
     BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    activated = _activated(rows + row * stride, column, WIDTH, ACTIVATION, IS_GATED)
-    scale = scale_of(peak_bits(activated))
-    tl.store(values + tl.max_contiguous(row * WIDTH + column, 8), quantized(activated, scale), mask=column < WIDTH)
+    bits = tl.zeros([BLOCK], tl.int32)
+    parts = ()
+    for part in tl.static_range(PARTS):
+        activated = _activated(rows + row * stride, part * BLOCK + column, WIDTH, ACTIVATION, IS_GATED)
+        bits = tl.maximum(bits, magnitude_bits(activated))
+        parts = parts + (activated,)  # type: ignore[assignment]  # noqa: RUF005, as Triton knows it
+    scale = scale_of(tl.max(bits, axis=0))
+    target = values + tl.max_contiguous(row * WIDTH + column, 8)
+    for part in tl.static_range(PARTS):
+        mask = part * BLOCK + column < WIDTH
+        tl.store(target + part * BLOCK, quantized(parts[part], scale), mask=mask)
     tl.store(scales + row, scale)
 
 

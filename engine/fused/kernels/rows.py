@@ -70,12 +70,18 @@ def empty_quantized(shape: Sequence[int], device: torch.device) -> QuantizedRows
 
 
 @triton.jit
-def peak_bits(row: tl.tensor) -> tl.tensor:
-    """The bits of a row's largest magnitude, int32, of float32 [BLOCK].
+def magnitude_bits(row: tl.tensor) -> tl.tensor:
+    """The bits of magnitudes, int32, of float32 [BLOCK].
 
     Magnitudes compare like their bits, and NaN is above all of them. A maximum of floats would ignore NaN.
     """
-    return tl.max(row.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
+    return row.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def peak_bits(row: tl.tensor) -> tl.tensor:
+    """The bits of a row's largest magnitude, int32, of float32 [BLOCK]."""
+    return tl.max(magnitude_bits(row), axis=0)
 
 
 @triton.jit

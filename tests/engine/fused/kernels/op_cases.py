@@ -116,6 +116,7 @@ CASES = [
             (4096, "gelu", False),
             (3072, "silu", True),
             (9728, "silu", True),
+            (12288, "silu", True),
             (14336, "silu", True),
             (16384, "gelu_tanh", True),
             (18944, "silu", True),
