@@ -30,14 +30,6 @@ from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS, WAYS
 from benchmarks.measuring.report import RESULTS
 from engine.machine import cuda_driver
 
-# part -> the modules whose `run(bench)` are its measurements, in this order
-_MODULES = {
-    plan.CEILINGS: ("ceilings", "gemms"),
-    plan.ATTENTION: ("attention",),
-    plan.KERNELS: ("kernels",),
-    plan.COLD_STARTS: ("cold_start",),
-    plan.SERVER: ("server",),
-}
 _TOY_MODELS = ((TINY_QWEN3, FP8), (TINY_QWEN3, BF16), (TINY_QWEN3, SENTENCE_TRANSFORMERS))
 _LOST = 3  # the exit code of a process that lost its device
 _SECONDS = 450.0  # beside them: the grace of the last step, and the report
@@ -118,8 +110,8 @@ def _run_step(arguments: argparse.Namespace) -> None:
         if part == MODELS:
             shape = next(one for one in (*SHAPES, *TINY) if one.name == model)
             importlib.import_module("benchmarks.gpu.model").run(bench, shape, way)
-        for module in _MODULES.get(part, ()):
-            importlib.import_module(f"benchmarks.gpu.{module}").run(bench)
+        else:
+            importlib.import_module(f"benchmarks.gpu.{part.replace('-', '_')}").run(bench)
     except TimeUp:
         print("its time is up; the same command goes on from here", flush=True)
     except BrokenDevice as error:

@@ -1,7 +1,7 @@
 """One fresh process: loads a model as an engine worker does, embeds one text, says how long each step took and what was
 decided. Fails where FP8 was asked for and the quality gate left nothing of it.
 
-Started by benchmarks.gpu.cold_start with its options as JSON.
+Started by benchmarks.gpu.cold_starts with its options as JSON.
 """
 
 import json

@@ -97,7 +97,7 @@ def _run(step: Step, command: Sequence[str], until: float) -> str:
 
 def _ended(command: Sequence[str], until: float, **options: object) -> int | None:
     """Its exit code; None where it had to be killed, with all that it started."""
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, **options)  # type: ignore[call-overload]
+    process = subprocess.Popen(command, cwd=ROOT, process_group=0, **options)  # type: ignore[call-overload]
     try:
         return int(process.wait(max(0.1, until - time.monotonic())))
     except subprocess.TimeoutExpired:

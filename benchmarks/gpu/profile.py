@@ -1,8 +1,8 @@
 """Where the time of one forward goes: microseconds of each op a layer, beside what was predicted.
 
 Each op and each product stands between two events. Before the forward the device is kept busy, so that the host runs
-ahead, and what lies between two events is the op alone. The names of the kernels behind them come from torch's
-profiler. Ops are counted where they come: two sums with norms a layer are one figure.
+ahead, and what lies between two events is the op alone. Attention is that of calls one by one, which is not always that
+of graphs. The kernels of a graph, by name, come from torch's profiler. Two sums with norms a layer are one figure.
 """
 
 import collections
@@ -127,7 +127,8 @@ def _ops(bench: Bench, subject: Subject, num_tokens: int, seqlen: int) -> Iterat
         microseconds = 1e6 * sorted(times)[len(times) // 2]
         total += microseconds
         predicted = PREDICTED_US.get(name) if is_predicted else None
-        note = "" if predicted is None else f"predicted {predicted:.0f}"
+        notes = ["" if predicted is None else f"predicted {predicted:.0f}", fused.note if name == "attend" else ""]
+        note = "; ".join(filter(None, notes))
         yield Figure(name, microseconds / num_layers, "us a layer", note)
     forward = median_seconds(bench.clock, [bench.clock.graph(fused.call(batch))], seconds=0.0)
     yield Figure("all ops", total / num_layers, "us a layer")
@@ -144,8 +145,8 @@ def _timed(fused: FusedModel, marks: Marks) -> Parts:
 
 
 def _kernels(bench: Bench, subject: Subject, num_tokens: int, seqlen: int) -> Iterator[Figure]:
-    """The longest, by torch's profiler, of one forward."""
-    call = subject.fused.call(batch_of(subject.shape, [seqlen] * (num_tokens // seqlen)))
+    """The longest, by torch's profiler, of one forward as a graph."""
+    call = bench.clock.graph(subject.fused.call(batch_of(subject.shape, [seqlen] * (num_tokens // seqlen))))
     call()
     bench.clock.synchronize()
     activity = ProfilerActivity.CUDA if bench.clock.is_gpu else ProfilerActivity.CPU

@@ -25,8 +25,8 @@ _NOTES = (
     "share: the model's operations (2 for each linear parameter, and attention, half where causal) over the rate of "
     "the product at 8192 x 8192 x 8192 in the same process. Last-layer pruning is not taken off; `share of work done` "
     "takes it off. FP8 is held against the FP8 rate, though attention is bf16 in it.",
-    "profile: events around each op and product while the host runs ahead, of all layers, divided by their number. "
-    "What is predicted is for the 8B shape in FP8 on an H200.",
+    "profile: events around each op and product while the host runs ahead, of all layers, divided by their number "
+    "(the last one computes what pooled tokens need). What is predicted is for the 8B shape in FP8 on an H200.",
     "server: generator and server share the machine's processors. Weights are random, texts are the tokenizer's words.",
     "Not shown: real texts' distributions, quality on real weights, several GPUs, TLS.",
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import ceilings
-from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bench import Bench, one_line
 from benchmarks.gpu.clock import Call, median_seconds
 from benchmarks.gpu.fused_models import Subject
 from benchmarks.gpu.other_models import SentenceTransformers, packed
@@ -66,13 +66,13 @@ def _rates(bench: Bench, subject: Subject, seqlen: int) -> Iterator[Figure]:
     rates: dict[int, float] = {}
     for num_tokens in dict.fromkeys(len(_seqlens(size, seqlen)) * seqlen for size in _sizes(bench, subject)):
         batch = batch_of(subject.shape, _seqlens(num_tokens, seqlen))
-        with _callable(bench, subject, batch, seqlen) as call:
+        with _callable(bench, subject, batch, seqlen) as (call, note):
             seconds = median_seconds(bench.clock, [call], seconds=bench.sized(_SECONDS, 0.0))
         del call  # gives its graph's memory back
         rates[num_tokens] = num_tokens / seconds
-        yield Figure(f"rate at T={num_tokens}", rates[num_tokens], "tokens/s")
+        yield Figure(f"rate at T={num_tokens}", rates[num_tokens], "tokens/s", note)
     best = max(rates.values())
-    yield Figure("rate", best, "tokens/s", subject.fused.note if subject.way in (BF16, FP8) else "")
+    yield Figure("rate", best, "tokens/s", note or (subject.fused.note if subject.way in (BF16, FP8) else ""))
     yield Figure("T*", min(size for size, rate in rates.items() if rate >= _ENOUGH * best), "tokens")
     yield from _shares(bench, subject, seqlen, best)
 
@@ -84,15 +84,24 @@ def _sizes(bench: Bench, subject: Subject) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _callable(bench: Bench, subject: Subject, batch: Batch, seqlen: int) -> Iterator[Call]:
+def _callable(bench: Bench, subject: Subject, batch: Batch, seqlen: int) -> Iterator[tuple[Call, str]]:
+    """And what is to be said of it."""
     if subject.way == TRANSFORMERS:
         with packed(subject.model) as rows:
-            yield partial(rows, batch)
+            yield partial(rows, batch), ""
     elif subject.way == SENTENCE_TRANSFORMERS:
         sequences = batch.token_ids.reshape(-1, seqlen).tolist()
-        yield SentenceTransformers(subject.model, batch_size=len(sequences)).call(sequences)
+        yield SentenceTransformers(subject.model, batch_size=len(sequences)).call(sequences), ""
     else:
-        yield bench.clock.graph(subject.fused.call(batch))
+        yield graph_or_call(bench, subject.fused.call(batch))
+
+
+def graph_or_call(bench: Bench, call: Call) -> tuple[Call, str]:
+    """A graph of it; where none can be made, the call itself, and why."""
+    try:
+        return bench.clock.graph(call), ""
+    except RuntimeError as error:
+        return call, f"called, without a graph: {one_line(error)}"
 
 
 def _shares(bench: Bench, subject: Subject, seqlen: int, rate: float) -> Iterator[Figure]:

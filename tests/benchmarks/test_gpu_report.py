@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import cold_start, report
+from benchmarks.gpu import cold_starts, report, throughput
 from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
 from benchmarks.gpu.clock import CpuClock
+from benchmarks.gpu.fused_models import Subject
 from benchmarks.gpu.rows import FAILED, Figure, Key, Rows
 from benchmarks.gpu.shapes import BGE_M3, MINILM, QWEN3_06B, QWEN3_8B, TINY_BERT
 from benchmarks.gpu.tables import short, tables, target_table
@@ -56,6 +57,18 @@ def test_a_failure_is_a_row_beside_what_was_measured_and_the_others_go_on(rows: 
     assert (failure.figure.metric, failure.figure.note) == (FAILED, "RuntimeError: no such graph")
     bench.measure(key, lambda: pytest.fail("it was measured again"))
     assert "FAILED: RuntimeError: no such graph" in "\n".join(tables(rows)[0].markdown())
+
+
+def test_without_a_graph_a_model_is_called(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    bench = bench_of(rows)
+    monkeypatch.setattr(bench.clock, "graph", refused)
+    key = Key("model", TINY_BERT.name, TARGET_BF16, "S=8")
+    throughput.run(bench, Subject(TINY_BERT, TARGET_BF16, bench.clock.device), 8)
+    assert rows.value(key, "rate") is not None
+    assert "called, without a graph: RuntimeError: operation not permitted" in "".join(row.figure.note for row in rows)
 
 
 def test_what_ended_the_process_is_tried_once_more_and_then_left_out(rows: Rows) -> None:
@@ -138,16 +151,16 @@ def test_a_start_that_was_begun_is_measured_from_its_first_run_on(rows: Rows, mo
         started.append(way)
         return [Figure("to the first embedding", 2.0, "s")]
 
-    monkeypatch.setattr(cold_start, "_start", start)
-    cold_start.run(bench_of(rows))
+    monkeypatch.setattr(cold_starts, "_start", start)
+    cold_starts.run(bench_of(rows))
     assert started == [FP8, FP8]
     assert [rows.value(key, "to the first embedding") for key in (*bf16, *fp8)] == [1.0, 1.0, 2.0, 2.0]
 
 
 def test_a_start_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold_start, "_PATIENCE", 0.0)
+    monkeypatch.setattr(cold_starts, "_PATIENCE", 0.0)
     with pytest.raises(RuntimeError, match="the process ended with -9"):
-        list(cold_start._start("cpu", tmp_path, FP8, tmp_path))
+        list(cold_starts._start("cpu", tmp_path, FP8, tmp_path))
 
 
 def test_a_failure_meets_no_target() -> None:

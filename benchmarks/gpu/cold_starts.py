@@ -26,7 +26,7 @@ KIND = "cold start"
 _ROOT = Path(__file__).resolve().parents[2]
 _QUANTIZATIONS = {BF16: "none", FP8: "fp8"}
 _RUNS = (NOTHING_CACHED, CACHED, "cached, again")
-_CASES = ((MINILM, (BF16,)), (QWEN3_06B, (BF16, FP8)), (QWEN3_8B, (FP8,)))
+_CASES = ((QWEN3_8B, (FP8,)), (QWEN3_06B, (BF16, FP8)), (MINILM, (BF16,)))
 _TINY_CASES = ((TINY_BERT, (BF16, FP8)),)
 _PATIENCE = 240.0  # seconds that a process may take
 
