@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
+
 from benchmarks.gpu import plan, report
 from benchmarks.gpu.bench import Bench, BrokenDevice, TimeUp
 from benchmarks.gpu.card import described
@@ -28,7 +30,6 @@ from benchmarks.gpu.shapes import MODELS as SHAPES
 from benchmarks.gpu.shapes import TINY, TINY_QWEN3, Shape
 from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS, WAYS
 from benchmarks.measuring.report import RESULTS
-from engine.machine import cuda_driver
 
 _TOY_MODELS = ((TINY_QWEN3, FP8), (TINY_QWEN3, BF16), (TINY_QWEN3, SENTENCE_TRANSFORMERS))
 _LOST = 3  # the exit code of a process that lost its device
@@ -43,8 +44,8 @@ def main() -> None:
         return
     if arguments.device == "cpu" and not arguments.tiny:
         parser.error("--device cpu is for --tiny alone: there is nothing to learn from a CPU here")
-    if arguments.device != "cpu" and not cuda_driver.find().gpus:
-        parser.error("there is no CUDA GPU; --device cpu --tiny checks this code without one")
+    if arguments.device != "cpu" and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA GPU; --device cpu --tiny checks this code without one")
     deadline = time.monotonic() + arguments.seconds
     path, machine = _rows(arguments)
     steps = plan.steps_of(arguments.parts or FIRST, _models(arguments))
@@ -86,8 +87,7 @@ def _rows(arguments: argparse.Namespace) -> tuple[Path, str]:
     """A toy run's rows stay out of the results unless somebody says where they shall go."""
     folder = arguments.out or (Path(tempfile.mkdtemp(prefix="embedline-toy-")) if arguments.tiny else RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
-    number = int(arguments.device.partition(":")[2] or 0)
-    machine = report.TOY if arguments.tiny else cuda_driver.find().gpus[number].name
+    machine = report.TOY if arguments.tiny else torch.cuda.get_device_name(arguments.device)
     slug = "toy-not-a-measurement" if arguments.tiny else report.slug_of(machine)
     path = Path(folder, f"gpu_{slug}_{datetime.date.today().isoformat()}.csv")
     if arguments.resume is not None and not path.exists():

@@ -1,4 +1,4 @@
-"""Steps, each in a process of its own, and how they share the time. Nothing here touches the GPU.
+"""Steps, each in a process of its own, and how they share the time. Nothing here computes.
 
 A step that needs less than its share leaves the rest to those behind it. One that needs more is told to stop, and ended
 if it does not. A process that dies (a lost device, too) is started again while its step has time; what it was at is
