@@ -1,11 +1,11 @@
 """Converts a model in a child process: `python -P -m engine.cpu.child <pid of the parent>`, options on standard input.
 
-A process of its own, because it needs torch and transformers, and an engine process that has imported them keeps some
-350 MB until it ends. Exits with 2 and one line on standard output if the model can't be converted.
+A process of its own, because most models need torch and transformers, and an engine process that has imported them
+keeps some 350 MB until it ends. Exits with 2 and one line on standard output if the model can't be converted.
 """
 
+import contextlib
 import dataclasses
-import importlib
 import json
 import os
 import subprocess
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from engine.cpu import converted
+from engine.cpu import converted, converting
 from engine.cpu.choices import choices_of
 from engine.messages import LoadOptions
 from engine.model.with_options import read_with
@@ -22,12 +22,11 @@ from wire.dataclass_json import from_json, to_json
 from wire.process import settle
 
 _APPLICATION = Path(__file__).parents[2]
-_CONVERSION = "engine.cpu.conversion.build"
 _REFUSED = 2  # the exit code of a model that can't be converted
 
 
 class Child:
-    """A child that is at work. The importing of its libraries takes longest, so start it before all else."""
+    """A child that is at work. It may have to import torch, which takes longest, so start it before all else."""
 
     def __init__(self, options: LoadOptions, target: Path) -> None:
         """Start it. `target`: an empty folder, for the model and the file of engine.cpu.converted."""
@@ -38,11 +37,15 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self._asked = json.dumps(asked).encode()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # of a child that has ended: see wait
+            stdin.write(json.dumps(asked).encode())
 
     def wait(self) -> None:
         """Until it has converted the model. Raises ModelError with the child's line."""
-        said, _ = self._process.communicate(self._asked)
+        assert self._process.stdout is not None
+        with self._process, self._process.stdout as stdout:
+            said = stdout.read()
         if self._process.returncode == _REFUSED:
             raise ModelError(said.decode().strip())
         if self._process.returncode:
@@ -51,17 +54,14 @@ class Child:
 
 def convert(options: LoadOptions, target: Path) -> None:
     """What the child does. Raises ModelError."""
-    from engine.cpu.conversion import build  # imports torch
-
     folder = read_with(options)
-    converted.write(target, build.convert(folder, choices_of(folder, options), target=target))
+    converted.write(target, converting.convert(folder, choices_of(folder, options), target=target))
 
 
 def main() -> NoReturn:
     """Run the child."""
     settle(int(sys.argv[1]))
     try:
-        importlib.import_module(_CONVERSION)  # takes seconds, in which the parent does other things
         asked = json.load(sys.stdin)
         convert(from_json(LoadOptions, asked["options"]), Path(asked["target"]))
     except ModuleNotFoundError as error:

@@ -21,6 +21,7 @@ class Converted:
 
     references: tuple[Reference, ...]  # of arbitrary ids, which the compiled model has to give; none if quantized
     of_texts: Reference | None  # of English texts, where the loss of fewer bits is to be measured
+    computed_by: str  # whose rows these are, for people
     notes: tuple[str, ...]  # what the self-test leaves out
     num_products: int  # quantized matrix products
     dimensions: int  # see Facts
@@ -32,7 +33,7 @@ def write(folder: Path, converted: Converted) -> None:
     sets = [*converted.references, *([converted.of_texts] if converted.of_texts else [])]
     arrays = {f"{number} {name}": array for number, each in enumerate(sets) for name, array in _arrays(each).items()}
     facts = {
-        **{name: getattr(converted, name) for name in ("notes", "num_products", "dimensions", "pad_id")},
+        **{name: getattr(converted, name) for name in ("computed_by", "notes", "num_products", "dimensions", "pad_id")},
         "num_references": len(converted.references),
         "num_sets": len(sets),
     }
@@ -49,6 +50,7 @@ def read(folder: Path) -> Converted:
     return Converted(
         references=tuple(sets[:count]),
         of_texts=sets[count] if len(sets) > count else None,
+        computed_by=str(facts["computed_by"]),
         notes=tuple(facts["notes"]),
         num_products=facts["num_products"],
         dimensions=facts["dimensions"],

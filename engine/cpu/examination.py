@@ -51,6 +51,7 @@ def examine(
         pad_id=converted.pad_id,
         dtype=dtype,
         difference=difference,
+        computed_by=converted.computed_by,
         fidelity=found,
         num_products=converted.num_products,
         left_out="; ".join(converted.notes),

@@ -15,7 +15,8 @@ class Facts:
     dimensions: int  # numbers in a row of the compiled model
     pad_id: int  # token id of padding; -1 = no token
     dtype: str  # "float32" or "bfloat16"
-    difference: float | None  # from transformers' rows, relative to the largest value; None if quantized
+    difference: float | None  # from the original's rows, relative to the largest value; None if quantized
+    computed_by: str  # whose rows the original's are
     fidelity: Fidelity | None  # of int8 rows; of bfloat16 rows where auto has tried them; None = not measured
     num_products: int  # matrix products in int8; 0 if not quantized
     left_out: str = ""  # what the self-test did not try
@@ -29,7 +30,7 @@ class Facts:
             raise ValueError("the id of padding is not one")
         if facts.dtype not in ("float32", "bfloat16"):
             raise ValueError("a dtype is not one")
-        if not isinstance(facts.left_out, str):
+        if not isinstance(facts.left_out, str) or not isinstance(facts.computed_by, str):
             raise ValueError("a note is not one")
         counts = (facts.dimensions, facts.num_products)
         if not all(type(count) is int and count >= 0 for count in counts) or not facts.dimensions:
@@ -56,7 +57,7 @@ class Facts:
     def _equality(self) -> str:
         if self.difference is None:
             return ""
-        return f"the self-test's rows equal transformers' to {self.difference:.0e} of the largest value"
+        return f"the self-test's rows equal {self.computed_by} to {self.difference:.0e} of the largest value"
 
     @property
     def _lower_bits(self) -> str:

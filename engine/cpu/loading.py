@@ -11,6 +11,7 @@ from engine.cpu import exported, keys, memory
 from engine.cpu.child import Child
 from engine.cpu.choices import Choices, check, check_outputs, choices_of
 from engine.cpu.converted import Converted
+from engine.cpu.converting import convert
 from engine.cpu.engine import DEPTH, CompiledEngine
 from engine.cpu.examination import examine
 from engine.cpu.executor import Executor
@@ -73,14 +74,12 @@ def load(*, name: str, reason: str, options: LoadOptions) -> CompiledEngine:
 def export(options: LoadOptions, target: Path) -> tuple[str, Facts]:
     """Convert a model, test it on this CPU, and write it into the empty folder `target` for any. Returns its key, and
     the results of the test. Raises ModelError with one line."""
-    from engine.cpu.conversion import build  # imports torch
-
     check(options)
     folder = read_with(options)
     check_outputs(folder, options)
     check_room(target, _most_bytes(folder.path))
     makers, choices = makers_of(folder), choices_of(folder, options, for_any_cpu=True)
-    converted = build.convert(folder, choices, target=target)
+    converted = convert(folder, choices, target=target)
     opening = partial(_open_new, target, num_threads=options.num_threads)
     _, facts = examine(opening, converted, choices_of(folder, options), makers=makers)
     sizes_of(folder, facts.dimensions)
@@ -106,9 +105,7 @@ class _Loader:
 
     def _convert(self, target: Path) -> Converted:
         if not self._options.compiles_in_child:
-            from engine.cpu.conversion import build  # imports torch
-
-            return build.convert(self._folder, self.choices, target=target)
+            return convert(self._folder, self.choices, target=target)
         child = Child(self._options, target)
         openvino.import_openvino()  # while the child imports its own libraries
         child.wait()

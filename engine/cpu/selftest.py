@@ -1,4 +1,4 @@
-"""Compares a compiled model with transformers' own rows, before it serves: on the machine that converted it, and again
+"""Compares a compiled model with the original's rows, before it serves: on the machine that converted it, and again
 on one that gets it from there. Imports no torch.
 
 Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
@@ -25,7 +25,7 @@ RowsOfEach = list[NDArray[np.float32]]  # [S, D] of each sequence
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Sequences and the rows that transformers gives for them, one sequence at a time."""
+    """Sequences and the rows that the original gives for them, one sequence at a time."""
 
     sequences: Sequences  # int32 [S] each
     rows: RowsOfEach
@@ -47,7 +47,7 @@ def check_difference(executor: Executor, reference: Reference, *, pad_id: int, d
     for rows in _rows(executor, reference, pad_id=pad_id):
         found = agreement(np.concatenate(rows), expected, dtype=dtype)
         if not is_near(found, dtype=dtype):
-            raise ModelError(f"the compiled model's rows are not transformers': {found.in_words}")
+            raise ModelError(f"the compiled model's rows are not the original's: {found.in_words}")
         differences.append(found.difference)
     return max(differences)
 

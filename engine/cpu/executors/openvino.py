@@ -58,12 +58,8 @@ def _check_int8(dtype: str) -> None:
         )
 
 
-def convert(model: "Graph", target: Path, *, quantization: str) -> int:
-    """Write the converted model into the empty folder `target`, for `open_model`.
-
-    Returns the number of quantized matrix products. Raises ModelError if there are none to quantize. Calls the PyTorch
-    frontend, because openvino.convert_model reports usage.
-    """
+def traced(model: "Graph") -> Any:
+    """The openvino.Model of a torch model. Calls the PyTorch frontend, because openvino.convert_model reports usage."""
     ov = import_openvino()
     tracing = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
     decoder = tracing.TorchScriptPythonDecoder(model, example_input=model.example())
@@ -75,15 +71,23 @@ def convert(model: "Graph", target: Path, *, quantization: str) -> int:
         port.get_node().set_partial_shape(ov.PartialShape([-1, -1]))
         port.get_node().set_element_type(ov.Type.i64)
     graph.validate_nodes_and_infer_types()
+    return graph
+
+
+def save(graph: Any, target: Path, *, quantization: str) -> int:
+    """Write an openvino.Model into the empty folder `target`, for `open_model`.
+
+    Returns the number of quantized matrix products. Raises ModelError if there are none to quantize.
+    """
     num_products = int8.quantize(graph) if quantization == "int8" else 0
     if quantization == "int8" and not num_products:
         raise ModelError("--quantization int8 finds no matrix products to quantize in this model")
-    ov.save_model(graph, target / _GRAPH, compress_to_fp16=False)
+    import_openvino().save_model(graph, target / _GRAPH, compress_to_fp16=False)
     return num_products
 
 
 def open_model(folder: Path, *, dtype: str, num_threads: int) -> Executor:
-    """Compile the files of `convert`."""
+    """Compile the files of `save`."""
     ov = import_openvino()
     core = ov.Core()
     graph = core.read_model(folder / _GRAPH)

@@ -10,6 +10,7 @@ from engine.cpu import child
 from engine.cpu.child import Child, convert
 from engine.types import ModelError
 from tests.engine.load_options import load_options
+from tests.engine.tiny_models import save
 
 
 def test_the_line_of_a_model_that_can_not_be_converted(tmp_path: Path) -> None:
@@ -40,4 +41,4 @@ def test_without_torch_the_line_says_what_is_missing(tmp_path: Path, monkeypatch
     monkeypatch.setattr(child, "_APPLICATION", f"{tmp_path}:{child._APPLICATION}")
 
     with pytest.raises(ModelError, match="converted by torch, which is not installed: pip install"):
-        Child(load_options(tmp_path), tmp_path).wait()
+        Child(load_options(save("distilbert", tmp_path / "model")), tmp_path).wait()

@@ -11,7 +11,6 @@ import pytest
 
 from engine.cpu import exported, keys, loading, selftest
 from engine.cpu.choices import choices_of
-from engine.cpu.conversion import build
 from engine.cpu.converted import Converted
 from engine.cpu.executor import Executor
 from engine.cpu.executors import openvino
@@ -49,7 +48,7 @@ def test_a_first_start_from_it_imports_neither_torch_nor_transformers(made: tupl
     folder, entry = made
     modules, note = start(folder, compiled=str(entry), cache_dir=str(tmp_path / "cache"))
     assert modules == []
-    assert note.startswith("the self-test's rows equal transformers'")
+    assert note.startswith("the self-test's rows equal those that numpy computes")
 
 
 def test_its_rows_are_transformers_rows(
@@ -58,7 +57,7 @@ def test_its_rows_are_transformers_rows(
     """From a read-only folder, by another path of the model, whose files are newer: sums count, and no times."""
     folder, entry = made
     moved = Path(shutil.copytree(folder, tmp_path / "moved", copy_function=shutil.copyfile))
-    monkeypatch.setattr(build, "convert", None)
+    monkeypatch.setattr(loading, "convert", None)
     entry.chmod(0o500)
     loaded = load(moved, compiled=str(entry))
     rows = pooled(loaded, arbitrary(SEQLENS))
@@ -79,7 +78,7 @@ def test_auto_is_measured_where_it_serves(
         opened.append(dtype)
         return open_model(entry, dtype="float32", num_threads=num_threads)
 
-    monkeypatch.setattr(build, "convert", None)
+    monkeypatch.setattr(loading, "convert", None)
     monkeypatch.setattr(host, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr(Fidelity, "is_hardly_lower", is_near)
     monkeypatch.setattr(openvino, "open_model", opened_as)
@@ -114,7 +113,7 @@ def test_wrong_rows_on_this_cpu_are_refused(
     monkeypatch.setattr(selftest, "is_near", lambda *found, **of: next(answers, True))
     with caplog.at_level(logging.WARNING):
         load(folder, compiled=str(entry)).close()
-    assert "the compiled model's rows are not transformers'" in caplog.text
+    assert "the compiled model's rows are not the original's" in caplog.text
 
 
 def change_manifest(entry: Path, **made_for: object) -> None:
@@ -225,11 +224,23 @@ def test_references_are_as_they_were(tmp_path: Path, copied: tuple[Path, Path]) 
     target = tmp_path / "new"
     target.mkdir()
     again = Converted(
-        references=(per_token, one_row), of_texts=None, notes=("a",), num_products=2, dimensions=32, pad_id=-1
+        references=(per_token, one_row),
+        of_texts=None,
+        computed_by="b",
+        notes=("a",),
+        num_products=2,
+        dimensions=32,
+        pad_id=-1,
     )
     exported.write(target, again, folder, choices)
     found = exported.read(target, folder, choices)
-    assert (found.notes, found.num_products, found.dimensions, found.pad_id) == (("a",), 2, 32, -1)
+    assert (found.computed_by, found.notes, found.num_products, found.dimensions, found.pad_id) == (
+        "b",
+        ("a",),
+        2,
+        32,
+        -1,
+    )
     for one, other in zip(found.references, again.references, strict=True):
         assert one.hides_tokens == other.hides_tokens
         assert all(map(np.array_equal, one.sequences, other.sequences))

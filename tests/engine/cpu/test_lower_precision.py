@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from engine import registry
-from engine.cpu.conversion import build
+from engine.cpu import loading
 from engine.cpu.executor import Executor, Run
 from engine.cpu.executors import openvino
 from engine.machine import host
@@ -58,10 +58,10 @@ def test_auto_is_bfloat16_where_its_rows_are_near_enough(tmp_path: Path, monkeyp
     loaded.close()
     assert 1e-5 < difference(rows, Reference(folder).pooled(arbitrary(SEQLENS), "mean")) < 0.01
     assert loaded.info.dtype == "bfloat16"
-    assert "transformers'" in loaded.info.notes[0]
+    assert "numpy" in loaded.info.notes[0]
     assert loaded.info.notes[1].startswith("--dtype auto computes in bfloat16: over 33 English texts the cosine")
 
-    monkeypatch.setattr(build, "convert", None)
+    monkeypatch.setattr(loading, "convert", None)
     again = load(folder, dtype="auto", cache_dir=cache)
     assert difference(pooled(again, arbitrary(SEQLENS)), rows) == 0
     again.close()

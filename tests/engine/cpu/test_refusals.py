@@ -51,7 +51,7 @@ def test_auto_is_transformers_where_the_self_test_fails(
         loaded = registry.load(engine, name="m", reason=reason, options=options(tiny))
     loaded.close()
     assert loaded.info.engine == "transformers"
-    assert "; not openvino: the compiled model's rows are not transformers'" in loaded.info.reason
+    assert "; not openvino: the compiled model's rows are not the original's" in loaded.info.reason
     assert "the openvino engine can't serve m" in caplog.text
 
 
@@ -59,7 +59,7 @@ def test_auto_is_transformers_where_the_self_test_fails(
 def test_a_named_engine_does_not_fall_back(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selftest, "is_near", lambda *_, **__: False)
     engine, reason = registry.choose("openvino")
-    with pytest.raises(ModelError, match="rows are not transformers'"):
+    with pytest.raises(ModelError, match="rows are not the original's"):
         registry.load(engine, name="m", reason=reason, options=options(tiny))
 
 
@@ -210,7 +210,7 @@ def test_rows_that_are_wrong_in_one_way_of_computing(
 
     opened = openvino.open_model
     monkeypatch.setattr(openvino, "open_model", shuffled)
-    with pytest.raises(ModelError, match=r"rows are not transformers'|costs this model too much"):
+    with pytest.raises(ModelError, match=r"rows are not the original's|costs this model too much"):
         load(tiny, quantization=quantization)
 
 

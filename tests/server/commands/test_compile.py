@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cpu.conversion import build
+from engine.cpu import loading
 from engine.types import ModelError
 from server.commands.compile import compile_model
 from server.settings.flag import SettingsError
@@ -35,10 +35,10 @@ def test_a_start_takes_what_it_makes(
     first, key, *notes = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{out}: ")
     assert len(key.removeprefix("  key ")) == 64
-    assert notes[0].startswith("  the self-test's rows equal transformers'")
+    assert notes[0].startswith("  the self-test's rows equal those that numpy computes")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 
-    monkeypatch.setattr(build, "convert", None)
+    monkeypatch.setattr(loading, "convert", None)
     load(model, compiled=str(out)).close()
     with pytest.raises(ModelError, match="is not an empty folder"):
         compile_model(asked(model), str(out))

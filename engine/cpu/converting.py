@@ -1,0 +1,76 @@
+"""Converts a model for OpenVINO, and says which rows the compiled one has to give. Imports torch only if it must."""
+
+from pathlib import Path
+from typing import Protocol
+
+from engine.cpu.bert import weights
+from engine.cpu.bert.original import Built
+from engine.cpu.choices import Choices
+from engine.cpu.converted import Converted
+from engine.cpu.selftest import Reference
+from engine.model.model_folder import ModelFolder
+from engine.selftest import sample_ids
+from engine.selftest.sample_ids import Sequences
+from engine.selftest.sentences import SENTENCES
+from engine.selftest.trial import trial
+
+_LONGEST = 1024  # tokens; longer sequences would take seconds
+# More than others try, because a conversion takes long anyway. 140: see engine.cpu.selftest.num_hidden.
+_SEQLENS = (8, 140, _LONGEST)
+
+
+class Original(Protocol):
+    """A model as its library or its papers compute it."""
+
+    computed_by: str  # whose rows the references are, for people
+    pad_id: int  # token id of padding; -1 = no token
+
+    def reference(self, sequences: Sequences, *, hides_tokens: bool) -> Reference:
+        """Its rows of each sequence alone. Raises ModelError if it does not run, or gives rows that are not finite."""
+        ...
+
+    def write(self, target: Path, *, quantization: str) -> int:
+        """Write the converted model into the empty folder `target`, for engine.cpu.executors. Returns the number of
+        quantized matrix products. Raises ModelError."""
+        ...
+
+
+def convert(folder: ModelFolder, choices: Choices, *, target: Path) -> Converted:
+    """Write the converted model into the empty folder `target`.
+
+    Raises ModelError. The original is freed before the converted model is compiled, because both may not fit into
+    memory.
+    """
+    original = _original(folder)
+    is_quantized = choices.quantization != "none"
+    tried = None if is_quantized else trial(folder, kind="cpu", seqlens=_SEQLENS)
+    ways = (False, True) if folder.hides_tokens else (False,)
+    of_ids = tuple(original.reference(tried.sequences, hides_tokens=way) for way in ways) if tried else ()
+    measures_loss = is_quantized or choices.dtype == "auto"
+    of_texts = original.reference(_texts(folder), hides_tokens=False) if measures_loss else None
+    return Converted(
+        references=of_ids,
+        of_texts=of_texts,
+        computed_by=original.computed_by,
+        notes=tried.notes if tried else (),
+        num_products=original.write(target, quantization=choices.quantization),
+        dimensions=(of_texts or of_ids[0]).dimensions,
+        pad_id=original.pad_id,
+    )
+
+
+def _original(folder: ModelFolder) -> Original:
+    bert = weights.read(folder)
+    if bert is not None:
+        return Built(bert)
+    from engine.cpu.conversion.build import Traced  # imports torch
+
+    return Traced(folder)
+
+
+def _texts(folder: ModelFolder) -> Sequences:
+    """English sentences and paragraphs, and all of them as one text: what rounding does to rows depends on the text.
+
+    Raises ModelError if the tokenizer can't be read.
+    """
+    return sample_ids.of_texts(folder, (*SENTENCES, " ".join(SENTENCES)), max_seqlen=_LONGEST)

@@ -1,0 +1,116 @@
+"""Models that are converted without torch: rows are transformers', and what is not exactly a BERT is left to torch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.cpu import converting
+from engine.cpu.bert import weights
+from engine.cpu.bert.reference import token_rows
+from engine.cpu.choices import choices_of
+from engine.model.model_folder import ModelFolder
+from engine.model.with_options import read_with
+from tests.engine.cpu.engines import difference, load, options, pooled
+from tests.engine.tiny_models import Reference, arbitrary, save
+
+SEQLENS = (5, 17, 1, 40, 3)
+
+
+def read(folder: Path) -> ModelFolder:
+    return read_with(options(folder))
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "xlm-roberta", "camembert"])
+def test_rows_are_transformers_rows(architecture: str, tmp_path: Path) -> None:
+    """Of the reference and of the graph, also where a text holds the token of padding."""
+    folder = save(architecture, tmp_path / "model")
+    model = weights.read(read(folder))
+    assert model is not None
+    sequences = arbitrary(SEQLENS)
+    sequences[1][3:5] = [1, 1]  # RoBERTa's padding
+    expected = Reference(folder).pooled(sequences, "mean")
+    in_numpy = np.stack([token_rows(model, np.array(sequence, np.int32)).mean(0) for sequence in sequences])
+    assert difference(in_numpy, expected) <= 1e-5
+    loaded = load(folder)
+    assert "numpy" in loaded.info.notes[0]
+    assert difference(pooled(loaded, sequences), expected) <= 1e-5
+    loaded.close()
+
+
+def change_weights(folder: Path, name: str, value: torch.Tensor | None) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop(name, None)
+    save_file(tensors | ({} if value is None else {name: value}), folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_a_whole_model_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Names have a prefix, and the head's weights are passed over."""
+    folder = save("bert", tmp_path / "model")
+    tensors = {f"bert.{name}": tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors["cls.predictions.bias"] = torch.zeros(3, dtype=dtype)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    model = weights.read(read(folder))
+    assert model is not None
+    for name, found in model.weights.items():
+        assert np.array_equal(found, tensors[f"bert.{name}"].float().numpy())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"hidden_act": "relu"},
+        {"layer_norm_eps": None},
+        {"pruned_heads": {"0": [1]}},
+        {"num_hidden_layers": 1},
+        {"max_position_embeddings": 5},
+    ],
+)
+def test_another_config_is_left_to_transformers(values: dict[str, Any], tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    described = read(folder)
+    described.config.update(values)
+    assert weights.read(described) is None
+
+
+@pytest.mark.parametrize("name", ["encoder.layer.0.attention.self.distance_embedding.weight", "encoder.x.bias"])
+def test_a_weight_too_many_is_left_to_transformers(name: str, tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    change_weights(folder, name, torch.zeros(3))
+    assert weights.read(read(folder)) is None
+
+
+def test_a_missing_weight_is_left_to_transformers(tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    change_weights(folder, "encoder.layer.0.output.dense.bias", None)
+    assert weights.read(read(folder)) is None
+
+
+def test_other_architectures_are_left_to_transformers(tmp_path: Path) -> None:
+    assert weights.read(read(save("distilbert", tmp_path / "model"))) is None
+
+
+def test_numbers_that_follow_are_passed_over(tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    change_weights(folder, "embeddings.position_ids", torch.arange(64)[None])
+    assert weights.read(read(folder)) is not None
+
+
+def test_both_ways_to_convert_give_the_same_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save("bert", tmp_path / "model")
+    described = read(folder)
+    found = []
+    for by in ("numpy", "transformers"):
+        target = tmp_path / by
+        target.mkdir()
+        if by == "transformers":
+            monkeypatch.setattr(weights, "read", lambda _: None)
+        converted = converting.convert(described, choices_of(described, options(folder)), target=target)
+        assert by in converted.computed_by
+        found.append(converted)
+    for one, other in zip(*(converted.references for converted in found), strict=True):
+        assert difference(np.concatenate(one.rows), np.concatenate(other.rows)) <= 1e-5
