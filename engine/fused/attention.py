@@ -25,6 +25,7 @@ from engine.fused.model.spec import Spec
 from engine.machine.varlen import has_varlen, varlen
 
 _SEQLENS = (128, 512, 2048, 8192)  # tokens
+_TILES_SEQLEN = 2048  # at which tiles are compared among themselves
 _ANY_SEQLEN = 1 << 30
 _TIE = 1.05  # another has to be faster by more than this
 _MAX_HOST = 0.002  # seconds of the host a call; the launch of a kernel takes it 0.0001
@@ -125,17 +126,25 @@ def candidates_for(
     spec: Spec, dtype: torch.dtype, capability: tuple[int, int], *, has_bias: bool
 ) -> tuple[Candidate, ...]:
     """Those that can compute the model; tiles always can. has_bias: it has a table of relative biases."""
-    if spec.softcap is not None or has_bias:
+    is_16_bit = dtype in (torch.float16, torch.bfloat16)
+    if has_bias or not is_16_bit:
         return (TILES,)
+    from engine.fused.kernels.attention import VariedAttend, variants  # Triton need not be there on a CPU
+
+    tiles = [TILES]
+    for name, sizes in variants(spec.head_dim, capability).items():
+        tiles.append(Candidate(name, VariedAttend(sizes), is_by_tiles=True))
+    if spec.softcap is not None:
+        return tuple(tiles)
     others = []
     if has_varlen(spec.head_dim, dtype, capability):
         others.append(Candidate("FlashAttention-2", flash_attend))
     has_window = any(layer.window is not None for layer in spec.layers)
     is_head = spec.head_dim <= _MAX_CUDNN_HEAD_DIM and spec.head_dim % 8 == 0
     # for Hopper and data-centre Blackwell
-    if is_head and not has_window and capability[0] in (9, 10) and dtype in (torch.float16, torch.bfloat16):
+    if is_head and not has_window and capability[0] in (9, 10):
         others.append(Candidate("cuDNN", cudnn_attend))
-    return TILES, *others
+    return (*tiles, *others)
 
 
 def flash_attend(query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
@@ -162,18 +171,27 @@ def cudnn_attend(query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule
 
 
 def choose(candidates: Iterable[Candidate], measure: Measure, *, max_seqlen: int) -> AttentionChoice:
-    """The fastest of the candidates, of which tiles are one, at each length that sequences of the model can have."""
+    """The fastest of the candidates, of which tiles are some, at each length that sequences of the model can have.
+
+    Of the ways to go by tiles only the fastest at one length is kept, as they differ by head size.
+    """
     candidates = tuple(candidates)
-    if candidates == (TILES,):
+    by_tiles = [candidate for candidate in candidates if candidate.is_by_tiles]
+    tiles, how = by_tiles[0], "the only way for this model"
+    if len(by_tiles) > 1:
+        length = min(_TILES_SEQLEN, max_seqlen)
+        tiles, how = min(by_tiles, key=lambda one: measure(one, length).device), "measured at load"
+    candidates = (tiles, *(candidate for candidate in candidates if not candidate.is_by_tiles))
+    if len(candidates) == 1:
         only = Steps(candidates, ())
-        return AttentionChoice(only, only, "attention by tiles, the only way for this model")
+        return AttentionChoice(only, only, f"attention by {tiles.name}, {how}")
     costs = {
         length: {candidate: measure(candidate, length) for candidate in candidates}
         for length in sorted({min(length, max_seqlen) for length in _SEQLENS})
     }
     dear = {one for by_candidate in costs.values() for one, cost in by_candidate.items() if cost.host > _MAX_HOST}
     recorded = _fastest_by_length(costs, without=frozenset())
-    called = _fastest_by_length(costs, without=frozenset(dear - {TILES}))
+    called = _fastest_by_length(costs, without=frozenset(dear - {tiles}))
     note = f"attention by {called}, measured at load"
     if recorded != called:
         note += f"; in graphs of at least {_LARGE} tokens by {recorded}"
@@ -191,4 +209,5 @@ def _fastest_by_length(costs: Mapping[int, Mapping[Candidate, Cost]], *, without
 
 def _fastest(costs: Mapping[Candidate, Cost]) -> Candidate:
     best = min(costs, key=lambda candidate: costs[candidate].device)
-    return TILES if costs[TILES].device <= _TIE * costs[best].device else best
+    tiles = next(candidate for candidate in costs if candidate.is_by_tiles)
+    return tiles if costs[tiles].device <= _TIE * costs[best].device else best

@@ -14,19 +14,22 @@ memory a multiprocessor), with registers and spills as ptxas reports them for sm
   start, so many small programs a multiprocessor are better than few large ones. One warp multiplies 16 queries.
 - Three stages keep the copies of two steps under way (cp.async); what a relative bias looks up takes room of its own.
 
-Copies go through plain pointers. Tensor descriptors (the bulk copy engine) would save registers, but read whole boxes:
-keys behind a sequence's end, whatever they are, where zeros are needed.
+Copies go through plain pointers. Tensor descriptors (the bulk copy engine) read whole boxes, also keys behind a
+sequence's end where zeros are needed. So they can take the place of pointers for blocks that every query sees whole.
+Whether that, or more keys a step, is faster nobody has measured yet: `variants` are tried when a model is loaded.
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.fused.kernels.attention_tiles import attend_tiles
 from engine.fused.kernels.rows import power_of_two
-from engine.fused.model.ops import AttentionRule, Tiles
+from engine.fused.model.ops import AttentionRule, Inputs, Tiles
 
+_LINE = 16  # bytes that addresses and strides of descriptors are multiples of
 _MAX_OFFSET = 2**31  # offsets within a sequence are counted in 32 bits
 _HOPPER = (9, 0)  # sizes for its like are taken where no GPU is
 # Keys a step, by queries a tile and D, up to which they hold.
@@ -46,12 +49,47 @@ class Sizes:
     num_warps: int
     num_stages: int  # steps whose keys and values are in shared memory or being loaded
     max_registers: int | None = None  # of a thread; None = no limit
+    by_boxes: bool = False  # whole blocks are read by tensor descriptors (TMA), where rows can be
+
+
+# By D: what may be faster than `sizes_for` on Hopper and data-centre Blackwell, for tiles of 128 queries.
+_VARIANTS = {
+    64: {
+        "tiles by TMA": Sizes(64, 8, 3, 128, by_boxes=True),
+        "tiles of 128 keys": Sizes(128, 8, 2),
+        "tiles of 128 keys by TMA": Sizes(128, 8, 3, by_boxes=True),
+    },
+    128: {
+        "tiles by TMA": Sizes(64, 8, 3, by_boxes=True),
+        "tiles by TMA in 4 stages": Sizes(64, 8, 4, by_boxes=True),
+        "tiles of 128 keys": Sizes(128, 8, 2),
+    },
+    256: {"tiles by TMA": Sizes(32, 8, 3, by_boxes=True)},
+}
+_VARIED_BLOCK = 128
+
+
+def variants(head_dim: int, capability: tuple[int, int]) -> dict[str, Sizes]:
+    """Sizes of `attend` to try, by a name for people, for 16-bit numbers and without relative biases."""
+    return _VARIANTS[max(64, power_of_two(head_dim))] if capability[0] in (9, 10) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class VariedAttend:
+    """See engine.fused.model.blocks.Attend: with these sizes for large tiles, and those of `sizes_for` for others."""
+
+    sizes: Sizes
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
+        """See Attend."""
+        sizes = self.sizes if inputs.tiles.block == _VARIED_BLOCK else None
+        return attend(query, key, value, inputs.tiles, rule, sizes=sizes)
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule, *, sizes: Sizes | None = None
 ) -> Tensor:
-    """See Ops, for tensors on the current GPU; D is at most 256. sizes: for measurements; None = chosen here."""
+    """See Ops, for tensors on the current GPU; D is at most 256. sizes: None = chosen here."""
     num_heads, head_dim = query.shape[1:]
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     bias = rule.relative_bias
@@ -70,6 +108,8 @@ def attend(
         output,
         tiles.table,
         output if bias is None else bias,
+        _boxes(key, sizes),
+        _boxes(value, sizes),
         *query.stride()[:2],
         *key.stride()[:2],
         *value.stride()[:2],
@@ -92,6 +132,15 @@ def attend(
         maxnreg=sizes.max_registers,
     )
     return output
+
+
+def _boxes(rows: Tensor, sizes: Sizes) -> TensorDescriptor | None:
+    """Of keys or values [T, H, D]. Boxes take adjacent heads, whole lines of the cache, and D a power of two."""
+    num_rows, num_heads, head_dim = rows.shape
+    can = rows.stride(1) == head_dim == power_of_two(head_dim) and rows.stride(0) * rows.itemsize % _LINE == 0
+    if not sizes.by_boxes or not can or rows.data_ptr() % _LINE:
+        return None
+    return TensorDescriptor(rows, [num_rows, num_heads * head_dim], [rows.stride(0), 1], [sizes.block_n, head_dim])
 
 
 def sizes_for(

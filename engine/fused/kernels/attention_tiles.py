@@ -31,6 +31,8 @@ def attend_tiles(
     output: tl.tensor,
     table: tl.tensor,  # int32 [tiles, 5], see engine.fused.model.ops.Tiles
     bias: tl.tensor,  # float32 [heads, 2 reach + 1]; not read without HAS_BIAS
+    key_boxes: tl.tensor,  # descriptor of [rows, H D] in boxes of [BLOCK_N, D]; None = whole blocks go by pointers too
+    value_boxes: tl.tensor,  # likewise
     query_row: tl.tensor,  # strides in numbers
     query_head: tl.tensor,
     key_row: tl.tensor,
@@ -100,6 +102,7 @@ def attend_tiles(
     weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if HAS_BIAS:
         bias += head * (2 * reach + 1)
+    first_row, first_column = first_key.to(tl.int32), head // GROUPS * HEAD_DIM
     for IS_EDGE in tl.static_range(2):
         # The edges in one loop: those below the whole blocks are counted as if they lay right below those above.
         low = whole_end - (whole_start - start) if IS_EDGE else whole_start
@@ -108,7 +111,10 @@ def attend_tiles(
             if IS_EDGE and HAS_WINDOW:
                 block += tl.where(block < whole_end, whole_start - whole_end, 0)
             is_key = block + columns < num_keys
-            k = _load(key_pointers + block * key_row, is_key[None, :], is_number[:, None], IS_EDGE, IS_PADDED)
+            if key_boxes is None or IS_EDGE:
+                k = _load(key_pointers + block * key_row, is_key[None, :], is_number[:, None], IS_EDGE, IS_PADDED)
+            else:
+                k = key_boxes.load([first_row + block, first_column]).T
             scores = tl.dot(q, k, input_precision="ieee")
             if HAS_SOFTCAP:
                 # softcap * tanh(x / softcap), in powers of two: tanh(y) = 1 - 2 / (1 + e ** 2y)
@@ -135,7 +141,10 @@ def attend_tiles(
                 weights = tl.exp2(scores * scale - new_largest[:, None])
             kept = tl.exp2(largest - new_largest)
             total = total * kept + tl.sum(weights, 1)
-            v = _load(value_pointers + block * value_row, is_key[:, None], is_number[None, :], IS_EDGE, IS_PADDED)
+            if value_boxes is None or IS_EDGE:
+                v = _load(value_pointers + block * value_row, is_key[:, None], is_number[None, :], IS_EDGE, IS_PADDED)
+            else:
+                v = value_boxes.load([first_row + block, first_column])
             weighted = tl.dot(weights.to(v.dtype), v, weighted * kept[:, None], input_precision="ieee")
             largest = new_largest
     output += first_query * output_row + head * output_head

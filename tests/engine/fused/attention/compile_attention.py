@@ -3,8 +3,8 @@
     python -m tests.engine.fused.attention.compile_attention ARCH "HEAD_DIM BLOCK RULE" ...
 
 ARCH is a compute capability, one of compile_kernels.SHARED_MEMORY. RULE is "full", or some of "causal", "window",
-"softcap" and "bias" with a comma between; "float32" may stand among them. A process of its own, since Triton must not
-interpret.
+"softcap" and "bias" with a comma between; "float32" may stand among them, and "variant0", … for one of `variants`. A
+process of its own, since Triton must not interpret.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 import torch
 from triton.runtime import driver
 
-from engine.fused.kernels.attention import attend, sizes_for
+from engine.fused.kernels.attention import attend, sizes_for, variants
 from engine.fused.kernels.attention_tiles import attend_tiles
 from engine.fused.model.ops import AttentionRule, Tiles
 from tests.engine.fused.kernels.compile_kernels import CompilingDriver
@@ -35,6 +35,9 @@ def launch(arch: int, head_dim: int, block: int, names: list[str]) -> None:
     tiles = Tiles(torch.zeros((1, 5), dtype=torch.int32), block)
     capability = (arch // 10, arch % 10)
     sizes = sizes_for(head_dim, block, capability, has_bias="bias" in names, is_float32=dtype == torch.float32)
+    for name in names:
+        if name.startswith("variant"):
+            sizes = list(variants(head_dim, capability).values())[int(name.removeprefix("variant"))]
     attend(query, key, value, tiles, rule, sizes=sizes)
 
 

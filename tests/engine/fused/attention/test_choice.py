@@ -160,7 +160,20 @@ def test_candidates_are_those_that_can(
     changed: dict[str, object], dtype: torch.dtype, capability: tuple[int, int], has_bias: bool, names: list[str]
 ) -> None:
     found = candidates_for(spec_of(**changed), dtype, capability, has_bias=has_bias)
-    assert [candidate.name for candidate in found] == names
+    assert [candidate.name for candidate in found if candidate is TILES or not candidate.is_by_tiles] == names
+    is_varied = capability == HOPPER and dtype == torch.bfloat16 and not has_bias
+    assert (sum(candidate.is_by_tiles for candidate in found) > 1) == is_varied
+
+
+def test_of_tiles_the_fastest_is_compared_with_others() -> None:
+    varied = Candidate("tiles of 128 keys", marked, is_by_tiles=True)
+    times = Times({("tiles of 128 keys", 2048): 0.8, ("flash", 8192): 0.5})
+    choice = choose((TILES, varied, FLASH), times, max_seqlen=32768)
+    assert choice.recorded.candidates == (varied, FLASH)
+    assert ("tiles", 512) not in times.asked
+    assert choice.kernel_max_seqlen(64, 16384) == 4096  # the variant need not know the longest sequence
+    alone = choose((TILES, varied), Times({("tiles of 128 keys", 2048): 0.8}), max_seqlen=32768)
+    assert alone.note == "attention by tiles of 128 keys, measured at load"
 
 
 def test_operators_take_what_they_are_given() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.fused.kernels.attention import variants
 from tests.engine.fused.kernels.compile_kernels import SHARED_MEMORY
 
 pytestmark = pytest.mark.timeout(300)
@@ -41,6 +42,16 @@ def test_all_kinds_of_rules_on_hopper(tmp_path: Path) -> None:
     found = compiled(tmp_path, 90, large + small)
     assert [one["case"] for one in found if one["spilled"]] == []
     assert [one["case"] for one in found if one["products"]["wgmma.mma_async"]] == large
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("arch", "product"), [(90, "wgmma.mma_async"), (100, "tcgen05.mma")])
+def test_variants(tmp_path: Path, arch: int, product: str) -> None:
+    counts = {dim: len(variants(dim, (arch // 10, 0))) for dim in (64, 128, 256)}
+    cases = [f"{dim} 128 causal,variant{number}" for dim, count in counts.items() for number in range(count)]
+    found = compiled(tmp_path, arch, cases)
+    assert all(one["products"][product] for one in found)
+    assert arch != 90 or [one["case"] for one in found if one["spilled"]] == []
 
 
 @pytest.mark.full

@@ -5,20 +5,20 @@ import itertools
 import pytest
 import torch
 
-from engine.fused.kernels.attention import Sizes, attend, sizes_for
+from engine.fused.kernels.attention import Sizes, VariedAttend, attend, sizes_for, variants
 from engine.fused.model.reference import ReferenceOps
-from tests.engine.fused.attention.cases import Case, rule_of
+from tests.engine.fused.attention.cases import Case, inputs_of, rule_of
 from tests.tiers import full, full_but
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (5, 1, 0, 70, 33, 16)
 
 
-def deviation(case: Case, *, block_n: int | None = None, **rule: object) -> float:
+def deviation(case: Case, *, block_n: int | None = None, sizes: Sizes | None = None, **rule: object) -> float:
     """The largest difference from the reference, of rows of tokens."""
     asked = rule_of(case, **rule)  # type: ignore[arg-type]
     tiles = case.tiles()
-    sizes = None if block_n is None else Sizes(block_n, 4, 1)
+    sizes = sizes if block_n is None else Sizes(block_n, 4, 1)
     rows = attend(*case.views(), tiles, asked, sizes=sizes)[: case.num_tokens].float()
     expected = ReferenceOps().attend(*case.views(), tiles, asked)[: case.num_tokens].float()
     assert expected.isfinite().all()
@@ -64,6 +64,17 @@ def test_head_sizes_whether_powers_of_two_or_not(head_dim: int) -> None:
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 def test_blocks_of_each_size(block: int) -> None:
     assert deviation(Case(lengths=(150, 3), block=block, device=DEVICE)) < 1e-5
+
+
+@pytest.mark.holds("Kernels match their plain reference")
+@pytest.mark.parametrize("rule", [{}, {"is_causal": True, "window": 150}], ids=["all", "window"])
+@pytest.mark.parametrize(
+    ("head_dim", "name"), [(dim, name) for dim in (64, 128, 256) for name in variants(dim, (9, 0))]
+)
+def test_each_variant(head_dim: int, name: str, rule: dict[str, object]) -> None:
+    """Whole blocks, edges, neighbours, keys shared by heads, and NaN behind the last sequence."""
+    case = Case(lengths=(7, 300, 128), num_heads=4, head_dim=head_dim, block=128, dtype=torch.float16, device=DEVICE)
+    assert deviation(case, sizes=variants(head_dim, (9, 0))[name], **rule) < 2e-3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 1), (4, 2), (3, 3)])
@@ -123,3 +134,20 @@ def test_sizes_fit_smaller_gpus() -> None:
     )
     assert sizes_for(64, 128, (9, 0), has_bias=False).max_registers == 128
     assert sizes_for(64, 128, (9, 0), has_bias=True).max_registers is None
+
+
+def test_boxes_are_read_only_where_rows_allow() -> None:
+    """Heads of 48 numbers are none, and pointers are as right."""
+    case = Case(lengths=(150,), head_dim=48, block=128, device=DEVICE)
+    assert deviation(case, sizes=Sizes(32, 4, 1, by_boxes=True)) < 1e-5
+
+
+def test_variants_are_for_large_tiles() -> None:
+    case = Case(lengths=(40,), block=32, dtype=torch.float16, device=DEVICE)
+    query, key, value = case.views()
+    impossible = VariedAttend(Sizes(0, 0, 0))
+    rows = impossible(query, key, value, inputs_of(case, max_seqlen=40), rule_of(case))
+    assert torch.allclose(
+        rows[:40], ReferenceOps().attend(query, key, value, case.tiles(), rule_of(case))[:40], atol=2e-3
+    )
+    assert variants(64, (8, 0)) == {}
