@@ -58,11 +58,16 @@ if step == "ceilings":
 
 def test_a_step_that_does_not_stop_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_GRACE", 0.0)
+    monkeypatch.setattr(plan, "_LEAST", 0.0)
     code = (
         "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import threading; threading.Event().wait()'])"
     )
     troubles = run([Step("kernels", 1.0)], code, seconds=0.5)
     assert troubles == ["kernels: ended, because it did not stop in time"]
+
+
+def test_what_has_no_time_left_is_not_begun() -> None:
+    assert run([Step("kernels", 1.0), Step("server", 1.0)], "", seconds=6.0) == ["kernels: no time was left for it"]
 
 
 @pytest.mark.parametrize(
