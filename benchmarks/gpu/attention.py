@@ -4,6 +4,7 @@ A batch is about 16,384 tokens in sequences of one length. Outside a graph the h
 does not. Queries, keys and values are views of one packed tensor, as the product before them leaves them.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from benchmarks.gpu.fused_models import ops_for
 from benchmarks.gpu.rows import Figure, Key
 from engine.fused.attention import Candidate, candidates_for
 from engine.fused.attention_timing import inputs_of
+from engine.fused.model.blocks import Attend
 from engine.fused.model.ops import AttentionRule, Inputs
 from engine.fused.model.spec import LayerSpec, Spec
 
@@ -41,6 +43,8 @@ class HeadShape:
 
 _HEADS = (HeadShape(32, 8, 128), HeadShape(16, 8, 128), HeadShape(16, 16, 64), HeadShape(12, 12, 32))
 _SEQLENS = (512, 128, 8192, 32, 2048)
+_SWEPT_HEADS, _SWEPT_SEQLENS = (_HEADS[0], _HEADS[2]), (512, 8192)
+_SWEPT_SIZES = ((64, 128), (4, 8), (2, 3, 4))  # keys a step, warps, stages
 _TINY_HEADS, _TINY_SEQLENS, _TINY_NUM_TOKENS = (HeadShape(4, 2, 16),), (24,), 48
 
 
@@ -65,6 +69,23 @@ def run(bench: Bench) -> None:
                     shape = f"{heads} S={seqlen}{' causal' if is_causal else ''}"
                     work = partial(_measure, bench, spec, candidate, seqlen)
                     bench.measure(Key(KIND, candidate.name, "bf16", shape), work)
+    if bench.clock.is_gpu:
+        _sweep(bench)
+
+
+def _sweep(bench: Bench) -> None:
+    """Our kernel launched in other ways, for whoever picks what the engine tries at load. Last, as it takes long."""
+    from engine.fused.kernels.attention import Sizes, attend  # Triton need not be there on a CPU
+
+    def with_sizes(sizes: Sizes) -> Attend:
+        return lambda query, key, value, inputs, rule: attend(query, key, value, inputs.tiles, rule, sizes=sizes)
+
+    for heads, seqlen in itertools.product(_SWEPT_HEADS, _SWEPT_SEQLENS):
+        for launch in itertools.product(*_SWEPT_SIZES):
+            name = "tiles {} keys {} warps {} stages".format(*launch)
+            candidate = Candidate(name, with_sizes(Sizes(*launch)), is_by_tiles=True)
+            work = partial(_measure, bench, _spec(heads, is_causal=True), candidate, seqlen)
+            bench.measure(Key(KIND, name, "bf16", f"{heads} S={seqlen} causal"), work)
 
 
 def _candidates(bench: Bench, spec: Spec) -> tuple[Candidate, ...]:
