@@ -46,7 +46,9 @@ class Facts:
         """What the self-test measured."""
         near = self.fidelity
         differences = () if self.difference is None else (self.difference,)
-        return differences if near is None else (*differences, near.min_cosine, near.median_cosine, near.overlap)
+        if near is None:
+            return differences
+        return (*differences, near.min_cosine, near.p1_cosine, near.median_cosine, near.overlap)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Tiny random models of many architectures in folders of their own, and what transformers itself makes of them."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -98,11 +100,24 @@ SCORING_SEQUENCES = AutoModelForSequenceClassification
 SCORING_TOKENS = AutoModelForTokenClassification
 GENERATING = AutoModelForCausalLM
 MASKED = AutoModelForMaskedLM
+TAMED = 0.05
+_ADDS = re.compile(r"(output\.dense|attention\.dense|ffn_output|attn\.o|o_proj|down_proj)\.weight$")
 
 
 def save(family: str, folder: Path) -> Path:
     """A model of this family with arbitrary weights, the same each time."""
     return save_whole(family, folder, AutoModel)
+
+
+def save_tame(family: str, folder: Path) -> Path:
+    """The same, but what layers add to the residual stream is small, as in trained models: FP8 passes its gate."""
+    file = save(family, folder) / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if _ADDS.search(name):
+            tensor.mul_(TAMED)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
 
 
 def save_whole(family: str, folder: Path, purpose: Any, **others: Any) -> Path:

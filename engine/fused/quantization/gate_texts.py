@@ -4,11 +4,16 @@ A third is not English. They are ours; a change of them changes what the gate's 
 """
 # ruff: noqa: RUF001 - letters of other scripts are meant
 
+import itertools
+
 from engine.model.model_folder import ModelFolder
 from engine.selftest import sample_ids
 from engine.selftest.sample_ids import Sequences
+from engine.selftest.trial import num_layer_parameters
 
-_MAX_SEQLEN = 1024  # tokens
+_MAX_SEQLEN = 1024  # tokens of the fixed texts; those beyond are made to the model's length
+_CHARACTERS = 3  # of a token: about as many as the fixed texts have in most models
+_MAX_WORK_ON_CPU = 2e10  # tokens of one text times parameters of layers: half a second of one core
 
 _QUERIES = """
 hello
@@ -184,6 +189,27 @@ def texts() -> tuple[str, ...]:
 def sequences(folder: ModelFolder) -> Sequences:
     """The texts' token ids. Raises ModelError where the folder's tokenizer can't be read."""
     return sample_ids.of_texts(folder, texts(), max_seqlen=_MAX_SEQLEN)
+
+
+def long_sequences(folder: ModelFolder, *, is_cpu: bool) -> Sequences:
+    """Token ids of texts that are longer than the others: one of the model's length, one of about half of it, …
+
+    On a CPU only those that it computes in a second. Raises ModelError as `sequences` does.
+    """
+    longest = folder.max_seqlen
+    if is_cpu:
+        longest = min(longest, int(_MAX_WORK_ON_CPU / num_layer_parameters(folder)))
+    halved = (longest >> turn for turn in itertools.count())
+    lengths = list(itertools.takewhile(lambda length: length > _MAX_SEQLEN // 2, halved))
+    long = [_repeated(turn, _CHARACTERS * (length if turn else 2 * length)) for turn, length in enumerate(lengths)]
+    return sample_ids.of_texts(folder, long, max_seqlen=longest) if long else []
+
+
+def _repeated(turn: int, num_characters: int) -> str:
+    """The blocks one after the other, beginning with another one for each turn."""
+    blocks = [" ".join(_lines(block)) for block in _rotated(_BLOCKS, 3 * turn)]
+    text = " ".join(blocks)
+    return " ".join([text] * (num_characters // len(text) + 1))[:num_characters].strip()
 
 
 def _lines(block: str) -> list[str]:

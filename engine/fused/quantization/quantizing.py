@@ -19,7 +19,7 @@ from engine.fused.engine import FusedEngine
 from engine.fused.model.linear import FP8_MULTIPLE, Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import Spec
 from engine.fused.quantization import gate, gate_texts
-from engine.fused.quantization.fidelity import Rows
+from engine.fused.quantization.gate import Rows
 from engine.machine.devices import has_fp8
 from engine.selftest import selfcheck
 from engine.selftest.sample_ids import Sequences
@@ -137,7 +137,8 @@ def _through_gate(
         switch.set(quantized)
         return measuring.rows(sequences)
 
-    sequences = gate_texts.sequences(model.chosen.folder)
+    folder, is_cpu = model.chosen.folder, model.chosen.capability is None
+    sequences = gate_texts.sequences(folder) + gate_texts.long_sequences(folder, is_cpu=is_cpu)
     outcome = gate.check(compute, names, sequences, is_enforced=is_gated)
     switch.set(outcome.quantized)
     return outcome

@@ -5,6 +5,7 @@ Serves nothing, and neither reads nor writes the cache of quantized models.
 
 import contextlib
 import dataclasses
+import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,20 @@ from pathlib import Path
 import torch
 
 from engine.fused import loading
+from engine.fused.assembly import Model
+from engine.fused.checkpoint import from_folder
 from engine.fused.choices import Choices
+from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import gate, gate_texts, quantizing
 from engine.fused.quantization.gate import Outcome
+from engine.fused.quantization.quantizing import GateRows
 from engine.messages import LoadOptions
+from engine.rows.modules_torch import load_modules
+from engine.selftest.fidelity import Fidelity, fidelity
+from engine.types import DeviceTrouble
 
 _REASON = "for verification"
+_NUM_SEQS = 64  # of a batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +35,10 @@ class Verified:
 
     outcome: Outcome
     scheme: str
-    num_tokens: int  # of the gate's texts
-    min_median: float  # what the gate asks of cosines
-    min_p1: float
+    limits: dict[str, float]  # what the gate asks for, by the name of what is measured
+    # Plain bfloat16 rows of the gate's fixed texts against float32 ones, both by plain torch: an error of quantization
+    # that is not larger can't be told from rounding. None where there was no memory for it.
+    noise_floor: Fidelity | None
     dtype: str  # of what stays plain, and of what all was held against
     gpu: str | None  # as its driver calls it; None = a CPU
     with_auto: str  # a line: what --quantization auto makes of this model on this device
@@ -40,20 +50,53 @@ def verify(name: str, options: LoadOptions) -> Verified:
         loading.keep_kernels(Path(options.cache_dir), os.environ)
     loaded = loading.load(_untimed, name=name, reason=_REASON, options=dataclasses.replace(options, cache_dir=None))
     loaded.engine.close()
-    chosen, outcome = loaded.model.chosen, loaded.outcome
+    chosen, outcome, num_linear_parameters = (
+        loaded.model.chosen,
+        loaded.outcome,
+        loaded.model.spec.num_linear_parameters,
+    )
     assert outcome is not None
+    del loaded  # its memory is for the plain models
+    gc.collect()
+    torch.cuda.empty_cache()  # of a process that uses none, this does nothing
     return Verified(
         outcome=outcome,
         scheme=gate.SCHEME,
-        num_tokens=sum(map(len, gate_texts.sequences(chosen.folder))),
-        min_median=gate.MIN_MEDIAN,
-        min_p1=gate.MIN_P1,
+        limits={"median": gate.MIN_MEDIAN, "p1": gate.MIN_P1, "overlap": gate.MIN_OVERLAP},
+        noise_floor=_noise_floor(chosen),
         dtype=str(chosen.dtype).removeprefix("torch."),
         gpu=_gpu(chosen),
         with_auto=quantizing.decide(
-            "auto", capability=chosen.capability, num_linear_parameters=loaded.model.spec.num_linear_parameters
+            "auto", capability=chosen.capability, num_linear_parameters=num_linear_parameters
         ).reason,
     )
+
+
+def _noise_floor(chosen: Choices) -> Fidelity | None:
+    try:
+        rounded, exact = (_plain_rows(chosen, dtype) for dtype in (torch.bfloat16, torch.float32))
+    except (torch.OutOfMemoryError, DeviceTrouble):
+        return None
+    return fidelity(rounded, exact)
+
+
+def _plain_rows(chosen: Choices, dtype: torch.dtype) -> gate.Rows:
+    """Raises torch.OutOfMemoryError, and DeviceTrouble where there is no memory."""
+    folder, device = chosen.folder, chosen.device
+    source = from_folder.find(dataclasses.replace(chosen, dtype=dtype)).source
+    plain = Model(
+        name="",
+        reason=_REASON,
+        chosen=dataclasses.replace(chosen, dtype=dtype),
+        spec=source.spec,
+        weights=source.weights(),
+        modules=load_modules(folder.path, folder.steps, device=device),
+        ops=ReferenceOps(),
+        attention=None,
+        max_num_seqs=_NUM_SEQS,
+        num_threads=torch.get_num_threads(),
+    )
+    return GateRows(plain).rows(gate_texts.sequences(folder))
 
 
 def _gpu(chosen: Choices) -> str | None:

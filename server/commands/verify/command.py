@@ -28,8 +28,8 @@ from tokenizer_pool.files.config_files import TokenizerError
 from tokenizer_pool.files.loading import load
 
 if TYPE_CHECKING:
-    from engine.fused.quantization.fidelity import Fidelity
     from engine.fused.quantization.verify import Verified
+    from engine.selftest.fidelity import Fidelity
 
 _ENGINE, _QUANTIZATION = registry.FUSED, "fp8"
 _PLAIN_AGAIN = 1  # exit code: a server would serve the model, without a layer quantized
@@ -104,16 +104,28 @@ def _as_json(plan: ModelPlan, verified: "Verified") -> str:
         "against": f"the same model with plain weights in {verified.dtype}",
         "measured": "anew",
         "num_texts": outcome.num_texts,
-        "num_tokens": verified.num_tokens,
-        "limits": {"median": verified.min_median, "p1": verified.min_p1},
-        "all_layers": dataclasses.asdict(outcome.fidelity_of_all),
-        "served": dataclasses.asdict(outcome.fidelity) if outcome.quantized else None,
+        "num_tokens": outcome.num_tokens,
+        "max_tokens": outcome.max_seqlen,
+        "limits": verified.limits,
+        "all_layers": _measured(outcome.fidelity_of_all),
+        "served": _measured(outcome.fidelity) if outcome.quantized else None,
+        "noise_floor": _measured(verified.noise_floor) if verified.noise_floor else None,
         "quantized": list(outcome.quantized),
         "reverted": list(outcome.reverted),
         "passed": outcome.passed,
         "with_auto": verified.with_auto,
     }
     return json.dumps(facts, indent=2, ensure_ascii=False)
+
+
+def _measured(found: "Fidelity") -> dict[str, float]:
+    """Cosines are without the mean row."""
+    return {
+        "median": found.median_cosine,
+        "p1": found.p1_cosine,
+        "minimum": found.min_cosine,
+        "overlap": found.overlap,
+    }
 
 
 def _as_text(plan: ModelPlan, verified: "Verified") -> str:
@@ -131,21 +143,22 @@ def _facts(plan: ModelPlan, verified: "Verified") -> Iterator[tuple[str, str]]:
     yield "against", f"the same model with plain weights in {verified.dtype}"
     yield "device", plan.devices.names[0]
     yield "gpu", verified.gpu or "none"
-    yield "texts", f"{outcome.num_texts}, {verified.num_tokens:,} tokens; measured now"
-    yield "limits", f"cosine median {verified.min_median} or more, 1st percentile {verified.min_p1} or more"
+    longest = f"the longest of {outcome.max_seqlen:,}"
+    yield "texts", f"{outcome.num_texts}, {outcome.num_tokens:,} tokens, {longest}; measured now"
+    limits = verified.limits
+    cosines = f"cosine median {limits['median']} or more, 1st percentile {limits['p1']} or more"
+    yield "limits", f"{cosines}, without the mean row; {limits['overlap']:.0%} or more of the nearest texts the same"
+    floor = verified.noise_floor
+    yield "noise floor", f"{floor.figures}: bfloat16 against float32" if floor else "not measured: too little memory"
     verdict = "beyond the limits" if outcome.reverted else "within the limits"
-    yield f"all {num_layers} layers", f"{_shown(outcome.fidelity_of_all)}: {verdict}"
+    yield f"all {num_layers} layers", f"{outcome.fidelity_of_all.figures}: {verdict}"
     if outcome.reverted:
         for number, layer in enumerate(_by_layer(outcome.reverted)):
             yield "" if number else "plain again", layer
     if outcome.reverted and outcome.quantized:
-        yield f"the other {num_quantized}", f"{_shown(outcome.fidelity)}: within the limits"
+        yield f"the other {num_quantized}", f"{outcome.fidelity.figures}: within the limits"
     yield "served", _served(plan, num_quantized, num_layers)
     yield "with auto", verified.with_auto
-
-
-def _shown(found: "Fidelity") -> str:
-    return f"{found.text}, rank correlation {found.rank_correlation:.5f}"
 
 
 def _by_layer(names: Sequence[str]) -> Iterator[str]:

@@ -179,7 +179,7 @@ def test_what_is_being_written_is_not_found(tmp_path: Path) -> None:
         {"dtype": "float16"},
         {"computed_by": 1},
         {"fidelity": {"min_cosine": 0.99}},
-        {"fidelity": {**dataclasses.asdict(Fidelity(0.99, 0.99, 0.99, 33)), "overlap": "x"}},
+        {"fidelity": {**dataclasses.asdict(Fidelity(0.99, 0.99, 0.99, 0.99, 33)), "overlap": "x"}},
         {"unknown": 1},
     ],
 )

@@ -137,11 +137,11 @@ def test_fidelity_is_that_of_rows_without_their_mean() -> None:
 @pytest.mark.parametrize(
     ("found", "is_near"),
     [
-        (Fidelity(0.998, 0.9995, 0.99, 33), True),
-        (Fidelity(0.9979, 0.9999, 1.0, 33), False),
-        (Fidelity(0.999, 0.9994, 1.0, 33), False),
-        (Fidelity(0.9999, 0.9999, 0.989, 33), False),
-        (Fidelity(float("nan"), float("nan"), 1.0, 33), False),
+        (Fidelity(0.998, 0.999, 0.9995, 0.99, 33), True),
+        (Fidelity(0.9979, 0.9999, 0.9999, 1.0, 33), False),
+        (Fidelity(0.999, 0.9992, 0.9994, 1.0, 33), False),
+        (Fidelity(0.9999, 0.9999, 0.9999, 0.989, 33), False),
+        (Fidelity(float("nan"), float("nan"), float("nan"), 1.0, 33), False),
     ],
 )
 def test_what_auto_takes_for_float32(found: Fidelity, is_near: bool) -> None:

@@ -24,7 +24,7 @@ from server.commands.verify.command import verify
 from server.settings.flag import SettingsError
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings
-from tests.engine.tiny_models import VOCAB_SIZE, save
+from tests.engine.tiny_models import TAMED, VOCAB_SIZE, save_tame
 from tests.server_e2e.expected import minilm
 
 pytestmark = pytest.mark.holds("Engines on a GPU")
@@ -55,7 +55,7 @@ def save_tiny(family: str, folder: Path) -> Path:
     assert len(letters) + 5 <= VOCAB_SIZE
     tokenizer = Tokenizer(WordLevel({"[UNK]": 4, **letters}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Split("", "isolated")
-    save(family, folder)
+    save_tame(family, folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -67,6 +67,7 @@ def spoil(folder: Path) -> None:
     tensors = load_file(file)
     layer = "encoder.layer.1"
     tensors[f"{layer}.intermediate.dense.bias"][0] = 1e6
+    tensors[f"{layer}.output.dense.weight"] /= TAMED  # so that the others count
     tensors[f"{layer}.output.dense.weight"][:, 0] /= 1e6
     save_file(tensors, file, metadata={"format": "pt"})
 
@@ -103,13 +104,13 @@ def test_a_good_model(capsys: pytest.CaptureFixture[str], tiny: Path, cache: Pat
         "scheme": "fp8_row",
         "measured": "anew",
         "num_texts": 167,
-        "limits": {"median": 0.998, "p1": 0.995},
+        "limits": {"median": 0.998, "p1": 0.995, "overlap": 0.95},
         "reverted": [],
         "passed": True,
     }
     assert {name: found[name] for name in expected} == expected
     assert found["served"] == found["all_layers"]
-    assert set(found["served"]) == {"median", "p1", "minimum", "rank_correlation"}
+    assert set(found["served"]) == set(found["noise_floor"]) == {"median", "p1", "minimum", "overlap"}
     assert 0.995 < found["served"]["median"] < 1
     assert len(found["quantized"]) == 9
     assert list(cache.rglob("*.safetensors")) == []
@@ -120,10 +121,12 @@ def test_text_says_the_same(capsys: pytest.CaptureFixture[str], tiny: Path) -> N
     shown = lines(capsys, tiny)
     assert shown[0] == str(tiny)
     assert {"device cpu", "gpu none", "quantization fp8 (fp8_row)"} <= set(shown)
-    assert f"texts 167, {found['num_tokens']:,} tokens; measured now" in shown
-    assert "limits cosine median 0.998 or more, 1st percentile 0.995 or more" in shown
+    assert f"texts 167, {found['num_tokens']:,} tokens, the longest of {found['max_tokens']}; measured now" in shown
+    (limits,) = (line for line in shown if line.startswith("limits "))
+    assert "median 0.998 or more, 1st percentile 0.995 or more, without the mean row; 95% or more" in limits
+    assert any(line.startswith("noise floor cosine median ") for line in shown)
     (figures,) = (line for line in shown if line.startswith("all 9 layers cosine median "))
-    for name in ("median", "p1", "minimum", "rank_correlation"):
+    for name in ("median", "p1", "minimum"):
         assert f"{found['served'][name]:.5f}" in figures
     assert figures.endswith("within the limits")
     assert "served in fp8, all 9 linear layers, with --engine fused --devices cpu --quantization fp8" in shown
@@ -250,4 +253,4 @@ def test_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < len(found["quantized"]) < 18
     assert found["served"]["median"] >= 0.998
     assert found["served"]["p1"] >= 0.995
-    assert found["served"]["rank_correlation"] > 0.99
+    assert found["served"]["overlap"] > 0.95

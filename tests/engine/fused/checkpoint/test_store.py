@@ -16,12 +16,13 @@ from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import LayerSpec, Spec
 from engine.fused.quantization import cache as store_module
 from engine.fused.quantization.cache import QuantizedModel, QuantizedStore
-from engine.fused.quantization.fidelity import SAME
 from engine.fused.quantization.gate import Outcome
+from engine.selftest.fidelity import Fidelity
 from engine.store import tensor_file
 from engine.store.cache import Cache
 
 CPU = torch.device("cpu")
+SAME = Fidelity(min_cosine=1.0, p1_cosine=1.0, median_cosine=1.0, overlap=1.0, num_texts=5)
 SPEC = Spec(
     architecture="a",
     family="bert",
@@ -45,6 +46,8 @@ QUANTIZED = ("layers.0.gate_up", "layers.1.gate_up")
 def outcome(*, quantized: tuple[str, ...] = QUANTIZED, is_enforced: bool = True) -> Outcome:
     return Outcome(
         num_texts=5,
+        num_tokens=50,
+        max_seqlen=20,
         quantized=quantized,
         reverted=("layers.0.down", "layers.1.down"),
         fidelity=SAME,

@@ -24,7 +24,7 @@ from engine.selftest import sample_ids, selfcheck
 from engine.store import fingerprint
 from engine.types import ModelError
 from tests.engine.load_options import load_options
-from tests.engine.tiny_models import save
+from tests.engine.tiny_models import save_tame
 from tests.tiers import full
 
 START = """
@@ -82,7 +82,7 @@ def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.full
 @pytest.mark.holds("A warm fused start imports no transformers")
 def test_a_warm_start_imports_no_transformers(tmp_path: Path) -> None:
-    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
     imported_cold, cold = start(folder, cache_dir, "cold")
     imported_warm, warm = start(folder, cache_dir, "warm")
     assert (imported_cold, imported_warm) == (True, False)
@@ -96,7 +96,7 @@ def test_a_warm_start_imports_no_transformers(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("lenient")
 @pytest.mark.parametrize("family", ["modernbert", *full("bert", "albert", "qwen3 with a window", "gemma2", "mpnet")])
 def test_a_warm_engine_gives_the_same_rows(family: str, tmp_path: Path) -> None:
-    folder, cache_dir = save(family, tmp_path / "model"), tmp_path / "cache"
+    folder, cache_dir = save_tame(family, tmp_path / "model"), tmp_path / "cache"
     cold, warm = load(folder, cache_dir), load(folder, cache_dir)
     assert any("taken from" in note for note in warm.info.notes)
     assert (warm.info.dtype, warm.info.dimensions) == (cold.info.dtype, cold.info.dimensions) == ("fp8", 32)
@@ -106,7 +106,7 @@ def test_a_warm_engine_gives_the_same_rows(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("lenient")
 def test_a_damaged_entry_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
     load(folder, cache_dir)
     (entry,) = entries(cache_dir)
     content = (entry / "weights.safetensors").read_bytes()
@@ -121,7 +121,7 @@ def test_a_damaged_entry_is_made_again(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.usefixtures("lenient")
 @pytest.mark.parametrize("others", [{"quantization": "auto"}, *full({"quantization": "none"}, {"is_gated": False})])
 def test_what_is_not_quantized_or_not_gated_is_not_kept(others: dict[str, Any], tmp_path: Path) -> None:
-    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
     load(folder, cache_dir, **others)
     assert not entries(cache_dir)
 
@@ -129,14 +129,14 @@ def test_what_is_not_quantized_or_not_gated_is_not_kept(others: dict[str, Any], 
 @pytest.mark.holds("A warm fused start imports no transformers")
 @pytest.mark.usefixtures("lenient")
 def test_a_model_that_is_not_gated_takes_none_that_was(tmp_path: Path) -> None:
-    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
     load(folder, cache_dir)
     assert not any("taken from" in note for note in load(folder, cache_dir, is_gated=False).info.notes)
 
 
 def test_a_model_that_stands_no_quantizing_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MIN_P1", 1.1)
-    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
     cold = load(folder, cache_dir).info
     assert cold.dtype == "float32"
     monkeypatch.setattr(gate, "check", None)
@@ -149,7 +149,7 @@ def test_a_model_that_stands_no_quantizing_is_not_tried_again(tmp_path: Path, mo
 
 @pytest.mark.usefixtures("lenient")
 def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
-    folder = save("bert", tmp_path / "model")
+    folder = save_tame("bert", tmp_path / "model")
     for _ in range(2):
         assert not any("taken from" in note for note in load(folder, None).info.notes)
 
@@ -158,7 +158,7 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
 def test_a_folder_that_can_not_be_written_is_only_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
-        assert load(save("bert", tmp_path / "model"), tmp_path / "file").info.dtype == "fp8"
+        assert load(save_tame("bert", tmp_path / "model"), tmp_path / "file").info.dtype == "fp8"
     assert "not cached" in caplog.text
 
 
@@ -167,7 +167,7 @@ def test_a_folder_that_can_not_be_written_is_only_warned_of(tmp_path: Path, capl
     "what", ["weights", *full("config", "tokenizer", "pooling", "length", "dtype", "quantization")]
 )
 def test_what_makes_a_start_cold_again(what: str, tmp_path: Path) -> None:
-    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
     load(folder, cache_dir)
     others: dict[str, dict[str, Any]] = {
         "pooling": {"pooling": "cls"},
@@ -190,7 +190,7 @@ def test_what_makes_a_start_cold_again(what: str, tmp_path: Path) -> None:
 
 
 def test_config_json_understood_in_another_way_is_another_model(tmp_path: Path) -> None:
-    chosen = choose(options(save("bert", tmp_path / "model"), None))
+    chosen = choose(options(save_tame("bert", tmp_path / "model"), None))
     folder = dataclasses.replace(chosen.folder, config={**chosen.folder.config, "is_causal": False})
     assert cache._key(chosen, "fp8") == cache._key(chosen, "fp8")
     assert cache._key(chosen, "fp8") != cache._key(dataclasses.replace(chosen, folder=folder), "fp8")
@@ -198,7 +198,7 @@ def test_config_json_understood_in_another_way_is_another_model(tmp_path: Path) 
 
 @pytest.mark.usefixtures("lenient")
 def test_the_original_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, cache_dir = save("bert", tmp_path / "model"), tmp_path / "cache"
+    folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
     load(folder, cache_dir)
 
     def refuse(*_: object) -> None:

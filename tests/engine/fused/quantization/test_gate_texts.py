@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from engine.fused.quantization import gate_texts
 from engine.model import model_folder
@@ -36,6 +37,21 @@ def test_text_is_lower_cased_where_the_folder_asks_for_it(minilm_folder: Path) -
     np.testing.assert_array_equal(upper, lower)
     [cut] = sample_ids.of_texts(folder, ["one two three four five six seven eight nine"], max_seqlen=8)
     assert len(cut) == 8
+
+
+@pytest.mark.parametrize(("max_seqlen", "num_long"), [(256, 0), (512, 0), (1024, 1), (8192, 4)])
+def test_long_texts_are_as_long_as_the_model_takes(max_seqlen: int, num_long: int, minilm_folder: Path) -> None:
+    folder = dataclasses.replace(model_folder.read(minilm_folder), max_seqlen=max_seqlen)
+    lengths = [len(sequence) for sequence in gate_texts.long_sequences(folder, is_cpu=False)]
+    assert len(lengths) == num_long
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[:1] == [max_seqlen][:num_long]
+    assert all(length > 512 for length in lengths)
+
+
+def test_a_cpu_leaves_out_what_would_take_it_too_long(minilm_folder: Path) -> None:
+    folder = dataclasses.replace(model_folder.read(minilm_folder), max_seqlen=8192)
+    assert all(len(sequence) < 2048 for sequence in gate_texts.long_sequences(folder, is_cpu=True))
 
 
 def test_without_a_tokenizer_ids_are_arbitrary(minilm_folder: Path, tmp_path: Path) -> None:

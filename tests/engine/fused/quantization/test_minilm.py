@@ -9,9 +9,10 @@ import torch
 from engine.fused.model.linear import PlainLinear
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import gate, gate_texts, quantizing
-from engine.fused.quantization.fidelity import Rows, fidelity
+from engine.fused.quantization.gate import Rows
 from engine.fused.quantization.quantizing import QuantizableLinears
 from engine.model import model_folder
+from engine.selftest.fidelity import fidelity
 from engine.selftest.sample_ids import Sequences
 from tests.engine.fused.model.models import inputs_of, load_fused
 from tests.engine.tiny_models import batch
@@ -63,11 +64,11 @@ def test_a_planted_bad_layer_goes_back_and_nothing_else(minilm: MiniLM) -> None:
     assert not gate.check(minilm.rows, DOWN, short).reverted
     before = minilm.rows(short, frozenset())
     minilm.plant("layers.3")
-    assert fidelity(minilm.rows(short, frozenset()), before).minimum > 0.999
+    assert fidelity(minilm.rows(short, frozenset()), before).min_cosine > 0.999
     outcome = gate.check(minilm.rows, DOWN, short)
     assert outcome.passed
     assert outcome.reverted == ("layers.3.down",)
-    assert outcome.fidelity_of_all.p1 < 0.98
+    assert outcome.fidelity_of_all.p1_cosine < 0.98
     assert outcome.num_evaluations <= 4
 
 

@@ -16,7 +16,7 @@ from engine.fused.runner.packing import row_counts
 from engine.types import ModelError
 from tests.engine.fused.quantization.test_precision import SPEC
 from tests.engine.load_options import load_options
-from tests.engine.tiny_models import save
+from tests.engine.tiny_models import save_tame
 
 CPU = torch.device("cpu")
 ROWS = (16, 256, 384)
@@ -102,7 +102,7 @@ def test_what_falls_back_is_in_info(
 ) -> None:
     """On a CPU nothing is probed, so the gate's own batches find it."""
     stand_in(monkeypatch, lambda _: True)
-    options = load_options(save("bert", tmp_path / "model"), quantization="fp8", max_num_tokens=256)
+    options = load_options(save_tame("bert", tmp_path / "model"), quantization="fp8", max_num_tokens=256)
     engine = fused.load(name="m", reason="", options=options)
     engine.close()
     (note,) = (note for note in engine.info.notes if "scaled afterwards" in note)

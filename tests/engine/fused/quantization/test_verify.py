@@ -4,14 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.fused import loading
+from engine.fused.checkpoint import from_folder
+from engine.fused.choices import choose
 from engine.fused.quantization import verify
 from engine.fused.quantization.cache import QuantizedStore
 from engine.fused.start import Phases
 from engine.messages import LoadOptions
 from tests.engine.load_options import load_options
-from tests.engine.tiny_models import save
+from tests.engine.tiny_models import save_tame
 
 
 def options(folder: Path, cache: Path | None, **others: Any) -> LoadOptions:
@@ -21,7 +24,7 @@ def options(folder: Path, cache: Path | None, **others: Any) -> LoadOptions:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    return save("bert", tmp_path / "model")
+    return save_tame("bert", tmp_path / "model")
 
 
 @pytest.mark.holds("verify measures the same as a start")
@@ -43,8 +46,18 @@ def test_it_finds_what_a_start_finds_and_neither_reads_nor_writes_the_cache(
     assert verified.outcome == loaded.outcome
     assert verified.outcome.passed
     assert (verified.outcome.num_texts, verified.dtype, verified.gpu) == (167, "float32", None)
-    assert verified.num_tokens > 167
+    assert verified.outcome.num_tokens > 167
     assert "this is a CPU" in verified.with_auto
+    assert verified.noise_floor is not None
+    assert verified.outcome.fidelity.min_cosine < verified.noise_floor.min_cosine < 1
+
+
+def test_without_memory_there_is_no_noise_floor(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(from_folder, "find", full)
+    assert verify._noise_floor(choose(options(tiny, None))) is None
 
 
 @pytest.mark.full
