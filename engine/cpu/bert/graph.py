@@ -86,7 +86,7 @@ class Graph:
 
     def _weight(self, name: str) -> Any:
         """Its node has its name, as the nodes of a traced model have."""
-        return self._ops.constant(self._model.weights[name], name=name)
+        return self._ops.constant(self._model.weights[name], name=name, shared_memory=True)
 
     def _axis(self, number: int) -> Any:
         return self._ops.constant(np.array(number, np.int64))
