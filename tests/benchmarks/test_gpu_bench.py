@@ -78,9 +78,9 @@ def test_a_first_gpu_is_measured_from_end_to_end_and_labelled(tmp_path: Path) ->
     check_figures(found)
     carried = tmp_path / "carried.csv"
     carried.write_bytes(csv_file.read_bytes())
-    again = run("bench-gpu", tmp_path / "again", "PARTS=ceilings models", f"RESUME={carried}")
+    again = run("bench-gpu", tmp_path / "again", "PARTS=tests kernels", f"RESUME={carried}")
     assert again.returncode == 0, again.stderr
-    assert {row["kind"] for row in read(tmp_path / "again")[len(found) :]} <= {"machine", "ceiling"}
+    assert {row["kind"] for row in read(tmp_path / "again")[len(found) :]} == {"machine"}
 
 
 @pytest.mark.timeout(120)
@@ -98,7 +98,7 @@ def check_figures(found: list[dict[str, str]]) -> None:
         value = float(row["value"])
         if row["metric"] == "error":
             assert value < (0.05 if row["precision"] == "fp8 out" else 0.01), row
-        if row["kind"] == "cosine":
+        if row["kind"] == "cosine" and row["metric"] in ("lowest", "median"):
             assert value > (0.98 if "fp8" in row["precision"] else 0.99999), row
         if row["metric"] in ("changed rows", "bulk failed", "interactive failed"):
             assert value == 0, row
