@@ -6,6 +6,8 @@ A third is not English. They are ours; a change of them changes what the gate's 
 
 import itertools
 
+import numpy as np
+
 from engine.model.model_folder import ModelFolder
 from engine.selftest import sample_ids
 from engine.selftest.sample_ids import Sequences
@@ -187,8 +189,11 @@ def texts() -> tuple[str, ...]:
 
 
 def sequences(folder: ModelFolder) -> Sequences:
-    """The texts' token ids. Raises ModelError where the folder's tokenizer can't be read."""
-    return sample_ids.of_texts(folder, texts(), max_seqlen=_MAX_SEQLEN)
+    """The texts' token ids, or arbitrary ones where the tokenizer knows hardly any word of them.
+
+    Raises ModelError where it can't be read.
+    """
+    return _various(folder, sample_ids.of_texts(folder, texts(), max_seqlen=_MAX_SEQLEN))
 
 
 def long_sequences(folder: ModelFolder, *, is_cpu: bool) -> Sequences:
@@ -202,7 +207,13 @@ def long_sequences(folder: ModelFolder, *, is_cpu: bool) -> Sequences:
     halved = (longest >> turn for turn in itertools.count())
     lengths = list(itertools.takewhile(lambda length: length > _MAX_SEQLEN // 2, halved))
     long = [_repeated(turn, _CHARACTERS * (length if turn else 2 * length)) for turn, length in enumerate(lengths)]
-    return sample_ids.of_texts(folder, long, max_seqlen=longest) if long else []
+    return _various(folder, sample_ids.of_texts(folder, long, max_seqlen=longest)) if long else []
+
+
+def _various(folder: ModelFolder, found: Sequences) -> Sequences:
+    """Texts of one id, that of unknown words, would all have the same row, and the gate would compare noise."""
+    counts = np.unique(np.concatenate(found), return_counts=True)[1]
+    return sample_ids.arbitrary(folder, map(len, found)) if 2 * counts.max() > counts.sum() else found
 
 
 def _repeated(turn: int, num_characters: int) -> str:

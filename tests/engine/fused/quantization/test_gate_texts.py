@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from engine.fused.quantization import gate_texts
 from engine.model import model_folder
 from engine.selftest import sample_ids
+from tokenizer_pool import tokenizer as pool
 from tokenizer_pool.messages import TokenizerSpec
-from tokenizer_pool.tokenizer import Tokenizer
 
 
 def test_there_are_many_of_every_length() -> None:
@@ -25,7 +28,7 @@ def test_there_are_many_of_every_length() -> None:
 
 def test_ids_are_those_of_the_tokenizer_pool(minilm_folder: Path) -> None:
     folder = model_folder.read(minilm_folder)
-    tokenizer = Tokenizer(TokenizerSpec(folder=str(minilm_folder), max_seqlen=folder.max_seqlen))
+    tokenizer = pool.Tokenizer(TokenizerSpec(folder=str(minilm_folder), max_seqlen=folder.max_seqlen))
     tokens = tokenizer.encode(list(gate_texts.texts()))
     sequences = gate_texts.sequences(folder)
     np.testing.assert_array_equal(np.concatenate(sequences), tokens.token_ids)
@@ -52,6 +55,17 @@ def test_long_texts_are_as_long_as_the_model_takes(max_seqlen: int, num_long: in
 def test_a_cpu_leaves_out_what_would_take_it_too_long(minilm_folder: Path) -> None:
     folder = dataclasses.replace(model_folder.read(minilm_folder), max_seqlen=8192)
     assert all(len(sequence) < 2048 for sequence in gate_texts.long_sequences(folder, is_cpu=True))
+
+
+def test_a_tokenizer_that_knows_no_word_gets_arbitrary_ids(minilm_folder: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 4, "w5": 5}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    folder = dataclasses.replace(model_folder.read(minilm_folder), path=tmp_path, max_seqlen=8192)
+    for found in (gate_texts.sequences(folder), gate_texts.long_sequences(folder, is_cpu=False)):
+        ids, counts = np.unique(np.concatenate(found), return_counts=True)
+        assert len(ids) > 500
+        assert counts.max() < counts.sum() / 10
 
 
 def test_without_a_tokenizer_ids_are_arbitrary(minilm_folder: Path, tmp_path: Path) -> None:
