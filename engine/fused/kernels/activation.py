@@ -21,7 +21,7 @@ from engine.fused.model.ops import QuantizedRows, Rows
 
 _CHUNK = 4096  # numbers at a time, of rows that no program can hold
 _PARTS = (4096, 2048, 1024)  # numbers, of rows that are held in several blocks
-_MAX_PARTS = 7
+_MAX_PARTS = 3  # more of them spill registers on Blackwell
 
 
 def activate(rows: Tensor, activation: str, *, is_gated: bool, is_quantized: bool) -> Rows:

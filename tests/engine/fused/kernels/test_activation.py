@@ -28,7 +28,7 @@ def test_activations(width: int, activation: str, is_gated: bool, dtype: torch.d
 @pytest.mark.parametrize("dtype", full_but(DTYPES[:1], DTYPES))
 @pytest.mark.parametrize("is_gated", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("width", [1152, 3072, 5000, 16400])  # in one block, three, five, and more than are held
+@pytest.mark.parametrize("width", [1152, 3072, 5000, 16400])  # in one block, in three, and more than are held
 def test_quantized_activations(width: int, activation: str, is_gated: bool, dtype: torch.dtype) -> None:
     rows = Samples(width).rows(2, 2 * width if is_gated else width, dtype) * 3
     actual = TritonOps().activate(rows, activation, is_gated=is_gated, is_quantized=True)
