@@ -7,7 +7,7 @@ import torch
 
 from engine.fused.attention import TILES, Candidate, candidates_for, choose, cudnn_attend, flash_attend
 from engine.fused.attention_timing import GpuTiming
-from engine.fused.kernels.attention import attend
+from engine.fused.kernels.attention import attend, variants
 from engine.fused.kernels.ops import TritonOps
 from engine.fused.model.blocks import Attend
 from engine.fused.model.reference import ReferenceOps
@@ -20,6 +20,7 @@ pytestmark = [
 
 LENGTHS = (1, 17, 700, 0, 128, 64, 333)
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of numbers about 1
+VARIANTS = [(dim, name) for dim in (64, 128, 256) for name in variants(dim, (9, 0))]
 HEADS = [(12, 12, 32), (12, 12, 64), (16, 8, 128), (4, 1, 256), (8, 8, 80)]  # MiniLM, BERT, Qwen3, Gemma, …
 
 
@@ -53,6 +54,28 @@ def test_tiles_with_relative_biases() -> None:
         lengths=LENGTHS, num_heads=12, num_kv_heads=12, head_dim=64, block=128, dtype=torch.float16, device="cuda"
     )
     assert deviation(case, attend(*case.views(), case.tiles(), rule_of(case, reach=127)), reach=127) < 2e-3
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("head_dim", "name"), [(dim, name) for dim in (64, 128, 256) for name in variants(dim, (9, 0))]
+)
+def test_variants_of_tiles(head_dim: int, name: str, is_causal: bool) -> None:
+    if torch.cuda.get_device_capability()[0] not in (9, 10):
+        pytest.skip("they are for Hopper and data-centre Blackwell")
+    case = Case(
+        lengths=(1, 17, 700, 0, 128, 64, 333),
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=head_dim,
+        block=128,
+        dtype=torch.bfloat16,
+        device="cuda",
+    )
+    rows = attend(
+        *case.views(), case.tiles(), rule_of(case, is_causal=is_causal), sizes=variants(head_dim, (9, 0))[name]
+    )
+    assert deviation(case, rows, is_causal=is_causal) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("other", [flash_attend, cudnn_attend])

@@ -13,6 +13,7 @@ from engine.fused import start as fused
 from engine.fused.engine import FusedEngine
 from engine.fused.quantization import verify
 from engine.fused.runner.cuda_device import CudaDevice
+from engine.fused.runner.graphs import on_recorder
 from engine.machine import cuda_driver
 from engine.selftest import selfcheck
 from engine.types import Batch, EngineError, EngineErrorKind, OutputKind
@@ -58,6 +59,7 @@ def test_graphs_give_what_calls_give(
     for some, rows in zip((sequences(), sequences()[:1], sequences()[3:]), expected, strict=True):
         for _ in range(3):
             assert np.array_equal(selfcheck.rows_of(recording, some), rows)
+            on_recorder(int)  # waits until the graph is recorded, which the last round replays
 
 
 def test_batches_in_flight_keep_apart(tiny: Path) -> None:
