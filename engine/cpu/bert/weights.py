@@ -33,6 +33,7 @@ _PLAIN: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False, None),
     "quantization_config": (None,),
     "pruned_heads": ({}, None),
+    "text_config": ({}, None),  # transformers reads no key of a BERT in there
 }
 
 Weights = dict[str, NDArray[np.float32]]  # transformers' names without the prefix; of a Linear [outputs, inputs]
@@ -71,6 +72,7 @@ def _is_plain(folder: ModelFolder, config: Json) -> bool:
         folder.architecture == config.get("model_type")
         and folder.architecture in _PREFIXES
         and (folder.padding_idx is None) == (folder.architecture == "bert")
+        and folder.padding_idx in (None, config.get("pad_token_id", 1))  # with null, transformers' RoBERTa fails
         and not (folder.is_translated or folder.adapters or folder.hides_tokens or head_in_graph(folder))
         and all(type(config.get(name)) is int and config[name] > 0 for name in _SIZES)
         and config["hidden_size"] % config["num_attention_heads"] == 0

@@ -12,9 +12,11 @@ from engine.cpu import converting
 from engine.cpu.bert import weights
 from engine.cpu.bert.reference import token_rows
 from engine.cpu.choices import choices_of
+from engine.model.json_files import read_object
 from engine.model.model_folder import ModelFolder
 from engine.model.with_options import read_with
 from tests.engine.cpu.engines import difference, load, options, pooled
+from tests.engine.folder_files import write
 from tests.engine.tiny_models import Reference, arbitrary, save
 
 SEQLENS = (5, 17, 1, 40, 3)
@@ -68,6 +70,7 @@ def test_weights_of_a_whole_model_in_half_precision(dtype: torch.dtype, tmp_path
         {"pruned_heads": {"0": [1]}},
         {"num_hidden_layers": 1},
         {"max_position_embeddings": 5},
+        {"text_config": {"layer_norm_eps": 0.1}},
     ],
 )
 def test_another_config_is_left_to_transformers(values: dict[str, Any], tmp_path: Path) -> None:
@@ -75,6 +78,13 @@ def test_another_config_is_left_to_transformers(values: dict[str, Any], tmp_path
     described = read(folder)
     described.config.update(values)
     assert weights.read(described) is None
+
+
+def test_a_roberta_without_a_padding_id_is_left_to_transformers(tmp_path: Path) -> None:
+    folder = save("roberta", tmp_path / "model")
+    config = read_object(folder / "config.json")
+    write(folder / "config.json", config | {"pad_token_id": None})
+    assert weights.read(read(folder)) is None
 
 
 @pytest.mark.parametrize("name", ["encoder.layer.0.attention.self.distance_embedding.weight", "encoder.x.bias"])
