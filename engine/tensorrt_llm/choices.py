@@ -18,7 +18,7 @@ from engine.tensorrt_llm.planning.stock import KNOWN_CLASSES, STOCK
 from engine.types import ModelError
 
 _MAX_NUM_TOKENS = 16_384  # of a batch, by default: BEI's default for encoders
-_MAX_NUM_SEQS = 32  # likewise: "performance degradation with batch size >> 32", as BEI's start command has it
+_MAX_NUM_SEQS = 256  # likewise, and to be measured: BEI's start command warns of "batch size >> 32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
