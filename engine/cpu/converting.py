@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from engine.cpu.bert import weights
-from engine.cpu.bert.original import Built
+from engine.cpu.bert.built import Built
 from engine.cpu.choices import Choices
 from engine.cpu.converted import Converted
 from engine.cpu.selftest import Reference
@@ -63,7 +63,7 @@ def _original(folder: ModelFolder) -> Original:
     bert = weights.read(folder)
     if bert is not None:
         return Built(bert)
-    from engine.cpu.conversion.build import Traced  # imports torch
+    from engine.cpu.conversion.traced import Traced  # imports torch
 
     return Traced(folder)
 

@@ -1,7 +1,7 @@
 """Compiled models that travel: what `embedline compile` writes, and another machine's start takes. Imports no torch.
 
 Such a folder has OpenVINO's graph and its weights in float32 or int8, from which any CPU makes what it computes with;
-the sequences of the self-test with transformers' rows, so that it is run again there without transformers; and a
+the sequences of the self-test with the original's rows, so that it is run again there without the original; and a
 manifest with the SHA-256 of each of these files and of the model's own. Nothing in it depends on a CPU.
 """
 

@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -23,6 +24,7 @@ from benchmarks.gpu.rows import FAILED, Rows
 from benchmarks.gpu.server import unpacked
 from benchmarks.gpu.shapes import TINY_BERT
 from benchmarks.gpu.targets import CACHED, FP8, SENTENCE_TRANSFORMERS
+from engine.types import Engine
 from tests.benchmarks.bare_python import bare_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,6 +166,14 @@ def test_mixed_lengths_are_packed_whole_and_in_order() -> None:
     assert sum(batch.num_seqs for batch in batches) == 50
     assert all(batch.num_tokens <= 128 for batch in batches)
     assert texts == mixed.sequences_of(TINY_BERT, num=50)
+
+
+def test_a_warm_up_waits_for_what_each_batch_has_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(mixed, "alone", lambda _, batch: done.append(batch.num_tokens))
+    monkeypatch.setattr(mixed, "on_recorder", lambda _: done.append("recorded"))
+    mixed.warm_up(cast(Engine, None), [batch_of(TINY_BERT, [8]), batch_of(TINY_BERT, [9, 3])])
+    assert done == [8, "recorded", 12, "recorded"]
 
 
 def test_kernels_are_measured_at_the_widths_of_the_models() -> None:

@@ -1,1 +1,1 @@
-"""Compiles a new model: transformers loads it, it is traced, converted and tested. Imports torch and transformers."""
+"""Converts any model that transformers has a class for: it loads the model, and OpenVINO traces it. Imports torch."""

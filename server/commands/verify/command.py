@@ -162,7 +162,7 @@ def _facts(plan: ModelPlan, verified: "Verified") -> Iterator[tuple[str, str]]:
 
 
 def _by_layer(names: Sequence[str]) -> Iterator[str]:
-    """ "layers.3: qkv, up" for names such as "layers.3.qkv"."""
+    """ "layers.3: qkv, gate_up" for names such as "layers.3.qkv"."""
     for layer, own in itertools.groupby(names, lambda name: name.rpartition(".")[0]):
         yield f"{layer}: {', '.join(name.rpartition('.')[2] for name in own)}"
 

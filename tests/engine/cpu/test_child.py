@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cpu import child
+from engine.cpu import child, converted
 from engine.cpu.child import Child, convert
 from engine.types import ModelError
 from tests.engine.load_options import load_options
@@ -34,11 +34,23 @@ def test_a_child_that_dies_is_an_error_of_the_model(tmp_path: Path, monkeypatch:
         Child(load_options(tmp_path), tmp_path).wait()
 
 
-@pytest.mark.full
-def test_without_torch_the_line_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an image that takes compiled models alone, when one of them can't be used."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     monkeypatch.setattr(child, "_APPLICATION", f"{tmp_path}:{child._APPLICATION}")
 
+
+@pytest.mark.usefixtures("no_torch")
+def test_a_bert_is_converted_without_torch(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    Child(load_options(save("bert", tmp_path / "model")), target).wait()
+    assert converted.read(target).computed_by == "those that numpy computes"
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("no_torch")
+def test_without_torch_the_line_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="converted by torch, which is not installed: pip install"):
         Child(load_options(save("distilbert", tmp_path / "model")), tmp_path).wait()

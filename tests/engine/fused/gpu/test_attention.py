@@ -57,14 +57,12 @@ def test_tiles_with_relative_biases() -> None:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(
-    ("head_dim", "name"), [(dim, name) for dim in (64, 128, 256) for name in variants(dim, (9, 0))]
-)
+@pytest.mark.parametrize(("head_dim", "name"), VARIANTS)
 def test_variants_of_tiles(head_dim: int, name: str, is_causal: bool) -> None:
     if torch.cuda.get_device_capability()[0] not in (9, 10):
         pytest.skip("they are for Hopper and data-centre Blackwell")
     case = Case(
-        lengths=(1, 17, 700, 0, 128, 64, 333),
+        lengths=LENGTHS,
         num_heads=16,
         num_kv_heads=8,
         head_dim=head_dim,

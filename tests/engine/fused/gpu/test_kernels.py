@@ -38,7 +38,7 @@ def replayed(call: Callable[[], Result]) -> Result:
 
 
 def tensors_of(result: Result) -> list[Tensor]:
-    """All but the total that may be a hidden."""
+    """All but the total, which may be `hidden` itself."""
     match result:
         case Tensor():
             return [result]
