@@ -64,7 +64,8 @@ class Client:
         max_connections: int = _MAX_CONNECTIONS,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """`base_url`: one or several, with or without /v1 at the end. `model` and `preference` are for calls that have
+        """`base_url`: one or several, with or without /v1 at the end; unix:///run/embedline.sock is the socket of a
+        server on this machine. `model` and `preference` are for calls that have
         none of their own. `max_connections`: in use at a time, for each base URL."""
         origins = read_base_urls(base_url)
         if not origins or max_connections < 1:
@@ -269,7 +270,8 @@ class Client:
             for finished in run:
                 if progress is not None:
                     progress.add(len(finished.batch.items))
-                yield EmbeddedSlice(finished.batch.start, finished.batch.stop, finished.part.rows)
+                batch, part = finished.batch, finished.part
+                yield EmbeddedSlice(batch.start, batch.stop, part.rows, part.prompt_tokens, part.truncated)
 
 
 def _as_list(input: Any) -> Sequence[Any]:

@@ -52,6 +52,8 @@ class EmbeddedSlice:
     start: int
     stop: int
     embeddings: NDArray[np.float32]  # float32 [stop - start, dimensions]
+    prompt_tokens: int | None = None  # None = the server does not say
+    truncated_inputs: int | None = None  # how many were too long and were cut; None = the server does not say
 
     def __iter__(self) -> Iterator[Any]:
         """For `for part, rows in client.iter_embed(texts)`: the slice, then the rows."""

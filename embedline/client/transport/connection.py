@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 from embedline.client.transport.answer import Answer
 from embedline.client.transport.base_url import Origin
@@ -53,12 +54,8 @@ class Connection:
             raise self._lost(f"no connection: {error.strerror or error}") from error
 
     def _open(self, seconds: float) -> None:
-        self._lookup.begin(self._looked_up)
-        addresses = self._looked_up.get()
-        if isinstance(addresses, OSError):
-            raise addresses
         failed: OSError | None = None
-        for family, kind, protocol, _, address in addresses:
+        for family, kind, protocol, _, address in self._addresses():
             opened = socket.socket(family, kind, protocol)
             try:
                 self._hold(opened)
@@ -71,12 +68,23 @@ class Connection:
                     self._hold(wrapped)  # so that an abort ends the handshake too
                     wrapped.do_handshake()
                 opened.settimeout(None)
-                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if family != socket.AF_UNIX:
+                    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return
             except OSError as error:
                 opened.close()
                 failed = error
         raise failed or OSError("the host has no address")
+
+    def _addresses(self) -> list[tuple[Any, ...]]:
+        """As socket.getaddrinfo gives them. Raises OSError."""
+        if self._origin.unix_path:
+            return [(socket.AF_UNIX, socket.SOCK_STREAM, 0, "", self._origin.unix_path)]
+        self._lookup.begin(self._looked_up)
+        found = self._looked_up.get()
+        if isinstance(found, OSError):
+            raise found
+        return found
 
     def _hold(self, opened: socket.socket) -> None:
         with self._lock:

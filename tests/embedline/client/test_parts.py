@@ -29,13 +29,14 @@ from embedline.client.transport.pool import ConnectionPool
         ("http://host/environments/production/sync", "http://host/environments/production/sync", None),
         ("http://[fe80::1%25eth0]:8080", "http://[fe80::1]:8080", ""),
         ("http://bücher.example:8080", "http://xn--bcher-kva.example:8080", ""),
+        ("unix:///run/a%20b.sock", "unix:///run/a b.sock", ""),
     ],
 )
 def test_base_urls(given: str, url: str, prefix: str | None) -> None:
     origin = read_base_url(given)
     assert origin.url == url
     assert prefix is None or origin.prefix == prefix
-    assert "%" not in given or origin.host == "fe80::1%eth0"
+    assert "%25" not in given or origin.host == "fe80::1%eth0"
 
 
 @pytest.mark.parametrize("wrong", [None, 5, ["http://host", None]])
@@ -59,6 +60,9 @@ def test_a_base_url_that_is_no_text_is_refused_in_plain_words(wrong: Any) -> Non
         "http://a b",
         "http://a\x7fb",
         f"http://{'a' * 64}.example",
+        "unix://run/a.sock",
+        "unix:a.sock",
+        "unix:///a.sock?key=secret",
     ],
 )
 def test_a_wrong_base_url_is_refused_without_its_secrets(wrong: str) -> None:

@@ -5,8 +5,10 @@ import http.client
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from embedline import Client
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import PATIENCE, Reply, Server, send
 
@@ -42,6 +44,9 @@ def test_it_answers_on_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
         assert all(embed("http.sock").json()["data"] == by_port.json()["data"] for _ in range(8))
         assert embed("http.sock", "wrong").status == 401
+        with Client(f"unix://{tmp_path}/http.sock", "sesame") as client:
+            row = np.float32(by_port.json()["data"][0]["embedding"])
+            assert (client.embed("hello").numpy() == row).all()
         with contextlib.closing(UnixConnection("http.sock")) as idle:
             assert send(idle, "GET", "/livez").status == 200
             assert server.stop() == 0
