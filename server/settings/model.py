@@ -194,7 +194,7 @@ class ModelSettings:
     max_batch_requests: int | None = flag(
         None,
         "Engine",
-        "The most sequences of one batch. auto is 1024, and 32 for the tensorrt-llm engine, as in Baseten's engine "
+        "The most sequences of one batch. auto is 1024, and 256 for the tensorrt-llm engine, as in Baseten's engine "
         "(not measured here). Lower it only if an engine runs out of memory.",
         least=1,
         none_word="auto",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from benchmarks.gpu.shapes import QWEN3_06B
 from tests.tensorrt_llm_gpu.job import SEQLENS, Job, Shape
 from tests.tensorrt_llm_gpu.judging import Check, cosines, refused, scores, served_or, speeds
-from tests.tensorrt_llm_gpu.small_models import FAMILIES, WINDOW
+from tests.tensorrt_llm_gpu.small_models import ENCODERS, FAMILIES, WINDOW
 
 # What these models lose by bf16 is less, and by a wrong mask or row more: see small_models
 _LEAST, _MOST = 0.999, 0.05
@@ -46,6 +46,10 @@ def _parity() -> Iterator[Check]:
         yield Check(section, f"{family}: transformers' own in bf16", (bf16, _expected(family)), cosines())  # for scale
     for family in FAMILIES:
         name = f"{family}, scores"
+        yield Check(section, name, (_engine(name), _expected(name)), scores(_MOST))
+    for encoder in ENCODERS:
+        yield Check(section, f"{encoder}, mean", (_engine(encoder), _expected(encoder)), cosines(_LEAST))
+        name = f"{encoder}, scores"
         yield Check(section, name, (_engine(name), _expected(name)), scores(_MOST))
     for name in ("qwen3, answer", "llama, answer"):
         yield Check(section, f"{name}: yes less no", (_engine(name), _expected(name)), scores(_MOST))
@@ -98,7 +102,7 @@ def _stock() -> Iterator[Check]:
 
 def _graphs() -> Iterator[Check]:
     section = "CUDA graphs of small shapes"
-    for name in ("qwen3", "qwen3, all see all"):  # the last token, and the mean
+    for name in ("qwen3", "qwen3, all see all", "xlm-roberta"):  # the last token, the mean, other positions
         recorded = Job(model=name, by="engine", options={"records_graphs": True}, seqlens=_SHORT, shapes=_SMALL_SHAPES)
         eager = Job(model=name, by="engine", seqlens=_SHORT, shapes=_SMALL_SHAPES)
         yield Check(section, f"{name}: with and without", (recorded, eager), cosines(_LEAST))

@@ -15,6 +15,7 @@ HIDDEN_SIZE = 256
 YES, NO = 11, 7
 NUM_LABELS = 3
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ENCODERS = ("roberta", "xlm-roberta")
 WINDOW = 64  # tokens
 _SIZES: dict[str, Any] = {
     "vocab_size": 1024,
@@ -30,6 +31,10 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 3,
 }
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 64, "sliding_window": None}
+_OF_ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    **{encoder: {"pad_token_id": 1, "max_position_embeddings": 514} for encoder in ENCODERS},
+}
 # What its chat template is known by, see engine/model/detection/generative.py
 _CHAT = 'Note that the answer can only be "yes" or "no".'
 _ADDED = ("o_proj.weight", "down_proj.weight")  # products whose rows are added to the stream
@@ -61,6 +66,8 @@ MODELS = {
     "qwen3, answer": Model(model_type="qwen3", kind="answer", config={"tie_word_embeddings": True}),
     "llama, answer": Model(model_type="llama", kind="answer", config={"tie_word_embeddings": False}),
     "mistral, window": Model(model_type="mistral", config={"sliding_window": WINDOW}),
+    **{encoder: Model(model_type=encoder, pooling="mean") for encoder in ENCODERS},
+    **{f"{encoder}, scores": Model(model_type=encoder, kind="scores") for encoder in ENCODERS},
     "bert, scores": Model(model_type="bert", kind="scores"),
     "qwen2, reward": Model(model_type="qwen2", kind="reward"),
 }
@@ -72,7 +79,7 @@ def save(name: str, folder: Path) -> Path:
         return folder
     model = MODELS[name]
     torch.manual_seed(0)
-    sizes = _SIZES if model.model_type == "bert" else _SIZES | _GROUPED
+    sizes = _SIZES | _OF_ENCODERS.get(model.model_type, _GROUPED)
     config = AutoConfig.for_model(model.model_type, **(sizes | model.config))
     if model.kind == "scores":
         config.num_labels = NUM_LABELS

@@ -49,8 +49,13 @@ def report_in(folder: Path) -> str:
     ("only", "num_checks"),
     [
         ("window", 2),
-        *full(("FP8 against bf16 in the same engine: qwen3", 1), ("qwen3, all see all", 3), ("Upstream's own", 3)),
-        pytest.param("", 38, marks=[pytest.mark.nightly, pytest.mark.timeout(600)]),
+        *full(
+            ("FP8 against bf16 in the same engine: qwen3", 1),
+            ("qwen3, all see all", 3),
+            ("roberta", 6),
+            ("Upstream's own", 3),
+        ),
+        pytest.param("", 44, marks=[pytest.mark.nightly, pytest.mark.timeout(600)]),
     ],
 )
 def test_checks_pass_on_the_stand_in(

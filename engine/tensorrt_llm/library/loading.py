@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.machine.failures import engine_error, one_line
 from engine.tensorrt_llm.choices import Choices
-from engine.tensorrt_llm.library import code_free_folder, models, private
+from engine.tensorrt_llm.library import code_free_folder, encoders, models, private
 from engine.tensorrt_llm.library.llm_arguments import arguments, buckets
 from engine.tensorrt_llm.library.private import LibraryLimits
 from engine.tensorrt_llm.planning import package
@@ -55,8 +55,9 @@ def _load(chosen: Choices) -> Library:
     api = importlib.import_module("tensorrt_llm.llmapi")
     package.check_features(api.LLM, api.TorchLlmArgs)
     _limit_gpu_memory(chosen.memory_share)
-    if chosen.model_class.family is not None:
-        models.register(chosen.model_class.family)
+    family = chosen.model_class.family
+    if family is not None:
+        (encoders if family.is_encoder else models).register(family)
     graph_config = _graph_config(api, chosen) if chosen.records_graphs else None
     wanted = arguments(chosen, api.TorchLlmArgs.model_fields, graph_config=graph_config)
     with code_free_folder.without_code(chosen.weights) as folder:

@@ -9,6 +9,7 @@ from engine.model.json_files import Json, read_object
 from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores
+from engine.tensorrt_llm.planning import encoder
 from engine.tensorrt_llm.planning.families import FAMILIES, unreadable
 from engine.tensorrt_llm.planning.quantization import BLOCKS, FP8, NVFP4, ROWS, algorithm_of
 from engine.tensorrt_llm.planning.tensors import Tensors, check, check_plain, layers_in, tensors_in
@@ -36,9 +37,12 @@ class Checkpoint:
 def classify(folder: ModelFolder) -> Checkpoint:
     """Raises ModelError if the library can't read the weights, or would read them wrongly."""
     algorithm = algorithm_of(folder.path)
-    if folder.architecture not in FAMILIES:  # for a class of the library's own
+    family = FAMILIES.get(folder.architecture)  # None = for a class of the library's own
+    if family is None or family.is_encoder:
         if algorithm is not None:
             raise unreadable(f"has no quantized layers for {folder.architecture}")
+        if family is not None:
+            encoder.check_tensors(folder)
         return Checkpoint(algorithm=PLAIN)
     tensors = tensors_in(folder.path)
     check(tensors, algorithm)

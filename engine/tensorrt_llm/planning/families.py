@@ -17,6 +17,7 @@ class Family:
     backbone: str  # the class that gives a row for each token
     architecture: str  # the name under which our class is registered
     has_float16: bool = True  # False = one of its kernels takes only bfloat16
+    is_encoder: bool = False  # BERT's layers: every token attends to all, no quantized layers
 
 
 FAMILIES = {
@@ -33,6 +34,16 @@ FAMILIES = {
             backbone="Qwen3Model",
             architecture="EmbedlineQwen3",
             has_float16=False,  # fused_qk_norm_rope: the norms of queries and keys with their angles
+        ),
+        *(
+            Family(
+                model_type=model_type,
+                module="modeling_bert",
+                backbone="BertModel",
+                architecture=architecture,
+                is_encoder=True,
+            )
+            for model_type, architecture in (("roberta", "EmbedlineRoberta"), ("xlm-roberta", "EmbedlineXlmRoberta"))
         ),
     )
 }

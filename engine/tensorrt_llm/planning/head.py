@@ -14,8 +14,9 @@ from engine.model.json_files import Json, read_object, read_optional
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import AnswerScore, SequenceScores, Task
 from engine.selftest import sample_ids
-from engine.tensorrt_llm.planning import backbone
-from engine.tensorrt_llm.planning.families import family_of, refusal
+from engine.tensorrt_llm.planning import backbone, encoder
+from engine.tensorrt_llm.planning.families import FAMILIES, family_of, refusal
+from engine.types import ModelError
 
 POOLINGS = ("last", "mean", "cls")
 CONFIG_KEY = "embedline"  # the entry's name in the pretrained configuration
@@ -39,6 +40,7 @@ class PlannedHead:
     num_outputs: int  # numbers in a row: the hidden size, the labels, or one
     yes_id: int | None = None  # vocabulary ids, only for ANSWER
     no_id: int | None = None  # None = only the raw score of yes
+    padding_idx: int | None = None  # of RoBERTa's positions, see engine.model.positions; None = rotary angles
 
     def to_config(self) -> dict[str, Any]:
         """The head as JSON, for `from_config`."""
@@ -69,6 +71,8 @@ def head_of(folder: ModelFolder) -> PlannedHead:
     family = family_of(folder.architecture)
     _check(folder)
     config = read_object(folder.path / "config.json")
+    if family.is_encoder:
+        return _encoder_head(folder, config)
     backbone.check(config, family.model_type, max_seqlen=folder.max_seqlen)
     is_causal = backbone.is_causal(config)
     match folder.heads:
@@ -78,7 +82,27 @@ def head_of(folder: ModelFolder) -> PlannedHead:
             return _score_head(folder, scores, is_causal=is_causal)
         case (AnswerScore() as answer,):
             return _answer_head(folder, answer, is_causal=is_causal)
-    raise refusal(f"gives rows for texts, scores and labels, and the model is for {folder.task}")
+    raise _other_task(folder)
+
+
+def _encoder_head(folder: ModelFolder, config: Json) -> PlannedHead:
+    padding_idx = encoder.padding_idx_of(config, max_seqlen=folder.max_seqlen)
+    match folder.heads:
+        case () if folder.task is Task.EMBED:
+            return dataclasses.replace(_embedding_head(folder, is_causal=False), padding_idx=padding_idx)
+        case (SequenceScores() as scores,):
+            return PlannedHead(
+                kind=HeadKind.SCORE,
+                pooling="cls",
+                is_causal=False,
+                num_outputs=len(scores.labels),
+                padding_idx=padding_idx,
+            )
+    raise _other_task(folder)
+
+
+def _other_task(folder: ModelFolder) -> ModelError:
+    return refusal(f"gives rows for texts, scores and labels, and the model is for {folder.task}")
 
 
 def notes_of(folder: ModelFolder) -> tuple[str, ...]:
@@ -100,7 +124,7 @@ def _check(folder: ModelFolder) -> None:
     if not folder.include_prompt:
         raise refusal("pools all tokens, but the model leaves out those of its prompt (include_prompt)")
     if folder.hides_tokens or folder.late is not None or folder.query_table is not None:
-        raise refusal(f"gives rows for texts, scores and labels, and the model is for {folder.task}")
+        raise _other_task(folder)
 
 
 def _embedding_head(folder: ModelFolder, *, is_causal: bool) -> PlannedHead:
@@ -149,8 +173,8 @@ def _notes_on_last_token(folder: ModelFolder, config: Json) -> list[str]:
 
 
 def pad_id_of(folder: ModelFolder) -> int | None:
-    """The token that is removed from the end of sequences; None = none is, as for all but classifiers."""
-    if not any(isinstance(head, SequenceScores) for head in folder.heads):
+    """The token that is removed from the end of sequences; None = none is, as for all but causal classifiers."""
+    if FAMILIES[folder.architecture].is_encoder or not any(isinstance(head, SequenceScores) for head in folder.heads):
         return None
     pad_id = read_object(folder.path / "config.json").get("pad_token_id")
     return pad_id if type(pad_id) is int else None

@@ -51,6 +51,8 @@ def plan(folder: ModelFolder, gpus: Iterable[Gpu], flags: ModelFlags) -> Compute
     dtype = _dtype(flags.dtype, folder.architecture)
     stored = checkpoint.classify(folder)
     makes_copy = _makes_copy(stored, flags.quantization)
+    if makes_copy and not _has_quantized_layers(folder.architecture):
+        raise refusal(f"has no quantized layers for {folder.architecture}, and --quantization fp8 asks for them")
     computed = Checkpoint(algorithm=BLOCKS) if makes_copy else stored
     checkpoint.check_dtype(computed, dtype)
     for gpu in gpus:
@@ -71,6 +73,11 @@ def _dtype(asked: str, architecture: str) -> str:
             "alone; leave it out"
         )
     return _DTYPES[asked]
+
+
+def _has_quantized_layers(architecture: str) -> bool:
+    family = FAMILIES.get(architecture)
+    return family is not None and not family.is_encoder
 
 
 def _makes_copy(stored: Checkpoint, quantization: str) -> bool:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from engine.model.json_files import Json, number_in, read_object
+from engine.model.json_files import Json, read_object
 from engine.model.known_code.qwen2 import REWARD
 from engine.model.model_folder import ModelFolder
 from engine.model.tasks import SequenceScores, Task
+from engine.tensorrt_llm.planning import encoder
 from engine.tensorrt_llm.planning.families import refusal
 from engine.tensorrt_llm.planning.head import HeadKind, head_of, pad_id_of
 from engine.tensorrt_llm.planning.model_class import ModelClass
@@ -81,19 +82,6 @@ def _num_labels(folder: ModelFolder) -> int:
 
 
 _BERT_TYPE = "bert"
-_BERT_DEFAULTS = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-_BERT_NUM_LAYERS = 12  # if config.json does not say
-_BERT_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-_BERT_LAYER = (
-    "attention.self.query",
-    "attention.self.key",
-    "attention.self.value",
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-)
 
 
 def _check_bert(folder: ModelFolder) -> None:
@@ -103,22 +91,12 @@ def _check_bert(folder: ModelFolder) -> None:
     pools by the first token, and computes in float16 whatever dtype it is given. Upstream has no other BERT.
     """
     config = read_object(folder.path / "config.json")
-    for name, computed in _BERT_DEFAULTS.items():
-        if config.get(name, computed) != computed:
-            raise refusal(f"computes {computed} in BERT alone, and config.json has another {name}")
+    encoder.check_layers(config)
     if len(folder.heads) != 1 or not isinstance(folder.heads[0], SequenceScores):
         raise refusal(f"gives one row of scores by BERT, and the model is for {folder.task}")
     check_plain(tensors_in(folder.path), _bert_names(config))
 
 
 def _bert_names(config: Json) -> Iterator[str]:
-    """The names one by one, because config.json may say a billion layers."""
-    yield from (f"bert.embeddings.{table}.weight" for table in _BERT_TABLES)
-    yield from _weight_and_bias("bert.embeddings.LayerNorm", "bert.pooler.dense", "classifier")
-    for index in range(number_in(config, "num_hidden_layers") or _BERT_NUM_LAYERS):
-        yield from _weight_and_bias(*(f"bert.encoder.layer.{index}.{part}" for part in _BERT_LAYER))
-
-
-def _weight_and_bias(*modules: str) -> Iterator[str]:
-    for module in modules:
-        yield from (f"{module}.weight", f"{module}.bias")
+    yield from encoder.backbone_names(config, "bert.")
+    yield from encoder.weight_and_bias("bert.pooler.dense", "classifier")

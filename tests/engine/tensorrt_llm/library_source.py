@@ -97,6 +97,18 @@ _BACKBONE = """
 
         def forward(self, attn_metadata, input_ids=None, position_ids=None, inputs_embeds=None): ...
 """
+_BERT = """
+    class BertModel(nn.Module):
+        def __init__(self, model_config: ModelConfig[BertConfig], add_pooling_layer=True): ...
+
+        def forward(self, attn_metadata, input_ids=None, token_type_ids=None, position_ids=None): ...
+
+    class BertForSequenceClassification(nn.Module):
+        @property
+        def config(self): ...
+
+        def infer_max_seq_len(self) -> int: ...
+"""
 _ATTENTION = """
     class Attention(nn.Module):
         def forward(self, position_ids, hidden_states, attn_metadata,
@@ -176,6 +188,7 @@ def write_library(folder: Path, *, attention: tuple[str, str] = NEW) -> Path:
         "_torch/models/checkpoints/hf/weight_mapper.py": _HF_MAPPER,
         "_torch/pyexecutor/encoder_executor.py": _EXECUTOR,
         "_torch/pyexecutor/model_engine.py": _ENGINE,
+        "_torch/models/modeling_bert.py": _BERT,
         **models,
         **dict(zip(attention, (_ATTENTION, _INTERFACE), strict=True)),
     }

@@ -14,9 +14,10 @@ from transformers import AutoModel
 from tests.engine.folder_files import write
 from tests.engine.model.detection.shapes import QWEN3_CHAT, modules
 from tests.engine.rows.sentence_models import save_words
-from tests.engine.tiny_models import GENERATING, SCORING_SEQUENCES, Reference, WholeReference, save_whole
+from tests.engine.tiny_models import GENERATING, MASKED, SCORING_SEQUENCES, Reference, WholeReference, save_whole
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ENCODERS = ("roberta", "xlm-roberta")
 YES, NO = 11, 7
 _SMALL: dict[str, Any] = {"num_hidden_layers": 2, "sliding_window": None}
 
@@ -80,8 +81,16 @@ def answering(family: str, folder: Path, *, no_id: int | None = NO, **config: An
     return Model(folder, {}, expected)
 
 
-def classifying_bert(folder: Path) -> Model:
-    save_whole("bert", folder, SCORING_SEQUENCES, num_labels=2, num_hidden_layers=2)
+def encoding(family: str, folder: Path, pooling: str, *, has_prefix: bool = False, **config: Any) -> Model:
+    """A RoBERTa, its weights with or without the prefix of whole models."""
+    save_whole(family, folder, MASKED if has_prefix else AutoModel, num_hidden_layers=2, **config)
+    save_words(folder)
+    reference = Reference(folder)
+    return Model(folder, {"pooling": pooling, "task": "embed"}, lambda sequences: reference.pooled(sequences, pooling))
+
+
+def classifying(family: str, folder: Path, *, num_labels: int = 2) -> Model:
+    save_whole(family, folder, SCORING_SEQUENCES, num_labels=num_labels, num_hidden_layers=2)
     save_words(folder)
     reference = WholeReference(folder, SCORING_SEQUENCES)
     return Model(folder, {}, lambda sequences: np.stack([reference.scores(sequence) for sequence in sequences]))

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from engine.types import EngineError, ModelError, OutputKind
 from tests.engine.folder_files import change, write
-from tests.engine.tensorrt_llm.models import classifying_bert, embedding
+from tests.engine.tensorrt_llm.models import classifying, embedding
 from tests.engine.tensorrt_llm.parity import TOLERANCE
 from tests.engine.tensorrt_llm.stand_in import library, load, rows
 from tests.engine.tiny_models import HIDDEN_SIZE, SCORING_SEQUENCES, Reference, WholeReference, arbitrary, batch
@@ -45,7 +45,7 @@ def test_embeddings_of_qwen3(tmp_path: Path) -> None:
 
 
 def test_bert_classifies_pairs_by_their_types(tmp_path: Path) -> None:
-    model = classifying_bert(tmp_path / "m")
+    model = classifying("bert", tmp_path / "m")
     engine = load(model.folder, model_class="stock")
     sequences = arbitrary(SEQLENS)
     assert difference(rows(engine, sequences), model.expected(sequences)) <= HALF
@@ -65,7 +65,7 @@ def test_bert_classifies_pairs_by_their_types(tmp_path: Path) -> None:
 
 def test_types_of_tokens_and_graphs_do_not_go_together(tmp_path: Path) -> None:
     """Upstream refuses each batch that comes with what no graph was recorded with."""
-    model = classifying_bert(tmp_path / "m")
+    model = classifying("bert", tmp_path / "m")
     with pytest.raises(ModelError, match="--tensorrt-llm-cuda-graphs is not for BertForSequenceClassification"):
         load(model.folder, model_class="stock", records_graphs=True)
 

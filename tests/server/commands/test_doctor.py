@@ -45,7 +45,7 @@ def test_with_the_library(capsys: pytest.CaptureFixture[str], computer: Computer
 
     assert (code, found["reason"]) == (0, "--engine auto takes fused, on cuda:0")
     assert found["engines"]["tensorrt-llm"]["can_serve"]
-    assert re.search(r"38 of 38 clauses kept", found["engines"]["tensorrt-llm"]["notes"][0])
+    assert re.search(r"41 of 41 clauses kept", found["engines"]["tensorrt-llm"]["notes"][0])
 
 
 def test_the_gpus_that_were_asked_for_count(

@@ -19,7 +19,8 @@ SCORE = {"score.weight": ("BF16", (3, HIDDEN))}
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_each_family_has_a_class_of_its_own(model_type: str, tmp_path: Path) -> None:
-    model_class = ours(write_model(tmp_path, model_type=model_type, sliding_window=None))
+    hidden_act = "gelu" if FAMILIES[model_type].is_encoder else "silu"
+    model_class = ours(write_model(tmp_path, model_type=model_type, hidden_act=hidden_act, sliding_window=None))
 
     assert model_class.family is FAMILIES[model_type]
     assert model_class.model_kwargs["architectures"] == [FAMILIES[model_type].architecture]

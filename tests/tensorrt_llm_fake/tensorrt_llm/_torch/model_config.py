@@ -58,7 +58,6 @@ class ModelConfig:
 def _check_dtype(config: Any) -> None:
     """Models are built by the configuration's type, and there are no kernels for float32."""
     dtype = getattr(config, "torch_dtype", None)
-    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     if config.architectures[0] == "BertForSequenceClassification":
         return
     if dtype not in (torch.bfloat16, torch.float16):
@@ -73,6 +72,8 @@ def _update(config: Any, wanted: dict[str, Any]) -> None:
         target = getattr(config, key, None)
         if isinstance(value, dict) and isinstance(target, transformers.PretrainedConfig):
             _update(target, value)
+        elif key in ("torch_dtype", "dtype") and isinstance(value, str) and value != "auto":
+            setattr(config, key, getattr(torch, value))
         else:
             setattr(config, key, value)
 

@@ -54,11 +54,11 @@ class Attention(nn.Module):
             quant_config=config.get_quant_config(),
             skip_create_weights_in_init=config.skip_create_weights_in_init,
         )
-        kind = pretrained.model_type
+        kind = pretrained.model_type.replace("-", "_")
         # Not a module of ours: nothing of it is in a file of weights.
         self._library = [importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")]
-        rotary = next(value for name, value in vars(self._library[0]).items() if name.endswith("RotaryEmbedding"))
-        self._rotary = [rotary(pretrained)]
+        names = vars(self._library[0])
+        self._rotary = [names[name](pretrained) for name in names if name.endswith("RotaryEmbedding")][:1]
 
     def forward(
         self,
@@ -74,15 +74,15 @@ class Attention(nn.Module):
         **kwargs: Any,
     ) -> torch.Tensor:
         """hidden_states [T, D], position_ids [1, T]; [T, D]."""
-        assert position_ids is not None
-        assert position_ids.shape == (1, len(hidden_states)), "position_ids are [1, T]"
         query, key, value = self.qkv_proj(hidden_states).split([self.q_size, self.kv_size, self.kv_size], dim=-1)
         query, key = self.apply_qk_norm(query, key)
-        cos, sin = self._rotary[0](hidden_states, position_ids)
-        query, key = self._library[0].apply_rotary_pos_emb(self._by_head(query), self._by_head(key), cos, sin)
-        value = self._by_head(value)
+        query, key, value = (self._by_head(each) for each in (query, key, value))
+        for rotary in self._rotary:  # BERT has none, and hands on no positions
+            assert position_ids is not None
+            assert position_ids.shape == (1, len(hidden_states)), "position_ids are [1, T]"
+            query, key = self._library[0].apply_rotary_pos_emb(query, key, *rotary(hidden_states, position_ids))
         # What belongs to no sequence is never computed, and holds whatever was there.
-        output = torch.full((len(hidden_states), self.q_size), torch.nan)
+        output = torch.full((len(hidden_states), self.q_size), torch.nan, dtype=hidden_states.dtype)
         for start, end in attn_metadata.spans():
             rows, _ = self._library[0].eager_attention_forward(
                 self,
