@@ -21,7 +21,19 @@ ENGINES = ("engine.cpu", "engine.fake", "engine.fused", "engine.static", "engine
 # Makes the FP8 copy of a model before its engine is loaded.
 IMPORTS_A_TOOL = {"engine/fp8_copy.py"}
 # Inside server, each layer may import those after it. `settings` and `metrics` do not know each other.
-LAYERS = ("cli", "commands", "supervisor", "frontend", "grpc", "http", "dialects", "requests", "settings", "metrics")
+LAYERS = (
+    "cli",
+    "commands",
+    "supervisor",
+    "frontend",
+    "grpc",
+    "http",
+    "dialects",
+    "requests",
+    "jobs",
+    "settings",
+    "metrics",
+)
 
 
 def wrong_imports(source: Source) -> list[str]:
