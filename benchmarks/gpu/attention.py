@@ -65,7 +65,7 @@ def run(bench: Bench) -> None:
         for seqlen in _TINY_SEQLENS if bench.is_tiny else _SEQLENS:
             for is_causal in (True, False):
                 spec = _spec(heads, is_causal=is_causal)
-                for candidate in _candidates(bench, spec):
+                for candidate in _candidates(bench, spec, seqlen):
                     shape = f"{heads} S={seqlen}{' causal' if is_causal else ''}"
                     work = partial(_measure, bench, spec, candidate, seqlen)
                     bench.measure(Key(KIND, candidate.name, "bf16", shape), work)
@@ -88,11 +88,11 @@ def _sweep(bench: Bench) -> None:
             bench.measure(Key(KIND, name, "bf16", f"{heads} S={seqlen} causal"), work)
 
 
-def _candidates(bench: Bench, spec: Spec) -> tuple[Candidate, ...]:
+def _candidates(bench: Bench, spec: Spec, seqlen: int) -> tuple[Candidate, ...]:
     """On a CPU there are no alternatives."""
     device = bench.clock.device
     capability = torch.cuda.get_device_capability(device) if bench.clock.is_gpu else (0, 0)
-    return candidates_for(spec, torch.bfloat16, capability, has_bias=False)
+    return candidates_for(spec, torch.bfloat16, capability, has_bias=False, max_seqlen=seqlen)
 
 
 def _measure(bench: Bench, spec: Spec, candidate: Candidate, seqlen: int) -> Iterator[Figure]:

@@ -146,6 +146,6 @@ def _attention_of(model: RandomModel, spec: Spec, ops: Ops) -> AttentionChoice |
     if model.device.type == "cpu":
         return None
     capability = torch.cuda.get_device_capability(model.device)
-    candidates = candidates_for(spec, model.dtype, capability, has_bias=False)
-    timing = GpuTiming(spec, ops, model.dtype, model.device)
-    return choose(candidates, timing, max_seqlen=model.shape.max_seqlen)
+    max_seqlen = model.shape.max_seqlen
+    candidates = candidates_for(spec, model.dtype, capability, has_bias=False, max_seqlen=max_seqlen)
+    return choose(candidates, GpuTiming(spec, ops, model.dtype, model.device), max_seqlen=max_seqlen)

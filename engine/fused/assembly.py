@@ -10,9 +10,9 @@ from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine
 from engine.fused.model.blocks import Blocks, Weights
 from engine.fused.model.forwards import Forward, forward_of
+from engine.fused.model.linear import fallbacks, note_of_fallbacks, products_of
 from engine.fused.model.ops import Inputs, Ops
 from engine.fused.model.spec import Spec
-from engine.fused.quantization import products
 from engine.fused.runner.cuda_device import CudaDevice, DeviceSizes
 from engine.fused.runner.packing import ALL_OUTPUTS, Packer, Shape, Shapes, layout, token_buckets, views
 from engine.fused.runner.runner import Device, HostDevice, Runner
@@ -121,15 +121,15 @@ def _info(model: Model, packer: Packer) -> ModelInfo:
     dtype = str(chosen.dtype).removeprefix("torch.")
     attention = () if model.attention is None else (model.attention.note,)
     quantized = [name for name, linear in model.weights.linears.items() if linear.is_quantized]
-    fallbacks = products.fallbacks(products.products_of(model.spec, quantized))
-    slower = (products.note(fallbacks),) if fallbacks else ()
+    slower = fallbacks(products_of(model.spec, quantized))
+    slower_note = (note_of_fallbacks(slower),) if slower else ()
     info = folder.info(
         name=model.name,
         engine="fused",
         reason=model.reason,
         dtype=dtype if model.quantization == "none" else model.quantization,
         device=str(chosen.device),
-        notes=(*model.notes, *attention, *slower),
+        notes=(*model.notes, *attention, *slower_note),
     )
     return dataclasses.replace(
         info,
@@ -137,7 +137,7 @@ def _info(model: Model, packer: Packer) -> ModelInfo:
         dimensions=_dimensions(model),
         vocab_size=packer.vocab_size,
         token_dimensions=model.spec.hidden_size,
-        num_fallback_products=sum(map(len, fallbacks.values())),
+        num_fallback_products=sum(map(len, slower.values())),
     )
 
 

@@ -123,17 +123,20 @@ class ChosenAttend:
 
 
 def candidates_for(
-    spec: Spec, dtype: torch.dtype, capability: tuple[int, int], *, has_bias: bool
+    spec: Spec, dtype: torch.dtype, capability: tuple[int, int], *, has_bias: bool, max_seqlen: int
 ) -> tuple[Candidate, ...]:
-    """Those that can compute the model; tiles always can. has_bias: it has a table of relative biases."""
+    """Those that can compute the model and differ for sequences of up to this many tokens; tiles always can.
+
+    has_bias: the model has a table of relative biases.
+    """
     is_16_bit = dtype in (torch.float16, torch.bfloat16)
     if has_bias or not is_16_bit:
         return (TILES,)
-    from engine.fused.kernels.attention import VariedAttend, variants  # Triton need not be there on a CPU
+    from engine.fused.kernels.attention import VARIED_BLOCK, VariedAttend, variants  # Triton need not be there on a CPU
 
-    tiles = [TILES]
-    for name, sizes in variants(spec.head_dim, capability).items():
-        tiles.append(Candidate(name, VariedAttend(sizes), is_by_tiles=True))
+    # Tiles of that many queries are for sequences of more than half as many tokens (packing.choose_block).
+    varied = variants(spec.head_dim, capability) if max_seqlen > VARIED_BLOCK // 2 else {}
+    tiles = [TILES, *(Candidate(name, VariedAttend(sizes), is_by_tiles=True) for name, sizes in varied.items())]
     if spec.softcap is not None:
         return tuple(tiles)
     others = []

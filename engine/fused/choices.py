@@ -1,22 +1,55 @@
 """Checks the options: can the fused engine serve this model on this device in this dtype?
 
-Reads the folder's JSON files, but neither its architecture's configuration nor its weights.
+Reads the folder's JSON files, but neither its architecture's configuration nor its weights. Imports torch only in
+`choose`, so the server and `embedline doctor` can ask for the rest.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-
-from engine.fused.checks import check_outputs
 from engine.machine.devices import check_dtype_of_fused, dtype_of_auto, has_bfloat16
 from engine.messages import LoadOptions
 from engine.model.model_folder import ModelFolder
+from engine.model.tasks import Task
 from engine.model.with_options import read_with
 from engine.registry import CPU, CUDA
-from engine.types import ModelError
+from engine.types import ModelError, OutputKind
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+if TYPE_CHECKING:
+    import torch
+
+_GIVEN = OutputKind.POOLED | OutputKind.TOKENS
+_POOLINGS = (("cls",), ("mean",), ("last",))
 _TOO_LARGE_FOR_FLOAT16 = ("gemma", "modernbert", "embedding_gemma")  # beginnings of architectures; rows beyond 65504
+
+
+class NotForFused(ModelError):
+    """The fused engine would not be right about this model; another may be."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; --engine transformers may serve the model")
+
+
+def check_outputs(folder: ModelFolder) -> None:
+    """Raises ModelError where another output is asked for than a row for each text and token, pooled in a known way."""
+    if folder.is_static:
+        raise ModelError("the fused engine computes no static embeddings; --engine static does")
+    if folder.task is not Task.EMBED or folder.heads:
+        what = " and ".join(kind.name or "" for kind in folder.outputs & ~_GIVEN)
+        raise NotForFused(f"the fused engine computes embeddings only; this model is for {folder.task} ({what})")
+    if folder.tokenizer_folder:
+        raise NotForFused(
+            f"the fused engine needs the Transformer in the model's own folder, not in {folder.tokenizer_folder!r}"
+        )
+    if folder.poolings not in _POOLINGS:
+        raise ModelError(
+            f"the fused engine pools by one of cls, mean and last-token, not by {folder.pooling}; "
+            f"--engine transformers does"
+        )
+    if not folder.include_prompt:
+        raise NotForFused(
+            "this model leaves the prompt's tokens out of the pooling (include_prompt), which the fused engine can't do"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +57,9 @@ class Choices:
     """All that loading needs to know."""
 
     folder: ModelFolder
-    device: torch.device
+    device: "torch.device"
     capability: tuple[int, int] | None  # of the GPU; None = a CPU
-    dtype: torch.dtype
+    dtype: "torch.dtype"
     memory_share: float = 1.0  # of the GPU's memory: what this process may take
 
 
@@ -44,7 +77,9 @@ def choose(options: LoadOptions) -> Choices:
     )
 
 
-def _device(name: str) -> tuple[torch.device, tuple[int, int] | None]:
+def _device(name: str) -> "tuple[torch.device, tuple[int, int] | None]":
+    import torch
+
     kind, _, number = name.partition(":")
     if name == "cpu":
         return torch.device("cpu"), None
@@ -64,8 +99,11 @@ def _device(name: str) -> tuple[torch.device, tuple[int, int] | None]:
     return torch.device("cuda", index), capability
 
 
-def _dtype(name: str, architecture: str, capability: tuple[int, int] | None) -> torch.dtype:
+def _dtype(name: str, architecture: str, capability: tuple[int, int] | None) -> "torch.dtype":
+    import torch
+
     check_dtype_of_fused(name, CPU if capability is None else CUDA)
     if name == "float16" and architecture.startswith(_TOO_LARGE_FOR_FLOAT16):
         raise ModelError(f"--dtype float16 can't hold the values that {architecture!r} computes; take --dtype bfloat16")
-    return _DTYPES[dtype_of_auto(capability) if name == "auto" else name]
+    dtype: torch.dtype = getattr(torch, dtype_of_auto(capability) if name == "auto" else name)
+    return dtype

@@ -4,24 +4,24 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from engine.fused import attention, choices, probe, selftest
+from engine.fused import attention, choices, first_batches
 from engine.fused.assembly import Model
 from engine.fused.attention import AttentionChoice, candidates_for
 from engine.fused.attention_timing import GpuTiming
 from engine.fused.choices import Choices
 from engine.fused.engine import FusedEngine
 from engine.fused.model.blocks import Weights
+from engine.fused.model.linear import NoProduct, probe_products, products_of
 from engine.fused.model.ops import Ops
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import Spec
-from engine.fused.quantization import products
-from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
+from engine.fused.quantization.cache import QuantizedModel, cache_for
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import quantized
 from engine.fused.runner import packing
@@ -40,7 +40,6 @@ _KERNEL_VARIABLE = "TRITON_CACHE_DIR"
 _KERNEL_SETTINGS = (_KERNEL_VARIABLE, "TRITON_HOME")  # either one is the user's word
 
 logger = logging.getLogger("embedline.engine")
-
 
 Phase = Callable[[str], contextlib.AbstractContextManager[None]]  # what times a part of loading, by its name
 
@@ -63,13 +62,22 @@ def load(phase: Phase, *, name: str, reason: str, options: LoadOptions) -> Loade
             torch.cuda.set_per_process_memory_fraction(chosen.memory_share, chosen.device)
     if options.cache_dir and chosen.capability is not None:
         keep_kernels(Path(options.cache_dir), os.environ)
-    try:
+    with _told_of_the_device(chosen, "the model was loaded"):
         return _Loading(chosen, phase, name=name, reason=reason, options=options).load()
+
+
+@contextlib.contextmanager
+def _told_of_the_device(chosen: Choices, doing: str) -> Iterator[None]:
+    """Raises DeviceTrouble where memory runs out or the GPU is lost. doing: what was done then."""
+    try:
+        yield
     except torch.OutOfMemoryError as error:
         raise DeviceTrouble(
-            f"{chosen.device} runs out of memory while the model is loaded: free some of it there, or serve the model "
-            f"on a larger GPU"
+            f"{chosen.device} ran out of memory while {doing}: free some of it there, or serve the model on a larger "
+            f"GPU"
         ) from error
+    except torch.AcceleratorError as error:
+        raise DeviceTrouble(f"{chosen.device} was lost while {doing}: {one_line(error)}") from error
 
 
 class _Loading:
@@ -83,57 +91,69 @@ class _Loading:
         self._options = options
         self._max_num_tokens = max(options.max_num_tokens or _MAX_NUM_TOKENS, chosen.folder.max_seqlen)
         self._max_num_seqs = options.max_num_seqs or MAX_NUM_SEQS
-        self._quantized_cache = QuantizedCache(chosen, options)
+        self._cache = cache_for(chosen, options)
 
     def load(self) -> Loaded:
         chosen = self._chosen
-        with self._phase("weights"):
-            kept = self._quantized_cache.find()
-        model, outcome = self._from_folder() if kept is None else self._from_cache(kept)
+        kept = self._kept()
+        if isinstance(kept, QuantizedModel):
+            model = dataclasses.replace(self._model(kept.spec, kept.weights, kept.notes), quantization="fp8")
+            outcome: Outcome | None = kept.outcome
+        else:
+            model, outcome = self._from_folder(rejected=kept)
         tried = trial(chosen.folder, kind=chosen.device.type)
         model = dataclasses.replace(model, notes=(*model.notes, *tried.notes))
         with self._phase("probe"):
-            engine = probe.engine_that_fits(model, self._max_num_tokens)
+            engine = first_batches.engine_that_fits(model, self._max_num_tokens)
         with self._phase("check"):
             selfcheck.check(engine, chosen.folder, dtype=engine.info.dtype)
-            selftest.check(engine, model, tried.sequences)
+            first_batches.compare_with_reference(engine, model, tried.sequences)
         with self._phase("graphs"):
-            probe.record_queries(engine, chosen)
+            first_batches.record_queries(engine, chosen)
         return Loaded(engine, model, outcome)
 
-    def _from_cache(self, kept: QuantizedModel) -> tuple[Model, Outcome]:
-        model = self._model(kept.spec, kept.weights, kept.notes)
-        with self._phase("precision"):
-            self._probe_products(kept.spec, kept.outcome.quantized)
-        return dataclasses.replace(model, quantization="fp8"), kept.outcome
+    def _kept(self) -> QuantizedModel | Outcome | None:
+        """See QuantizedCache.find. None, too, where `auto` is to find that the GPU has no product for it."""
+        with self._phase("weights"):
+            kept = None if self._cache is None else self._cache.find()
+        if isinstance(kept, QuantizedModel):
+            with self._phase("precision"):
+                try:
+                    self._probe_products(kept.spec, kept.outcome.quantized)
+                except NoProduct:
+                    if self._options.quantization != "auto":
+                        raise
+                    return None
+        return kept
 
-    def _from_folder(self) -> tuple[Model, Outcome | None]:
+    def _from_folder(self, *, rejected: Outcome | None) -> tuple[Model, Outcome | None]:
+        """rejected: what the gate found at an earlier start that left nothing quantized."""
         with self._phase("import"):
             from engine.fused.checkpoint import from_folder  # imports transformers
         with self._phase("weights"):
             found = from_folder.find(self._chosen)
             weights = found.source.weights()
         model = self._model(found.source.spec, weights, found.notes)
-        rejected = self._quantized_cache.rejected()
         if rejected is not None:
             return dataclasses.replace(model, notes=(*model.notes, f"{rejected.note}, at an earlier start")), rejected
         with self._phase("precision"):
             requested, is_gated = self._options.quantization, self._options.is_gated
             plain, try_products = found.source.linear, self._probe_products
             model, outcome = quantized(model, requested, plain=plain, is_gated=is_gated, probe=try_products)
-        if outcome is not None:
+        if outcome is not None and self._cache is not None:
             with self._phase("keeping"):
-                self._quantized_cache.put(QuantizedModel(model.spec, model.weights, outcome, model.notes))
+                self._cache.put(QuantizedModel(model.spec, model.weights, outcome, model.notes))
         return model, outcome
 
     def _probe_products(self, spec: Spec, names: Sequence[str]) -> None:
-        """Raises ModelError where the GPU can't compute one of them. A CPU can."""
+        """Raises NoProduct where the GPU can't compute one of them. A CPU can."""
         chosen = self._chosen
         if chosen.capability is None:
             return
         row_counts = packing.row_counts(self._max_num_tokens, self._max_num_seqs)
-        found = products.products_of(spec, names)
-        products.probe(found, row_counts=row_counts, device=chosen.device, dtype=chosen.dtype)
+        found = products_of(spec, names)
+        with _told_of_the_device(chosen, "FP8 products were tried (--quantization none tries none)"):
+            probe_products(found, row_counts=row_counts, device=chosen.device, dtype=chosen.dtype)
 
     def _model(self, spec: Spec, weights: Weights, notes: tuple[str, ...]) -> Model:
         ops, folder = _ops(self._chosen), self._chosen.folder
@@ -169,16 +189,11 @@ def _attention(chosen: Choices, spec: Spec, ops: Ops, weights: Weights) -> Atten
     """None on a CPU, where there is nothing to choose."""
     if chosen.capability is None:
         return None
-    has_bias = "relative_bias" in weights.tensors
-    candidates = candidates_for(spec, chosen.dtype, chosen.capability, has_bias=has_bias)
+    has_bias, max_seqlen = "relative_bias" in weights.tensors, chosen.folder.max_seqlen
+    candidates = candidates_for(spec, chosen.dtype, chosen.capability, has_bias=has_bias, max_seqlen=max_seqlen)
     timing = GpuTiming(spec, ops, chosen.dtype, chosen.device)
-    try:
-        return attention.choose(candidates, timing, max_seqlen=chosen.folder.max_seqlen)
-    except torch.AcceleratorError as error:
-        raise DeviceTrouble(
-            f"{chosen.device} was lost while attention kernels were timed; --attention tiles skips the timing "
-            f"({one_line(error)})"
-        ) from error
+    with _told_of_the_device(chosen, "attention kernels were timed (--attention tiles times none)"):
+        return attention.choose(candidates, timing, max_seqlen=max_seqlen)
 
 
 def keep_kernels(cache_dir: Path, environment: MutableMapping[str, str]) -> None:

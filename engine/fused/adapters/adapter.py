@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.fused.checks import NotForFused
+from engine.fused.choices import NotForFused
 from engine.fused.model.rotary import angles, check
 from engine.fused.model.spec import LayerSpec, Spec
 

@@ -17,7 +17,7 @@ from engine.fused.adapters.adapter import (
     windows_of,
     with_windows,
 )
-from engine.fused.checks import NotForFused
+from engine.fused.choices import NotForFused
 from engine.fused.model.rotary import angles, check
 from engine.fused.model.spec import LayerSpec, Spec
 

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from engine.fused.adapters.adapter import Adapter, Recipe, Recipes
 from engine.fused.checkpoint.tensors import Checkpoint
-from engine.fused.checks import NotForFused
+from engine.fused.choices import NotForFused
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Linear, PlainLinear
 from engine.fused.model.spec import Spec, shape_of

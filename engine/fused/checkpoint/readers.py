@@ -28,40 +28,27 @@ _NUM_THREADS = 4
 _NUM_BUFFERS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FileRange:
-    """Bytes of a file."""
-
-    file: Path
-    begin: int
-    num_bytes: int
-
-
 class Transfer(Protocol):
     """The way from the host to a device."""
 
     def buffer(self, num_bytes: int) -> Tensor:
         """uint8 [num_bytes] in memory that `start` copies from."""
-        ...
 
     def start(self, source: Tensor, target: Tensor) -> Callable[[], None]:
         """Begin to copy; both are uint8 of one size. What it gives waits until `source` may be written to again."""
-        ...
 
 
 class CudaTransfer:
-    """Copies in the order of the device's current stream, so whatever comes after sees them done."""
+    """See Transfer. Copies in the order of the device's current stream, so whatever comes after sees them done."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def buffer(self, num_bytes: int) -> Tensor:
-        """See Transfer."""
         with torch.cuda.device(self._device):  # or pinning memory would open the first GPU
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def start(self, source: Tensor, target: Tensor) -> Callable[[], None]:
-        """See Transfer."""
         with torch.cuda.device(self._device):
             target.copy_(source, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -87,23 +74,22 @@ class Staging:
         self._turns = itertools.cycle([_Buffer(transfer.buffer(buffer_bytes)) for _ in range(_NUM_BUFFERS)])
         self._threads = concurrent.futures.ThreadPoolExecutor(num_threads)  # they end with this object
 
-    def copy(self, source: FileRange, target: Tensor) -> None:
-        """Begin to fill a contiguous tensor of so many bytes; what lies in files is read when this returns.
+    def copy(self, file: Path, begin: int, target: Tensor) -> None:
+        """Begin to fill a contiguous tensor with the file's bytes from `begin` on, all of which are read when this
+        returns.
 
         Raises OSError where the file can't be read or ends early.
         """
-        flat = bytes_of(target)
-        assert len(flat) == source.num_bytes
-        file = os.open(source.file, os.O_RDONLY | os.O_CLOEXEC)
+        opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            for begin in range(0, source.num_bytes, self._buffer_bytes):
-                piece = flat[begin : begin + self._buffer_bytes]
+            for piece in torch.split(bytes_of(target), self._buffer_bytes):
                 buffer = next(self._turns)
                 buffer.wait()
-                self._read(file, buffer.memory[: len(piece)], source.begin + begin)
+                self._read(opened, buffer.memory[: len(piece)], begin)
                 buffer.wait = self._transfer.start(buffer.memory[: len(piece)], piece)
+                begin += len(piece)
         finally:
-            os.close(file)
+            os.close(opened)
 
     def _read(self, file: int, memory: Tensor, offset: int) -> None:
         content = memory.numpy().data
@@ -139,11 +125,9 @@ class Reader(Protocol):
 
     def names(self, file: Path) -> Iterable[str]:
         """The names of its tensors. Raises ModelError if there is no such file."""
-        ...
 
     def read(self, file: Path, name: str) -> Tensor:
         """One of them, in the dtype it is stored in; not to be written to. Raises ModelError."""
-        ...
 
 
 def reader_for(device: torch.device) -> Reader:
@@ -152,18 +136,16 @@ def reader_for(device: torch.device) -> Reader:
 
 
 class MappedReader:
-    """Tensors are views of the file, which is mapped into memory."""
+    """See Reader. Tensors are views of the file, which is mapped into memory."""
 
     def __init__(self) -> None:
         self._opened: dict[Path, Any] = {}
 
     def names(self, file: Path) -> Iterable[str]:
-        """See Reader."""
         names: list[str] = self._open(file).keys()
         return names
 
     def read(self, file: Path, name: str) -> Tensor:
-        """See Reader."""
         try:
             tensor: Tensor = self._open(file).get_tensor(name)
         except SafetensorError as error:
@@ -180,7 +162,7 @@ class MappedReader:
 
 
 class StagedReader:
-    """Tensors are new ones on the device; those on the current stream that follow see them filled."""
+    """See Reader. Tensors are new ones on the device; what follows on the current stream sees them filled."""
 
     def __init__(self, device: torch.device, transfer: Transfer) -> None:
         self._device = device
@@ -188,17 +170,15 @@ class StagedReader:
         self._places: dict[Path, dict[str, Place]] = {}
 
     def names(self, file: Path) -> Iterable[str]:
-        """See Reader."""
         return self._in(file)
 
     def read(self, file: Path, name: str) -> Tensor:
-        """See Reader."""
         place = self._in(file).get(name)
         if place is None:
             raise _lacks(file, name)
         tensor = torch.empty(place.shape, dtype=place.dtype, device=self._device)
         try:
-            self._staging.copy(FileRange(file, place.begin, place.num_bytes), tensor)
+            self._staging.copy(file, place.begin, tensor)
         except OSError as error:
             raise ModelError(f"{file} can't be read: {error.strerror or error}") from error
         return tensor

@@ -66,7 +66,7 @@ _VARIANTS = {
     },
     256: {"tiles by TMA": Sizes(32, 8, 3, by_boxes=True)},
 }
-_VARIED_BLOCK = 128
+VARIED_BLOCK = 128
 
 
 def variants(head_dim: int, capability: tuple[int, int]) -> dict[str, Sizes]:
@@ -82,7 +82,7 @@ class VariedAttend:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
         """See Attend."""
-        sizes = self.sizes if inputs.tiles.block == _VARIED_BLOCK else None
+        sizes = self.sizes if inputs.tiles.block == VARIED_BLOCK else None
         return attend(query, key, value, inputs.tiles, rule, sizes=sizes)
 
 

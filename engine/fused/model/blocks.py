@@ -82,27 +82,25 @@ class Blocks:
         spec = self.spec
         qkv = self.linear(f"layers.{layer}.qkv", rows)
         self._rotate(layer, qkv, inputs.positions, num_query=spec.num_heads, num_key=spec.num_kv_heads)
-        query_end = spec.num_heads * spec.head_dim
-        query = qkv[:, :query_end].view(len(qkv), spec.num_heads, spec.head_dim)
-        key, value = self._keys_and_values(qkv[:, query_end:])
+        query = qkv[:, : spec.q_size].view(len(qkv), spec.num_heads, spec.head_dim)
+        key, value = self._keys_and_values(qkv[:, spec.q_size :])
         attended = self._attend(query, key, value, inputs, self._rule(layer))
-        return self.linear(f"layers.{layer}.o", attended.reshape(len(qkv), query_end))
+        return self.linear(f"layers.{layer}.o", attended.reshape(len(qkv), spec.q_size))
 
     def pooled_attention(self, layer: int, rows: Rows, inputs: Inputs) -> Tensor:
         """[B, h] of normalised rows [T, h]: what `attention` gives for the pooled tokens, at the price of theirs."""
         spec = self.spec
         qkv = self._weights.linears[f"layers.{layer}.qkv"]
         rows = self._quantized_for(qkv, rows)
-        query_end = spec.num_heads * spec.head_dim
         pooled = inputs.pooled
-        query = qkv.part(0, query_end)(rows_at(rows, pooled))
-        key_value = qkv.part(query_end, query_end + 2 * spec.num_kv_heads * spec.head_dim)(rows)
+        query = qkv.part(0, spec.q_size)(rows_at(rows, pooled))
+        key_value = qkv.part(spec.q_size, spec.q_size + 2 * spec.kv_size)(rows)
         self._rotate(layer, query, inputs.positions.index_select(0, pooled), num_query=spec.num_heads, num_key=0)
         self._rotate(layer, key_value, inputs.positions, num_query=0, num_key=spec.num_kv_heads)
         key, value = self._keys_and_values(key_value)
         query = query.view(len(query), spec.num_heads, spec.head_dim)
         attended = self.ops.attend(query, key, value, inputs.pooled_tiles, self._rule(layer))
-        return self.linear(f"layers.{layer}.o", attended.reshape(len(query), query_end))
+        return self.linear(f"layers.{layer}.o", attended.reshape(len(query), spec.q_size))
 
     def mlp(self, layer: int, rows: Rows) -> Tensor:
         """[rows, h] of normalised rows."""

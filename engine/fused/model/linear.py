@@ -6,13 +6,13 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_mm.htm
 
 cuBLAS has no kernel with scales by row for some sizes, though one for the product itself: seen on Hopper with up to 256
 rows of 9,216 numbers (https://github.com/pytorch/ao/issues/4582), and on sm_120 with any. There the product is scaled
-afterwards, which is slower. engine.fused.quantization.products finds out at load which sizes these are.
+afterwards, which is slower. No table of GPUs says which sizes these are, so they are tried at load (`probe_products`).
 
 Shapes: T rows, K numbers a row, N numbers a product.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
@@ -21,6 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.fused.model.ops import QuantizedRows, Rows
+from engine.fused.model.spec import Spec, linear_shapes
+from engine.machine.failures import one_line
+from engine.types import ModelError
 
 MAX_FP8 = 448.0  # the largest float8_e4m3fn
 FP8_MULTIPLE = 16  # of K, N and the bounds of parts, as torch._scaled_mm wants it
@@ -48,52 +51,44 @@ class Linear(Protocol):
     @property
     def is_quantized(self) -> bool:
         """Whether it takes `QuantizedRows`; otherwise a plain tensor."""
-        ...
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """What it consists of, for a file."""
-        ...
 
     def __call__(self, rows: Rows) -> Tensor:
         """[T, N] in the model's compute dtype."""
-        ...
 
     def part(self, start: int, end: int) -> "Linear":
         """The one that gives columns start … end - 1 of the product; shares the weights."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlainLinear:
-    """In the compute dtype."""
+    """See Linear. In the compute dtype."""
 
     weight: Tensor  # [N, K]
     bias: Tensor | None  # [N]
 
     @property
     def is_quantized(self) -> bool:
-        """See Linear."""
         return False
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """See Linear."""
         return _named(self.bias, weight=self.weight)
 
     def __call__(self, rows: Rows) -> Tensor:
-        """See Linear."""
         assert isinstance(rows, Tensor)
         return functional.linear(rows, self.weight, self.bias)
 
     def part(self, start: int, end: int) -> "PlainLinear":
-        """See Linear."""
         return PlainLinear(self.weight[start:end], _part(self.bias, start, end))
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Linear:
-    """In FP8, with a scale for each row."""
+    """See Linear. In FP8, with a scale for each row. Bounds of parts are multiples of FP8_MULTIPLE."""
 
     weight: Tensor  # float8_e4m3fn [N, K]
     scales: Tensor  # float32 [1, N]
@@ -118,16 +113,13 @@ class Fp8Linear:
 
     @property
     def is_quantized(self) -> bool:
-        """See Linear."""
         return True
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """See Linear."""
         return _named(self.bias, weight=self.weight, scales=self.scales)
 
     def __call__(self, rows: Rows) -> Tensor:
-        """See Linear."""
         assert isinstance(rows, QuantizedRows)
         size = ProductSize(len(rows.values), *self.weight.shape)
         if size not in without_kernel:
@@ -141,7 +133,6 @@ class Fp8Linear:
         return self.scaled_afterwards(rows).to(self.dtype)
 
     def part(self, start: int, end: int) -> "Fp8Linear":
-        """See Linear. Both bounds are multiples of FP8_MULTIPLE."""
         assert start % FP8_MULTIPLE == end % FP8_MULTIPLE == 0
         return Fp8Linear(self.weight[start:end], self.scales[:, start:end], _part(self.bias, start, end), self.dtype)
 
@@ -189,3 +180,72 @@ def _part(bias: Tensor | None, start: int, end: int) -> Tensor | None:
 
 def _named(bias: Tensor | None, **tensors: Tensor) -> dict[str, Tensor]:
     return tensors if bias is None else {**tensors, "bias": bias}
+
+
+Products = Mapping[str, tuple[int, int]]  # by name: N and K
+
+
+class NoProduct(ModelError):
+    """The GPU computes an FP8 product in neither way."""
+
+
+def products_of(spec: Spec, names: Iterable[str]) -> Products:
+    """What these linear layers compute. The last layer of a pruned model computes `qkv` in two parts."""
+    kinds = {name.rpartition(".")[2] for name in names}
+    products = {kind: size for kind, size in linear_shapes(spec).items() if kind in kinds}
+    if "qkv" in products:
+        products |= {"q": (spec.q_size, spec.hidden_size), "kv": (2 * spec.kv_size, spec.hidden_size)}
+    return products
+
+
+def probe_products(products: Products, *, row_counts: Sequence[int], device: torch.device, dtype: torch.dtype) -> None:
+    """Compute each product with each number of rows, ascending, and keep in mind which have no row-wise kernel.
+
+    Sizes that find no memory are left out: batches of that size find none either. Raises NoProduct, and
+    torch.AcceleratorError where the device is lost.
+    """
+    for name, (n, k) in products.items():
+        weight = torch.zeros(n, k, dtype=torch.float8_e4m3fn, device=device)
+        linear = Fp8Linear(weight, torch.ones(1, n, device=device), None, dtype)
+        for num_rows in row_counts:
+            values = torch.zeros(num_rows, k, dtype=torch.float8_e4m3fn, device=device)
+            try:
+                _try(name, linear, QuantizedRows(values, torch.ones(num_rows, 1, device=device)))
+            except torch.OutOfMemoryError:
+                break
+
+
+def _try(name: str, linear: Fp8Linear, rows: QuantizedRows) -> None:
+    """Raises NoProduct, torch.OutOfMemoryError and torch.AcceleratorError."""
+    failures = []
+    for product in (linear.scaled_by_row, linear.scaled_afterwards):
+        try:
+            product(rows)
+            break
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except RuntimeError as error:  # whatever it says: what counts is whether the other way works
+            failures.append(one_line(error))
+    size = ProductSize(len(rows.values), *linear.weight.shape)
+    if len(failures) > 1:
+        raise NoProduct(
+            f"there is no FP8 product for {name} (N {size.n}, K {size.k}) with {size.num_rows} rows on this device: "
+            f"{failures[-1]}; --quantization none serves the model"
+        )
+    if failures:
+        without_kernel.add(size)
+
+
+def fallbacks(products: Products) -> dict[str, tuple[int, ...]]:
+    """The numbers of rows with which each product is scaled afterwards, as far as it is known; no others' names."""
+    found = {
+        name: tuple(sorted(size.num_rows for size in without_kernel if (size.n, size.k) == n_and_k))
+        for name, n_and_k in products.items()
+    }
+    return {name: counts for name, counts in found.items() if counts}
+
+
+def note_of_fallbacks(found: Mapping[str, Sequence[int]]) -> str:
+    """A line for the log and for /info."""
+    said = (f"{name} with {', '.join(map(str, counts))} rows" for name, counts in found.items())
+    return f"no FP8 kernel with scales by row on this device, so scaled afterwards, which is slower: {'; '.join(said)}"

@@ -5,7 +5,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.fused.checks import NotForFused
+from engine.fused.choices import NotForFused
 from engine.fused.model.spec import Json
 
 # Beyond this many positions, one long sequence changes the frequencies for all that are in its batch.

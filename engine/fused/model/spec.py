@@ -61,11 +61,20 @@ class Spec:
     layers: tuple[LayerSpec, ...] = ()
 
     @property
+    def q_size(self) -> int:
+        """Numbers in a row of queries."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Numbers in a row of keys, and in one of values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
     def num_linear_parameters(self) -> int:
         """Parameters in the layers' matrix products, without embeddings."""
-        heads = self.num_heads + 2 * self.num_kv_heads
         mlp = (3 if self.is_gated else 2) * self.intermediate_size
-        return len(self.layers) * self.hidden_size * ((heads + self.num_heads) * self.head_dim + mlp)
+        return len(self.layers) * self.hidden_size * (2 * self.q_size + 2 * self.kv_size + mlp)
 
     def encode(self) -> Json:
         """For a file."""
@@ -82,7 +91,7 @@ def shape_of(spec: Spec, name: str) -> tuple[int, ...] | None:
     *_, stem, kind = ("", *name.split("."))
     if stem.endswith("norm") and kind in ("weight", "bias"):
         return (_width(spec, stem),)
-    shape = _tables(spec).get(name) or _linears(spec).get(stem)
+    shape = _tables(spec).get(name) or linear_shapes(spec).get(stem)
     return shape[:1] if shape and kind == "bias" else shape
 
 
@@ -101,12 +110,13 @@ def _tables(spec: Spec) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _linears(spec: Spec) -> dict[str, tuple[int, ...]]:
-    heads, hidden = spec.num_heads * spec.head_dim, spec.hidden_size
+def linear_shapes(spec: Spec) -> dict[str, tuple[int, int]]:
+    """Of the weights of linear layers, by the last part of their names."""
+    hidden = spec.hidden_size
     return {
         "projection": (hidden, _embedding_size(spec)),
-        "qkv": (heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
-        "o": (hidden, heads),
+        "qkv": (spec.q_size + 2 * spec.kv_size, hidden),
+        "o": (hidden, spec.q_size),
         "gate_up": (spec.intermediate_size * (2 if spec.is_gated else 1), hidden),
         "down": (hidden, spec.intermediate_size),
     }

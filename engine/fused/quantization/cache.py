@@ -5,7 +5,6 @@ needed. How they belong together is in the manifest (see engine.store.cache). Of
 the manifest is kept, so that no later start tries again.
 """
 
-import contextlib
 import logging
 import shutil
 from collections.abc import Iterable, Mapping
@@ -32,6 +31,20 @@ from engine.types import ModelError
 
 logger = logging.getLogger("embedline.engine")
 
+_FOLDER = "fused"  # within --compiled-cache
+# Of some GB each, so fewer than compiled models for CPUs: those used last, some versions of ours and of torch included.
+_MAX_ENTRIES = 8
+_PACKAGES = ("torch", "transformers", "triton")
+_SOURCES = (
+    "fused/**/*.py",
+    "machine/varlen.py",
+    "model/**/*.py",
+    "rows/*.py",
+    "selftest/*.py",
+    "store/tensor_file.py",
+    "transformers/configuration.py",
+)
+
 _FILE = "weights.safetensors"
 _REJECTED = "rejected"  # in the facts of an entry without weights
 _RESERVE = 1 << 30  # bytes that stay free on the disk
@@ -40,7 +53,7 @@ _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError)
 
 @dataclass(frozen=True, slots=True)
 class QuantizedModel:
-    """A quantized model."""
+    """What is kept."""
 
     spec: Spec
     weights: Weights
@@ -48,47 +61,39 @@ class QuantizedModel:
     notes: tuple[str, ...]  # for people: what was decided when it was made
 
 
-class QuantizedStore:
-    """The quantized models of one cache, for one device and compute dtype."""
+class QuantizedCache:
+    """One model's entry, for one device and compute dtype."""
 
-    def __init__(self, cache: Cache, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, cache: Cache, key: str, *, device: torch.device, dtype: torch.dtype) -> None:
         self._cache = cache
+        self._key = key
         self._device = device
         self._dtype = dtype
 
-    def find(self, key: str) -> QuantizedModel | None:
-        """The model on the device, None where there is none or it is damaged; a damaged one is removed.
+    def find(self) -> QuantizedModel | Outcome | None:
+        """The model on the device, or what the gate found that left nothing quantized; None where neither is known.
 
-        Raises torch.OutOfMemoryError.
+        A damaged entry is removed. Raises torch.OutOfMemoryError.
         """
-        entry = self._cache.find(key)
-        if entry is None or _REJECTED in entry.facts:
+        entry = self._cache.find(self._key)
+        if entry is None:
             return None
         try:
+            if _REJECTED in entry.facts:
+                return Outcome.decode(entry.facts[_REJECTED])
             kept = _read(entry, reader_for(self._device), self._dtype)
         except _MALFORMED as error:  # not what a GPU raises: the entry is as good as it was then
-            self._cache.discard(key, why=one_line(error))
+            self._cache.discard(self._key, why=one_line(error))
             return None
         logger.info("quantized weights taken from %s", entry.folder)
         return kept
 
-    def rejected(self, key: str) -> Outcome | None:
-        """What the gate found that left nothing quantized; None where that is not so, or not known."""
-        entry = self._cache.find(key)
-        if entry is None or _REJECTED not in entry.facts:
-            return None
-        try:
-            return Outcome.decode(entry.facts[_REJECTED])
-        except _MALFORMED as error:
-            self._cache.discard(key, why=one_line(error))
-            return None
-
-    def put(self, key: str, kept: QuantizedModel) -> None:
+    def put(self, kept: QuantizedModel) -> None:
         """Keep it, or of what the gate gave up that it did; nothing where the gate was not enforced. What the disk
         refuses is warned of."""
         if not kept.outcome.is_enforced or not self._cache.can_keep():
             return
-        if self._cache.find(key) is not None:  # another process, for another GPU, was first
+        if self._cache.find(self._key) is not None:  # another process, for another GPU, was first
             return
         tensors, facts = _flat(kept) if kept.outcome.quantized else ({}, {_REJECTED: kept.outcome.encode()})
         try:
@@ -96,9 +101,38 @@ class QuantizedStore:
                 _check_room(folder, tensors.values())
                 if tensors:
                     tensor_file.write(folder / _FILE, tensors)
-                self._cache.put(key, folder, facts)
+                self._cache.put(self._key, folder, facts)
         except (OSError, ModelError) as error:
             logger.warning("the quantized model is not cached: %s", one_line(error))
+
+
+def cache_for(chosen: Choices, options: LoadOptions) -> QuantizedCache | None:
+    """For one start; None where nothing is kept. Only models that went through the gate are: others load as fast."""
+    if not options.cache_dir or options.quantization == "none" or not options.is_gated:
+        return None
+    try:
+        key = _key(chosen, options.quantization)
+    except OSError:  # the reader of the files reports what is wrong with them
+        return None
+    cache = Cache(Path(options.cache_dir, _FOLDER), max_entries=_MAX_ENTRIES, max_bytes=options.max_cache_bytes)
+    return QuantizedCache(cache, key, device=chosen.device, dtype=chosen.dtype)
+
+
+def _key(chosen: Choices, requested: str) -> str:
+    folder = chosen.folder
+    choices = {
+        **read_as(folder),
+        "quantization": requested,
+        "dtype": str(chosen.dtype),
+        "capability": chosen.capability,
+        "gpu": "" if chosen.capability is None else torch.cuda.get_device_name(chosen.device),
+        "pooling": folder.pooling,  # of the rows that the gate compared
+        "steps": [str(step) for step in folder.steps],
+        "max_seqlen": folder.max_seqlen,  # rows of the tables of angles
+        "do_lower_case": folder.do_lower_case,
+    }
+    others = weights_files(folder.path, folder.steps)
+    return fingerprint.key(folder.path, packages=_PACKAGES, sources=_SOURCES, choices=choices, others=others)
 
 
 def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:
@@ -144,61 +178,3 @@ def _check_room(folder: Path, tensors: Iterable[Tensor]) -> None:
     free = shutil.disk_usage(folder).free
     if needed + _RESERVE > free:
         raise OSError(f"it takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on the disk")
-
-
-_FOLDER = "fused"  # within --compiled-cache
-# Of some GB each, so fewer than compiled models for CPUs: those used last, some versions of ours and of torch included.
-_MAX_ENTRIES = 8
-_PACKAGES = ("torch", "transformers", "triton")
-_SOURCES = (
-    "fused/**/*.py",
-    "machine/varlen.py",
-    "model/**/*.py",
-    "rows/*.py",
-    "selftest/*.py",
-    "store/tensor_file.py",
-    "transformers/configuration.py",
-)
-
-
-class QuantizedCache:
-    """The cache for one start. Only models that went through the gate are kept: others load as fast without it."""
-
-    def __init__(self, chosen: Choices, options: LoadOptions) -> None:
-        self._key = None
-        if options.cache_dir and options.quantization != "none" and options.is_gated:
-            with contextlib.suppress(OSError):  # the reader of the files reports what is wrong with them
-                self._key = _key(chosen, options.quantization)
-            root = Path(options.cache_dir, _FOLDER)
-            cache = Cache(root, max_entries=_MAX_ENTRIES, max_bytes=options.max_cache_bytes)
-            self._store = QuantizedStore(cache, device=chosen.device, dtype=chosen.dtype)
-
-    def find(self) -> QuantizedModel | None:
-        """See QuantizedStore."""
-        return None if self._key is None else self._store.find(self._key)
-
-    def rejected(self) -> Outcome | None:
-        """See QuantizedStore."""
-        return None if self._key is None else self._store.rejected(self._key)
-
-    def put(self, kept: QuantizedModel) -> None:
-        """See QuantizedStore."""
-        if self._key is not None:
-            self._store.put(self._key, kept)
-
-
-def _key(chosen: Choices, requested: str) -> str:
-    folder = chosen.folder
-    choices = {
-        **read_as(folder),
-        "quantization": requested,
-        "dtype": str(chosen.dtype),
-        "capability": chosen.capability,
-        "gpu": "" if chosen.capability is None else torch.cuda.get_device_name(chosen.device),
-        "pooling": folder.pooling,  # of the rows that the gate compared
-        "steps": [str(step) for step in folder.steps],
-        "max_seqlen": folder.max_seqlen,  # rows of the tables of angles
-        "do_lower_case": folder.do_lower_case,
-    }
-    others = weights_files(folder.path, folder.steps)
-    return fingerprint.key(folder.path, packages=_PACKAGES, sources=_SOURCES, choices=choices, others=others)

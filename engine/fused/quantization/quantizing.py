@@ -16,7 +16,7 @@ import torch
 
 from engine.fused.assembly import Model, assemble
 from engine.fused.engine import FusedEngine
-from engine.fused.model.linear import FP8_MULTIPLE, Fp8Linear, Linear, PlainLinear
+from engine.fused.model.linear import FP8_MULTIPLE, Fp8Linear, Linear, NoProduct, PlainLinear
 from engine.fused.model.spec import Spec
 from engine.fused.quantization import gate, gate_texts
 from engine.fused.quantization.gate import Rows
@@ -77,11 +77,10 @@ def decide(requested: str, *, capability: tuple[int, int] | None, num_linear_par
 def eligible(spec: Spec) -> tuple[str, ...]:
     """Names of the linear layers that may be quantized: those whose sizes, and whose parts' sizes, are multiples of
     FP8_MULTIPLE. Embeddings, norms, attention, projection and heads never are."""
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     hidden, intermediate = spec.hidden_size, spec.intermediate_size
     sizes = {
-        "qkv": (hidden, queries, keys),
-        "o": (queries, hidden),
+        "qkv": (hidden, spec.q_size, spec.kv_size),
+        "o": (spec.q_size, hidden),
         "gate_up": (hidden, intermediate),
         "down": (intermediate, hidden),
     }
@@ -117,7 +116,7 @@ def quantized(
         return _noted(model, f"not quantized: {why}"), None
     try:
         probe(model.spec, names)
-    except ModelError as error:
+    except NoProduct as error:
         if requested != "auto":
             raise
         return _noted(model, f"not quantized: {error}"), None

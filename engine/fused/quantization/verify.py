@@ -3,7 +3,6 @@
 Serves nothing, and neither reads nor writes the cache of quantized models.
 """
 
-import contextlib
 import dataclasses
 import gc
 import os
@@ -20,6 +19,7 @@ from engine.fused.model.reference import ReferenceOps
 from engine.fused.quantization import gate, gate_texts, quantizing
 from engine.fused.quantization.gate import Outcome
 from engine.fused.quantization.quantizing import GateRows
+from engine.fused.start import Phases
 from engine.messages import LoadOptions
 from engine.rows.modules_torch import load_modules
 from engine.selftest.fidelity import Fidelity, fidelity
@@ -48,7 +48,7 @@ def verify(name: str, options: LoadOptions) -> Verified:
     """Raises ModelError where the model can't be loaded with these options, whose quantization is not "none"."""
     if options.cache_dir:
         loading.keep_kernels(Path(options.cache_dir), os.environ)
-    loaded = loading.load(_untimed, name=name, reason=_REASON, options=dataclasses.replace(options, cache_dir=None))
+    loaded = loading.load(Phases(), name=name, reason=_REASON, options=dataclasses.replace(options, cache_dir=None))
     loaded.engine.close()
     chosen, outcome, num_linear_parameters = (
         loaded.model.chosen,
@@ -101,7 +101,3 @@ def _plain_rows(chosen: Choices, dtype: torch.dtype) -> gate.Rows:
 
 def _gpu(chosen: Choices) -> str | None:
     return None if chosen.capability is None else torch.cuda.get_device_name(chosen.device)
-
-
-def _untimed(_: str) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()

@@ -68,7 +68,12 @@ def recorded(work: Callable[[], object], *, pool: Any = None, stream: torch.cuda
 
 
 def _memory_outside_torch() -> int:
-    """Bytes in use on the current GPU that torch's allocator does not know of, graphs among them."""
+    """Bytes in use on the current GPU that torch's allocator does not know of, graphs among them.
+
+    Other processes' are among them too. CUDA says what is free on the device, not whose the rest is; NVML does, but
+    by process ids that differ inside a container. So if another process takes memory in the milliseconds of a
+    recording, one graph seems larger than it is, and at worst others are recorded again.
+    """
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved()
 

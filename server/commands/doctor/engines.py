@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine import registry
-from engine.fused.checks import check_outputs
+from engine.fused.choices import check_outputs
 from engine.machine import devices
 from engine.machine.cuda_driver import Cuda
 from engine.machine.devices import Devices, Work, kind_of

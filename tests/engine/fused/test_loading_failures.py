@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
-from engine.fused import probe
+from engine.fused import first_batches
 from engine.fused import start as fused
 from engine.fused.assembly import Model, ModelCompute
 from engine.fused.engine import FusedEngine
@@ -109,7 +109,7 @@ def test_an_engine_that_fails_is_not_ready(tiny: Path, monkeypatch: pytest.Monke
 def lacking_memory(monkeypatch: pytest.MonkeyPatch, *, above: int) -> list[int]:
     """Batches of more tokens than `above` run out of it; the sizes that were tried."""
     tried: list[int] = []
-    probed = probe._probed
+    probed = first_batches._probed
 
     def smaller(model: Model, max_num_tokens: int) -> FusedEngine | EngineError:
         tried.append(max_num_tokens)
@@ -117,7 +117,7 @@ def lacking_memory(monkeypatch: pytest.MonkeyPatch, *, above: int) -> list[int]:
             return EngineError(EngineErrorKind.OUT_OF_MEMORY, "CUDA out of memory")
         return probed(model, max_num_tokens)
 
-    monkeypatch.setattr(probe, "_probed", smaller)
+    monkeypatch.setattr(first_batches, "_probed", smaller)
     return tried
 
 
@@ -143,6 +143,6 @@ def test_the_last_try_is_one_sequence_of_the_longest(tiny: Path, monkeypatch: py
 
 def test_any_other_failure_of_the_probe_is_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = EngineError(EngineErrorKind.FATAL, "an illegal memory access was encountered")
-    monkeypatch.setattr(probe, "_probed", lambda *_: failed)
+    monkeypatch.setattr(first_batches, "_probed", lambda *_: failed)
     with pytest.raises(ModelError, match="can't run the model: an illegal memory access"):
         load(tiny)

@@ -9,7 +9,7 @@ import torch
 
 from engine.fused import choices, loading
 from engine.fused.checkpoint import from_folder
-from engine.fused.checks import Memory
+from engine.fused.checkpoint.from_folder import Memory
 from engine.fused.choices import Choices
 from engine.messages import LoadOptions
 from tests.engine.load_options import load_options

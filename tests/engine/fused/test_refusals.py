@@ -8,7 +8,7 @@ import pytest
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.adapter import activation_of, require
-from engine.fused.checks import check_outputs
+from engine.fused.choices import check_outputs
 from engine.fused.model.rotary import check
 from engine.model import model_folder
 from engine.model.tasks import SequenceScores, Task, TokenWeights

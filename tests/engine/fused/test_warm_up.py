@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.fused import choices, loading, probe
+from engine.fused import choices, first_batches, loading
 from engine.fused import start as fused
 from engine.fused.attention import TILES, AttentionChoice, Candidate, Steps
 from engine.fused.choices import Choices
@@ -52,7 +52,7 @@ def test_plans_are_made_only_for_the_graphs_of_large_batches(tmp_path: Path, mon
     monkeypatch.setattr(choices, "choose", on_a_gpu)
     monkeypatch.setattr(loading, "_ops", lambda _: ReferenceOps())
     monkeypatch.setattr(loading, "_attention", lambda *_: choice)
-    monkeypatch.setattr(probe, "_MAX_QUERY", 64)
+    monkeypatch.setattr(first_batches, "_MAX_QUERY", 64)
     fused.load(name="m", reason="asked", options=load_options(folder, device="cpu", max_num_tokens=2048))
     assert cudnn.called_outside == []
     assert cuda.events.count("record") > 3  # of single queries too

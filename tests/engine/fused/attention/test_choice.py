@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from engine.fused.attention import (
     cudnn_attend,
     flash_attend,
 )
+from engine.fused.kernels.attention import VARIED_BLOCK
 from engine.fused.model.ops import AttentionRule, Inputs
 from engine.fused.model.reference import ReferenceOps
 from engine.fused.model.spec import LayerSpec
+from engine.fused.runner.packing import choose_block
 from tests.engine.fused.attention.cases import Case, inputs_of, rule_of, spec_of
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
@@ -159,10 +162,18 @@ def test_batches_go_to_what_was_chosen_for_their_length(
 def test_candidates_are_those_that_can(
     changed: dict[str, object], dtype: torch.dtype, capability: tuple[int, int], has_bias: bool, names: list[str]
 ) -> None:
-    found = candidates_for(spec_of(**changed), dtype, capability, has_bias=has_bias)
+    found = candidates_for(spec_of(**changed), dtype, capability, has_bias=has_bias, max_seqlen=512)
     assert [candidate.name for candidate in found if candidate is TILES or not candidate.is_by_tiles] == names
     is_varied = capability == HOPPER and dtype == torch.bfloat16 and not has_bias
     assert (sum(candidate.is_by_tiles for candidate in found) > 1) == is_varied
+
+
+@pytest.mark.parametrize("max_seqlen", [16, 64, 65, 128])
+def test_ways_that_are_the_same_for_a_models_lengths_are_not_timed_twice(max_seqlen: int) -> None:
+    """What differs are tiles of 128 queries, so there is one way where no batch has such tiles."""
+    found = candidates_for(spec_of(), torch.bfloat16, HOPPER, has_bias=False, max_seqlen=max_seqlen)
+    blocks = {choose_block(np.array([0, length, 2 * length], np.int32)) for length in range(1, max_seqlen + 1)}
+    assert (sum(candidate.is_by_tiles for candidate in found) > 1) == (VARIED_BLOCK in blocks) == (max_seqlen > 64)
 
 
 def test_of_tiles_the_fastest_is_compared_with_others() -> None:

@@ -12,7 +12,7 @@ import torch
 from engine.fused import choices, loading
 from engine.fused.choices import Choices
 from engine.fused.quantization import cache
-from engine.fused.quantization.cache import QuantizedCache
+from engine.fused.quantization.cache import cache_for
 from engine.fused.start import Phases
 from engine.messages import LoadOptions
 from engine.store import fingerprint
@@ -50,7 +50,7 @@ def test_a_file_that_can_not_be_read_is_the_readers_affair(tmp_path: Path, monke
 
     given = options(save("bert", tmp_path / "model"), tmp_path / "cache")
     monkeypatch.setattr(fingerprint, "key", unreadable)
-    assert QuantizedCache(choices.choose(given), given).find() is None
+    assert cache_for(choices.choose(given), given) is None
 
 
 class Reached(Exception):
@@ -69,7 +69,7 @@ def test_kernels_are_kept_where_there_are_any(
 
     monkeypatch.setattr(choices, "choose", lambda given: on_gpu(choose(given)) if is_gpu else choose(given))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
-    monkeypatch.setattr(loading, "QuantizedCache", stop)
+    monkeypatch.setattr(loading, "cache_for", stop)
     monkeypatch.setattr(
         loading,
         "keep_kernels",

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.fused.checkpoint.readers import FileRange, MappedReader, StagedReader, Staging
+from engine.fused.checkpoint.readers import MappedReader, StagedReader, Staging
 from engine.store.tensor_file import places
 from engine.types import ModelError
 
@@ -68,7 +68,7 @@ def test_every_byte_is_in_its_place(num_bytes: int, begin: int, tmp_path: Path) 
     transfer = LazyTransfer()
     file, content = file_of(begin + num_bytes + 5, tmp_path)
     target = torch.zeros(num_bytes, dtype=torch.uint8)
-    small(transfer).copy(FileRange(file, begin, num_bytes), target)
+    small(transfer).copy(file, begin, target)
     transfer.finish()
     assert target.numpy().tobytes() == content[begin : begin + num_bytes]
 
@@ -82,7 +82,7 @@ def test_many_tensors_share_two_buffers(tmp_path: Path) -> None:
     targets = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
     begin = 0
     for target in targets:
-        staging.copy(FileRange(file, begin, len(target)), target)
+        staging.copy(file, begin, target)
         begin += len(target)
     transfer.finish()
     assert transfer.num_buffers == 2
@@ -92,7 +92,7 @@ def test_many_tensors_share_two_buffers(tmp_path: Path) -> None:
 def test_a_buffer_is_filled_while_the_other_is_on_its_way(tmp_path: Path) -> None:
     transfer = LazyTransfer()
     file, _ = file_of(4 * BUFFER, tmp_path)
-    small(transfer).copy(FileRange(file, 0, 4 * BUFFER), torch.zeros(4 * BUFFER, dtype=torch.uint8))
+    small(transfer).copy(file, 0, torch.zeros(4 * BUFFER, dtype=torch.uint8))
     assert transfer.events == ["start 0", "start 1", "done 0", "start 2", "done 1", "start 3"]
 
 
@@ -102,7 +102,7 @@ def test_targets_of_any_dtype_and_shape(dtype: torch.dtype, tmp_path: Path) -> N
     values = torch.randn(9, 11).to(dtype)
     (tmp_path / "file").write_bytes(values.view(torch.uint8).numpy().tobytes())
     target = torch.zeros(9, 11).to(dtype)
-    small(transfer).copy(FileRange(tmp_path / "file", 0, 99 * dtype.itemsize), target)
+    small(transfer).copy(tmp_path / "file", 0, target)
     transfer.finish()
     assert torch.equal(target.view(torch.uint8), values.view(torch.uint8))
 
@@ -113,16 +113,16 @@ def test_a_file_that_ends_early(num_bytes: int, tmp_path: Path) -> None:
     staging = small(transfer)
     file, content = file_of(num_bytes, tmp_path)
     with pytest.raises(OSError, match="ends early"):
-        staging.copy(FileRange(file, 0, num_bytes + 1), torch.zeros(num_bytes + 1, dtype=torch.uint8))
+        staging.copy(file, 0, torch.zeros(num_bytes + 1, dtype=torch.uint8))
     target = torch.zeros(num_bytes, dtype=torch.uint8)
-    staging.copy(FileRange(file, 0, num_bytes), target)  # it can be used again
+    staging.copy(file, 0, target)  # it can be used again
     transfer.finish()
     assert target.numpy().tobytes() == content
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        small(LazyTransfer()).copy(FileRange(tmp_path / "file", 0, 1), torch.zeros(1, dtype=torch.uint8))
+        small(LazyTransfer()).copy(tmp_path / "file", 0, torch.zeros(1, dtype=torch.uint8))
 
 
 def test_a_device_that_fails(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_a_device_that_fails(tmp_path: Path) -> None:
     target = torch.zeros(10, dtype=torch.uint8)
     transfer.fails = True
     with pytest.raises(RuntimeError, match="no device"):
-        staging.copy(FileRange(file, 0, 10), target)
+        staging.copy(file, 0, target)
     transfer.fails = False
-    staging.copy(FileRange(file, 0, 10), target)
+    staging.copy(file, 0, target)
     transfer.finish()
     assert target.numpy().tobytes() == content
 

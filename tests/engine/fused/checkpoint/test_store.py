@@ -15,7 +15,7 @@ from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Fp8Linear, Linear, PlainLinear
 from engine.fused.model.spec import LayerSpec, Spec
 from engine.fused.quantization import cache as store_module
-from engine.fused.quantization.cache import QuantizedModel, QuantizedStore
+from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
 from engine.fused.quantization.gate import Outcome
 from engine.selftest.fidelity import Fidelity
 from engine.store import tensor_file
@@ -77,12 +77,12 @@ def model() -> QuantizedModel:
     return QuantizedModel(SPEC, Weights(tensors, linears), outcome(), ("FP8: as asked", "all is well"))
 
 
-def store_in(folder: Path) -> QuantizedStore:
-    return QuantizedStore(Cache(folder / "kept"), device=CPU, dtype=torch.bfloat16)
+def store_in(folder: Path) -> QuantizedCache:
+    return QuantizedCache(Cache(folder / "kept"), "key", device=CPU, dtype=torch.bfloat16)
 
 
 class Stored(NamedTuple):
-    store: QuantizedStore
+    store: QuantizedCache
     entry: Path
     kept: QuantizedModel
 
@@ -90,13 +90,13 @@ class Stored(NamedTuple):
 @pytest.fixture
 def stored(tmp_path: Path) -> Stored:
     store, kept = store_in(tmp_path), model()
-    store.put("key", kept)
+    store.put(kept)
     return Stored(store, tmp_path / "kept" / "key", kept)
 
 
 def test_what_is_kept_is_found_as_it_was(stored: Stored) -> None:
-    found, kept = stored.store.find("key"), stored.kept
-    assert found is not None
+    found, kept = stored.store.find(), stored.kept
+    assert isinstance(found, QuantizedModel)
     assert found.spec == kept.spec
     assert found.outcome == kept.outcome
     assert found.notes == (*kept.notes, f"quantized weights taken from {stored.entry}")
@@ -128,8 +128,8 @@ def test_what_layers_share_is_kept_once_and_shared_again(stored: Stored) -> None
     names = tensor_file.places(stored.entry / "weights.safetensors").keys()
     assert len([name for name in names if name.endswith("down.weight")]) == 1
     assert len([name for name in names if "mlp_norm" in name]) == 1
-    found = stored.store.find("key")
-    assert found is not None
+    found = stored.store.find()
+    assert isinstance(found, QuantizedModel)
     first, second = (found.weights.linears[f"layers.{layer}.down"] for layer in range(2))
     assert isinstance(first, PlainLinear)
     assert isinstance(second, PlainLinear)
@@ -138,21 +138,15 @@ def test_what_layers_share_is_kept_once_and_shared_again(stored: Stored) -> None
 
 def test_what_was_measured_only_is_not_kept(tmp_path: Path) -> None:
     kept = model()
-    store_in(tmp_path).put("key", QuantizedModel(kept.spec, kept.weights, outcome(is_enforced=False), ()))
+    store_in(tmp_path).put(QuantizedModel(kept.spec, kept.weights, outcome(is_enforced=False), ()))
     assert not (tmp_path / "kept").exists()
 
 
 def test_of_what_the_gate_gave_up_only_that_is_kept(tmp_path: Path) -> None:
     kept, rejected, store = model(), outcome(quantized=()), store_in(tmp_path)
-    store.put("key", QuantizedModel(kept.spec, kept.weights, rejected, ()))
-    assert store.find("key") is None
-    assert store.rejected("key") == rejected
+    store.put(QuantizedModel(kept.spec, kept.weights, rejected, ()))
+    assert store.find() == rejected
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-def test_what_is_kept_was_not_given_up(stored: Stored) -> None:
-    assert stored.store.rejected("key") is None
-    assert stored.store.rejected("another") is None
 
 
 @pytest.mark.holds("A warm fused start imports no transformers")
@@ -172,11 +166,11 @@ def test_a_damaged_entry_is_discarded(damage: str, stored: Stored, caplog: pytes
     else:
         damage_whole_entry(damage, stored)
     with caplog.at_level(logging.WARNING):
-        assert stored.store.find("key") is None
+        assert stored.store.find() is None
     assert "is not used" in caplog.text
     assert not stored.entry.exists()
-    stored.store.put("key", stored.kept)
-    assert stored.store.find("key") is not None
+    stored.store.put(stored.kept)
+    assert stored.store.find() is not None
 
 
 def damage_whole_entry(damage: str, stored: Stored) -> None:
@@ -205,7 +199,7 @@ def test_a_gpu_without_memory_is_no_reason_to_discard(stored: Stored, monkeypatc
 
     monkeypatch.setattr(store_module, "reader_for", without_memory)
     with pytest.raises(torch.OutOfMemoryError):
-        stored.store.find("key")
+        stored.store.find()
     assert stored.entry.exists()
 
 
@@ -225,12 +219,12 @@ def test_a_disk_that_does_not_keep_it_is_only_warned_of(
         (tmp_path / "kept").touch()
     store = store_in(tmp_path)
     with caplog.at_level(logging.WARNING):
-        store.put("key", model())
+        store.put(model())
     assert len(caplog.records) == 1
     assert "not cached" in caplog.text
     if kind != "file in the way":
         assert not list((tmp_path / "kept").iterdir())
-    assert store.find("key") is None
+    assert store.find() is None
 
 
 def test_what_another_process_has_kept_is_not_written_again(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,4 +232,4 @@ def test_what_another_process_has_kept_is_not_written_again(stored: Stored, monk
         raise AssertionError
 
     monkeypatch.setattr(tensor_file, "write", refuse)
-    stored.store.put("key", stored.kept)
+    stored.store.put(stored.kept)

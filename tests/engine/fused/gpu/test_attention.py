@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from engine.fused.attention import TILES, Candidate, candidates_for, choose, cudnn_attend, flash_attend
+from engine.fused.attention import TILES, Candidate, Cost, candidates_for, choose, cudnn_attend, flash_attend
 from engine.fused.attention_timing import GpuTiming
 from engine.fused.kernels.attention import attend, variants
 from engine.fused.kernels.ops import TritonOps
@@ -119,6 +119,18 @@ def test_a_choice_is_made() -> None:
     timing = GpuTiming(spec, TritonOps(), torch.bfloat16, device)
     assert 0 < timing(TILES, 512).device < math.inf
     assert 0 < timing(Candidate("flash", flash_attend), 512).device < math.inf
+    costs: dict[int, dict[Candidate, Cost]] = {}
+
+    def measure(candidate: Candidate, seqlen: int) -> Cost:
+        return costs.setdefault(seqlen, {}).setdefault(candidate, timing(candidate, seqlen))
+
     capability = torch.cuda.get_device_capability(device)
-    choice = choose(candidates_for(spec, torch.bfloat16, capability, has_bias=False), timing, max_seqlen=8192)
-    assert "measured at load" in choice.note
+    candidates = candidates_for(spec, torch.bfloat16, capability, has_bias=False, max_seqlen=8192)
+    choice = choose(candidates, measure, max_seqlen=8192)
+    for length in (128, 512, 2048, 8192):
+        found = costs[length]
+        best = min(found.values(), key=lambda cost: cost.device)
+        chosen = found[choice.recorded.at(length)]
+        assert best.device <= chosen.device <= 1.05 * best.device < math.inf  # tiles win ties
+        called = choice.called.at(length)
+        assert called.is_by_tiles or found[called].host <= 0.002

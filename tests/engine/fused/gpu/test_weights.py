@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.fused.checkpoint.readers import CudaTransfer, FileRange, Staging
+from engine.fused.checkpoint.readers import CudaTransfer, Staging
 from engine.fused.model.blocks import Weights
 from engine.fused.model.linear import Fp8Linear, PlainLinear
-from engine.fused.quantization.cache import QuantizedModel, QuantizedStore
+from engine.fused.quantization.cache import QuantizedCache, QuantizedModel
 from engine.store.cache import Cache
 from tests.engine.fused.checkpoint.test_fuse import flattened
 from tests.engine.fused.checkpoint.test_store import SPEC, model, outcome, same
@@ -28,7 +28,7 @@ def test_every_byte_arrives(num_bytes: int, tmp_path: Path) -> None:
     staging = Staging(CudaTransfer(DEVICE))
     targets = [torch.zeros(num_bytes, dtype=torch.uint8, device=DEVICE) for _ in range(3)]
     for target in targets:
-        staging.copy(FileRange(file, 0, num_bytes), target)
+        staging.copy(file, 0, target)
     del staging  # what is on its way arrives
     for target in targets:
         assert target.cpu().numpy().tobytes() == content
@@ -38,10 +38,10 @@ def test_quantized_weights_are_kept_and_come_back(tmp_path: Path) -> None:
     kept = model()
     tensors = {name: tensor.to(DEVICE) for name, tensor in kept.weights.tensors.items()}
     layer = Fp8Linear.of(PlainLinear(torch.randn(32, 16, dtype=torch.bfloat16, device=DEVICE), None))
-    store = QuantizedStore(Cache(tmp_path), device=DEVICE, dtype=torch.bfloat16)
-    store.put("key", QuantizedModel(SPEC, Weights(tensors, {"layers.0.gate_up": layer}), outcome(), ()))
-    found = store.find("key")
-    assert found is not None
+    cache = QuantizedCache(Cache(tmp_path), "key", device=DEVICE, dtype=torch.bfloat16)
+    cache.put(QuantizedModel(SPEC, Weights(tensors, {"layers.0.gate_up": layer}), outcome(), ()))
+    found = cache.find()
+    assert isinstance(found, QuantizedModel)
     for name, tensor in tensors.items():
         assert found.weights.tensors[name].device == DEVICE
         assert torch.equal(found.weights.tensors[name].cpu(), tensor.cpu())

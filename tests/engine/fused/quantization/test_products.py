@@ -1,5 +1,6 @@
 """Which FP8 products a GPU can compute is tried at load; here a stand-in for cuBLAS refuses some sizes."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.fused import choices, first_batches, loading
 from engine.fused import start as fused
+from engine.fused.model import linear
 from engine.fused.model.linear import ProductSize
-from engine.fused.quantization import products
+from engine.fused.model.reference import ReferenceOps
+from engine.fused.quantization import gate, quantizing
 from engine.fused.runner.packing import row_counts
-from engine.types import ModelError
+from engine.types import DeviceTrouble, ModelError, ModelInfo
 from tests.engine.fused.quantization.test_precision import SPEC
+from tests.engine.fused.runner.pretended_cuda import PretendedCuda
 from tests.engine.load_options import load_options
 from tests.engine.tiny_models import save_tame
 
@@ -44,8 +49,8 @@ def stand_in(
 
 
 def probe() -> dict[str, tuple[int, ...]]:
-    products.probe(PRODUCTS, row_counts=ROWS, device=CPU, dtype=torch.bfloat16)
-    return products.fallbacks(PRODUCTS)
+    linear.probe_products(PRODUCTS, row_counts=ROWS, device=CPU, dtype=torch.bfloat16)
+    return linear.fallbacks(PRODUCTS)
 
 
 def is_small_down(size: ProductSize) -> bool:
@@ -57,7 +62,7 @@ def test_every_size_is_tried_and_those_without_a_kernel_are_named(monkeypatch: p
     found = probe()
     assert {(size.num_rows, size.n, size.k) for size in asked} == {(m, *nk) for m in ROWS for nk in PRODUCTS.values()}
     assert found == {"down": (16, 256)}
-    assert products.note(found).endswith("which is slower: down with 16, 256 rows")
+    assert linear.note_of_fallbacks(found).endswith("which is slower: down with 16, 256 rows")
 
 
 def test_where_nothing_is_refused_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +89,7 @@ def test_a_lost_device_is_not_taken_for_a_missing_kernel(monkeypatch: pytest.Mon
 
 
 def test_the_products_are_those_of_the_quantized_layers_and_of_the_parts_of_qkv() -> None:
-    found = products.products_of(SPEC, ["layers.0.qkv", "layers.1.down"])
+    found = linear.products_of(SPEC, ["layers.0.qkv", "layers.1.down"])
     assert found == {"qkv": (4096, 1024), "q": (2048, 1024), "kv": (2048, 1024), "down": (1024, 3072)}
 
 
@@ -110,3 +115,56 @@ def test_what_falls_back_is_in_info(
     assert {name for name, _ in named} >= {"qkv", "gate_up", "down"}
     assert engine.info.num_fallback_products == sum(len(counts.split(", ")) for _, counts in named) > 0
     assert "no row-wise FP8 kernel for" in caplog.text
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pretended one, and a gate that lets any model pass."""
+    choose = choices.choose
+    PretendedCuda(monkeypatch)
+    monkeypatch.setattr(choices, "choose", lambda given: dataclasses.replace(choose(given), capability=(9, 0)))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100")
+    monkeypatch.setattr(loading, "_ops", lambda _: ReferenceOps())
+    monkeypatch.setattr(loading, "_attention", lambda *_: None)
+    monkeypatch.setattr(loading, "keep_kernels", lambda *_: None)
+    monkeypatch.setattr(first_batches, "_MAX_QUERY", 16)
+    monkeypatch.setattr(quantizing, "MIN_LINEAR_PARAMETERS", 0)
+    for limit in ("MIN_MEDIAN", "MIN_P1", "MIN_OVERLAP"):
+        monkeypatch.setattr(gate, limit, -1)
+
+
+def start(folder: Path, cache_dir: Path, quantization: str) -> ModelInfo:
+    options = load_options(folder, quantization=quantization, max_num_tokens=256, cache_dir=str(cache_dir))
+    engine = fused.load(name="m", reason="", options=options)
+    engine.close()
+    return engine.info
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
+def test_without_a_product_auto_serves_the_plain_model_whether_a_quantized_one_is_kept_or_not(
+    quantization: str, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cache_dir = save_tame("bert", tmp_path / "model"), tmp_path / "cache"
+    if is_kept:
+        assert start(folder, cache_dir, quantization).dtype == "fp8"
+        assert any("taken from" in note for note in start(folder, cache_dir, quantization).notes)
+    stand_in(monkeypatch, lambda _: True, by_tensor=True)
+    if quantization == "fp8":
+        with pytest.raises(ModelError, match="there is no FP8 product for"):
+            start(folder, cache_dir, quantization)
+        return
+    info = start(folder, cache_dir, quantization)
+    assert info.dtype == "float32"
+    assert any(note.startswith("not quantized: there is no FP8 product for") for note in info.notes)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
+def test_a_device_that_is_lost_while_products_are_tried_ends_the_start_in_one_line(
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, lambda _: True, error=torch.AcceleratorError)
+    with pytest.raises(DeviceTrouble, match=r"^cpu was lost while FP8 products were tried .*: AcceleratorError: CUDA"):
+        start(save_tame("bert", tmp_path / "model"), tmp_path / "cache", quantization)

@@ -10,7 +10,7 @@ from engine.fused import loading
 from engine.fused.checkpoint import from_folder
 from engine.fused.choices import choose
 from engine.fused.quantization import verify
-from engine.fused.quantization.cache import QuantizedStore
+from engine.fused.quantization.cache import QuantizedCache
 from engine.fused.start import Phases
 from engine.messages import LoadOptions
 from tests.engine.load_options import load_options
@@ -39,8 +39,8 @@ def test_it_finds_what_a_start_finds_and_neither_reads_nor_writes_the_cache(
     def fail(*_: object) -> None:
         raise AssertionError("the cache was asked")
 
-    monkeypatch.setattr(QuantizedStore, "find", fail)
-    monkeypatch.setattr(QuantizedStore, "put", fail)
+    monkeypatch.setattr(QuantizedCache, "find", fail)
+    monkeypatch.setattr(QuantizedCache, "put", fail)
     verified = verify.verify("m", options(tiny, cache))
     assert kept.stat() == before
     assert verified.outcome == loaded.outcome
