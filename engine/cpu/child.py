@@ -26,7 +26,8 @@ _REFUSED = 2  # the exit code of a model that can't be converted
 
 
 class Child:
-    """A child that is at work. It may have to import torch, which takes longest, so start it before all else."""
+    """A child that is at work. It may have to import torch, which takes longest, so start it before all else. Leaving
+    the context ends it."""
 
     def __init__(self, options: LoadOptions, target: Path) -> None:
         """Start it. `target`: an empty folder, for the model and the file of engine.cpu.converted."""
@@ -41,15 +42,22 @@ class Child:
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # of a child that has ended: see wait
             stdin.write(json.dumps(asked).encode())
 
+    def __enter__(self) -> "Child":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:  # which waits for it
+            self._process.kill()
+
     def wait(self) -> None:
         """Until it has converted the model. Raises ModelError with the child's line."""
         assert self._process.stdout is not None
-        with self._process, self._process.stdout as stdout:
-            said = stdout.read()
-        if self._process.returncode == _REFUSED:
+        said = self._process.stdout.read()
+        code = self._process.wait()
+        if code == _REFUSED:
             raise ModelError(said.decode().strip())
-        if self._process.returncode:
-            raise ModelError(f"the process that converts the model ended with {self._process.returncode}")
+        if code:
+            raise ModelError(f"the process that converts the model ended with {code}")
 
 
 def convert(options: LoadOptions, target: Path) -> None:

@@ -73,7 +73,7 @@ class CompiledEngine:
         run = self._alone
         if run is None or batch.num_seqs != 1 or batch.num_tokens > MAX_WIDE_TOKENS or not self._workload.begin_alone():
             return None
-        mini_batch = alone(batch, max_seqlen=self.limits.max_seqlen, is_exact=not self._executor.prefers_few_lengths)
+        mini_batch = alone(batch, max_seqlen=self.limits.max_seqlen, multiple=self._executor.multiple_alone)
         job = Job(0, batch, [mini_batch], self._sizes)
         self._attempt(Task(job, mini_batch), run)
         self._workload.end_alone()

@@ -1,7 +1,7 @@
 """Compiles a converted model and tests it: chooses the dtype, and refuses wrong rows. Imports no torch."""
 
-from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from engine.cpu import selftest
 from engine.cpu.choices import Choices
@@ -14,7 +14,11 @@ from engine.types import ModelError, OutputKind
 
 _MIN_INT8_COSINE = 0.97  # of any row to its float32 row, without the mean row
 
-Open = Callable[[str], Executor]  # compiles the converted model in a dtype
+
+class Open(Protocol):
+    """Compiles the converted model in a dtype. has_wide: see Executor."""
+
+    def __call__(self, dtype: str, *, has_wide: bool = True) -> Executor: ...
 
 
 def examine(
@@ -33,8 +37,8 @@ def examine(
         found = measured(executor)
         _check_int8(found)
     elif choices.dtype == "auto":
-        if is_new:
-            difference = _difference(open_in(dtype), converted, dtype=dtype)  # memory holds one
+        if is_new:  # memory holds one form, this one of half the size, as it will hardly serve
+            difference = _difference(open_in(dtype, has_wide=False), converted, dtype=dtype)
         executor = open_in("bfloat16")
         found = measured(executor)
         if found.is_hardly_lower:
@@ -42,7 +46,7 @@ def examine(
         else:
             del executor
             executor = open_in(dtype)
-            difference = _difference(executor, converted, dtype=dtype) if difference is None else difference
+            difference = _difference(executor, converted, dtype=dtype)
     else:
         executor = open_in(dtype)
         difference = _difference(executor, converted, dtype=dtype)

@@ -21,4 +21,4 @@ class Executor:
     input_names: frozenset[str]
     streams: tuple[Run, ...]  # one core each
     wide: Run | None  # on all cores at once; None with one core, or without memory for a second compilation
-    prefers_few_lengths: bool  # each new length of a mini-batch takes memory for ever
+    multiple_alone: int  # a short sequence that is computed alone is as long as a multiple of so many tokens

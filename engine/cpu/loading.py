@@ -106,9 +106,9 @@ class _Loader:
     def _convert(self, target: Path) -> Converted:
         if not self._options.compiles_in_child:
             return convert(self._folder, self.choices, target=target)
-        child = Child(self._options, target)
-        openvino.import_openvino()  # while the child imports its own libraries
-        child.wait()
+        with Child(self._options, target) as child:
+            openvino.import_openvino()  # while the child imports its own libraries
+            child.wait()
         converted = converted_file.read(target)
         (target / converted_file.FILE).unlink()
         return converted
@@ -150,9 +150,9 @@ class _Loader:
         return executor, facts
 
 
-def _open_new(folder: Path, dtype: str, *, num_threads: int) -> Executor:
+def _open_new(folder: Path, dtype: str, *, num_threads: int, has_wide: bool = True) -> Executor:
     try:
-        return openvino.open_model(folder, dtype=dtype, num_threads=num_threads)
+        return openvino.open_model(folder, dtype=dtype, num_threads=num_threads, has_wide=has_wide)
     except Exception as error:
         raise ModelError(
             f"openvino can't compile the model: {one_line(error)}; --engine transformers may serve it"

@@ -24,7 +24,7 @@ COST_IN_TOKENS = 24
 # A mini-batch is as long as a multiple of this many tokens: each new shape takes time once and memory for ever
 # (measurements: decision 9).
 MULTIPLE = 8
-MAX_EXACT = 64  # tokens of a lone sequence that is not padded
+MAX_SHORT = 64  # tokens of a lone sequence that is padded less
 # Smaller mini-batches give each stream a share of the batch; but they are not smaller than this.
 MIN_PADDED_TOKENS = 128
 # While queries are about, they wait for a mini-batch of other work. So these take about so long, but are no smaller
@@ -65,10 +65,9 @@ class Pace:
         return min(MAX_PADDED_TOKENS, max(MIN_GIVING_WAY, in_time))
 
 
-def alone(batch: Batch, *, max_seqlen: int, is_exact: bool) -> MiniBatch:
-    """A batch of one sequence, without padding if it is short and `is_exact`: from 10 to 16 tokens a model in float32
-    takes a fifth longer."""
-    (length,) = _lengths(batch, max_seqlen, multiple=1 if is_exact and batch.num_tokens <= MAX_EXACT else MULTIPLE)
+def alone(batch: Batch, *, max_seqlen: int, multiple: int) -> MiniBatch:
+    """A batch of one sequence, as long as a `multiple` of so many tokens if it is short."""
+    (length,) = _lengths(batch, max_seqlen, multiple=multiple if batch.num_tokens <= MAX_SHORT else MULTIPLE)
     return _mini_batch(batch.cu_seqlens, np.zeros(1, np.int64), length=int(length))
 
 

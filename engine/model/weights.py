@@ -2,10 +2,12 @@
 
 Needs no library: a file begins with the length of its header (u64, little-endian) and the header, a JSON object: name
 of a tensor -> {"dtype": …, "shape": [...], "data_offsets": [begin, end]} (https://huggingface.co/docs/safetensors).
+Each byte after the header belongs to one tensor.
 """
 
 import json
 import math
+import operator
 import re
 import shlex
 from collections import Counter
@@ -94,7 +96,7 @@ def _tensors_of(file: Path) -> dict[str, Any]:
     """Raises ModelError if the file is not a safetensors file, or not of the size that its header asks for."""
     try:
         header, size = header_of(file), file.stat().st_size
-        end = header.end + max((int(tensor["data_offsets"][1]) for tensor in header.tensors.values()), default=0)
+        end = header.end + _end_of_tensors(file, header.tensors)
     except PermissionError as error:
         raise ModelError(f"{file} can't be read: {error.strerror}") from error
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
@@ -104,6 +106,22 @@ def _tensors_of(file: Path) -> dict[str, Any]:
     if size > end:
         raise ModelError(f"{file} has {size} bytes, and its header tells of {end}; copy or fetch it again")
     return header.tensors
+
+
+def _end_of_tensors(file: Path, tensors: dict[str, Any]) -> int:
+    """The byte behind the last one. Raises ModelError if tensors overlap or leave bytes between them; ValueError,
+    LookupError or TypeError if the offsets are none."""
+    end, before = 0, ""
+    places = {name: tuple(map(operator.index, tensor["data_offsets"])) for name, tensor in tensors.items()}
+    for name, (begin, after) in sorted(places.items(), key=lambda item: item[1]):
+        if not 0 <= begin <= after:
+            raise ValueError("no tensor is there")
+        if begin < end:
+            raise ModelError(f"{file} is damaged: the tensors {before!r} and {name!r} lie in the same bytes")
+        if begin > end:
+            raise ModelError(f"{file} is damaged: {begin - end} bytes before the tensor {name!r} belong to none")
+        end, before = after, name
+    return end
 
 
 def _no_such_file(file: Path) -> ModelError:

@@ -3,7 +3,8 @@
 An entry is written into a new folder, which is renamed when it is whole. So processes may start at the same time, and a
 killed one leaves no half entry. Files of an entry are never changed: a library may have mapped them into memory. A
 process that finds or makes an entry keeps it from being removed, by a lock on its folder that lasts as long as the
-process. A folder that users other than this one and root can write into is not used.
+process. What a killed process left has no lock, and the next start removes it. A folder that users other than this one
+and root can write into is not used.
 """
 
 import contextlib
@@ -26,7 +27,8 @@ logger = logging.getLogger("embedline.engine")
 
 _MAX_ENTRIES = 32  # by default
 _NEW, _OLD = ".new-", ".old-"  # folders that are being written or removed
-_MAX_LEFTOVER_SECONDS = 24 * 3600  # of those that a killed process left
+_NUM_TRIES = 3  # to make one that no other process removes before it is locked
+_MAX_UNLOCKED_SECONDS = 24 * 3600  # of one on a disk without locks, whose maker may live
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,10 @@ class Cache:
 
     def find(self, key: str) -> Entry | None:
         """The entry. None where there is none, or it is damaged; then it is removed."""
-        if self._root is None or not self._is_ours(self._root) or not os.path.isdir(self._root / key):
+        if self._root is None or not self._is_ours(self._root):
+            return None
+        remove_leftovers(self._root)
+        if not os.path.isdir(self._root / key):
             return None
         try:
             check_owner(self._root / key)
@@ -79,7 +84,7 @@ class Cache:
         """An empty folder with room for so much, for `put`, or removed at the end. Where the cache has no room it is a
         temporary one. Raises ModelError where none can be made."""
         try:
-            folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._root_with_room(num_bytes)))
+            folder, lock = _new_folder(self._root_with_room(num_bytes))
         except OSError as error:
             raise ModelError(f"there is no folder to make the model in: {one_line(error)}") from error
         try:
@@ -87,6 +92,8 @@ class Cache:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            if lock is not None:
+                os.close(lock)
 
     def _root_with_room(self, num_bytes: int) -> Path | None:
         """None = the temporary folder."""
@@ -139,13 +146,9 @@ class Cache:
         return self._root is not None
 
     def _prune(self) -> None:
-        """Remove the oldest entries above the limits, and what killed processes left."""
+        """Remove the oldest entries above the limits."""
         assert self._root is not None
         with contextlib.suppress(OSError):
-            leftovers = [folder for prefix in (_NEW, _OLD) for folder in self._root.glob(f"{prefix}*")]
-            earliest = time.time() - _MAX_LEFTOVER_SECONDS
-            for folder in [folder for folder in leftovers if folder.stat().st_mtime < earliest]:
-                shutil.rmtree(folder, ignore_errors=True)
             entries = sorted((file.parent for file in self._root.glob(f"[!.]*/{manifest.FILE}")), key=_last_use)
             sizes = [manifest.size_of(entry) for entry in entries]
             num_left, bytes_left = len(entries), sum(sizes)
@@ -155,6 +158,33 @@ class Cache:
                 with contextlib.suppress(OSError):
                     copies.remove_if_unused(entry)
                     num_left, bytes_left = num_left - 1, bytes_left - num_bytes
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what killed processes left unfinished in the folder of a cache."""
+    for folder in (folder for prefix in (_NEW, _OLD) for folder in root.glob(f"{prefix}*")):
+        try:
+            copies.remove_if_unused(folder)
+        except BlockingIOError:
+            pass  # its maker lives
+        except OSError:  # a disk without locks, or another process was first
+            with contextlib.suppress(OSError):
+                if folder.stat().st_mtime < time.time() - _MAX_UNLOCKED_SECONDS:
+                    shutil.rmtree(folder)
+
+
+def _new_folder(root: Path | None) -> tuple[Path, int | None]:
+    """And the descriptor of its lock, which lasts as long as this process or until it is closed; None = a disk without
+    locks. Raises OSError."""
+    for _ in range(_NUM_TRIES):
+        folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=root))
+        try:
+            return folder, copies.lock(folder)
+        except FileNotFoundError:
+            continue  # another process took it for a leftover
+        except OSError:
+            return folder, None
+    raise FileNotFoundError("other processes remove new folders")
 
 
 def _last_use(entry: Path) -> int:

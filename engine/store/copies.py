@@ -72,10 +72,22 @@ def unfinished(copy: Path) -> Path:
 
 def use(copy: Path) -> None:
     """Keep other processes from removing the copy while this process lives. Raises OSError."""
-    descriptor = os.open(copy, os.O_RDONLY | os.O_DIRECTORY)  # never closed: the lock lasts as long
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    descriptor = lock(copy)  # never closed: the lock lasts as long
     with contextlib.suppress(OSError):  # a folder of root can be read, not touched
         os.utime(descriptor)  # the time of the last use, for make_way
+
+
+def lock(folder: Path) -> int:
+    """The descriptor that keeps other processes from removing the folder until it is closed. Raises OSError,
+    FileNotFoundError if another process has removed it meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        folder.stat()
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def remove_if_unused(folder: Path) -> None:

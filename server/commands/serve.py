@@ -26,7 +26,7 @@ from server.supervisor import open_files
 from server.supervisor.listening.opening import Ports, open_ports
 from server.supervisor.listening.ports import host_and_port
 from server.supervisor.monitor import make_monitor
-from server.supervisor.planning.compiled_cache import cache_folder
+from server.supervisor.planning.compiled_cache import cache_folder, remove_leftovers
 from server.supervisor.planning.cpu_memory import check_memory
 from server.supervisor.planning.cpu_threads import cpu_threads
 from server.supervisor.planning.engine_python import check_engine_python
@@ -123,6 +123,7 @@ def serve(settings: Settings) -> int:
         return asyncio.run(_supervise(settings, prepared, folder, relay, early))
     finally:
         folder.remove()
+        remove_leftovers(prepared.cache_dir)
 
 
 def _on_stop_signal(handler: Callable[[int, object], None]) -> None:

@@ -93,3 +93,18 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
                 connection.getresponse()
         assert server.process.wait(PATIENCE) == 0
         assert not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.full
+@pytest.mark.holds("Engines on a CPU")
+def test_a_start_that_is_ended_at_once_leaves_no_half_converted_model(tmp_path: Path) -> None:
+    compiled = tmp_path / "cache" / "compiled"
+    server = Server("--engine", "openvino", "--compiled-cache", str(tmp_path / "cache"), folder=tmp_path)
+    with contextlib.closing(server):
+        while not any(compiled.glob(".new-*/*")):
+            assert server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        server.log.wait_for("stopping")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == 0
+    assert not any(compiled.glob(".*"))

@@ -19,21 +19,36 @@ from engine.model.weights import StoredTensor, tensors_in
 # transformers' model_type -> the prefix that names have in a model with a head; RoBERTa and what is like it number
 # positions from the padding id on
 _PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
-_PARTS = ("embeddings.", "encoder.")  # a weight in one of them changes rows
+_PARTS = ("embeddings.", "encoder.", "pooler.")  # transformers' model has no others
 _FOLLOWS = ("embeddings.position_ids", "embeddings.token_type_ids")  # numbers that older versions wrote down
 _DTYPES = frozenset(("F64", "F32", "F16", "BF16"))
 _SIZES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size",
 )  # fmt: skip
-# A key that is there has one of these values.
-_PLAIN: dict[str, tuple[object, ...]] = {
+_NONE = type(None)
+# A key that is there has one of these values, or a value of one of these types. Others transformers refuses, or may
+# compute something else with them.
+_VALUES: dict[str, tuple[object, ...]] = {
+    "add_cross_attention": (False,),
+    "chunk_size_feed_forward": (0,),
+    "hidden_act": ("gelu",),
+    "is_decoder": (False,),
     "position_embedding_type": ("absolute", None),
-    "is_decoder": (False, None),
-    "add_cross_attention": (False, None),
-    "quantization_config": (None,),
     "pruned_heads": ({}, None),
-    "text_config": ({}, None),  # transformers reads no key of a BERT in there
+    "quantization_config": (None,),
+    "text_config": (None,),
+    **dict.fromkeys(("dtype", "torch_dtype"), ("bfloat16", "float16", "float32", None)),
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("attention_probs_dropout_prob", "hidden_dropout_prob"), (float, int)),
+    **dict.fromkeys(("bos_token_id", "pad_token_id"), (int, _NONE)),
+    **dict.fromkeys(("initializer_range", "layer_norm_eps"), (float,)),
+    **dict.fromkeys(("tie_word_embeddings", "use_cache"), (bool,)),
+    "classifier_dropout": (float, int, _NONE),
+    "eos_token_id": (int, _NONE),
+    "id2label": (dict, _NONE),
+    "num_labels": (int,),
 }
 
 Weights = dict[str, NDArray[np.float32]]  # transformers' names without the prefix; of a Linear [outputs, inputs]
@@ -72,18 +87,23 @@ def _is_plain(folder: ModelFolder, config: Json) -> bool:
         folder.architecture == config.get("model_type")
         and folder.architecture in _PREFIXES
         and (folder.padding_idx is None) == (folder.architecture == "bert")
-        and folder.padding_idx in (None, config.get("pad_token_id", 1))  # with null, transformers' RoBERTa fails
         and not (folder.is_translated or folder.adapters or folder.hides_tokens or head_in_graph(folder))
         and all(type(config.get(name)) is int and config[name] > 0 for name in _SIZES)
         and config["hidden_size"] % config["num_attention_heads"] == 0
-        and type(config.get("layer_norm_eps")) is float
-        and config.get("hidden_act") == "gelu"
-        and all(config.get(name) in values for name, values in _PLAIN.items())
+        and {"hidden_act", "layer_norm_eps"} <= config.keys()
+        and all(_is_one_of(config[name], values) for name, values in _VALUES.items() if name in config)
+        and all(type(config[name]) in types for name, types in _TYPES.items() if name in config)
     )
 
 
+def _is_one_of(value: object, values: tuple[object, ...]) -> bool:
+    """Of the same type, too: false is no 0."""
+    return any(type(value) is type(one) and value == one for one in values)
+
+
 def _stored(folder: ModelFolder, config: Json) -> dict[str, StoredTensor] | None:
-    """The tensors that are needed, if all are there and no other is in one of the parts."""
+    """The tensors that are needed, if all are there and no other is in one of the parts but the pooler's two, whose
+    rows nobody asks for."""
     prefix = _PREFIXES[folder.architecture]
     found: dict[str, StoredTensor] = {}
     for tensor in tensors_in(folder.weights_folder).values():
@@ -93,8 +113,11 @@ def _stored(folder: ModelFolder, config: Json) -> dict[str, StoredTensor] | None
         if name in found or tensor.dtype not in _DTYPES:
             return None
         found[name] = tensor
-    wanted = dict(_shapes(config))
-    return found if {name: tensor.shape for name, tensor in found.items()} == wanted else None
+    needed, size = dict(_shapes(config)), config["hidden_size"]
+    pooler = dict(_affine("pooler.dense", (size, size)))
+    if {**pooler, **{name: tensor.shape for name, tensor in found.items()}} != {**pooler, **needed}:
+        return None
+    return {name: found[name] for name in needed}
 
 
 def _shapes(config: Json) -> Iterator[tuple[str, tuple[int, ...]]]:

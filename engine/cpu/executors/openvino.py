@@ -1,6 +1,7 @@
 """OpenVINO as an executor, in float32, bfloat16 or int8. `import openvino` in here is the library."""
 
 import importlib
+import logging
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,17 +13,25 @@ from numpy.typing import NDArray
 from engine.cpu.executor import Executor, Run
 from engine.cpu.executors import int8
 from engine.machine import host, mapped_files
+from engine.machine.free_memory import free_memory
 from engine.types import DeviceTrouble, ModelError
 
 if TYPE_CHECKING:
     from engine.cpu.conversion.graph import Graph
 
+logger = logging.getLogger("embedline.engine")
+
 _GRAPH = "model.xml"
 _PRECISIONS = {"auto": "f32", "float32": "f32", "bfloat16": "bf16"}
 _INT8_GROUP = 128  # numbers of a row that have a scale of their own beside int8 weights
-# The wide compilation holds the weights a second time; larger models do without.
+# The wide compilation holds the weights a second time. Larger models do without, and where less than so many times
+# their bytes is free.
 MAX_WIDE_BYTES = 1 << 30
-
+_FREE_FOR_WIDE = 2
+# A short sequence that is computed alone is as long as a multiple of so many tokens: each further length takes memory
+# for ever (measurements: decision 9). oneDNN lays bfloat16 weights out for AMX's tiles, anew for many a length.
+_MULTIPLES = {"float32": 2, "bfloat16": 4}
+_MULTIPLE_WITH_AMX = 8
 
 NAME = "openvino"
 PACKAGES = ("openvino",)  # whose versions the compiled model depends on
@@ -86,30 +95,48 @@ def save(graph: Any, target: Path, *, quantization: str) -> int:
     return num_products
 
 
-def open_model(folder: Path, *, dtype: str, num_threads: int) -> Executor:
-    """Compile the files of `save`."""
+def open_model(folder: Path, *, dtype: str, num_threads: int, has_wide: bool = True) -> Executor:
+    """Compile the files of `save`. has_wide: False = not for all cores at once, for which it is compiled again."""
     ov = import_openvino()
     core = ov.Core()
+    weights = (folder / _GRAPH).with_suffix(".bin")
     graph = core.read_model(folder / _GRAPH)
+    input_names = frozenset(port.get_any_name() for port in graph.inputs)
     settings = {
         "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],
         "INFERENCE_NUM_THREADS": num_threads,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": _INT8_GROUP,
         "ENABLE_CPU_PINNING": False,  # two engines would be pinned to the same cores
     }
-    streams = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": num_threads})
-    has_wide = num_threads > 1 and (folder / _GRAPH).with_suffix(".bin").stat().st_size <= MAX_WIDE_BYTES
-    wide = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": 1}) if has_wide else None
-    input_names = frozenset(port.get_any_name() for port in graph.inputs)
-    runs = [_run(ov, streams) for _ in range(num_threads)]
-    run_wide = None if wide is None else _run(ov, wide)
-    for run in (*runs, *([run_wide] if run_wide else [])):
-        run({name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names})
-    # the first run lays the weights out anew: what is read of their file from now on are embeddings of tokens
-    mapped_files.release((folder / _GRAPH).with_suffix(".bin"))
-    # oneDNN lays bfloat16 weights out for AMX's tiles, anew for many a length (measurements: decision 9)
-    few_lengths = host.has_amx() and dtype == "bfloat16"
-    return Executor(input_names, streams=tuple(runs), wide=run_wide, prefers_few_lengths=few_lengths)
+
+    def compiled(num_streams: int) -> list[Run]:
+        model = core.compile_model(graph, "CPU", {**settings, "NUM_STREAMS": num_streams})
+        runs = [_run(ov, model) for _ in range(num_streams)]
+        for run in runs:
+            run({name: np.full((1, 8), name == "attention_mask", np.int64) for name in input_names})
+        # the first run lays the weights out anew: what is read of their file from now on are embeddings of tokens
+        mapped_files.release(weights)
+        return runs
+
+    streams = compiled(num_threads)
+    wide = compiled(1)[0] if has_wide and num_threads > 1 and _has_room_for_wide(weights) else None
+    multiple = _MULTIPLE_WITH_AMX if host.has_amx() and dtype == "bfloat16" else _MULTIPLES[dtype]
+    return Executor(input_names, streams=tuple(streams), wide=wide, multiple_alone=multiple)
+
+
+def _has_room_for_wide(weights: Path) -> bool:
+    size, free = weights.stat().st_size, free_memory()
+    if size > MAX_WIDE_BYTES:
+        return False
+    if free < _FREE_FOR_WIDE * size:
+        logger.warning(
+            "a text that is alone is computed on one core: to compile the model for all takes up to %d MiB of memory, "
+            "and %d MiB are free",
+            _FREE_FOR_WIDE * size >> 20,
+            free >> 20,
+        )
+        return False
+    return True
 
 
 def _run(ov: ModuleType, compiled: Any) -> Run:

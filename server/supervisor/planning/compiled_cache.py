@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from engine.store import cache
 from engine.store.folder_rights import remedy
 from server.settings.flag import SettingsError
 
@@ -37,6 +38,12 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
             raise SettingsError(f"--compiled-cache can't be written to: {folder}: {error.strerror}{instead}") from None
         logger.warning("no cache of compiled models: %s: %s%s", folder, error.strerror, remedy(error))
         return None
+
+
+def remove_leftovers(folder: str | None) -> None:
+    """Remove what engines were making when they were killed. `folder`: of `cache_folder`."""
+    for each in Path(folder).glob("*") if folder is not None else ():
+        cache.remove_leftovers(each)
 
 
 def _default(environment: Mapping[str, str]) -> Path:

@@ -11,6 +11,9 @@ from server.supervisor.planning.model_plan import ModelPlan
 # For texts and the processes themselves: with a model of 91 MB all took 564 MB in float32 (docs/tuning.md).
 MARGIN = 512 << 20  # bytes
 _ITEMSIZES = {"bfloat16": 2, "float16": 2}
+# In float32 OpenVINO lays some weights out twice, for few tokens and for many (measurements: decision 9). With auto a
+# model is computed in float32 once, to be compared.
+_LAID_OUT = 4 / 3
 _GB = 1e9
 
 
@@ -33,6 +36,14 @@ def _bytes_on_cpu(model: ModelPlan) -> int:
     num_engines = 0 if model.engine == registry.FAKE else model.devices.names.count(registry.CPU)
     if not num_engines:
         return 0
-    # The compiled engines read them as float32 to convert them, whatever they compute in.
-    itemsize = _ITEMSIZES.get(model.settings.dtype, 4) if model.engine == registry.TRANSFORMERS else 4
-    return num_engines * itemsize * sum(weights_of(model.folder.weights_folder).num_parameters.values())
+    num_parameters = num_engines * sum(weights_of(model.folder.weights_folder).num_parameters.values())
+    return int(_bytes_of_number(model) * num_parameters)
+
+
+def _bytes_of_number(model: ModelPlan) -> float:
+    """The compiled engines read float32 to convert it, whatever they compute in."""
+    dtype = model.settings.dtype
+    if model.engine == registry.TRANSFORMERS:
+        return _ITEMSIZES.get(dtype, 4)
+    is_laid_out = model.engine in (registry.OPENVINO, registry.AUTO) and model.settings.quantization != "int8"
+    return 4 * _LAID_OUT if is_laid_out and dtype not in _ITEMSIZES else 4

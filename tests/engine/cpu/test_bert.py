@@ -1,5 +1,6 @@
 """Models that are converted without torch: rows are transformers', and what is not exactly a BERT is left to torch."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +8,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING
 
 from engine.cpu import converting
 from engine.cpu.bert import weights
 from engine.cpu.bert.reference import token_rows
 from engine.cpu.choices import choices_of
-from engine.model.json_files import read_object
 from engine.model.model_folder import ModelFolder
 from engine.model.with_options import read_with
 from tests.engine.cpu.engines import difference, load, options, pooled
-from tests.engine.folder_files import write
-from tests.engine.tiny_models import Reference, arbitrary, save
+from tests.engine.tiny_models import HIDDEN_SIZE, Reference, arbitrary, save
 
 SEQLENS = (5, 17, 1, 40, 3)
 
@@ -71,27 +71,54 @@ def test_weights_of_a_whole_model_in_half_precision(dtype: torch.dtype, tmp_path
         {"num_hidden_layers": 1},
         {"max_position_embeddings": 5},
         {"text_config": {"layer_norm_eps": 0.1}},
+        {"chunk_size_feed_forward": 2},
+        {"torch_dtype": "nonsense"},
+        {"num_labels": None},
     ],
 )
 def test_another_config_is_left_to_transformers(values: dict[str, Any], tmp_path: Path) -> None:
-    folder = save("bert", tmp_path / "model")
-    described = read(folder)
+    described = read(save("bert", tmp_path / "model"))
     described.config.update(values)
     assert weights.read(described) is None
 
 
-def test_a_roberta_without_a_padding_id_is_left_to_transformers(tmp_path: Path) -> None:
-    folder = save("roberta", tmp_path / "model")
-    config = read_object(folder / "config.json")
-    write(folder / "config.json", config | {"pad_token_id": None})
-    assert weights.read(read(folder)) is None
+@pytest.mark.parametrize("architecture", ["bert", "camembert"])
+def test_what_transformers_refuses_is_left_to_it(architecture: str, tmp_path: Path) -> None:
+    """Each key of its configuration, with values of all types."""
+    described = read(save(architecture, tmp_path / "model"))
+    config_class, num_refused = CONFIG_MAPPING[architecture], 0
+    for field in dataclasses.fields(config_class):
+        for value in (None, True, 0, 1.5, "a", [1.5], {"1": 1}):
+            changed = dataclasses.replace(described, config={**described.config, field.name: value})
+            try:
+                config_class.from_dict(changed.config)
+            except Exception:
+                num_refused += 1
+                assert weights.read(changed) is None, (field.name, value)
+    assert num_refused > 50
 
 
-@pytest.mark.parametrize("name", ["encoder.layer.0.attention.self.distance_embedding.weight", "encoder.x.bias"])
-def test_a_weight_too_many_is_left_to_transformers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.layer.0.attention.self.distance_embedding.weight",
+        "encoder.x.bias",
+        "pooler.dense.bias",
+        "pooler.dense.weight",
+    ],
+)
+def test_a_weight_too_many_or_of_another_shape_is_left_to_transformers(name: str, tmp_path: Path) -> None:
     folder = save("bert", tmp_path / "model")
     change_weights(folder, name, torch.zeros(3))
     assert weights.read(read(folder)) is None
+
+
+def test_a_pooler_changes_no_rows(tmp_path: Path) -> None:
+    folder = save("bert", tmp_path / "model")
+    change_weights(folder, "pooler.dense.weight", torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE))
+    model = weights.read(read(folder))
+    assert model is not None
+    assert not any("pooler" in name for name in model.weights)
 
 
 def test_a_missing_weight_is_left_to_transformers(tmp_path: Path) -> None:

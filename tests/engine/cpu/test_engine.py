@@ -32,7 +32,7 @@ class Plain:
     """A token's row is its id, its position and how many tokens its sequence has; padding is NaN."""
 
     num_streams: int = 2
-    prefers_few_lengths: bool = False
+    multiple_alone: int = 2
     calls: list[str] = field(default_factory=list)  # "stream" or "wide", in the order in which they began
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     gate: Callable[[], Any] = lambda: None  # called in each computation
@@ -58,7 +58,7 @@ class Plain:
         names = frozenset((INPUT_IDS, ATTENTION_MASK))
         streams = tuple(lambda inputs: self.run("stream", inputs) for _ in range(self.num_streams))
         wide = (lambda inputs: self.run("wide", inputs)) if has_wide else None
-        return Executor(names, streams, wide, self.prefers_few_lengths)
+        return Executor(names, streams, wide, self.multiple_alone)
 
 
 @contextmanager
@@ -167,13 +167,15 @@ def test_a_lone_sequence_is_computed_on_all_cores() -> None:
     assert set(plain.calls[1:-1]) == {"stream"}
 
 
-@pytest.mark.parametrize(("prefers_few_lengths", "lengths"), [(False, [10, 64, 72]), (True, [16, 64, 72])])
-def test_a_short_lone_sequence_has_no_padding_where_each_length_takes_little_memory(
-    prefers_few_lengths: bool, lengths: list[int]
+@pytest.mark.parametrize(
+    ("multiple", "lengths"), [(2, [10, 64, 72]), (4, [12, 64, 72]), (8, [16, 64, 72])], ids=["2", "4", "8"]
+)
+def test_a_short_lone_sequence_has_little_padding_where_a_length_takes_little_memory(
+    multiple: int, lengths: list[int]
 ) -> None:
-    plain = Plain(prefers_few_lengths=prefers_few_lengths)
+    plain = Plain(multiple_alone=multiple)
     with engine(plain) as loaded:
-        for seqlen in (10, 64, 65):
+        for seqlen in (9, 64, 65):
             compute(loaded, batch(of_lengths(seqlen)))
     assert plain.shapes == [(1, length) for length in lengths]
 

@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,9 +75,9 @@ def test_auto_is_measured_where_it_serves(
     opened: list[str] = []
     open_model = openvino.open_model
 
-    def opened_as(entry: Path, *, dtype: str, num_threads: int) -> Executor:
+    def opened_as(entry: Path, *, dtype: str, **others: Any) -> Executor:
         opened.append(dtype)
-        return open_model(entry, dtype="float32", num_threads=num_threads)
+        return open_model(entry, dtype="float32", **others)
 
     monkeypatch.setattr(loading, "convert", None)
     monkeypatch.setattr(host, "multiplies_bfloat16", lambda: True)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ LAST_NORM = "encoder.layer.2.output.LayerNorm.bias"
 def bfloat16_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU that multiplies in bfloat16, whatever this one does: its rows are rounded to it."""
 
-    def opened(folder: Path, *, dtype: str, num_threads: int) -> Executor:
-        executor = open_model(folder, dtype="float32", num_threads=num_threads)
+    def opened(folder: Path, *, dtype: str, **others: Any) -> Executor:
+        executor = open_model(folder, dtype="float32", **others)
         if dtype == "float32":
             return executor
         streams = tuple(map(rounded, executor.streams))
@@ -66,6 +67,22 @@ def test_auto_is_bfloat16_where_its_rows_are_near_enough(tmp_path: Path, monkeyp
     assert difference(pooled(again, arbitrary(SEQLENS)), rows) == 0
     again.close()
     assert (again.info.dtype, again.info.notes) == (loaded.info.dtype, loaded.info.notes)
+
+
+@pytest.mark.usefixtures("bfloat16_cpu")
+def test_a_form_that_is_only_compared_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory would hold its weights twice."""
+    opened: list[tuple[str, bool]] = []
+    open_model = openvino.open_model
+
+    def seen(folder: Path, *, dtype: str, **others: Any) -> Executor:
+        executor = open_model(folder, dtype=dtype, **others)
+        opened.append((dtype, executor.wide is not None))
+        return executor
+
+    monkeypatch.setattr(openvino, "open_model", seen)
+    load(save("bert", tmp_path / "model"), dtype="auto").close()
+    assert opened == [("float32", False), ("bfloat16", True)]
 
 
 @pytest.mark.usefixtures("bfloat16_cpu")

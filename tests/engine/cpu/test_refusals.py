@@ -16,10 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from engine import registry
 from engine.cpu import memory, selftest
+from engine.cpu.choices import choices_of
+from engine.cpu.converting import convert
 from engine.cpu.executor import Executor
 from engine.cpu.executors import openvino
 from engine.machine import cores, host
 from engine.model import model_folder
+from engine.model.with_options import read_with
 from engine.types import ModelError
 from tests.engine.cpu.engines import load, options
 from tests.engine.tiny_models import save
@@ -188,6 +191,24 @@ def test_memory_decides_how_many_streams_take_long_sequences(
         memory.num_long_streams(folder, num_threads=4)  # half of the cores, half of the memory
 
 
+def test_without_memory_for_a_second_compilation_one_core_computes_a_lone_text(
+    tiny: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = tmp_path_factory.mktemp("converted")
+    described = read_with(options(tiny))
+    convert(described, choices_of(described, options(tiny)), target=target)
+    size = (target / "model.bin").stat().st_size
+    for free, has_wide in ((2 * size, True), (2 * size - 1, False)):
+        monkeypatch.setattr(openvino, "free_memory", lambda free=free: free)
+        executor = openvino.open_model(target, dtype="float32", num_threads=2)
+        assert (executor.wide is not None) == has_wide
+    (message,) = caplog.messages
+    assert message.startswith("a text that is alone is computed on one core: ")
+
+
 def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ModelError, match=r"^openvino can't convert 'gpt_oss'"):
         load(save("gpt_oss", tmp_path / "model"))
@@ -200,8 +221,8 @@ def test_an_export_that_fails_prints_nothing(tmp_path: Path, capfd: pytest.Captu
 def test_rows_that_are_wrong_in_one_way_of_computing(
     damaged: str, quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shuffled(folder: Path, *, dtype: str, num_threads: int) -> Executor:
-        right = opened(folder, dtype=dtype, num_threads=num_threads)
+    def shuffled(folder: Path, **given: Any) -> Executor:
+        right = opened(folder, **given)
         assert right.wide is not None
         wide = right.wide
         if damaged == "wide":
@@ -216,8 +237,8 @@ def test_rows_that_are_wrong_in_one_way_of_computing(
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_rows_that_are_not_finite(quantization: str, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(folder: Path, *, dtype: str, num_threads: int) -> Executor:
-        right = opened(folder, dtype=dtype, num_threads=num_threads)
+    def broken(folder: Path, **given: Any) -> Executor:
+        right = opened(folder, **given)
         assert right.wide is not None
         wide = right.wide
         return dataclasses.replace(right, wide=lambda inputs: wide(inputs) * np.float32("nan"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.model import weights
-from engine.model.weights import Weights, weights_of
+from engine.model.weights import Weights, check_weights, weights_of
 from engine.types import ModelError
 
 
@@ -76,3 +76,35 @@ def test_a_file_that_is_not_for_this_user(tmp_path: Path, monkeypatch: pytest.Mo
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not a safetensors file"):
         weights_of(tmp_path)
+
+
+def placed(file: Path, **offsets: tuple[int, int]) -> None:
+    """A safetensors file with bytes in these places, up to the last of them."""
+    tensors = {
+        name: {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+        for name, (begin, end) in offsets.items()
+    }
+    encoded = json.dumps(tensors).encode()
+    content = bytes(max(end for _, end in offsets.values()))
+    file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + content)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ({"b": (4, 8), "a": (0, 4), "c": (6, 10)}, "the tensors 'b' and 'c' lie in the same bytes"),
+        ({"a": (0, 4), "b": (0, 4)}, "the tensors 'a' and 'b' lie in the same bytes"),
+        ({"a": (0, 4), "b": (6, 8)}, "2 bytes before the tensor 'b' belong to none"),
+        ({"a": (3, 4)}, "3 bytes before the tensor 'a' belong to none"),
+    ],
+)
+def test_tensors_that_overlap_or_leave_a_gap(tmp_path: Path, offsets: dict[str, tuple[int, int]], message: str) -> None:
+    """The library refuses them too."""
+    placed(tmp_path / "model.safetensors", **offsets)
+    with pytest.raises(ModelError, match=f"model.safetensors is damaged: {message}$"):
+        check_weights(tmp_path)
+
+
+def test_a_tensor_without_numbers_has_no_bytes(tmp_path: Path) -> None:
+    placed(tmp_path / "model.safetensors", a=(0, 4), none=(4, 4), b=(4, 6))
+    check_weights(tmp_path)

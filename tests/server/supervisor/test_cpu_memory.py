@@ -33,16 +33,19 @@ def plans(*models: dict[str, Any]) -> list[ModelPlan]:
     ("models", "bytes_of_number"),
     [
         ([{}], 4),
+        ([{"engine": "openvino"}], 16 / 3),  # some weights are laid out twice
+        ([{"engine": "auto", "dtype": "float32"}], 16 / 3),
+        ([{"engine": "openvino", "quantization": "int8"}], 4),
         ([{"engine": "openvino", "dtype": "bfloat16"}], 4),  # it is converted from float32
         ([{"dtype": "bfloat16"}], 2),
         ([{"devices": "cpu"}, {"dtype": "float16"}], 6),
     ],
 )
 def test_weights_that_just_fit_and_just_do_not(
-    models: list[dict[str, Any]], bytes_of_number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    models: list[dict[str, Any]], bytes_of_number: float, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = plans(*({"model_id": str(folder), **model} for model in models))
-    needed = MARGIN + bytes_of_number * sum(weights_of(folder).num_parameters.values())
+    needed = MARGIN + int(bytes_of_number * sum(weights_of(folder).num_parameters.values()))
     monkeypatch.setattr(host, "memory", lambda: needed)
     check_memory(planned)
     monkeypatch.setattr(host, "memory", lambda: needed - 1)
