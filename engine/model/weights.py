@@ -26,6 +26,8 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _UNREAD_WEIGHTS = frozenset((".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"))
 _PLAIN = frozenset(("F64", "F32", "F16", "BF16"))
 _INTEGERS = frozenset(("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"))  # masks, positions, …
+# In their names: the last two hold several numbers each, as GPTQ, AWQ and compressed-tensors pack them.
+_WEIGHTS = (".weight", ".qweight", ".weight_packed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def first_that_is_not_plain(folder: Path) -> str | None:
             dtype = tensor.get("dtype") if isinstance(tensor, dict) else None
             if not isinstance(dtype, str):
                 raise _no_such_file(file)
-            if dtype not in _PLAIN and (dtype not in _INTEGERS or name.endswith(".weight")):
+            if dtype not in _PLAIN and (dtype not in _INTEGERS or name.endswith(_WEIGHTS)):
                 return f"the tensor {name!r} in {file} is stored as {dtype}"
     return None
 

@@ -118,7 +118,8 @@ def test_names_of_scales_whatever_modules_are_ignored(
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq"}, "gptq"),
+        ({"quant_method": "gptq", "bits": 8, "checkpoint_format": "gptq_v2", "desc_act": True}, "gptq"),
         ({"quant_method": "awq", "bits": 4}, "awq"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"quant_method": "mxfp4"}, "mxfp4"),

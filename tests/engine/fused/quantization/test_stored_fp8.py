@@ -117,3 +117,13 @@ def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"^the tensor 'a\.weight' in .* is stored as I8, but the model"):
         quantization.check(tmp_path, reads_fp8=True)
+
+
+@pytest.mark.parametrize("name", ["a.qweight", "a.weight_packed"])
+def test_packed_weights_that_no_file_describes(name: str, tmp_path: Path) -> None:
+    """As older versions of AutoGPTQ and AutoAWQ leave them, whose description is in a file of its own."""
+    packed = torch.zeros(2, 16, dtype=torch.int32)  # eight numbers of 4 bits each
+    save_file({name: packed, "a.scales": torch.ones(1, 16)}, tmp_path / "model.safetensors")
+    (tmp_path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128, "desc_act": false}')
+    with pytest.raises(ModelError, match=rf"^the tensor '{name}' in .* is stored as I32, but the model"):
+        quantization.check(tmp_path, reads_fp8=True)
