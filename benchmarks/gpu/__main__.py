@@ -8,11 +8,13 @@ Installs nothing, fetches nothing, needs no weights. `--device cpu --tiny` runs 
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib
 import itertools
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -40,7 +42,8 @@ def main() -> None:
     parser = _parser()
     arguments = parser.parse_args()
     if arguments.step:
-        _run_step(arguments)
+        with contextlib.suppress(KeyboardInterrupt):  # its rows are in the file
+            _run_step(arguments)
         return
     if arguments.device == "cpu" and not arguments.tiny:
         parser.error("--device cpu is for --tiny alone: there is nothing to learn from a CPU here")
@@ -50,7 +53,12 @@ def main() -> None:
     path, machine = _rows(arguments)
     steps = plan.steps_of(arguments.parts or FIRST, _models(arguments))
     fixed = ["--rows", str(path), "--machine", machine, "--device", arguments.device, *["--tiny"] * arguments.tiny]
-    troubles = plan.run_all(steps, [sys.executable, "-m", "benchmarks.gpu", *fixed], deadline=deadline)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    troubles: list[str] = []
+    try:
+        troubles.extend(plan.run_all(steps, [sys.executable, "-m", "benchmarks.gpu", *fixed], deadline=deadline))
+    except KeyboardInterrupt:
+        troubles.append("interrupted; the same command goes on from here")
     report.finish(Rows(path, machine=machine), troubles, is_tiny=arguments.tiny)
 
 

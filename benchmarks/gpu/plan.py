@@ -2,7 +2,7 @@
 
 A step that needs less than its share leaves the rest to those behind it. One that needs more is told to stop, and ended
 if it does not. A process that dies (a lost device, too) is started again while its step has time; what it was at is
-tried once more, then left out.
+tried once more, then left out. Whatever ends, also by Ctrl-C, ends with all that it started: they are one group.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ _SECONDS = {TESTS: 75.0, CEILINGS: 55.0, ATTENTION: 45.0, KERNELS: 30.0, COLD_ST
 _SECONDS_OF_MODEL = {FP8: 90.0, BF16: 60.0}
 _SECONDS_OF_OTHERS = 35.0
 _GRACE = 15.0  # seconds between being told to stop, in effect, and being ended
+_STOPPING = 10.0  # seconds, from the same as Ctrl-C to being killed
 _LEAST = 5.0  # seconds; what a process takes to begin
 _MAX_STARTS = 4
 _TESTS = "tests/engine/fused/gpu"
@@ -72,17 +73,16 @@ def deadline_of(steps: Sequence[Step], now: float, deadline: float) -> float:
     return now + max(0.0, deadline - now) * steps[0].seconds / sum(step.seconds for step in steps)
 
 
-def run_all(steps: Sequence[Step], command: Sequence[str], *, deadline: float) -> list[str]:
+def run_all(steps: Sequence[Step], command: Sequence[str], *, deadline: float) -> Iterator[str]:
     """Each step by this command; what became of those that did not end well."""
-    troubles = []
     for index, step in enumerate(steps):
         until = deadline_of(steps[index:], time.monotonic(), deadline)
         if until - time.monotonic() < _LEAST:
             trouble = "no time was left for it"
         else:
             trouble = _run(step, [*command, "--step", step.part, step.model, step.way, "--until", str(until)], until)
-        troubles += [f"{step}: {trouble}"] if trouble else []
-    return troubles
+        if trouble:
+            yield f"{step}: {trouble}"
 
 
 def _run(step: Step, command: Sequence[str], until: float) -> str:
@@ -99,28 +99,48 @@ def _run(step: Step, command: Sequence[str], until: float) -> str:
     return f"its process ended with {code}"
 
 
-def _ended(command: Sequence[str], until: float, **options: object) -> int | None:
-    """Its exit code; None where it had to be killed, with all that it started."""
-    process = subprocess.Popen(command, cwd=ROOT, process_group=0, **options)  # type: ignore[call-overload]
+def _ended(command: Sequence[str], until: float) -> int | None:
+    """Its exit code; None where it had to be ended. Nothing that it started is left."""
+    process = subprocess.Popen(command, cwd=ROOT, process_group=0)
     try:
-        return int(process.wait(max(0.1, until - time.monotonic())))
-    except subprocess.TimeoutExpired:
-        return None
+        return _exit_code(process, until)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            _signal(process, signal.SIGINT)  # a server of its own group is only stopped by the step
+            _exit_code(process, time.monotonic() + _STOPPING)
+        finally:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _exit_code(process: subprocess.Popen[bytes], until: float) -> int | None:
+    """None if it has not ended by then."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(max(0.1, until - time.monotonic()))
+    return None
+
+
+def _signal(leader: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, number)
 
 
 def run_tests(rows: Rows, log: Path, *, num_processes: int, until: float) -> None:
-    """The tests that need a GPU, in parallel. What passed is counted from the log, so also if they are ended."""
+    """The tests that need a GPU, in parallel. What passed is counted from the log, so also if they are ended.
+
+    In the step's own group of processes: what pytest leaves behind ends with the step.
+    """
     key = Key("tests", _TESTS)
     if rows.value(key, "exit code") in (0, 1):  # all of them have ended, well or not
         return
     command = [sys.executable, *_PYTEST, "-n", str(num_processes), _TESTS]
-    with log.open("w") as output:
-        code = _ended(command, until, stdout=output, stderr=subprocess.STDOUT)
-    rows.add(key, figures_of_tests(log.read_text(), code))
+    code = None
+    with log.open("w") as output, subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT) as tests:
+        try:
+            code = _exit_code(tests, until)
+        finally:
+            tests.kill()
+            rows.add(key, figures_of_tests(log.read_text(), code))
 
 
 def figures_of_tests(log: str, code: int | None) -> list[Figure]:
@@ -132,5 +152,5 @@ def figures_of_tests(log: str, code: int | None) -> list[Figure]:
         Figure(f"tests {outcome.lower()}", [one for one, _ in found].count(outcome), "", notes.get(outcome, ""))
         for outcome in ("PASSED", "FAILED", "SKIPPED", "ERROR")
     ]
-    ended = "their time was up" if code is None else "" if code in (0, 1) else f"pytest ended with {code}"
+    ended = "they were ended" if code is None else "" if code in (0, 1) else f"pytest ended with {code}"
     return [*counts, Figure("exit code", float("nan") if code is None else code, "", ended)]
