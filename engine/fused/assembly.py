@@ -146,29 +146,28 @@ def _dimensions(model: Model) -> int:
     return output_size(model.chosen.folder.steps, model.spec.hidden_size)
 
 
+@dataclass(frozen=True, slots=True)
 class ModelCompute:
     """See engine.fused.runner.runner.Compute."""
 
-    def __init__(self, forward: Forward, ops: Ops, *, pooling: str, modules: RowModules) -> None:
-        """pooling: "cls", "mean" or "last"; modules: those after it."""
-        self._forward = forward
-        self._ops = ops
-        self._pooling = pooling
-        self._modules = modules
+    forward: Forward
+    ops: Ops
+    pooling: str  # "cls", "mean" or "last"
+    modules: RowModules  # those after it
 
     def __call__(self, block: Tensor, shape: Shape) -> dict[OutputKind, Tensor]:
         """Rows of tokens in the model's dtype, those of sequences too unless they are means or a module made them."""
         inputs = views(block, shape)
-        is_pruned = shape.outputs == OutputKind.POOLED and self._pooling != "mean"
-        rows = self._forward(inputs, is_pruned=is_pruned)
+        is_pruned = shape.outputs == OutputKind.POOLED and self.pooling != "mean"
+        rows = self.forward(inputs, is_pruned=is_pruned)
         if is_pruned:
-            return {OutputKind.POOLED: self._modules(rows)}
+            return {OutputKind.POOLED: self.modules(rows)}
         results = {OutputKind.TOKENS: rows} if OutputKind.TOKENS in shape.outputs else {}
         if OutputKind.POOLED in shape.outputs:
-            results[OutputKind.POOLED] = self._modules(self._pooled(rows, inputs))
+            results[OutputKind.POOLED] = self.modules(self._pooled(rows, inputs))
         return results
 
     def _pooled(self, rows: Tensor, inputs: Inputs) -> Tensor:
-        if self._pooling == "mean":
-            return self._ops.pool(rows, inputs.cu_seqlens)
+        if self.pooling == "mean":
+            return self.ops.pool(rows, inputs.cu_seqlens)
         return rows.index_select(0, inputs.pooled)

@@ -106,19 +106,18 @@ class AttentionChoice:
         return min(steps.end(max_seqlen) for steps in both)
 
 
+@dataclass(frozen=True, slots=True)
 class ChosenAttend:
     """See engine.fused.model.blocks.Attend: as chosen for each batch, and for whether it is being recorded."""
 
-    def __init__(self, choice: AttentionChoice, ops: Ops) -> None:
-        self._choice = choice
-        self._ops = ops
+    choice: AttentionChoice
+    ops: Ops
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
-        """See Attend."""
         is_recorded = torch.cuda.is_current_stream_capturing()
-        attend = self._choice.candidate(inputs.max_seqlen, len(query), is_recorded=is_recorded).attend
+        attend = self.choice.candidate(inputs.max_seqlen, len(query), is_recorded=is_recorded).attend
         if attend is None:
-            return self._ops.attend(query, key, value, inputs.tiles, rule)
+            return self.ops.attend(query, key, value, inputs.tiles, rule)
         return attend(query, key, value, inputs, rule)
 
 

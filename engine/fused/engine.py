@@ -46,11 +46,10 @@ class FusedEngine:
         self._num_submitted = 0
 
     def submit(self, batch: Batch) -> int:
-        """See engine.types.Engine."""
         slot = self._free_slots[batch.is_urgent].get()
         self._num_submitted += 1
         held = _Held(self._num_submitted, slot, batch.is_urgent, batch.gives_way and not batch.is_urgent)
-        held.error = self._stage(slot, batch)
+        held.error = self._runner.stage(slot, batch)
         with self._changed:
             self._staged.append(held)
             self._staged.sort(key=lambda held: not held.is_urgent)
@@ -59,17 +58,16 @@ class FusedEngine:
         return held.ticket
 
     def compute_alone(self, batch: Batch) -> Results | EngineError | None:
-        """See engine.types.Engine. A device is fed by the thread that collects."""
-        return None
+        return None  # a device is fed by the thread that collects
 
     def collect(self) -> tuple[int, Results | EngineError]:
-        """See engine.types.Engine. A batch submitted after `close` is still computed and can be collected."""
+        """A batch submitted after `close` is still computed and can be collected."""
         with self._changed:
             self._changed.wait_for(lambda: self._started or self._is_closed)
             if not self._started:
                 raise EngineClosed
             held = self._started[0]
-        answer = held.error or self._finish(held.slot)
+        answer = held.error or self._runner.finish(held.slot)
         with self._changed:
             self._started.popleft()
             self._start_staged()
@@ -77,7 +75,6 @@ class FusedEngine:
         return held.ticket, answer
 
     def close(self) -> None:
-        """See engine.types.Engine."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -86,28 +83,8 @@ class FusedEngine:
         """Start the next batches, as many as don't have to wait."""
         while self._staged and not (self._started and self._staged[0].gives_way):
             held = self._staged.pop(0)
-            held.error = held.error or self._start(held.slot)
+            held.error = held.error or self._runner.start(held.slot)
             self._started.append(held)
-
-    def _stage(self, slot: int, batch: Batch) -> EngineError | None:
-        try:
-            self._runner.stage(slot, batch)
-        except EngineError as error:
-            return error
-        return None
-
-    def _start(self, slot: int) -> EngineError | None:
-        try:
-            self._runner.start(slot)
-        except EngineError as error:
-            return error
-        return None
-
-    def _finish(self, slot: int) -> Results | EngineError:
-        try:
-            return self._runner.finish(slot)
-        except EngineError as error:
-            return error
 
 
 def _queue_of(slots: Iterable[int]) -> "queue.SimpleQueue[int]":

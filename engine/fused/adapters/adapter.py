@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -35,6 +36,28 @@ class Adapter:
     # computes tensors that are not read, such as angles, from the configuration, the tensors read (by our names) and
     # the number of positions; they replace tensors of the same name and may be on any device
     derive: Callable[[PretrainedConfig, Mapping[str, Tensor], int], dict[str, Tensor]] | None = None
+
+
+def spec_of(config: PretrainedConfig, *, activation: str, **others: Any) -> Spec:
+    """With what most configurations call alike. activation: transformers' name; others: further fields, and those that
+    differ. Raises ModelError for an activation that the fused engine lacks.
+    """
+    num_heads = config.num_attention_heads
+    head_dim = others.get("head_dim", config.hidden_size // num_heads)
+    fields = {
+        "architecture": config.model_type,
+        "hidden_size": config.hidden_size,
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads,
+        "head_dim": head_dim,
+        "intermediate_size": getattr(config, "intermediate_size", None),
+        "vocab_size": config.vocab_size,
+        "activation": activation_of(activation),
+        "is_causal": False,
+        "scaling": head_dim**-0.5,
+        "layers": (LayerSpec(),) * config.num_hidden_layers,
+    }
+    return Spec(**{**fields, **others})
 
 
 def affine(parts: Mapping[str, tuple[str, ...]], *, has_bias: bool = True) -> Recipes:
@@ -113,6 +136,11 @@ def layers_by_type(config: PretrainedConfig, window: int | None) -> tuple[LayerS
         check(config, layer_type=kind)
     pairs = zip(_types_of(config), windows_of(config, window), strict=True)
     return tuple(LayerSpec(window=of_layer, rope=tables.index(kind)) for kind, of_layer in pairs)
+
+
+def derive_angles(config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positions: int) -> dict[str, Tensor]:
+    """The table of angles of a model that has one."""
+    return {"rope.0": angles(config, num_positions=num_positions)}
 
 
 def derive_by_type(config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positions: int) -> dict[str, Tensor]:

@@ -4,21 +4,20 @@ ALBERT is a BERT whose layers all have the same weights, and whose embedding tab
 DistilBERT is one without token types.
 """
 
-import dataclasses
+from typing import Any
 
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, activation_of, affine, in_layers, require
-from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, affine, in_layers, require, spec_of
+from engine.fused.model.spec import Spec
 
+MLP = {"gate_up": ("intermediate.dense",), "down": ("output.dense",), "mlp_norm": ("output.LayerNorm",)}
 _LAYER = affine(
     {
         "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
         "o": ("attention.output.dense",),
         "attention_norm": ("attention.output.LayerNorm",),
-        "gate_up": ("intermediate.dense",),
-        "down": ("output.dense",),
-        "mlp_norm": ("output.LayerNorm",),
+        **MLP,
     }
 )
 _ALBERT_LAYER = affine(
@@ -43,30 +42,18 @@ _DISTILBERT_LAYER = affine(
 )
 
 
-def common_spec(config: PretrainedConfig) -> Spec:
-    """The fields that BERT and similar models have under the same names. Raises ModelError."""
+def common_spec(config: PretrainedConfig, **others: Any) -> Spec:
+    """Of BERT and similar models. others: see `spec_of`. Raises ModelError."""
     require(config, is_decoder=(False,), add_cross_attention=(False,))
     width = getattr(config, "embedding_size", config.hidden_size)
-    return Spec(
-        architecture=config.model_type,
-        family="bert",
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_attention_heads,
-        head_dim=config.hidden_size // config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        num_positions=config.max_position_embeddings,
-        num_types=getattr(config, "type_vocab_size", 0),
-        embedding_size=None if width == config.hidden_size else width,
-        activation=activation_of(config.hidden_act),
-        is_gated=False,
-        norm="layer",
-        norm_eps=config.layer_norm_eps,
-        is_causal=False,
-        scaling=(config.hidden_size // config.num_attention_heads) ** -0.5,
-        layers=(LayerSpec(),) * config.num_hidden_layers,
-    )
+    fields = {
+        "num_positions": config.max_position_embeddings,
+        "num_types": getattr(config, "type_vocab_size", 0),
+        "embedding_size": None if width == config.hidden_size else width,
+        "is_gated": False,
+        "norm_eps": config.layer_norm_eps,
+    }
+    return spec_of(config, activation=config.hidden_act, family="bert", norm="layer", **{**fields, **others})
 
 
 def embeddings(spec: Spec) -> Recipes:
@@ -91,7 +78,7 @@ def _layout(spec: Spec) -> Recipes:
 
 def _albert(config: PretrainedConfig) -> Spec:
     require(config, num_hidden_groups=(1,), inner_group_num=(1,), position_embedding_type=("absolute",))
-    return dataclasses.replace(common_spec(config), embedding_size=config.embedding_size)
+    return common_spec(config, embedding_size=config.embedding_size)
 
 
 def _albert_layout(spec: Spec) -> Recipes:
@@ -102,23 +89,15 @@ def _albert_layout(spec: Spec) -> Recipes:
 
 
 def _distilbert(config: PretrainedConfig) -> Spec:
-    return Spec(
-        architecture=config.model_type,
+    return spec_of(
+        config,
         family="bert",
-        hidden_size=config.dim,
-        num_heads=config.n_heads,
-        num_kv_heads=config.n_heads,
-        head_dim=config.dim // config.n_heads,
         intermediate_size=config.hidden_dim,
-        vocab_size=config.vocab_size,
         num_positions=config.max_position_embeddings,
-        activation=activation_of(config.activation),
+        activation=config.activation,
         is_gated=False,
         norm="layer",
         norm_eps=1e-12,  # no configuration changes it
-        is_causal=False,
-        scaling=(config.dim // config.n_heads) ** -0.5,
-        layers=(LayerSpec(),) * config.n_layers,
     )
 
 

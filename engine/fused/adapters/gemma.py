@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 from engine.fused.adapters.adapter import (
     Adapter,
     Layout,
+    derive_angles,
     derive_by_type,
     layers_by_type,
     require,
@@ -23,7 +24,6 @@ from engine.fused.adapters.llama import (
     PREFIXES,
     Names,
     common_spec,
-    derive,
     layout,
     whole_heads,
 )
@@ -77,7 +77,7 @@ def _layouts(norms: Names) -> tuple[Layout, ...]:
 
 
 ADAPTERS = {
-    "gemma": Adapter(_gemma, _layouts(NORMS), PREFIXES, derive),
-    "gemma2": Adapter(_gemma2, _layouts(_SANDWICH), PREFIXES, derive),
+    "gemma": Adapter(_gemma, _layouts(NORMS), PREFIXES, derive_angles),
+    "gemma2": Adapter(_gemma2, _layouts(_SANDWICH), PREFIXES, derive_angles),
     "gemma3_text": Adapter(_gemma3, _layouts(_SANDWICH | HEAD_NORMS), PREFIXES, derive_by_type),
 }

@@ -1,9 +1,8 @@
 """Llama and similar models: Mistral, Ministral, Qwen 2 and 3, SmolLM 3, Phi 3, EuroBERT."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.adapter import (
@@ -11,14 +10,15 @@ from engine.fused.adapters.adapter import (
     Layout,
     Recipe,
     Recipes,
-    activation_of,
     affine,
+    derive_angles,
     in_layers,
+    spec_of,
     windows_of,
     with_windows,
 )
 from engine.fused.choices import NotForFused
-from engine.fused.model.rotary import angles, check
+from engine.fused.model.rotary import check
 from engine.fused.model.spec import LayerSpec, Spec
 
 Names = dict[str, tuple[str, ...]]  # what a layer has, by our name: what the checkpoint calls its parts
@@ -40,21 +40,16 @@ _OF_MLP = ("gate_up", "down")
 def common_spec(config: PretrainedConfig, *, activation: str) -> Spec:
     """The spec of Llama and similar models, without windows, with one table of angles. Raises ModelError."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return Spec(
-        architecture=config.model_type,
+    return spec_of(
+        config,
         family="llama",
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         head_dim=head_dim,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        activation=activation_of(activation),
+        activation=activation,
         is_gated=True,
         norm="rms",
         norm_eps=config.rms_norm_eps,
         is_causal=bool(getattr(config, "is_causal", True)),
-        scaling=head_dim**-0.5,
         has_final_norm=True,
         layers=(LayerSpec(rope=0),) * config.num_hidden_layers,
     )
@@ -70,11 +65,6 @@ def layout(linears: Names, norms: Names, *, biased: Collection[str] = (), plus: 
         return ends | in_layers(spec, "layers.{}", layer)
 
     return recipes
-
-
-def derive(config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positions: int) -> dict[str, Tensor]:
-    """The table of angles."""
-    return {"rope.0": angles(config, num_positions=num_positions)}
 
 
 def whole_heads(config: PretrainedConfig) -> None:
@@ -128,12 +118,12 @@ def _with_any_biases(norms: Names) -> tuple[Layout, ...]:
 _ANY_BIASES = _with_any_biases(NORMS)
 
 ADAPTERS = {
-    "llama": Adapter(_llama, _ANY_BIASES, PREFIXES, derive),
-    "eurobert": Adapter(_eurobert, _ANY_BIASES, PREFIXES, derive),
-    "smollm3": Adapter(_smollm3, _ANY_BIASES, PREFIXES, derive),
-    "mistral": Adapter(_mistral, (layout(LINEARS, NORMS),), PREFIXES, derive),
-    "ministral": Adapter(_by_layer_types, (layout(LINEARS, NORMS),), PREFIXES, derive),
-    "qwen2": Adapter(_by_layer_types, (layout(LINEARS, NORMS, biased=("qkv",)),), PREFIXES, derive),
-    "qwen3": Adapter(_by_layer_types, _with_any_biases(NORMS | HEAD_NORMS), PREFIXES, derive),
-    "phi3": Adapter(_phi3, (layout(_PACKED, NORMS),), PREFIXES, derive),
+    "llama": Adapter(_llama, _ANY_BIASES, PREFIXES, derive_angles),
+    "eurobert": Adapter(_eurobert, _ANY_BIASES, PREFIXES, derive_angles),
+    "smollm3": Adapter(_smollm3, _ANY_BIASES, PREFIXES, derive_angles),
+    "mistral": Adapter(_mistral, (layout(LINEARS, NORMS),), PREFIXES, derive_angles),
+    "ministral": Adapter(_by_layer_types, (layout(LINEARS, NORMS),), PREFIXES, derive_angles),
+    "qwen2": Adapter(_by_layer_types, (layout(LINEARS, NORMS, biased=("qkv",)),), PREFIXES, derive_angles),
+    "qwen3": Adapter(_by_layer_types, _with_any_biases(NORMS | HEAD_NORMS), PREFIXES, derive_angles),
+    "phi3": Adapter(_phi3, (layout(_PACKED, NORMS),), PREFIXES, derive_angles),
 }

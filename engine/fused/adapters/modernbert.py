@@ -10,11 +10,11 @@ from engine.fused.adapters.adapter import (
     Layout,
     Recipe,
     Recipes,
-    activation_of,
     affine,
     derive_by_type,
     in_layers,
     layers_by_type,
+    spec_of,
 )
 from engine.fused.model.spec import Spec
 
@@ -31,22 +31,13 @@ _KINDS_OF_BIASES = (("qkv", "o"), ("gate_up", "down"), ("attention_norm", "mlp_n
 
 
 def _spec(config: PretrainedConfig) -> Spec:
-    head_dim = config.hidden_size // config.num_attention_heads
-    return Spec(
-        architecture=config.model_type,
+    return spec_of(
+        config,
         family="llama",
-        hidden_size=config.hidden_size,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_attention_heads,
-        head_dim=head_dim,
-        intermediate_size=config.intermediate_size,
-        vocab_size=config.vocab_size,
-        activation=activation_of(config.hidden_activation),
+        activation=config.hidden_activation,
         is_gated=True,
         norm="layer",
         norm_eps=config.norm_eps,
-        is_causal=False,
-        scaling=head_dim**-0.5,
         has_final_norm=True,
         # `local_attention` counts both sides: a token sees half as many on each, and itself
         layers=layers_by_type(config, config.local_attention // 2 + 1),

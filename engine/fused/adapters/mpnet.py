@@ -1,6 +1,5 @@
 """MPNet: BERT without token types, and with attention scores that also depend on the distance of two tokens."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -9,7 +8,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, affine, in_layers, require
-from engine.fused.adapters.bert import common_spec, embeddings
+from engine.fused.adapters.bert import MLP, common_spec, embeddings
 from engine.fused.model.spec import Spec
 
 _NUM_BUCKETS = 32  # transformers looks distances up as if there were so many, whatever the configuration says
@@ -20,16 +19,14 @@ _LAYER = affine(
         "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
         "o": ("attention.attn.o",),
         "attention_norm": ("attention.LayerNorm",),
-        "gate_up": ("intermediate.dense",),
-        "down": ("output.dense",),
-        "mlp_norm": ("output.LayerNorm",),
+        **MLP,
     }
 )
 
 
 def _spec_of(config: PretrainedConfig) -> Spec:
     require(config, relative_attention_num_buckets=(_NUM_BUCKETS,))
-    return dataclasses.replace(common_spec(config), num_types=0)
+    return common_spec(config, num_types=0)
 
 
 def _layout(spec: Spec) -> Recipes:

@@ -3,16 +3,14 @@
 Tensors may have transformers' names or those of the authors' own code, which most files have.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from torch import Tensor
 from transformers import PretrainedConfig
 
-from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, affine, in_layers, require
+from engine.fused.adapters.adapter import Adapter, Recipe, Recipes, affine, derive_angles, in_layers, require
 from engine.fused.adapters.bert import common_spec, embeddings
-from engine.fused.model.rotary import angles, check
-from engine.fused.model.spec import Spec
+from engine.fused.model.rotary import check
+from engine.fused.model.spec import LayerSpec, Spec
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _NORMS = affine({"attention_norm": ("post_attention_layernorm",), "mlp_norm": ("post_mlp_layernorm",)})
@@ -70,16 +68,9 @@ def _rotated(config: PretrainedConfig, *, is_gated: bool) -> Spec:
     require(config, position_embedding_type=("rope", "rotary"))
     check(config)
     require(config, rotary_emb_base=(config.rope_parameters["rope_theta"],))
-    spec = common_spec(config)
-    head_dim = getattr(config, "head_dim", None) or spec.head_dim
-    return dataclasses.replace(
-        spec,
-        num_positions=0,
-        is_gated=is_gated,
-        head_dim=head_dim,
-        scaling=head_dim**-0.5,
-        layers=tuple(dataclasses.replace(layer, rope=0) for layer in spec.layers),
-    )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers = (LayerSpec(rope=0),) * config.num_hidden_layers
+    return common_spec(config, num_positions=0, is_gated=is_gated, head_dim=head_dim, layers=layers)
 
 
 def _layout(theirs: str, layer: Recipes, *, norm: str = "embeddings.LayerNorm") -> Callable[[Spec], Recipes]:
@@ -87,10 +78,6 @@ def _layout(theirs: str, layer: Recipes, *, norm: str = "embeddings.LayerNorm") 
         return embeddings(spec) | affine({"embedding_norm": (norm,)}) | in_layers(spec, theirs, layer)
 
     return layout
-
-
-def _derive(config: PretrainedConfig, tensors: Mapping[str, Tensor], num_positions: int) -> dict[str, Tensor]:
-    return {"rope.0": angles(config, num_positions=num_positions)}
 
 
 ADAPTERS = {
@@ -101,13 +88,13 @@ ADAPTERS = {
             _layout("encoder.layers.{}", _OLD_NOMIC | _OLD_NORMS, norm="emb_ln"),
         ),
         ("nomic_bert.", "bert."),
-        _derive,
+        derive_angles,
     ),
     "gte": Adapter(
         _gte,
         (_layout("layers.{}", _GTE | _GATE_AND_UP | _NORMS), _layout("encoder.layer.{}", _OLD_GTE)),
         ("gte.", "new."),
-        _derive,
+        derive_angles,
     ),
     "jina_embeddings_v3": Adapter(
         _jina,
@@ -116,6 +103,6 @@ ADAPTERS = {
             _layout("encoder.layers.{}", _OLD_JINA | _OLD_NORMS, norm="emb_ln"),
         ),
         ("roberta.",),
-        _derive,
+        derive_angles,
     ),
 }

@@ -123,25 +123,17 @@ def _choose(adapter: Adapter, spec: Spec, names: frozenset[str]) -> tuple[str, R
     layouts = [layout(spec) for layout in adapter.layouts]
     prefixes = (*adapter.prefixes, "")
     prefixed = {prefix: [_prefixed(recipes, prefix) for recipes in layouts] for prefix in prefixes}
-    fitting = (prefix for prefix in prefixes if any(_has_words(recipes, names) for recipes in prefixed[prefix]))
+    fitting = (prefix for prefix in prefixes if any(names.issuperset(one["words"].parts) for one in prefixed[prefix]))
     prefix = next(fitting, prefixes[-1])
     candidates = prefixed[prefix]
     chosen = min(candidates, key=lambda recipes: len(_missing(recipes, names)))
     # A layout with biases that lacks one of them must not pass for the one without.
-    unread = [richer for richer in candidates[: candidates.index(chosen)] if _has_more(richer, chosen, names)]
+    richer = candidates[: candidates.index(chosen)]
+    unread = [one for one in richer if not names.isdisjoint(_parts_of(one).keys() - _parts_of(chosen).keys())]
     lacking = [missing for recipes in (chosen, *unread) if (missing := _missing(recipes, names))]
     if lacking:
         raise NotForFused(f"the weights have no tensor {min(lacking, key=len)[0]!r}, which config.json asks for")
     return prefix, chosen
-
-
-def _has_more(richer: Recipes, chosen: Recipes, names: frozenset[str]) -> bool:
-    """Whether the checkpoint has something of the one that the other doesn't read."""
-    return not names.isdisjoint(_parts_of(richer).keys() - _parts_of(chosen).keys())
-
-
-def _has_words(recipes: Recipes, names: frozenset[str]) -> bool:
-    return all(part in names for part in recipes["words"].parts)
 
 
 def _missing(recipes: Recipes, names: frozenset[str]) -> list[str]:

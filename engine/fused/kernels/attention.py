@@ -81,7 +81,6 @@ class VariedAttend:
     sizes: Sizes
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
-        """See Attend."""
         sizes = self.sizes if inputs.tiles.block == VARIED_BLOCK else None
         return attend(query, key, value, inputs.tiles, rule, sizes=sizes)
 

@@ -31,7 +31,6 @@ class Attend(Protocol):
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, inputs: Inputs, rule: AttentionRule) -> Tensor:
         """See Ops.attend; the queries are those of all tokens."""
-        ...
 
 
 @dataclass(slots=True)

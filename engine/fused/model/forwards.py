@@ -6,31 +6,37 @@ computes keys and values for all tokens and everything else for the pooled ones:
 Shapes: T tokens, B sequences, h hidden size.
 """
 
-from typing import Protocol
-
 from torch import Tensor
 
 from engine.fused.model.blocks import Blocks, linear_input
 from engine.fused.model.ops import Inputs, NormedRows, NormOutputs
 
 
-class Forward(Protocol):
+class Forward:
     """One model."""
-
-    def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
-        """The last hidden states: [T, h], or [B, h] of `inputs.pooled` where pruned."""
-        ...
-
-
-class BertForward:
-    """x = norm(embeddings); for each layer: x = norm(x + attention(x)), x = norm(x + mlp(x))."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
         self._num_layers = len(blocks.spec.layers)
 
     def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
-        """See Forward."""
+        """The last hidden states: [T, h], or [B, h] of `inputs.pooled` where pruned."""
+        raise NotImplementedError
+
+    def _attended(
+        self, layer: int, normed: NormedRows, residual: Tensor, inputs: Inputs, *, is_pruned: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What attention gives, and what it is added to: [T, h], or [B, h] of `inputs.pooled` where pruned."""
+        rows = linear_input(normed)
+        if is_pruned:
+            return self._blocks.pooled_attention(layer, rows, inputs), residual.index_select(0, inputs.pooled)
+        return self._blocks.attention(layer, rows, inputs), residual
+
+
+class BertForward(Forward):
+    """x = norm(embeddings); for each layer: x = norm(x + attention(x)), x = norm(x + mlp(x))."""
+
+    def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
         normed = self._embed(inputs)
         for layer in range(self._num_layers):
             normed = self._layer(layer, normed, inputs, is_pruned=is_pruned and layer == self._num_layers - 1)
@@ -55,7 +61,7 @@ class BertForward:
     def _layer(self, layer: int, normed: NormedRows, inputs: Inputs, *, is_pruned: bool) -> NormedRows:
         blocks, name = self._blocks, f"layers.{layer}"
         assert normed.rows is not None
-        attended, residual = _attended(blocks, layer, normed, normed.rows, inputs, is_pruned=is_pruned)
+        attended, residual = self._attended(layer, normed, normed.rows, inputs, is_pruned=is_pruned)
         between = blocks.ops.add_norm(
             attended, residual, blocks.norm(f"{name}.attention_norm"), outputs=self._rows_for(f"{name}.gate_up")
         )
@@ -72,15 +78,10 @@ class BertForward:
         return NormOutputs.ROWS | NormOutputs.QUANTIZED if self._blocks.is_quantized(linear) else NormOutputs.ROWS
 
 
-class LlamaForward:
+class LlamaForward(Forward):
     """For each layer: x += attention(norm(x)), x += mlp(norm(x)); then norm(x)."""
 
-    def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
-        self._num_layers = len(blocks.spec.layers)
-
     def __call__(self, inputs: Inputs, *, is_pruned: bool) -> Tensor:
-        """See Forward."""
         normed = self._embed(inputs)
         for layer in range(self._num_layers - 1):
             residual, hidden = self._layer(layer, normed, inputs, is_pruned=False)
@@ -93,7 +94,9 @@ class LlamaForward:
             )
         last = self._num_layers - 1
         residual, hidden = self._layer(last, normed, inputs, is_pruned=is_pruned)
-        return self._end(hidden, residual, f"layers.{last}.after_mlp_norm")
+        rows = self._add_norm(hidden, residual, "final_norm", f"layers.{last}.after_mlp_norm", None).rows
+        assert rows is not None
+        return rows
 
     def _embed(self, inputs: Inputs) -> NormedRows:
         blocks = self._blocks
@@ -110,7 +113,7 @@ class LlamaForward:
         """The sum so far, and what the MLP adds to it."""
         blocks, name = self._blocks, f"layers.{layer}"
         assert normed.residual is not None
-        attended, residual = _attended(blocks, layer, normed, normed.residual, inputs, is_pruned=is_pruned)
+        attended, residual = self._attended(layer, normed, normed.residual, inputs, is_pruned=is_pruned)
         between = self._add_norm(
             attended, residual, f"{name}.mlp_norm", f"{name}.after_attention_norm", f"{name}.gate_up"
         )
@@ -118,35 +121,20 @@ class LlamaForward:
         return between.residual, blocks.mlp(layer, linear_input(between))
 
     def _add_norm(
-        self, hidden: Tensor, residual: Tensor | None, norm: str, hidden_norm: str | None, linear: str
+        self, hidden: Tensor, residual: Tensor | None, norm: str, hidden_norm: str | None, linear: str | None
     ) -> NormedRows:
-        """Rows as the linear layer takes them."""
+        """The sum, and rows as the linear layer takes them; without one, only plain rows."""
         blocks = self._blocks
+        outputs = NormOutputs.ROWS
+        if linear is not None:
+            outputs = NormOutputs.RESIDUAL | (NormOutputs.QUANTIZED if blocks.is_quantized(linear) else outputs)
         return blocks.ops.add_norm(
             hidden,
             residual,
             blocks.norm(norm),
             hidden_norm=blocks.norm(hidden_norm) if hidden_norm and blocks.has(hidden_norm) else None,
-            outputs=NormOutputs.RESIDUAL | (NormOutputs.QUANTIZED if blocks.is_quantized(linear) else NormOutputs.ROWS),
+            outputs=outputs,
         )
-
-    def _end(self, hidden: Tensor, residual: Tensor, hidden_norm: str) -> Tensor:
-        blocks = self._blocks
-        after = blocks.norm(hidden_norm) if blocks.has(hidden_norm) else None
-        rows = blocks.ops.add_norm(
-            hidden, residual, blocks.norm("final_norm"), hidden_norm=after, outputs=NormOutputs.ROWS
-        ).rows
-        assert rows is not None
-        return rows
-
-
-def _attended(
-    blocks: Blocks, layer: int, normed: NormedRows, residual: Tensor, inputs: Inputs, *, is_pruned: bool
-) -> tuple[Tensor, Tensor]:
-    """What attention gives, and what it is added to: [T, h], or [B, h] of `inputs.pooled` where pruned."""
-    if is_pruned:
-        return blocks.pooled_attention(layer, linear_input(normed), inputs), residual.index_select(0, inputs.pooled)
-    return blocks.attention(layer, linear_input(normed), inputs), residual
 
 
 def forward_of(blocks: Blocks) -> Forward:

@@ -124,7 +124,6 @@ class Ops(Protocol):
 
     def embed(self, inputs: Inputs, tables: EmbeddingTables) -> Tensor:
         """[T, h] in the dtype of the tables: words * scale + positions + types (row 0 where inputs has none)."""
-        ...
 
     def add_norm(
         self,
@@ -137,7 +136,6 @@ class Ops(Protocol):
     ) -> NormedRows:
         """The sum and its norm. Sums are rounded to the dtype of hidden before they are normalised. A total that is
         hidden itself is no copy."""
-        ...
 
     def rotate(self, rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads) -> None:
         """In place, on rows [T, >= (query heads + key heads) * D]: norms of heads, then rotation.
@@ -146,21 +144,16 @@ class Ops(Protocol):
         `rotated` numbers, number i and i + rotated / 2 are a pair, turned by angle i (the order of rotate_half in
         transformers). None = no rotation.
         """
-        ...
 
     def activate(self, rows: Tensor, activation: str, *, is_gated: bool, is_quantized: bool) -> Rows:
         """[T, I] of [T, I], or of [T, 2 I] where gated: activation(first half) * second half."""
-        ...
 
     def quantize(self, rows: Tensor) -> QuantizedRows:
         """Quantizes each row with its own scale."""
-        ...
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule) -> Tensor:
         """[Q, N, D] of query [Q, N, D], key and value [T, H, D], N a multiple of H; strided views are fine, with
         adjacent numbers of a head. Rows that no tile covers hold anything."""
-        ...
 
     def pool(self, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
         """float32 [B, h]: the mean of each sequence's rows; 0 of an empty one."""
-        ...

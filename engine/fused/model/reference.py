@@ -24,7 +24,6 @@ class ReferenceOps:
     """See engine.fused.model.ops.Ops."""
 
     def embed(self, inputs: Inputs, tables: EmbeddingTables) -> Tensor:
-        """See Ops."""
         total = tables.words[inputs.token_ids.long()].float() * tables.scale
         if tables.positions is not None:
             total += tables.positions[inputs.positions.long()].float()
@@ -42,7 +41,6 @@ class ReferenceOps:
         hidden_norm: Norm | None = None,
         outputs: NormOutputs = NormOutputs.RESIDUAL | NormOutputs.ROWS,
     ) -> NormedRows:
-        """See Ops."""
         total = hidden.float() if hidden_norm is None else _normalise(hidden.float(), hidden_norm)
         if residual is not None:
             total = total + residual.float()
@@ -55,7 +53,6 @@ class ReferenceOps:
         )
 
     def rotate(self, rows: Tensor, positions: Tensor, angles: Tensor | None, heads: Heads) -> None:
-        """See Ops."""
         num_query, num_key, dim = heads.num_query_heads, heads.num_key_heads, heads.head_dim
         view = rows[:, : (num_query + num_key) * dim].view(len(rows), num_query + num_key, dim)
         for part, norm in ((view[:, :num_query], heads.query_norm), (view[:, num_query:], heads.key_norm)):
@@ -67,7 +64,6 @@ class ReferenceOps:
             part.copy_(values)
 
     def activate(self, rows: Tensor, activation: str, *, is_gated: bool, is_quantized: bool) -> Rows:
-        """See Ops."""
         values = rows.float()
         first, second = values.chunk(2, dim=1) if is_gated else (values, None)
         activated = _activated(first, activation)
@@ -76,7 +72,6 @@ class ReferenceOps:
         return self.quantize(activated) if is_quantized else activated.to(rows.dtype)
 
     def quantize(self, rows: Tensor) -> QuantizedRows:
-        """See Ops."""
         values = rows.float()
         scales = values.abs().amax(dim=1, keepdim=True) / _MAX_FP8
         scales = torch.where(scales == 0, 1.0, scales)
@@ -84,7 +79,6 @@ class ReferenceOps:
         return QuantizedRows(scaled.to(torch.float8_e4m3fn), scales)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, rule: AttentionRule) -> Tensor:
-        """See Ops."""
         rows = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         for first, num_queries, position, first_key, num_keys in tiles.table.tolist():
             if num_queries:
@@ -94,7 +88,6 @@ class ReferenceOps:
         return rows
 
     def pool(self, rows: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """See Ops."""
         sequences = [
             rows[start:end].double() for start, end in torch.stack((cu_seqlens[:-1], cu_seqlens[1:]), 1).tolist()
         ]

@@ -76,13 +76,11 @@ class CudaDevice:
         return self._computing
 
     def block(self, slot: int) -> NDArray[np.int32]:
-        """See Device."""
         block: NDArray[np.int32] = self._host_blocks[slot].numpy()
         return block
 
     @torch.inference_mode()
     def start(self, slot: int, shape: Shape, num_rows: NumRows) -> None:
-        """See Device."""
         self._use_device()
         with torch.cuda.stream(self._computing):
             size = layout(shape).size
@@ -98,14 +96,12 @@ class CudaDevice:
             self._graphs.record_if_repeated(shape)
 
     def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
-        """See Device."""
         self._use_device()
         self._copied[slot].synchronize()  # other threads can run meanwhile
         host_rows = self._started.pop(slot).host_rows
         return {kind: rows.float().numpy() for kind, rows in host_rows.items()}
 
     def settle(self) -> None:
-        """See Device."""
         self._use_device()
         self._computing.synchronize()
         torch.cuda.empty_cache()

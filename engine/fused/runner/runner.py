@@ -27,19 +27,15 @@ class Device(Protocol):
 
     def block(self, slot: int) -> NDArray[np.int32]:
         """The host's block for the slot's next batch. Write it only before `start`, and again after `finish`."""
-        ...
 
     def start(self, slot: int, shape: Shape, num_rows: NumRows) -> None:
         """Start to compute the block, after the batches started before. Does not wait."""
-        ...
 
     def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
         """Wait for the batch in this slot, not for later ones. The caller owns the rows."""
-        ...
 
     def settle(self) -> None:
         """After `start` has raised: wait until no block is in use, and release unused memory."""
-        ...
 
 
 class HostDevice:
@@ -53,16 +49,13 @@ class HostDevice:
         self._started: dict[int, tuple[Shape, NumRows]] = {}  # by slot
 
     def block(self, slot: int) -> NDArray[np.int32]:
-        """See Device."""
         return self._blocks[slot]
 
     def start(self, slot: int, shape: Shape, num_rows: NumRows) -> None:
-        """See Device."""
         self._started[slot] = shape, num_rows
 
     @torch.inference_mode()
     def finish(self, slot: int) -> dict[OutputKind, NDArray[np.float32]]:
-        """See Device."""
         torch.set_num_threads(self._num_threads)  # for the calling thread only
         shape, num_rows = self._started.pop(slot)
         rows = self._compute(torch.from_numpy(self._blocks[slot]), shape)
@@ -84,22 +77,24 @@ class Runner:
         self._shapes = shapes
         self._inside: dict[int, tuple[Batch, Shape]] = {}  # by slot
 
-    def stage(self, slot: int, batch: Batch) -> None:
-        """Pack the batch on the host. If it raises EngineError, the slot is free again."""
-        _do(lambda: self._stage(slot, batch))
+    def stage(self, slot: int, batch: Batch) -> EngineError | None:
+        """Pack the batch on the host. After an error the slot is free again."""
+        return _error_of(lambda: self._stage(slot, batch))
 
-    def start(self, slot: int) -> None:
-        """Start to compute what was staged, without waiting. If it raises EngineError, the slot is free again."""
+    def start(self, slot: int) -> EngineError | None:
+        """Start to compute what was staged, without waiting. After an error the slot is free again."""
         error = _error_of(lambda: self._start(slot))
-        if error is not None:
-            del self._inside[slot]
-            raise self._settled(error)
+        if error is None:
+            return None
+        del self._inside[slot]
+        if error.kind is EngineErrorKind.FATAL:
+            return error
+        return _error_of(self._device.settle) or error  # ready for the next batch, if the device still works
 
-    def finish(self, slot: int) -> Results:
-        """Wait for the rows of the batch in this slot. Raises EngineError."""
+    def finish(self, slot: int) -> Results | EngineError:
+        """Wait for the rows of the batch in this slot."""
         results: Results = {}
-        _do(lambda: results.update(self._finish(slot)))
-        return results
+        return _error_of(lambda: results.update(self._finish(slot))) or results
 
     def _stage(self, slot: int, batch: Batch) -> None:
         assert batch.outputs in ALL_OUTPUTS, batch.outputs
@@ -118,19 +113,6 @@ class Runner:
         return {
             kind: Rows(values, batch.cu_seqlens if kind is OutputKind.TOKENS else None) for kind, values in rows.items()
         }
-
-    def _settled(self, error: EngineError) -> EngineError:
-        """The error to report, after making the device ready for the next batch, if it still works."""
-        if error.kind is EngineErrorKind.FATAL:
-            return error
-        return _error_of(self._device.settle) or error
-
-
-def _do(work: Callable[[], None]) -> None:
-    """Raises what `_error_of` gives."""
-    error = _error_of(work)
-    if error is not None:
-        raise error
 
 
 def _error_of(work: Callable[[], None]) -> EngineError | None:
