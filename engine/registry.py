@@ -32,6 +32,7 @@ class EngineRow:
     name: str  # in `--engine`
     module: str  # has `load(name=, reason=, options=)`
     packages: tuple[str, ...] = ()  # that it needs; for auto it is installed if the first one is
+    converters: tuple[str, ...] = ()  # packages that it needs to convert most models, and not to serve them
     extra: str = "server"  # of our package, which installs those; "" = users install them
     kinds: tuple[str, ...] = (CPU, CUDA)  # of devices that it is for
     checks_on_cpu: bool = False  # for GPUs, but also runs on a CPU, slowly
@@ -48,7 +49,8 @@ ENGINES = {
         EngineRow(
             name=OPENVINO,
             module="engine.cpu.loading",
-            packages=("openvino", "torch", "transformers"),
+            packages=("openvino",),
+            converters=("torch", "transformers"),
             kinds=(CPU,),
             auto_on=(CPU,),
             quantizes="int8",

@@ -68,9 +68,8 @@ class Bert:
 
 def read(folder: ModelFolder) -> Bert | None:
     """None if the model is not exactly a BERT that gives token rows. Raises ModelError if a file of it is wrong."""
-    quantization.check(folder.weights_folder, reads_fp8=False)
-    config = folder.config
-    if not _is_plain(folder, config) or (stored := _stored(folder, config)) is None:
+    config, stored = folder.config, described(folder)
+    if stored is None:
         return None
     return Bert(
         num_layers=config["num_hidden_layers"],
@@ -80,6 +79,12 @@ def read(folder: ModelFolder) -> Bert | None:
         padding_idx=folder.padding_idx,
         weights={name: read_tensor(tensor) for name, tensor in stored.items()},
     )
+
+
+def described(folder: ModelFolder) -> dict[str, StoredTensor] | None:
+    """The weights that `read` reads, by name. Reads the headers of files alone, and raises as `read` does."""
+    quantization.check(folder.weights_folder, reads_fp8=False)
+    return _stored(folder, folder.config) if _is_plain(folder, folder.config) else None
 
 
 def _is_plain(folder: ModelFolder, config: Json) -> bool:

@@ -111,13 +111,18 @@ class Length:
 
 
 def padding_idx_of(architecture: str, config: Json) -> int | None:
-    """Positions are numbered from this + 1; None = from 0."""
+    """Positions are numbered from this + 1; None = from 0. Raises ModelError if config.json says that there is none."""
     if architecture not in _POSITIONS_AFTER_PADDING:
         return None
     if architecture in _PADDING_IS_1:
         return 1
-    value = config.get("pad_token_id")
-    return value if isinstance(value, int) else 1
+    value = config.get("pad_token_id", 1)
+    if type(value) is not int:
+        raise ModelError(
+            f"'pad_token_id' in config.json is no token id, and {architecture} numbers positions from it; set the id "
+            "that the tokenizer pads with"
+        )
+    return value
 
 
 def length_of(folder: Path, config: Json, files: SentenceFiles, *, padding_idx: int | None) -> Length:

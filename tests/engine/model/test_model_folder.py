@@ -239,10 +239,9 @@ def test_a_length_that_nobody_says_is_512(folder: Path) -> None:
 def test_other_names_for_the_sizes_and_a_text_part_are_understood(folder: Path) -> None:
     change(folder / "config.json", hidden_size=None, dim=48, max_position_embeddings=None, n_positions=40)
     assert (model_folder.read(folder).hidden_size, model_folder.read(folder).max_seqlen) == (48, 40)
-    write(
-        folder / "config.json", {"model_type": "bert", "text_config": {**BERT, "model_type": "other", "vocab_size": 7}}
-    )
-    assert (model_folder.read(folder).vocab_size, model_folder.read(folder).architecture) == (7, "bert")
+    text = {**BERT, "model_type": "other", "vocab_size": 7}
+    write(folder / "config.json", {"model_type": "gemma3", "text_config": text})
+    assert (model_folder.read(folder).vocab_size, model_folder.read(folder).architecture) == (7, "gemma3")
 
 
 @pytest.mark.holds("Prompts")

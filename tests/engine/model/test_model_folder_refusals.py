@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from engine.model import model_folder
 from tests.engine.folder_files import change, write
-from tests.engine.model.sentence_folder import refusal
+from tests.engine.model.sentence_folder import BERT, refusal
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ from tests.engine.model.sentence_folder import refusal
             "layer_types",
         ),
         ("config.json", {"model_type": "roberta", "max_position_embeddings": 2}, "max_position_embeddings"),
+        ("config.json", {"model_type": "roberta", "text_config": {"pad_token_id": 5}}, "has a text_config"),
         ("config.json", {"model_type": "new"}, "'new'"),
         ("adapter_config.json", {"peft_type": "LORA"}, "adapter"),
     ],
@@ -55,6 +56,12 @@ from tests.engine.model.sentence_folder import refusal
 def test_a_wrong_field_is_named(folder: Path, name: str, fields: dict[str, Any], part: str) -> None:
     change(folder / name, **fields)
     assert part in refusal(folder)
+
+
+def test_a_roberta_that_says_it_has_no_padding_is_refused(folder: Path) -> None:
+    """transformers' own model fails at its first text."""
+    write(folder / "config.json", {**BERT, "model_type": "roberta", "pad_token_id": None})
+    assert "'pad_token_id' in config.json is no token id, and roberta numbers positions from it" in refusal(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "modules.json", "1_Pooling/config.json", "tokenizer_config.json"])

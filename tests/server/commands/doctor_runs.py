@@ -29,6 +29,7 @@ class Computer:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
         self.installed: dict[str, str] = {}  # beside what really is
+        self.lacks = {"tensorrt_llm"}  # of what really is
         self.folders: dict[str, str] = {}
         self._cuda = Cuda(why_none="there is no CUDA driver here")
         monkeypatch.setattr(cuda_driver, "find", lambda: self._cuda)
@@ -45,7 +46,7 @@ class Computer:
 
     def _probed(self, modules: Any) -> Environment:
         found = self._probe(modules)
-        kept = {name: version for name, version in found.versions.items() if name != "tensorrt_llm"}
+        kept = {name: version for name, version in found.versions.items() if name not in self.lacks}
         return dataclasses.replace(found, versions=kept | self.installed, folders=found.folders | self.folders)
 
 

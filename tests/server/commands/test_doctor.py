@@ -17,6 +17,7 @@ from tests.engine.folder_files import change
 from tests.engine.model.detection import shapes
 from tests.engine.tensorrt_llm import quantized_models
 from tests.engine.tensorrt_llm.library_source import write_library
+from tests.engine.tiny_models import save
 from tests.server.commands.doctor_runs import GIB, H100, Computer, able, reasons, run_doctor
 
 T4 = Gpu(0, "Tesla T4", (7, 5), 15 * GIB)
@@ -139,6 +140,33 @@ def test_a_torch_without_cuda(
 
     assert found["machine"]["gpus"]  # the driver sees it all the same
     assert reasons(found, "fused") == "it needs a GPU: there is a GPU, but torch 2.13.0+cpu is built without CUDA"
+
+
+@pytest.mark.parametrize(
+    ("model", "why_not"),
+    [
+        ({}, ""),
+        ({"model_type": "distilbert"}, "torch and transformers not installed: .* this model is not converted without"),
+        ({"model_type": "distilbert", "compiled_model": "/"}, ""),
+    ],
+    ids=["a BERT", "another", "compiled"],
+)
+def test_what_is_served_without_torch(
+    capsys: pytest.CaptureFixture[str], computer: Computer, model: dict[str, str], why_not: str, tmp_path: Path
+) -> None:
+    computer.lacks |= {"torch", "transformers"}
+    folder = save(model.pop("model_type", "bert"), tmp_path / "model")
+    shapes.tokenizer(folder)
+
+    code, found = run_doctor(capsys, model_id=folder, pooling="mean", **model)
+
+    assert (code, found["engine"]) == ((1, None) if why_not else (0, "openvino"))
+    assert re.search(why_not, reasons(found, "openvino"))
+    assert bool(reasons(found, "openvino")) == bool(why_not)
+    if not why_not:
+        assert (
+            "it serves BERT and RoBERTa embedding models and compiled ones" in found["engines"]["openvino"]["notes"][0]
+        )
 
 
 @pytest.mark.holds("TensorRT-LLM")

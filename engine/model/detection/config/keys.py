@@ -37,6 +37,7 @@ _CHANGES_ROWS: Mapping[str, tuple[object, ...]] = {
 # read it; the code from which transformers has these three did.
 _ROTATED = ("absolute", "rope", "rotary")
 _POSITIONS_OF = dict.fromkeys(("gte", "nomic_bert", "jina_embeddings_v3"), ("rope", "rotary"))
+_TEXT = "text_config"
 _MAX_NAMED = 12  # keys in a note
 # What transformers reads for every architecture, and no engine here: the values without effect, and why it is refused.
 _OF_ALL: Mapping[str, tuple[tuple[object, ...], str]] = {
@@ -48,7 +49,7 @@ _HARMLESS = frozenset(
     (
         *("directionality", "down_scale_factor", "gap_size", "net_structure_type", "model_name", "output_past"),
         *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"),
-        *("pooler_type", "sinusoidal_pos_embds", "unsloth_version", "unsloth_fixed", "pretraining_tp", "text_config"),
+        *("pooler_type", "sinusoidal_pos_embds", "unsloth_version", "unsloth_fixed", "pretraining_tp"),
         *("quantization_config", "compression_config", "_flash_attn_2_enabled", "reference_compile", "embedding_size"),
         *("summary_activation", "summary_first_dropout", "summary_last_dropout", "summary_type", "summary_use_proj"),
         *("repad_logits_with_grad", "position_embedding_type"),
@@ -67,6 +68,8 @@ def check_keys(config: Json, trusted: Collection[str]) -> tuple[str, ...]:
     if not read:
         return ()
     said = {key: value for key, value in config.items() if value is not None}
+    if _TEXT in said and _TEXT not in read:  # its keys would be taken for the model's
+        raise ModelError(f"config.json has a {_TEXT}, which transformers' {model_type} does not read; take it out")
     refusals = dict((*_refusals(model_type, said, read), *_of_layers(said, read), *passed_over(said, read)))
     check_trusted(config, trusted, {*refusals, "auto_map"})
     for key, why in refusals.items():
