@@ -9,7 +9,6 @@ started before it. The price is a short pause of the device before each such bat
 import collections
 import queue
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,9 @@ class FusedEngine:
         self.limits = limits
         self._runner = runner
         depth = limits.depth
-        self._free_slots = {False: _queue_of(range(depth)), True: _queue_of(range(depth, 2 * depth))}  # by urgency
+        self._free_slots: dict[bool, queue.SimpleQueue[int]] = {False: queue.SimpleQueue(), True: queue.SimpleQueue()}
+        for slot in range(2 * depth):
+            self._free_slots[slot >= depth].put(slot)  # by urgency
         self._changed = threading.Condition()  # guards the three below, and is held while batches are started
         self._staged: list[_Held] = []  # packed on the host, in the order of their start
         self._started: collections.deque[_Held] = collections.deque()  # in the order of the device
@@ -85,10 +86,3 @@ class FusedEngine:
             held = self._staged.pop(0)
             held.error = held.error or self._runner.start(held.slot)
             self._started.append(held)
-
-
-def _queue_of(slots: Iterable[int]) -> "queue.SimpleQueue[int]":
-    free: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for slot in slots:
-        free.put(slot)
-    return free

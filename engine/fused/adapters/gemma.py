@@ -17,16 +17,7 @@ from engine.fused.adapters.adapter import (
     windows_of,
     with_windows,
 )
-from engine.fused.adapters.llama import (
-    HEAD_NORMS,
-    LINEARS,
-    NORMS,
-    PREFIXES,
-    Names,
-    common_spec,
-    layout,
-    whole_heads,
-)
+from engine.fused.adapters.llama import HEAD_NORMS, LINEARS, NORMS, PREFIXES, Names, common_spec, layout, whole_heads
 from engine.fused.model.spec import Spec
 
 _SANDWICH: Names = {

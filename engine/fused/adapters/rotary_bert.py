@@ -12,23 +12,23 @@ from engine.fused.adapters.bert import common_spec, embeddings
 from engine.fused.model.rotary import check
 from engine.fused.model.spec import LayerSpec, Spec
 
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_ATTENTION = {"qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "o": ("self_attn.o_proj",)}
 _NORMS = affine({"attention_norm": ("post_attention_layernorm",), "mlp_norm": ("post_mlp_layernorm",)})
 _OLD_NORMS = affine({"attention_norm": ("norm1",), "mlp_norm": ("norm2",)})
 _GATE_AND_UP = affine({"gate_up": ("mlp.gate_proj", "mlp.up_proj")}, has_bias=False)
 
-_NOMIC = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "down": ("mlp.down_proj",)}, has_bias=False)
+_NOMIC = affine({**_ATTENTION, "down": ("mlp.down_proj",)}, has_bias=False)
 _OLD_NOMIC = affine(
     {"qkv": ("attn.Wqkv",), "o": ("attn.out_proj",), "gate_up": ("mlp.fc12", "mlp.fc11"), "down": ("mlp.fc2",)},
     has_bias=False,
 )
-_GTE = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "down": ("mlp.down_proj",)})
+_GTE = affine({**_ATTENTION, "down": ("mlp.down_proj",)})
 _OLD_GTE = {
     **affine({"qkv": ("attention.qkv_proj",), "o": ("attention.o_proj",), "down": ("mlp.down_proj",)}),
     **affine({"attention_norm": ("attn_ln",), "mlp_norm": ("mlp_ln",)}),
     "gate_up.weight": Recipe(("mlp.up_gate_proj.weight",), swaps_halves=True),
 }
-_JINA = affine({"qkv": _QKV, "o": ("self_attn.o_proj",), "gate_up": ("mlp.fc1",), "down": ("mlp.fc2",)})
+_JINA = affine({**_ATTENTION, "gate_up": ("mlp.fc1",), "down": ("mlp.fc2",)})
 _OLD_JINA = affine({"qkv": ("mixer.Wqkv",), "o": ("mixer.out_proj",), "gate_up": ("mlp.fc1",), "down": ("mlp.fc2",)})
 
 # Words of Nomic's own code. Where they are in config.json, transformers leaves them alone, so they must say the same.
@@ -98,10 +98,7 @@ ADAPTERS = {
     ),
     "jina_embeddings_v3": Adapter(
         _jina,
-        (
-            _layout("layers.{}", _JINA | _NORMS),
-            _layout("encoder.layers.{}", _OLD_JINA | _OLD_NORMS, norm="emb_ln"),
-        ),
+        (_layout("layers.{}", _JINA | _NORMS), _layout("encoder.layers.{}", _OLD_JINA | _OLD_NORMS, norm="emb_ln")),
         ("roberta.",),
         derive_angles,
     ),

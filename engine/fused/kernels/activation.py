@@ -144,11 +144,7 @@ def _activate_in_chunks(
 
 @triton.jit
 def _activated(
-    row: tl.tensor,
-    column: tl.tensor,
-    WIDTH: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    IS_GATED: tl.constexpr,
+    row: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr
 ) -> tl.tensor:
     """float32 [BLOCK] of the row that starts at the pointer `row`; 0 after WIDTH."""
     mask = column < WIDTH

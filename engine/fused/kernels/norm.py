@@ -110,12 +110,7 @@ def _add_norm(
 
 @triton.jit
 def _normalised(
-    row: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    eps: tl.tensor,
-    WIDTH: tl.constexpr,
-    IS_RMS: tl.constexpr,
+    row: tl.tensor, weight: tl.tensor, bias: tl.tensor, eps: tl.tensor, WIDTH: tl.constexpr, IS_RMS: tl.constexpr
 ) -> tl.tensor:
     """The norm of a row, float32 [BLOCK]; both are 0 after WIDTH."""
     column = tl.arange(0, row.shape[0])

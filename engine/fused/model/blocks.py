@@ -23,7 +23,7 @@ from engine.fused.model.ops import (
     QuantizedRows,
     Rows,
 )
-from engine.fused.model.spec import LayerSpec, Spec
+from engine.fused.model.spec import Spec
 
 
 class Attend(Protocol):
@@ -49,7 +49,8 @@ class Blocks:
         self.ops = ops
         self._weights = weights
         self._attend = attend or self._attend_by_tiles
-        self._norms = {name: self._norm(name) for name in self._norm_names()}
+        norms = [name.removesuffix(".weight") for name in weights.tensors if name.endswith("norm.weight")]
+        self._norms = {name: self._norm(name) for name in norms}
         tables = weights.tensors
         self._tables = EmbeddingTables(
             tables["words"], tables.get("positions"), tables.get("types"), spec.embedding_scale
@@ -125,7 +126,7 @@ class Blocks:
     def _rotate(self, layer: int, rows: Tensor, positions: Tensor, *, num_query: int, num_key: int) -> None:
         query_norm = self._norms.get(f"layers.{layer}.query_norm")
         key_norm = self._norms.get(f"layers.{layer}.key_norm")
-        rope = self._layer(layer).rope
+        rope = self.spec.layers[layer].rope
         if rope is None and query_norm is None and key_norm is None:
             return
         angles = None if rope is None else self._weights.tensors[f"rope.{rope}"]
@@ -140,13 +141,7 @@ class Blocks:
     def _rule(self, layer: int) -> AttentionRule:
         spec = self.spec
         bias = self._weights.tensors.get("relative_bias")
-        return AttentionRule(spec.is_causal, spec.scaling, self._layer(layer).window, spec.softcap, bias)
-
-    def _layer(self, layer: int) -> LayerSpec:
-        return self.spec.layers[layer]
-
-    def _norm_names(self) -> list[str]:
-        return [name.removesuffix(".weight") for name in self._weights.tensors if name.endswith("norm.weight")]
+        return AttentionRule(spec.is_causal, spec.scaling, spec.layers[layer].window, spec.softcap, bias)
 
     def _norm(self, name: str) -> Norm:
         tensors = self._weights.tensors
@@ -158,13 +153,10 @@ class Blocks:
 def rows_at(rows: Rows, index: Tensor) -> Rows:
     """The rows of these numbers, int32 or int64 [B]."""
     if isinstance(rows, QuantizedRows):
-        return QuantizedRows(_selected(rows.values, index), rows.scales.index_select(0, index))
+        as_bytes = rows.values.view(torch.uint8)  # index_select knows no float8
+        values = as_bytes.index_select(0, index).view(rows.values.dtype)
+        return QuantizedRows(values, rows.scales.index_select(0, index))
     return rows.index_select(0, index)
-
-
-def _selected(values: Tensor, index: Tensor) -> Tensor:
-    """index_select knows no float8; its bytes are as good."""
-    return values.view(torch.uint8).index_select(0, index).view(values.dtype)
 
 
 def linear_input(normed: NormedRows) -> Rows:

@@ -14,7 +14,7 @@ Shapes: T rows, K numbers a row, N numbers a product.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -67,16 +67,13 @@ class Linear(Protocol):
 class PlainLinear:
     """See Linear. In the compute dtype."""
 
+    is_quantized: ClassVar[bool] = False
     weight: Tensor  # [N, K]
     bias: Tensor | None  # [N]
 
     @property
-    def is_quantized(self) -> bool:
-        return False
-
-    @property
     def tensors(self) -> dict[str, Tensor]:
-        return _named(self.bias, weight=self.weight)
+        return _present(weight=self.weight, bias=self.bias)
 
     def __call__(self, rows: Rows) -> Tensor:
         assert isinstance(rows, Tensor)
@@ -90,6 +87,7 @@ class PlainLinear:
 class Fp8Linear:
     """See Linear. In FP8, with a scale for each row. Bounds of parts are multiples of FP8_MULTIPLE."""
 
+    is_quantized: ClassVar[bool] = True
     weight: Tensor  # float8_e4m3fn [N, K]
     scales: Tensor  # float32 [1, N]
     bias: Tensor | None  # [N]
@@ -112,12 +110,8 @@ class Fp8Linear:
         return cls(tensors["weight"], tensors["scales"], tensors.get("bias"), dtype)._checked()
 
     @property
-    def is_quantized(self) -> bool:
-        return True
-
-    @property
     def tensors(self) -> dict[str, Tensor]:
-        return _named(self.bias, weight=self.weight, scales=self.scales)
+        return _present(weight=self.weight, scales=self.scales, bias=self.bias)
 
     def __call__(self, rows: Rows) -> Tensor:
         assert isinstance(rows, QuantizedRows)
@@ -178,8 +172,8 @@ def _part(bias: Tensor | None, start: int, end: int) -> Tensor | None:
     return None if bias is None else bias[start:end]
 
 
-def _named(bias: Tensor | None, **tensors: Tensor) -> dict[str, Tensor]:
-    return tensors if bias is None else {**tensors, "bias": bias}
+def _present(**tensors: Tensor | None) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 Products = Mapping[str, tuple[int, int]]  # by name: N and K

@@ -163,9 +163,7 @@ class QuantizableLinears:
 
     def set(self, quantized: Iterable[str]) -> None:
         """Have these layers quantized and all others plain; they can be read by any of a GPU's streams then."""
-        wanted = frozenset(quantized)
-        before = self.quantized
-        devices = set()
+        wanted, before, devices = frozenset(quantized), self.quantized, set()
         for name in sorted(before - wanted):
             self._linears[name] = plain = self._plain(name)
             devices.add(plain.weight.device)

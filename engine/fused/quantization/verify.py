@@ -50,11 +50,7 @@ def verify(name: str, options: LoadOptions) -> Verified:
         loading.keep_kernels(Path(options.cache_dir), os.environ)
     loaded = loading.load(Phases(), name=name, reason=_REASON, options=dataclasses.replace(options, cache_dir=None))
     loaded.engine.close()
-    chosen, outcome, num_linear_parameters = (
-        loaded.model.chosen,
-        loaded.outcome,
-        loaded.model.spec.num_linear_parameters,
-    )
+    chosen, outcome, size = loaded.model.chosen, loaded.outcome, loaded.model.spec.num_linear_parameters
     assert outcome is not None
     del loaded  # its memory is for the plain models
     gc.collect()
@@ -65,10 +61,8 @@ def verify(name: str, options: LoadOptions) -> Verified:
         limits={"median": gate.MIN_MEDIAN, "p1": gate.MIN_P1, "overlap": gate.MIN_OVERLAP},
         noise_floor=_noise_floor(chosen),
         dtype=str(chosen.dtype).removeprefix("torch."),
-        gpu=_gpu(chosen),
-        with_auto=quantizing.decide(
-            "auto", capability=chosen.capability, num_linear_parameters=num_linear_parameters
-        ).reason,
+        gpu=None if chosen.capability is None else torch.cuda.get_device_name(chosen.device),
+        with_auto=quantizing.decide("auto", capability=chosen.capability, num_linear_parameters=size).reason,
     )
 
 
@@ -82,22 +76,19 @@ def _noise_floor(chosen: Choices) -> Fidelity | None:
 
 def _plain_rows(chosen: Choices, dtype: torch.dtype) -> gate.Rows:
     """Raises torch.OutOfMemoryError, and DeviceTrouble where there is no memory."""
-    folder, device = chosen.folder, chosen.device
-    source = from_folder.find(dataclasses.replace(chosen, dtype=dtype)).source
+    chosen = dataclasses.replace(chosen, dtype=dtype)
+    folder = chosen.folder
+    source = from_folder.find(chosen).source
     plain = Model(
         name="",
         reason=_REASON,
-        chosen=dataclasses.replace(chosen, dtype=dtype),
+        chosen=chosen,
         spec=source.spec,
         weights=source.weights(),
-        modules=load_modules(folder.path, folder.steps, device=device),
+        modules=load_modules(folder.path, folder.steps, device=chosen.device),
         ops=ReferenceOps(),
         attention=None,
         max_num_seqs=_NUM_SEQS,
         num_threads=torch.get_num_threads(),
     )
     return GateRows(plain).rows(gate_texts.sequences(folder))
-
-
-def _gpu(chosen: Choices) -> str | None:
-    return None if chosen.capability is None else torch.cuda.get_device_name(chosen.device)

@@ -190,32 +190,23 @@ class Layout:
     size: int  # numbers in the block
 
 
-class _Parts:
-    """Divides a block, from its beginning."""
-
-    def __init__(self) -> None:
-        self.end = 0
-
-    def next(self, size: int) -> slice:
-        start = self.end
-        self.end += -(-size // _PART_ALIGNMENT) * _PART_ALIGNMENT
-        return slice(start, start + size)
-
-
 @functools.lru_cache(maxsize=1024)
 def layout(shape: Shape) -> Layout:
     """The layout of a shape, which is the same for all its batches."""
-    parts = _Parts()
-    return Layout(
-        token_ids=parts.next(shape.num_tokens),
-        positions=parts.next(shape.num_tokens),
-        token_type_ids=parts.next(shape.num_tokens if shape.has_types else 0),
-        cu_seqlens=parts.next(shape.num_seqs + 1),
-        tiles=parts.next(shape.num_tiles * TILE_FIELDS),
-        pooled_tiles=parts.next(shape.num_seqs * TILE_FIELDS),
-        pooled=parts.next(shape.num_seqs),
-        size=parts.end,
-    )
+    sizes = {
+        "token_ids": shape.num_tokens,
+        "positions": shape.num_tokens,
+        "token_type_ids": shape.num_tokens if shape.has_types else 0,
+        "cu_seqlens": shape.num_seqs + 1,
+        "tiles": shape.num_tiles * TILE_FIELDS,
+        "pooled_tiles": shape.num_seqs * TILE_FIELDS,
+        "pooled": shape.num_seqs,
+    }
+    parts, end = {}, 0
+    for name, size in sizes.items():
+        parts[name] = slice(end, end + size)
+        end += -(-size // _PART_ALIGNMENT) * _PART_ALIGNMENT
+    return Layout(**parts, size=end)
 
 
 def views(block: Tensor, shape: Shape) -> Inputs:
