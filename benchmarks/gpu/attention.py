@@ -18,9 +18,9 @@ from benchmarks.gpu.clock import median_seconds, rotation
 from benchmarks.gpu.fused_models import ops_for
 from benchmarks.gpu.rows import Figure, Key
 from engine.fused.attention import Candidate, candidates_for
-from engine.fused.attention_timing import inputs_of
+from engine.fused.attention_timing import Sample, packed_sample
 from engine.fused.model.blocks import Attend
-from engine.fused.model.ops import AttentionRule, Inputs
+from engine.fused.model.ops import AttentionRule
 from engine.fused.model.spec import LayerSpec, Spec
 
 KIND = "attention"
@@ -46,17 +46,6 @@ _SEQLENS = (512, 128, 8192, 32, 2048)
 _SWEPT_HEADS, _SWEPT_SEQLENS = (_HEADS[0], _HEADS[2]), (512, 8192)
 _SWEPT_SIZES = ((64, 128), (4, 8), (2, 3, 4))  # keys a step, warps, stages
 _TINY_HEADS, _TINY_SEQLENS, _TINY_NUM_TOKENS = (HeadShape(4, 2, 16),), (24,), 48
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One batch."""
-
-    query: Tensor  # [T, N, D]
-    key: Tensor  # [T, H, D]
-    value: Tensor  # [T, H, D]
-    inputs: Inputs
-    rule: AttentionRule
 
 
 def run(bench: Bench) -> None:
@@ -98,25 +87,28 @@ def _candidates(bench: Bench, spec: Spec, seqlen: int) -> tuple[Candidate, ...]:
 def _measure(bench: Bench, spec: Spec, candidate: Candidate, seqlen: int) -> Iterator[Figure]:
     num_seqs = max(1, (_TINY_NUM_TOKENS if bench.is_tiny else _NUM_TOKENS) // seqlen)
     ops, device = ops_for(bench.clock.device), bench.clock.device
+    cu_seqlens = np.arange(num_seqs + 1, dtype=np.int32) * np.int32(seqlen)
+    rule = AttentionRule(spec.is_causal, spec.scaling)
     samples: list[Sample] = []
 
     def make(seed: int) -> Callable[[], Tensor]:
-        sample = _sample(spec, seqlen, num_seqs, seed=seed, device=device)
+        sample = packed_sample(spec, cu_seqlens, seed=seed, dtype=torch.bfloat16, device=device)
         samples.append(sample)
+        rows = sample.query, sample.key, sample.value
         if candidate.attend is None:
-            return partial(ops.attend, sample.query, sample.key, sample.value, sample.inputs.tiles, sample.rule)
-        return partial(candidate.attend, sample.query, sample.key, sample.value, sample.inputs, sample.rule)
+            return partial(ops.attend, *rows, sample.inputs.tiles, rule)
+        return partial(candidate.attend, *rows, sample.inputs, rule)
 
     num_bytes = 2 * num_seqs * seqlen * (spec.num_heads + spec.num_kv_heads) * 2 * spec.head_dim
     calls = rotation(make, num_bytes=num_bytes, clock=bench.clock)
-    yield Figure("error", _error(make(1)(), samples[-1], seqlen), "", "against float64")
+    yield Figure("error", _error(make(1)(), samples[-1], rule, seqlen), "", "against float64")
     flop = 4 * num_seqs * seqlen**2 * spec.num_heads * spec.head_dim / (2 if spec.is_causal else 1)
     for where, in_graph in (("call by call", False), ("in a graph", True)):
         seconds = median_seconds(bench.clock, calls, seconds=bench.sized(_SECONDS, 0.0), in_graph=in_graph)
         yield Figure(f"rate {where}", flop / seconds / 1e12, "TFLOP/s")
 
 
-def _error(rows: Tensor, sample: Sample, seqlen: int) -> float:
+def _error(rows: Tensor, sample: Sample, rule: AttentionRule, seqlen: int) -> float:
     """Of the first sequence and some heads: norm(rows - exact) / norm(exact)."""
     groups = sample.query.shape[1] // sample.key.shape[1]
     heads = [0, sample.query.shape[1] - 1][:_HEADS_COMPARED]
@@ -125,22 +117,11 @@ def _error(rows: Tensor, sample: Sample, seqlen: int) -> float:
         part[:seqlen, [head // groups for head in heads]].double().transpose(0, 1)
         for part in (sample.key, sample.value)
     )
-    scores = query @ key.mT * sample.rule.scaling
-    if sample.rule.is_causal:
+    scores = query @ key.mT * rule.scaling
+    if rule.is_causal:
         scores.masked_fill_(torch.ones_like(scores[0], dtype=torch.bool).triu(1), -torch.inf)
     exact = (scores.softmax(dim=-1) @ value).transpose(0, 1)
     return float((rows[:seqlen, heads].double() - exact).norm() / exact.norm())
-
-
-def _sample(spec: Spec, seqlen: int, num_seqs: int, *, seed: int, device: torch.device) -> Sample:
-    cu_seqlens = np.arange(num_seqs + 1, dtype=np.int32) * np.int32(seqlen)
-    sizes = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-    generator = torch.Generator(device).manual_seed(seed)
-    shape = (num_seqs * seqlen, sum(sizes), spec.head_dim)
-    rows = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
-    query, key, value = torch.split(rows, sizes, dim=1)
-    inputs = inputs_of(cu_seqlens, device=device)
-    return Sample(query, key, value, inputs, AttentionRule(spec.is_causal, spec.scaling))
 
 
 def _spec(heads: HeadShape, *, is_causal: bool) -> Spec:

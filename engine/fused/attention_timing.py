@@ -101,16 +101,23 @@ def sample_of(spec: Spec, seqlen: int, *, dtype: torch.dtype, device: torch.devi
     num_whole = max(1, _NUM_TOKENS // seqlen - 1)
     lengths = [seqlen] * num_whole + [(seqlen + 1) // 2] + [0] * _NUM_EMPTY
     cu_seqlens = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return packed_sample(spec, cu_seqlens, seed=0, dtype=dtype, device=device)
+
+
+def packed_sample(
+    spec: Spec, cu_seqlens: NDArray[np.int32], *, seed: int, dtype: torch.dtype, device: torch.device
+) -> Sample:
+    """Sequences with these bounds [B + 1], and some rows of padding that are not numbers."""
     num_tokens = int(cu_seqlens[-1])
     shape = (num_tokens + _NUM_PADDING, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim)
-    rows = torch.randn(shape, generator=torch.Generator(device).manual_seed(0), dtype=dtype, device=device)
+    rows = torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), dtype=dtype, device=device)
     rows[num_tokens:] = torch.nan
     query, key, value = torch.split(rows, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-    return Sample(query, key, value, inputs_of(cu_seqlens, device=device), num_tokens)
+    return Sample(query, key, value, _inputs_of(cu_seqlens, device=device), num_tokens)
 
 
-def inputs_of(cu_seqlens: NDArray[np.int32], *, device: torch.device) -> Inputs:
-    """As much of a batch as attention asks for, of sequences with these bounds [B + 1]."""
+def _inputs_of(cu_seqlens: NDArray[np.int32], *, device: torch.device) -> Inputs:
+    """As much of a batch as attention asks for."""
     block = choose_block(cu_seqlens)
     tiles = Tiles(torch.from_numpy(tile_table(cu_seqlens, block=block)).to(device), block)
     bounds = torch.from_numpy(cu_seqlens).to(device)  # attention reads neither ids, positions nor what is pooled
