@@ -53,7 +53,8 @@ def main() -> None:
     path, machine = _rows(arguments)
     steps = plan.steps_of(arguments.parts or FIRST, _models(arguments))
     fixed = ["--rows", str(path), "--machine", machine, "--device", arguments.device, *["--tiny"] * arguments.tiny]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell may have SIGINT ignored by what it starts with &
+        signal.signal(number, signal.default_int_handler)
     troubles: list[str] = []
     try:
         troubles.extend(plan.run_all(steps, [sys.executable, "-m", "benchmarks.gpu", *fixed], deadline=deadline))

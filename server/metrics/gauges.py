@@ -27,7 +27,7 @@ _PADDED = gauge("embedline_model_padded", ("model", "engine"),
     "1 for the engine transformers and speed matters: the log and /info say why")
 _FALLBACK = gauge("embedline_fp8_fallback_products", ("model", "engine"),
     "Sizes of FP8 products (of a layer, and a number of rows) that the GPU has no kernel with scales by row for: they "
-    "are scaled afterwards, which is slower.",
+    "are scaled afterwards, which should be slower.",
     "it is not 0 and speed matters: the log and /info name the layers")
 _QUEUED = gauge("embedline_queue_tokens", _BY_CLASS, "Tokens waiting or in an engine.", "it grows for 10 minutes")
 _OLDEST = gauge("embedline_queue_oldest_age_seconds", _BY_CLASS, "Age of the oldest waiting request.",
