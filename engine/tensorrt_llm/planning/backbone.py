@@ -35,8 +35,6 @@ def is_causal(config: Json) -> bool:
 
 def check(config: Json, model_type: str, *, max_seqlen: int) -> None:
     """Raises ModelError, see above. max_seqlen: tokens of the longest sequence."""
-    if "text_config" in config:
-        raise refusal("takes no model whose config.json has a text_config")
     if config.get("hidden_act", "silu") not in _ACTIVATIONS:
         raise refusal(f"computes silu alone, and config.json's hidden_act is {str(config['hidden_act'])[:40]!r}")
     if config.get("mlp_bias") and model_type in _MLP_WITHOUT_BIAS:

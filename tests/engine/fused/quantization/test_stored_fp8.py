@@ -29,7 +29,6 @@ COMPRESSED = {
 TOLD: dict[str, tuple[str, dict[str, Any]]] = {
     "quantization_config": ("config.json", {"quantization_config": {"quant_method": "fp8"}}),
     "compression_config": ("config.json", {"compression_config": COMPRESSED}),
-    "text_config": ("config.json", {"text_config": {"quantization_config": {"quant_method": "fp8"}}}),
     "hf_quant_config.json": ("hf_quant_config.json", MODELOPT),
 }
 OTHERS = ("transformers", "openvino")

@@ -93,11 +93,8 @@ def test_what_the_library_would_refuse_or_get_wrong(inline: Any, beside: Any, na
     assert named in refused(write(tmp_path, quantized(FP8), inline, beside))
 
 
-@pytest.mark.parametrize("where", ["compression_config", "config_of_text"])
-def test_where_the_library_does_not_look(where: str, tmp_path: Path) -> None:
-    said: Any = ROWWISE if where == "compression_config" else {"quantization_config": ROWWISE}
-    key = where if where == "compression_config" else "text_config"
-    assert "would take them for plain weights" in refused(write(tmp_path, quantized(ROWS), **{key: said}))
+def test_where_the_library_does_not_look(tmp_path: Path) -> None:
+    assert "would take them for plain weights" in refused(write(tmp_path, quantized(ROWS), compression_config=ROWWISE))
 
 
 def test_quantized_weights_that_no_file_describes(tmp_path: Path) -> None:

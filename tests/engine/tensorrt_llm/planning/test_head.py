@@ -105,7 +105,6 @@ def test_what_no_head_is_served_with(changes: dict[str, Any], named: str, tmp_pa
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"model_type": "qwen2", "mlp_bias": True}, "mlp_bias"),
-        ({"text_config": {"a": 1}}, "text_config"),
         ({"rotary_pct": 0.5}, "rotary_pct"),
         ({"qk_rope_head_dim": 64}, "qk_rope_head_dim"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type 'yarn' for qwen3"),
