@@ -34,6 +34,7 @@ from benchmarks.gpu.targets import BF16, FP8, SENTENCE_TRANSFORMERS, WAYS
 from benchmarks.measuring.report import RESULTS
 
 _TOY_MODELS = ((TINY_QWEN3, FP8), (TINY_QWEN3, BF16), (TINY_QWEN3, SENTENCE_TRANSFORMERS))
+_INTERRUPTED = "interrupted; the same command goes on from here"
 _LOST = 3  # the exit code of a process that lost its device
 _SECONDS = 450.0  # beside them: the grace of the last step, and the report
 
@@ -59,8 +60,10 @@ def main() -> None:
     try:
         troubles.extend(plan.run_all(steps, [sys.executable, "-m", "benchmarks.gpu", *fixed], deadline=deadline))
     except KeyboardInterrupt:
-        troubles.append("interrupted; the same command goes on from here")
+        troubles.append(_INTERRUPTED)
     report.finish(Rows(path, machine=machine), troubles, is_tiny=arguments.tiny)
+    if _INTERRUPTED in troubles:
+        raise SystemExit(128 + signal.SIGINT)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -134,7 +134,8 @@ def test_what_was_measured_until_ctrl_c_is_reported(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--device", "cpu", "--tiny", "--out", str(tmp_path)])
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        main()
+        with pytest.raises(SystemExit, match="130"):
+            main()
     finally:
         signal.signal(signal.SIGTERM, handler)
     (report,) = tmp_path.glob("*.md")
