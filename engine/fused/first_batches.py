@@ -83,6 +83,8 @@ def compare_with_reference(engine: FusedEngine, model: Model, sequences: Sequenc
     if expected is None:
         return
     found = _token_rows(engine, sequences)
+    if isinstance(found, EngineError):
+        raise selfcheck.cannot_run("fused", found)
     dtype = engine.info.dtype
     if not np.isfinite(found).all():
         raise not_finite("fused", dtype)
@@ -96,28 +98,27 @@ def compare_with_reference(engine: FusedEngine, model: Model, sequences: Sequenc
 
 def _expected(model: Model, sequences: Sequences) -> NDArray[np.float32] | None:
     """Token rows [T, D]; None if there is no memory for them."""
-    plain = dataclasses.replace(model, ops=ReferenceOps(), attention=None)
+    plain = dataclasses.replace(model, ops=ReferenceOps(), attention=None, max_num_seqs=1)
     try:
         reference = assemble(plain, max_num_tokens=max(map(len, sequences)), records=False)
-        return np.concatenate([_token_rows(reference, [sequence]) for sequence in sequences])
-    except (torch.OutOfMemoryError, _NoMemory):
-        logger.warning("the self-test of the fused engine's kernels is left out: there is no memory for its reference")
-        return None
+        found = _token_rows(reference, sequences)
+    except torch.OutOfMemoryError as error:
+        found = engine_error(error)
+    if not isinstance(found, EngineError):
+        return found
+    if found.kind is not EngineErrorKind.OUT_OF_MEMORY:
+        raise selfcheck.cannot_run("fused", found)
+    logger.warning("the self-test of the fused engine's kernels is left out: there is no memory for its reference")
+    return None
 
 
-class _NoMemory(Exception):
-    """The reference ran out of memory."""
-
-
-def _token_rows(engine: Engine, sequences: Sequences) -> NDArray[np.float32]:
-    """[T, D]. Raises ModelError, and _NoMemory."""
+def _token_rows(engine: Engine, sequences: Sequences) -> NDArray[np.float32] | EngineError:
+    """[T, D]."""
     rows = []
     for batch in selfcheck.batches(engine.limits, sequences):
         results = selfcheck.answered(engine, batch, OutputKind.TOKENS)
         if isinstance(results, EngineError):
-            if results.kind is EngineErrorKind.OUT_OF_MEMORY:
-                raise _NoMemory
-            raise selfcheck.cannot_run("fused", results)
+            return results
         rows.append(results[OutputKind.TOKENS].values)
     return np.concatenate(rows)
 

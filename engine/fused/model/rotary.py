@@ -1,12 +1,13 @@
 """Tables of the angles by which queries and keys are rotated. Knows no architecture; frequencies are transformers'."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.fused.choices import NotForFused
-from engine.fused.model.spec import Json
 
 # Beyond this many positions, one long sequence changes the frequencies for all that are in its batch.
 _LIMITS = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
@@ -32,7 +33,7 @@ def check(config: PretrainedConfig, *, layer_type: str | None = None) -> None:
     angles(config, num_positions=1, layer_type=layer_type)
 
 
-def _parameters(config: PretrainedConfig, layer_type: str | None) -> Json:
+def _parameters(config: PretrainedConfig, layer_type: str | None) -> dict[str, Any]:
     parameters = getattr(config, "rope_parameters", None)
     if parameters and layer_type is not None:
         parameters = parameters.get(layer_type)
@@ -41,7 +42,7 @@ def _parameters(config: PretrainedConfig, layer_type: str | None) -> Json:
     return dict(parameters)
 
 
-def _check_length(config: PretrainedConfig, parameters: Json, num_positions: int) -> None:
+def _check_length(config: PretrainedConfig, parameters: dict[str, Any], num_positions: int) -> None:
     kind = str(parameters["rope_type"])
     name = _LIMITS.get(kind)
     if name is None:
@@ -51,7 +52,7 @@ def _check_length(config: PretrainedConfig, parameters: Json, num_positions: int
         raise NotForFused(f"the fused engine computes rope_type {kind!r} for up to {limit} tokens, not {num_positions}")
 
 
-def _frequencies(config: PretrainedConfig, parameters: Json, layer_type: str | None) -> tuple[Tensor, float]:
+def _frequencies(config: PretrainedConfig, parameters: dict[str, Any], layer_type: str | None) -> tuple[Tensor, float]:
     """float32 [rotated / 2], by which positions are multiplied, and the factor for attention."""
     kind = str(parameters["rope_type"])
     if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
@@ -67,7 +68,7 @@ def _frequencies(config: PretrainedConfig, parameters: Json, layer_type: str | N
     return frequencies.float(), float(factor)
 
 
-def _unscaled(config: PretrainedConfig, parameters: Json) -> Tensor:
+def _unscaled(config: PretrainedConfig, parameters: dict[str, Any]) -> Tensor:
     """RoFormer (Su et al., 2021): theta ** (-2 i / rotated)."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rotated = int(head_dim * parameters.get("partial_rotary_factor", 1.0))

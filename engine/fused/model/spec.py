@@ -18,11 +18,7 @@ head, I intermediate size, V words, P positions, K token types, R buckets of dis
 
 RMS norms' weights are what rows are multiplied by (Gemma's files hold that minus one). Norms' weights are float32."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +31,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """One model."""
+    """One model; see wire.dataclass_json for a file."""
 
     architecture: str  # model_type of config.json
     family: str  # "bert": norms follow what they normalise; "llama": they precede it
@@ -75,15 +71,6 @@ class Spec:
         """Parameters in the layers' matrix products, without embeddings."""
         mlp = (3 if self.is_gated else 2) * self.intermediate_size
         return len(self.layers) * self.hidden_size * (2 * self.q_size + 2 * self.kv_size + mlp)
-
-    def encode(self) -> Json:
-        """For a file."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def decode(cls, encoded: Json) -> Self:
-        """Raises TypeError or KeyError where that is another version's."""
-        return cls(**{**encoded, "layers": tuple(LayerSpec(**layer) for layer in encoded["layers"])})
 
 
 def shape_of(spec: Spec, name: str) -> tuple[int, ...] | None:

@@ -28,6 +28,8 @@ from engine.store import fingerprint, tensor_file
 from engine.store.cache import Cache, Entry
 from engine.store.manifest import Json
 from engine.types import ModelError
+from wire.dataclass_json import from_json, to_json
+from wire.frames import ProtocolError
 
 logger = logging.getLogger("embedline.engine")
 
@@ -48,7 +50,7 @@ _SOURCES = (
 _FILE = "weights.safetensors"
 _REJECTED = "rejected"  # in the facts of an entry without weights
 _RESERVE = 1 << 30  # bytes that stay free on the disk
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError)
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError, ModelError, ProtocolError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class QuantizedCache:
             return None
         try:
             if _REJECTED in entry.facts:
-                return Outcome.decode(entry.facts[_REJECTED])
+                return from_json(Outcome, entry.facts[_REJECTED])
             kept = _read(entry, reader_for(self._device), self._dtype)
         except _MALFORMED as error:  # not what a GPU raises: the entry is as good as it was then
             self._cache.discard(self._key, why=one_line(error))
@@ -95,7 +97,7 @@ class QuantizedCache:
             return
         if self._cache.find(self._key) is not None:  # another process, for another GPU, was first
             return
-        tensors, facts = _flat(kept) if kept.outcome.quantized else ({}, {_REJECTED: kept.outcome.encode()})
+        tensors, facts = _flat(kept) if kept.outcome.quantized else ({}, {_REJECTED: to_json(kept.outcome)})
         try:
             with self._cache.new_folder() as folder:
                 _check_room(folder, tensors.values())
@@ -143,8 +145,8 @@ def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:
     first: dict[int, str] = {}  # what layers share in memory, they share in the file
     shared = {name: same for name, tensor in named.items() if (same := first.setdefault(id(tensor), name)) != name}
     facts = {
-        "spec": kept.spec.encode(),
-        "outcome": kept.outcome.encode(),
+        "spec": to_json(kept.spec),
+        "outcome": to_json(kept.outcome),
         "notes": list(kept.notes),
         "layers": {layer: list(own) for layer, own in layers.items()},
         "shared": shared,
@@ -155,7 +157,7 @@ def _flat(kept: QuantizedModel) -> tuple[dict[str, Tensor], Json]:
 def _read(entry: Entry, reader: Reader, dtype: torch.dtype) -> QuantizedModel:
     """Raises one of _MALFORMED where the entry is not one of ours."""
     facts, file = entry.facts, entry.folder / _FILE
-    spec, outcome = Spec.decode(facts["spec"]), Outcome.decode(facts["outcome"])
+    spec, outcome = from_json(Spec, facts["spec"]), from_json(Outcome, facts["outcome"])
     tensors = {name: reader.read(file, name) for name in reader.names(file)}
     tensors |= {name: tensors[same] for name, same in facts["shared"].items()}
     layers = {

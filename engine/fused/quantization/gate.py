@@ -7,10 +7,8 @@ never make the rows worse, which may not hold to the last digit; but its result 
 A model costs two computations of all texts where the first try passes, and about ten where it does not.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +40,7 @@ Compute = Callable[[Sequences, frozenset[str]], Rows]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a gate found; fits into JSON."""
+    """What a gate found; see wire.dataclass_json for a file."""
 
     num_texts: int
     num_tokens: int  # of all texts
@@ -77,17 +75,6 @@ class Outcome:
     @property
     def _texts(self) -> str:
         return f"{self.num_texts} texts of up to {self.max_seqlen} tokens"
-
-    def encode(self) -> dict[str, Any]:
-        """For a file."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def decode(cls, encoded: dict[str, Any]) -> Self:
-        """Raises TypeError or KeyError where that is another version's."""
-        names = {key: tuple(encoded[key]) for key in ("quantized", "reverted")}
-        found = {key: Fidelity(**encoded[key]) for key in ("fidelity", "fidelity_of_all")}
-        return cls(**{**encoded, **names, **found})
 
 
 def check(compute: Compute, names: Sequence[str], sequences: Sequences, *, is_enforced: bool = True) -> Outcome:

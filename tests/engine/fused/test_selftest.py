@@ -12,7 +12,9 @@ from transformers import AutoModel
 from engine.fused import loading
 from engine.fused.model.ops import AttentionRule, Tiles
 from engine.fused.model.reference import ReferenceOps
-from engine.types import ModelError
+from engine.selftest import selfcheck
+from engine.selftest.sample_ids import Sequences
+from engine.types import DeviceTrouble, Engine, EngineError, EngineErrorKind, ModelError, OutputKind, Results
 from tests.engine.fused.test_loading import load
 from tests.engine.tiny_models import save_whole
 from tests.tiers import full
@@ -62,3 +64,20 @@ def test_a_reference_without_memory_is_left_out(
     monkeypatch.setattr(ReferenceOps, "attend", no_memory)
     load(folder).close()
     assert "there is no memory for its reference" in caplog.text
+
+
+def test_a_gpu_that_runs_out_of_memory_while_it_is_checked_ends_the_start_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = Kernels(lambda rule: rule)
+    monkeypatch.setattr(loading, "_ops", lambda _: kernels)
+    answered = selfcheck.answered
+
+    def answer(engine: Engine, sequences: Sequences, outputs: OutputKind | None = None) -> Results | EngineError:
+        if outputs is OutputKind.TOKENS and engine.limits.max_num_seqs > 1:  # not the reference, which takes one
+            return EngineError(EngineErrorKind.OUT_OF_MEMORY, "CUDA out of memory")
+        return answered(engine, sequences, outputs)
+
+    monkeypatch.setattr(selfcheck, "answered", answer)
+    with pytest.raises(DeviceTrouble, match="can't run the model: CUDA out of memory"):
+        load(save_whole("mistral", tmp_path / "model", AutoModel))

@@ -11,6 +11,8 @@ from engine.fused.quantization.gate import Outcome, Rows
 from engine.selftest.fidelity import fidelity
 from engine.selftest.sample_ids import Sequences
 from engine.types import ModelError
+from wire.dataclass_json import from_json, to_json
+from wire.frames import ProtocolError
 
 NUM_LAYERS, NUM_TEXTS, DIMENSIONS = 24, 150, 64
 NAMES = [f"layers.{layer}.{kind}" for layer in range(NUM_LAYERS) for kind in ("qkv", "o", "gate_up", "down")]
@@ -130,11 +132,11 @@ def test_a_plain_model_that_is_not_finite_is_an_error() -> None:
 
 def test_outcomes_survive_a_file() -> None:
     outcome = Model({"layers.7.gate_up": 0.5}).check()
-    assert Outcome.decode(json.loads(json.dumps(outcome.encode()))) == outcome
-    with pytest.raises(TypeError):
-        Outcome.decode({**outcome.encode(), "more": 1})
-    with pytest.raises(KeyError):
-        Outcome.decode({key: value for key, value in outcome.encode().items() if key != "reverted"})
+    assert from_json(Outcome, json.loads(json.dumps(to_json(outcome)))) == outcome
+    with pytest.raises(ProtocolError):
+        from_json(Outcome, {**to_json(outcome), "more": 1})
+    with pytest.raises(ProtocolError):
+        from_json(Outcome, {key: value for key, value in to_json(outcome).items() if key != "reverted"})
 
 
 @pytest.mark.holds("Only layers that passed the quality gate run in FP8")
