@@ -141,9 +141,12 @@ def _has_room_for_wide(weights: Path) -> bool:
 
 def _run(ov: ModuleType, compiled: Any) -> Run:
     request = compiled.create_infer_request()
+    tensors: dict[str, Any] = {}  # whose addresses the request has until it gets others
 
     def run(inputs: Any) -> NDArray[np.float32]:
-        request.infer({name: ov.Tensor(values, shared_memory=True) for name, values in inputs.items()})
+        nonlocal tensors
+        tensors = {name: ov.Tensor(values, shared_memory=True) for name, values in inputs.items()}
+        request.infer(tensors)
         rows: NDArray[np.float32] = request.get_output_tensor(0).data
         return rows
 

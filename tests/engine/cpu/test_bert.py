@@ -1,6 +1,7 @@
 """Models that are converted without torch: rows are transformers', and what is not exactly a BERT is left to torch."""
 
 import dataclasses
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.cpu import converting
 from engine.cpu.bert import weights
 from engine.cpu.bert.reference import token_rows
 from engine.cpu.choices import choices_of
+from engine.cpu.executors import openvino
 from engine.model.model_folder import ModelFolder
 from engine.model.with_options import read_with
 from tests.engine.cpu.engines import difference, load, options, pooled
@@ -151,3 +153,19 @@ def test_both_ways_to_convert_give_the_same_references(tmp_path: Path, monkeypat
         found.append(converted)
     for one, other in zip(*(converted.references for converted in found), strict=True):
         assert difference(np.concatenate(one.rows), np.concatenate(other.rows)) <= 1e-5
+
+
+def test_what_a_run_reads_lives_until_the_next_one(tmp_path: Path) -> None:
+    """OpenVINO reads ids where numpy has them, and keeps their addresses."""
+    described = read(save("camembert", tmp_path / "model"))
+    target = tmp_path / "converted"
+    target.mkdir()
+    converting.convert(described, choices_of(described, options(described.path)), target=target)
+    executor = openvino.open_model(target, dtype="float32", num_threads=1)
+    alive = []
+    for _ in range(2):
+        inputs = {name: np.ones((1, 8), np.int64) for name in executor.input_names}
+        alive.append([weakref.ref(values) for values in inputs.values()])
+        executor.streams[0](inputs)
+        del inputs
+    assert [[reference() is not None for reference in of_one] for of_one in alive] == [[False] * 3, [True] * 3]
