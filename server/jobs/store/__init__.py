@@ -1,0 +1,1 @@
+"""Where requests and documents lie: one interface, and SQLite behind it. Runs and sends nothing."""

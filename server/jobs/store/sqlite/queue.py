@@ -1,0 +1,84 @@
+"""Requests that wait: claimed in their order, put back, or ended because they waited too long."""
+
+from collections.abc import Sequence
+
+from server.jobs.store.room import EXPIRED_MESSAGE
+from server.jobs.store.sqlite.ending import Ending, end
+from server.jobs.store.sqlite.writer import Transaction
+from server.jobs.store.store import StoreLimits
+from server.jobs.store.texts import headers_from, retry_from
+from server.jobs.types import Claimed, Finished, JobError, Status
+
+MAX_CLAIM_BYTES = 64 << 20  # of one claim's bodies, so that what is held in memory is bounded
+MAX_ENDED_AT_ONCE = 1000
+EXPIRY = Finished(Status.EXPIRED, errors=(JobError("EXPIRED", EXPIRED_MESSAGE),))
+
+FIRST_OF_THE_QUEUE = """
+SELECT seq, size FROM requests WHERE status = 'QUEUED' AND expires_at > ? ORDER BY priority, seq LIMIT ?
+"""
+CLAIM = """
+UPDATE requests SET status = 'IN_PROGRESS', status_at = ?, num_claims = num_claims + 1 WHERE seq = ?
+RETURNING request_id, owner, route, headers, priority, retry, created_at, num_claims
+"""
+
+
+def claim(transaction: Transaction, limits: StoreLimits, limit: int) -> list[Claimed]:
+    """None while the quota is used up, for a result might find no room."""
+    expire(transaction, limits)
+    if transaction.usage.held_bytes >= limits.quota_bytes:
+        return []
+    rows = transaction.connection.execute(FIRST_OF_THE_QUEUE, (transaction.now, limit)).fetchall()
+    claimed: list[Claimed] = []
+    total = 0
+    for seq, size in rows:
+        total += size
+        if claimed and total > MAX_CLAIM_BYTES:
+            break
+        claimed.append(_claim_one(transaction, seq))
+    return claimed
+
+
+def _claim_one(transaction: Transaction, seq: int) -> Claimed:
+    connection = transaction.connection
+    (row,) = connection.execute(CLAIM, (transaction.now, seq)).fetchall()
+    request_id, owner, route, headers, priority, retry, created_at, num_claims = row
+    (body,) = connection.execute("SELECT body FROM bodies WHERE seq = ?", (seq,)).fetchone()
+    return Claimed(
+        request_id,
+        owner,
+        route,
+        headers=headers_from(headers),
+        body=body,
+        priority=priority,
+        retry=retry_from(retry),
+        created_at=created_at,
+        num_claims=num_claims,
+    )
+
+
+def release(transaction: Transaction, request_ids: Sequence[str]) -> None:
+    transaction.connection.executemany(
+        "UPDATE requests SET status = 'QUEUED', status_at = ? WHERE request_id = ? AND status = 'IN_PROGRESS'",
+        [(transaction.now, request_id) for request_id in request_ids],
+    )
+
+
+def expire(transaction: Transaction, limits: StoreLimits) -> int:
+    rows = transaction.connection.execute(
+        "SELECT seq, size, webhook_endpoint FROM requests WHERE status = 'QUEUED' AND expires_at <= ? LIMIT ?",
+        (transaction.now, MAX_ENDED_AT_ONCE),
+    ).fetchall()
+    for row in rows:
+        end(transaction, limits, Ending(*row), EXPIRY)
+    return len(rows)
+
+
+def cancel(transaction: Transaction, limits: StoreLimits, owner: str, request_id: str) -> bool:
+    row = transaction.connection.execute(
+        "SELECT seq, size, webhook_endpoint FROM requests WHERE request_id = ? AND owner = ? AND status = 'QUEUED'",
+        (request_id, owner),
+    ).fetchone()
+    if row is None:
+        return False
+    end(transaction, limits, Ending(*row), Finished(Status.CANCELED))
+    return True

@@ -1,0 +1,171 @@
+"""Group commit: one thread writes, and all that waits for it goes into one transaction.
+
+A sync of the disk costs milliseconds whatever it syncs, so the longer one takes, the more requests share the next.
+A caller hears of its own operation after the commit. If a group can't be written as a whole (the disk is full, say),
+each of its operations is tried alone, so that one which needs no room still succeeds.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from server.jobs.store.errors import StoreError, StoreFull, StoreUnavailable
+from server.jobs.store.sqlite.schema import shorten_waits
+
+T = TypeVar("T")
+MAX_GROUP = 512  # operations
+MAX_WAITING = 8192  # operations
+MAX_WAITING_BYTES = 256 << 20
+BACKWARDS_SECONDS = 1.0  # a clock that goes back by less is being trimmed, not set
+# What SQLite says when bytes found no place: the disk, the limit of pages, or a write that failed for another reason.
+NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
+@dataclass(slots=True)
+class Usage:
+    """What the store holds, by its own count. Changed only inside a transaction, and set back with it."""
+
+    held_bytes: int
+    open_bytes: int  # of requests that wait or run; part of the former
+    num_open: int
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What an operation works with, in the writer's thread."""
+
+    connection: sqlite3.Connection
+    usage: Usage
+    now: float
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    operation: Callable[[Transaction], Any]
+    size: int  # bytes
+    future: asyncio.Future[Any]
+    outcome: Any = None
+    error: Exception | None = None
+
+
+class Writer:
+    """Owns the connection that writes. Made in the event loop whose futures it resolves."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, usage: Usage, *, clock: Callable[[], float], result_ttl: float
+    ) -> None:
+        self.usage = usage
+        self._connection = connection
+        self._clock = clock
+        self._result_ttl = result_ttl
+        self._last_now = float("inf")  # the waits of a closed server are looked at in the first transaction
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._closed = self._loop.create_future()
+        threading.Thread(target=self._run, name="store-writer", daemon=True).start()
+
+    async def do(self, operation: Callable[[Transaction], T], size: int = 0) -> T:
+        """What the operation returns, when it is on the disk. `size` is that of what it will write, in bytes.
+
+        It is carried out even if the caller is canceled. Before it writes anything it may raise a StoreError.
+        """
+        waiting = _Waiting(operation, size, self._loop.create_future())
+        with self._changed:
+            if self._closing:
+                raise StoreUnavailable("the store of jobs is closed")
+            too_many = len(self._waiting) >= MAX_WAITING
+            if too_many or (self._waiting and self._waiting_bytes + size > MAX_WAITING_BYTES):
+                raise StoreFull("too many writes wait for the disk")
+            self._waiting.append(waiting)
+            self._waiting_bytes += size
+            self._changed.notify()
+        result: T = await waiting.future
+        return result
+
+    async def close(self) -> None:
+        """Write what waits, then end the thread and the connection."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        await asyncio.shield(self._closed)
+
+    def _run(self) -> None:
+        while group := self._next_group():
+            self._write(group)
+            self._tell(partial(_resolve, group))
+        self._connection.close()
+        self._tell(lambda: self._closed.set_result(None))
+
+    def _next_group(self) -> list[_Waiting]:
+        """What waits now; empty when the store is closed and nothing does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            group = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_GROUP))]
+            self._waiting_bytes -= sum(waiting.size for waiting in group)
+            return group
+
+    def _write(self, group: list[_Waiting]) -> None:
+        try:
+            self._write_together(group)
+        except Exception as error:
+            if len(group) == 1:
+                group[0].error = _for_caller(error)
+                return
+            for waiting in group:
+                self._write([waiting])
+
+    def _write_together(self, group: list[_Waiting]) -> None:
+        before, now = replace(self.usage), self._clock()
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            if now < self._last_now - BACKWARDS_SECONDS:
+                shorten_waits(self._connection, now, self._result_ttl)
+            transaction = Transaction(self._connection, self.usage, now)
+            for waiting in group:
+                waiting.error = None
+                try:
+                    waiting.outcome = waiting.operation(transaction)
+                except StoreError as error:
+                    waiting.error = error
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self.usage.held_bytes = before.held_bytes
+            self.usage.open_bytes, self.usage.num_open = before.open_bytes, before.num_open
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        self._last_now = now
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed, and nobody waits any more
+            return
+
+
+def _resolve(group: list[_Waiting]) -> None:
+    for waiting in group:
+        if waiting.future.done():  # canceled
+            continue
+        if waiting.error is not None:
+            waiting.future.set_exception(waiting.error)
+        else:
+            waiting.future.set_result(waiting.outcome)
+
+
+def _for_caller(error: Exception) -> Exception:
+    if isinstance(error, OSError):
+        return StoreFull(f"the disk took no more: {error.strerror}")
+    if isinstance(error, sqlite3.Error) and hasattr(error, "sqlite_errorcode"):
+        if error.sqlite_errorcode & 0xFF in NO_ROOM:
+            return StoreFull(f"the disk took no more: {error}")
+        return StoreUnavailable(f"the store of jobs failed: {error}")
+    return error

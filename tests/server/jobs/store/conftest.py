@@ -1,0 +1,32 @@
+"""A place for a store, of each kind."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from server.jobs.store.sqlite.opening import open_sqlite
+from server.jobs.store.store import Store, StoreLimits
+from tests.server.jobs.store.stores import Clock, Stores
+
+
+@pytest_asyncio.fixture
+async def sqlite_stores(tmp_path: Path) -> AsyncIterator[Stores]:
+    async def open_one(limits: StoreLimits, clock: Clock) -> Store:
+        return await open_sqlite(tmp_path / "jobs", limits, clock)
+
+    stores = Stores(open_one)
+    yield stores
+    await stores.close()
+
+
+@pytest.fixture(params=["sqlite"])
+def stores(request: pytest.FixtureRequest) -> Stores:
+    made: Stores = request.getfixturevalue(f"{request.param}_stores")
+    return made
+
+
+@pytest_asyncio.fixture
+async def store(stores: Stores) -> Store:
+    return await stores.open()
