@@ -18,6 +18,7 @@ from server.settings.typer_options import GroupedCommand, spelled_as_switches, w
 
 _EXIT_SETTINGS = 2
 _BENCH = "bench"
+_BACKFILL = "backfill"
 _VERSION = (["--version"], ["-V"])
 _CONFIG_HELP = (
     "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
@@ -218,12 +219,17 @@ def make_app(*, only: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_nothing)  # so that a single command is called by its name as well
-    names = [*_COMMANDS, _BENCH]
+    names = [*_COMMANDS, _BACKFILL, _BENCH]
     for name in [only] if only in names else names:
         if name == _BENCH:
             from server.commands.bench import bench  # has options of its own, not flags of the server
 
             app.command()(bench)
+            continue
+        if name == _BACKFILL:
+            from server.commands.backfill import backfill  # has options of its own beside those of the engine
+
+            app.command(cls=GroupedCommand)(with_flags(_one_line_for_errors()(backfill), _OF_BACKFILL))
             continue
         command, flags = _COMMANDS[name]
         if flags:
@@ -252,6 +258,12 @@ _COMMANDS: dict[str, tuple[Callable[..., None], list[Flag]]] = {
     "health": (health, []),
     "version": (version, []),
 }
+
+
+_OF_BACKFILL = _named(
+    *(flag.name for flag in _MODEL_FLAGS),
+    *(*_HUB, "compiled_cache", "cpu_threads", "engine_python", "tokenization_workers", "batch_managers"),
+)
 
 
 def main() -> None:

@@ -63,7 +63,16 @@ def test_everything_imported_is_required() -> None:
     assert extras.keys() >= ADAPTED.keys()
     adapters = set(ADAPTED.values())
     assert third_party_imports("embedline") <= base | NOT_MISSED | adapters
-    known = required([*extras["frontend"], *extras["server"], *extras["cuda"], *extras["verify"], *extras["grpc"]])
+    known = required(
+        [
+            *extras["frontend"],
+            *extras["server"],
+            *extras["cuda"],
+            *extras["verify"],
+            *extras["grpc"],
+            *extras["backfill"],
+        ]
+    )
     assert third_party_imports(*PACKAGES) <= base | known | WEIGHTS | OF_IMAGES | adapters
 
 

@@ -1,0 +1,13 @@
+"""What stops a job. What concerns one row alone is no error: see rows.py."""
+
+
+class BackfillError(Exception):
+    """Why a job can't begin, or can't go on: one line. What is done stays, and --resume goes on from there."""
+
+
+class RefusedJob(BackfillError):
+    """The arguments, or what they name, are wrong: nothing was begun."""
+
+
+class Stopped(BackfillError):
+    """A signal asked the job to stop."""

@@ -1,0 +1,122 @@
+"""One job from its options to its exit code: plan, compute what is not done, check, say what came out."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from embedline.client.preference import CancellationToken
+from server.backfill import parts
+from server.backfill.dry_run import estimate
+from server.backfill.errors import RefusedJob
+from server.backfill.out_folder import OutFolder
+from server.backfill.plan import Plan
+from server.backfill.progress import Progress
+from server.backfill.servers import Served, Servers
+from server.backfill.source import Source
+from server.backfill.work import Writer, check_whole, work
+
+_MAX_SHARD_ROWS = 50_000
+_SHARD_BYTES = 64 << 20  # of vectors: a process holds a few shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line says of the job; how the model is served is not in it."""
+
+    location: str
+    out: str
+    column: str
+    id_column: str | None
+    model: str | None  # of several at the URLs; None = there is one
+    ask: Mapping[str, Any]  # fields of each request
+    dtype: str  # float16, float32
+    format: str  # parquet, npy
+    shard_rows: int | None  # None = as many as make a part of a good size
+    resume: bool
+    worker: tuple[int, int]  # number, and of how many
+    max_errors: int
+    dry_run: bool
+
+
+class Job:
+    """Made before an engine is started, so that what is wrong is said at once. Then `run`."""
+
+    def __init__(self, options: Options) -> None:
+        """Raises RefusedJob."""
+        self._options = options
+        self._folder = None if options.dry_run else _folder(options)
+        try:
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process write to OUT."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def _prepare(self) -> None:
+        options = self._options
+        known = self._folder.manifest() if self._folder is not None else None
+        if known is not None and not options.resume:
+            raise RefusedJob("OUT has a job that was begun: --resume goes on with it")
+        self._source = Source(options.location, column=options.column, id_column=options.id_column)
+        self._source.plan(known.inputs if known is not None else ())
+        if known is not None:  # the model can be compared later alone
+            known.check_same(self._plan(Served(known.model, known.dimensions)))
+
+    def run(self, urls: Sequence[str], api_key: str | None, token: CancellationToken) -> int:
+        """The exit code: 1 where more rows are bad than may be. The token stops it. Raises BackfillError. Once."""
+        options = self._options
+        with closing(self), Servers(urls, api_key, model=options.model, ask=options.ask, token=token) as servers:
+            served = servers.described()
+            plan = self._plan(served)
+            if self._folder is None:
+                estimate(self._source, plan, servers, options.worker)
+                return 0
+            self._folder.begin(plan)
+            return self._compute(self._folder, plan, servers)
+
+    def _compute(self, folder: OutFolder, plan: Plan, servers: Servers) -> int:
+        mine = plan.shards_of(*self._options.worker)
+        done = parts.done(folder.path, plan, mine)
+        progress = Progress(
+            sum(len(plan.rows_of(shard)) for shard in mine), sum(counts.num_rows for counts in done.values())
+        )
+        progress.failed(sum(counts.num_failed for counts in done.values()))
+        todo = [shard for shard in mine if shard not in done]
+        try:
+            work(self._source, plan, todo, servers, Writer(folder, plan, self._source, servers, progress), progress)
+            num_failed = sum(counts.num_failed for counts in check_whole(folder, plan, mine).values())
+            whole = parts.done(folder.path, plan, range(plan.num_shards))
+            if len(whole) == plan.num_shards:
+                parts.gather_errors(folder, plan)
+        except BaseException:
+            progress.end("stopped")
+            raise
+        progress.end("done", job=plan.job, parts=plan.num_shards, parts_done=len(whole))
+        return 0 if num_failed <= self._options.max_errors else 1
+
+    def _plan(self, served: Served) -> Plan:
+        options = self._options
+        row_bytes = served.dimensions * (2 if options.dtype == "float16" else 4)
+        return Plan(
+            location=options.location,
+            column=options.column,
+            id_column=options.id_column,
+            inputs=tuple(self._source.files),
+            id_type=self._source.id_type,
+            model=served.model,
+            ask=options.ask,
+            dimensions=served.dimensions,
+            dtype=options.dtype,
+            format=options.format,
+            shard_rows=options.shard_rows or max(1, min(_MAX_SHARD_ROWS, _SHARD_BYTES // row_bytes)),
+        )
+
+
+def _folder(options: Options) -> OutFolder:
+    number, of = options.worker
+    return OutFolder(options.out, worker=number, num_workers=of)

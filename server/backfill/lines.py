@@ -1,0 +1,110 @@
+"""Rows of files of lines: JSONL and CSV. A wrong line is a bad row, and the lines after it are read all the same."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from server.backfill.errors import BackfillError
+from server.backfill.rows import MAX_TEXT_CHARS, ROWS_AT_A_TIME, BadText, Rows, checked
+
+_MAX_LINE_BYTES = 8 * MAX_TEXT_CHARS  # JSON takes up to six bytes for a character
+_BUFFER_BYTES = 1 << 20
+_Row = tuple[Any, object]  # the id, and what stands in place of the text
+
+csv.field_size_limit(_MAX_LINE_BYTES)
+
+
+class LineRows:
+    """One file of JSONL or CSV, compressed or not. Memory: a line."""
+
+    def __init__(self, filesystem: Any, path: str, *, column: str, id_column: str | None, is_csv: bool = False) -> None:
+        self._filesystem, self._path = filesystem, path
+        self._lines = _of_csv if is_csv else _of_json
+        self._columns = (column, id_column)
+
+    def num_rows(self) -> int:
+        """Reads the whole file. Raises BackfillError as `read` does."""
+        return sum(map(len, self.read(0)))
+
+    def read(self, start: int) -> Iterator[Rows]:
+        """From this row on; what comes before is read and dropped. Raises BackfillError where the CSV ends in a quote,
+        or has no such columns."""
+        with io.BufferedReader(self._filesystem.open_input_stream(self._path), _BUFFER_BYTES) as stream:
+            ids: list[Any] = []
+            texts: list[Any] = []
+            for number, (key, text) in enumerate(self._lines(stream, *self._columns)):
+                if number < start:
+                    continue
+                ids.append(key)
+                texts.append(checked(text))
+                if len(ids) == ROWS_AT_A_TIME:
+                    yield Rows(ids, texts)
+                    ids, texts = [], []
+            if ids:
+                yield Rows(ids, texts)
+
+    def id_type(self) -> str:
+        """That of the first one there is: CSV has texts alone, JSON numbers too. "" where there is no column."""
+        if self._columns[1] is None:
+            return ""
+        keys = (key for rows in self.read(0) for key in rows.ids if key is not None)
+        return "int64" if type(next(keys, "")) is int else "string"
+
+
+def _of_json(stream: io.BufferedReader, column: str, id_column: str | None) -> Iterator[_Row]:
+    """Blank lines are no rows."""
+    while line := stream.readline(_MAX_LINE_BYTES):
+        if len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
+            while (rest := stream.readline(_BUFFER_BYTES)) and not rest.endswith(b"\n"):
+                pass
+            yield None, BadText(f"the line has more than {_MAX_LINE_BYTES:,} bytes")
+        elif not line.isspace():
+            yield _json_row(line, column, id_column)
+
+
+def _json_row(line: bytes, column: str, id_column: str | None) -> _Row:
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None, BadText("the line is no JSON")
+    if not isinstance(found, dict):
+        return None, BadText("the line is no JSON object")
+    key = found.get(id_column) if id_column is not None else None
+    if column not in found:
+        return key, BadText(f"the line has no {json.dumps(column)}")
+    return key, found[column]
+
+
+def _of_csv(stream: io.BufferedReader, column: str, id_column: str | None) -> Iterator[_Row]:
+    lines = csv.reader(io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline=""), strict=True)
+    try:
+        header = next(lines, [])
+        for name in filter(None, (column, id_column)):
+            if header.count(name) != 1:
+                raise BackfillError(f"has no column {name}, or several: it has {', '.join(header[:20])}")
+        place, id_place = header.index(column), header.index(id_column) if id_column is not None else None
+        for fields in lines:
+            if fields:  # a blank line is no row
+                yield _csv_row(fields, len(header), place, id_place)
+    except csv.Error as error:
+        raise BackfillError(f"can't be read from line {lines.line_num} on: {error}") from None
+
+
+def _csv_row(fields: list[str], width: int, place: int, id_place: int | None) -> _Row:
+    key = fields[id_place] if id_place is not None and id_place < len(fields) else None
+    if len(fields) != width:
+        return key, BadText(f"the line has {len(fields)} fields where the header has {width}")
+    text = fields[place]
+    return key, text if _is_unicode(text) else BadText("the text is not UTF-8")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,123 @@
+"""Parts: the files of one shard of the output. A shard is done when its Parquet file says so.
+
+part-00017.parquet holds the ids and, in this format, the rows; its footer names the job and what the shard counted.
+part-00017.npy holds the rows in the other format, and part-00017.errors.jsonl says what was wrong with bad rows. Both
+are written first. The same shard gives the same bytes, so writing one again changes nothing.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from server.backfill.errors import BackfillError
+from server.backfill.out_folder import OutFolder
+from server.backfill.plan import Plan
+
+_FACTS = b"embedline"  # the key of the footer's metadata
+_ERRORS = "errors.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a shard's footer says."""
+
+    job: str
+    shard: int
+    num_rows: int
+    num_failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A shard that is computed."""
+
+    shard: int
+    ids: Sequence[Any]
+    rows: NDArray[Any]  # [n, dimensions] in the plan's dtype; anything where a row failed
+    failed: Mapping[int, str]  # places in the shard, and reasons
+
+
+def write(folder: OutFolder, plan: Plan, content: Content) -> None:
+    """Raises BackfillError where an id has another type than those before, and where the disk refuses."""
+    name, failed = _name(content.shard), sorted(content.failed)
+    counts = Counts(plan.job, content.shard, len(content.ids), len(failed))
+    try:
+        ids = pa.array(content.ids, pa.type_for_alias(plan.id_type))
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        raise BackfillError(f"shard {content.shard} has ids that are not all {plan.id_type}") from None
+    columns = {"id": ids}
+    is_good = np.ones(len(content.ids), np.bool_)
+    is_good[failed] = False
+    if failed:
+        first = plan.rows_of(content.shard).start
+        with folder.new_file(f"{name}.{_ERRORS}") as stream:
+            for place in failed:
+                line = {"row": first + place, "id": content.ids[place], "error": content.failed[place]}
+                stream.write(json.dumps(line).encode() + b"\n")
+    if plan.format == "npy":
+        content.rows[~is_good] = np.nan
+        with folder.new_file(f"{name}.npy") as stream:
+            np.save(stream, content.rows, allow_pickle=False)
+    else:
+        columns["embedding"] = vectors(content.rows, is_good)
+    with folder.new_file(f"{name}.parquet") as stream:
+        write_table(columns, stream, metadata={_FACTS: json.dumps(asdict(counts))})
+
+
+def write_table(columns: Mapping[str, Any], stream: IO[bytes], *, metadata: Mapping[bytes, str] | None = None) -> None:
+    """As parts are written."""
+    pq.write_table(
+        pa.table(dict(columns)).replace_schema_metadata(metadata),
+        stream,
+        compression="zstd",
+        use_dictionary=False,
+        use_byte_stream_split=["embedding.list.element"] if "embedding" in columns else False,
+    )
+
+
+def vectors(rows: NDArray[Any], is_good: NDArray[np.bool_]) -> Any:
+    """A column of [n, dimensions], null where a row is not good; that one is overwritten."""
+    rows[~is_good] = 0
+    flat = pa.array(rows.reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, rows.shape[1], mask=pa.array(~is_good))
+
+
+def done(folder: Path, plan: Plan, shards: Iterable[int]) -> dict[int, Counts]:
+    """Those whose files are there and are this job's."""
+    found = {shard: _counts(folder, plan, shard) for shard in shards}
+    return {shard: counts for shard, counts in found.items() if counts is not None}
+
+
+def _counts(folder: Path, plan: Plan, shard: int) -> Counts | None:
+    name = _name(shard)
+    try:
+        metadata = pq.read_metadata(folder / f"{name}.parquet")
+        counts = Counts(**json.loads((metadata.metadata or {})[_FACTS]))
+        if plan.format == "npy":
+            shape = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False).shape
+            if shape != (metadata.num_rows, plan.dimensions):
+                return None
+    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError):
+        return None
+    is_whole = metadata.num_rows == counts.num_rows == len(plan.rows_of(shard))
+    return counts if is_whole and (counts.job, counts.shard) == (plan.job, shard) else None
+
+
+def gather_errors(folder: OutFolder, plan: Plan) -> None:
+    """All bad rows in one file, in order; there is always one when a job is done. Raises BackfillError."""
+    with folder.new_file(_ERRORS) as stream:
+        for shard in range(plan.num_shards):
+            part = folder.path / f"{_name(shard)}.{_ERRORS}"
+            if part.exists():
+                stream.write(part.read_bytes())
+
+
+def _name(shard: int) -> str:
+    return f"part-{shard:05d}"

@@ -1,0 +1,106 @@
+"""Jobs as the tests run them: an input of numbered texts, and what the fake engine must have made of it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from embedline.client.preference import CancellationToken
+from server.backfill.job import Job, Options
+from tests.server_e2e.expected import ids_of, row_of_ids
+from tests.server_e2e.running import CACHE_HOME, ROOT, Server
+
+BAD = {3: "", 40: None, 77: 5}  # rows of `texts` that can't be embedded
+
+
+def texts(count: int) -> list[Any]:
+    """Of different lengths; some are bad."""
+    return [BAD[number] if number in BAD else f"row {number} " + "and more " * (number % 5) for number in range(count)]
+
+
+def write_jsonl(path: Path, values: Sequence[Any]) -> Path:
+    """With the ids k0, k1, …"""
+    lines = [json.dumps({"key": f"k{number}", "text": value}) for number, value in enumerate(values)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def options(location: Path | str, out: Path, **changed: Any) -> Options:
+    """Of a job over such a file."""
+    given: dict[str, Any] = {
+        "column": "text",
+        "id_column": "key",
+        "model": None,
+        "ask": {},
+        "dtype": "float32",
+        "format": "parquet",
+        "shard_rows": 50,
+        "resume": False,
+        "worker": (0, 1),
+        "max_errors": 0,
+        "dry_run": False,
+    }
+    return Options(location=str(location), out=str(out), **{**given, **changed})
+
+
+def url_of(server: Server) -> str:
+    """Its base URL."""
+    return f"http://127.0.0.1:{server.port}"
+
+
+def run(options: Options, *urls: str, token: CancellationToken | None = None) -> int:
+    """The exit code."""
+    return Job(options).run(urls, None, token or CancellationToken())
+
+
+def written(out: Path) -> tuple[list[Any], list[NDArray[np.float32] | None]]:
+    """All ids and rows of the parts, in order."""
+    ids: list[Any] = []
+    rows: list[NDArray[np.float32] | None] = []
+    for part in sorted(out.glob("part-*.parquet")):
+        table = pq.read_table(part)
+        ids += table["id"].to_pylist()
+        rows += [None if row is None else np.array(row, np.float32) for row in table["embedding"].to_pylist()]
+    return ids, rows
+
+
+def check(out: Path, values: Sequence[Any], ids: Sequence[Any]) -> None:
+    """Ids, order, count and every row are exact, and what can't be embedded is null."""
+    found_ids, rows = written(out)
+    assert found_ids == list(ids)
+    for value, row in zip(values, rows, strict=True):
+        if isinstance(value, str) and value:
+            assert row is not None
+            assert (row == row_of_ids(ids_of(value))).all()
+        else:
+            assert row is None
+
+
+def errors(out: Path) -> list[dict[str, Any]]:
+    """Of the whole job."""
+    return [json.loads(line) for line in (out / "errors.jsonl").read_text().splitlines()]
+
+
+def start(*arguments: str | Path) -> "subprocess.Popen[str]":
+    """The command as people run it."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "embedline", "backfill", *map(str, arguments)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "XDG_CACHE_HOME": os.environ[CACHE_HOME],
+            "DEVICES": "cpu",
+            "DTYPE": "float32",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

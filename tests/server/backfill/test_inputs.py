@@ -1,0 +1,189 @@
+"""Inputs: every kind gives the same rows from any row on, a wrong row is bad alone, a wrong file is refused."""
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from server.backfill.errors import BackfillError, RefusedJob
+from server.backfill.rows import BadText
+from server.backfill.source import Source
+
+TEXTS = [f"text {number}" for number in range(600)]
+IDS = [f"k{number}" for number in range(600)]
+TABLE = pa.table({"other": np.arange(600), "text": TEXTS, "key": IDS})
+
+
+def write_stream(table: Any, path: Path) -> None:
+    with pa.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table, max_chunksize=100)
+
+
+def write_jsonl(table: Any, path: Path) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in table.to_pylist())
+    codec = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+    with pa.output_stream(path, compression=codec) as stream:
+        stream.write(lines.encode())
+
+
+def write_csv(table: Any, path: Path) -> None:
+    text = path.with_name("plain")
+    with text.open("w", newline="") as stream:
+        lines = csv.writer(stream)
+        lines.writerow(table.column_names)
+        lines.writerows(row.values() for row in table.to_pylist())
+    path.write_bytes(gzip.compress(text.read_bytes()) if path.suffix == ".gz" else text.read_bytes())
+    text.unlink()
+
+
+WRITERS: dict[str, Callable[[Any, Path], None]] = {
+    "a.parquet": lambda table, path: pq.write_table(table, path, row_group_size=100),
+    "a.feather": lambda table, path: pa.feather.write_feather(table, path, chunksize=100),
+    "a.arrow": write_stream,
+    "a.jsonl": write_jsonl,
+    "a.jsonl.gz": write_jsonl,
+    "a.ndjson.zst": write_jsonl,
+    "a.csv": write_csv,
+    "a.csv.gz": write_csv,
+}
+
+
+def planned(path: Path | str, *, id_column: str | None = "key") -> Source:
+    source = Source(str(path), column="text", id_column=id_column)
+    source.plan()
+    return source
+
+
+def read(source: Source, start: int = 0) -> tuple[list[Any], list[Any]]:
+    found = list(source.read(start))
+    return [key for rows in found for key in rows.ids], [text for rows in found for text in rows.texts]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_is_read_from_any_row_on(name: str, tmp_path: Path) -> None:
+    WRITERS[name](TABLE, tmp_path / name)
+    source = planned(tmp_path / name)
+    assert source.num_rows == 600
+    for start in (0, 99, 100, 350, 599):
+        assert read(source, start) == (IDS[start:], TEXTS[start:])
+
+
+def test_a_folder_is_read_in_the_order_of_names_and_rows_are_numbered_through_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name, start in (("sub/b.parquet", 200), ("a.parquet", 0), ("sub/c.parquet", 400)):
+        pq.write_table(TABLE.slice(start, 200), tmp_path / name)
+    (tmp_path / "README.md").write_text("of the data set")
+    (tmp_path / "_temporary.parquet").write_text("no data")
+    source = planned(tmp_path, id_column=None)
+    assert read(source, 150) == (list(range(150, 600)), TEXTS[150:])
+
+
+def test_a_file_system_of_fsspec_is_read() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/set/a.jsonl", b'{"text": "x", "key": 7}\n')
+    try:
+        assert read(planned("memory://set")) == ([7], ["x"])
+    finally:
+        memory.rm("/set", recursive=True)
+
+
+def test_wrong_lines_of_jsonl_are_bad_rows_alone(tmp_path: Path) -> None:
+    lines = [b'{"key": 1, "text": "good"}', b"{broken", b"", b"[1]", b'{"key": 2}', b'{"key": 3, "text": 4}']
+    lines += [b'{"key": 4, "text": ""}', b'{"key": 5, "text": null}', b'{"key": 6, "text": "\xff"}', b'{"text": "end"}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    ids, texts = read(planned(tmp_path / "a.jsonl"))
+    assert ids == [1, None, None, 2, 3, 4, 5, None, None]
+    assert [text for text in texts if not isinstance(text, BadText)] == ["good", "end"]
+    assert [text.reason for text in texts if isinstance(text, BadText)] == [
+        "the line is no JSON",
+        "the line is no JSON object",
+        'the line has no "text"',
+        "the text is no text but int",
+        "the text is empty",
+        "the text is null",
+        "the line is no JSON",
+    ]
+
+
+def test_wrong_lines_of_csv_are_bad_rows_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'key,text\r\n1,"a\nb, c"\r\n\r\n2\r\n3,x,y\r\n4,\xff\r\n5,end')
+    ids, texts = read(planned(tmp_path / "a.csv"))
+    assert ids == ["1", "2", "3", "4", "5"]
+    assert (texts[0], texts[4]) == ("a\nb, c", "end")
+    assert [text.reason for text in texts[1:4]] == [
+        "the line has 1 fields where the header has 2",
+        "the line has 3 fields where the header has 2",
+        "the text is not UTF-8",
+    ]
+
+
+def test_a_null_and_bytes_that_are_no_text_are_bad_rows_of_parquet(tmp_path: Path) -> None:
+    offsets, data = pa.py_buffer(np.array([0, 1, 2], np.int32)), pa.py_buffer(b"a\xff")
+    wrong = pa.StringArray.from_buffers(2, offsets, data)
+    table = pa.table({"text": pa.chunked_array([wrong, pa.array([None, "b"])]), "key": [1, 2, 3, 4]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert read(planned(tmp_path / "a.parquet")) == (
+        [1, 2, 3, 4],
+        ["a", BadText("the text is not UTF-8"), BadText("the text is null"), "b"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "IN has no such file"),
+        ({"a.txt": "x"}, "IN has no such file"),
+        ({"a.csv": "key,text\n", "b.jsonl": "{}"}, "IN has files of several kinds: csv, jsonl"),
+        ({"a.csv": "key,words\n1,a\n"}, "has no column text, or several: it has key, words"),
+        ({"a.csv": 'key,text\n1,"a\n'}, "can't be read from line 2 on"),
+        ({"a.parquet": "PAR1 and nothing else"}, "a.parquet"),
+        ({"a.arrow": "nothing"}, "a.arrow"),
+    ],
+)
+def test_a_wrong_input_is_refused(files: dict[str, str], words: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(RefusedJob, match=words):
+        planned(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"text": [1], "key": ["a"]}, "has no texts in the column text but int64"),
+        ({"words": ["a"], "key": ["a"]}, "has no column text"),
+        ({"text": ["a"], "key": [1]}, "has ids of int64 where"),
+        ({"text": ["a"], "key": [1.5]}, "has ids of the type double"),
+    ],
+)
+def test_a_schema_that_changes_half_way_is_refused(second: dict[str, Any], words: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"], "key": ["a"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table(second), tmp_path / "b.parquet")
+    with pytest.raises(RefusedJob, match=words):
+        planned(tmp_path)
+
+
+def test_an_input_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedJob, match=r"^IN can't be read: there is nothing$"):
+        planned(tmp_path / "a.csv")
+
+
+def test_a_file_that_changed_since_the_plan_is_not_read(tmp_path: Path) -> None:
+    write_jsonl(TABLE, tmp_path / "a.jsonl")
+    source = planned(tmp_path)
+    with (tmp_path / "a.jsonl").open("a") as stream:
+        stream.write('{"key": "new", "text": "new"}\n')
+    for look in (lambda: read(source), lambda: source.check(range(5))):
+        with pytest.raises(BackfillError, match="has changed since the job was planned"):
+            look()
+    source.check(range(600, 601))  # rows of no file

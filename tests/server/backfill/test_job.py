@@ -1,0 +1,252 @@
+"""Jobs on the fake engine: every row comes out once and exact, and what must not go on is refused by its name."""
+
+import dataclasses
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embedline.client.preference import CancellationToken
+from server.backfill.errors import BackfillError, RefusedJob, Stopped
+from server.backfill.job import Job
+from server.backfill.out_folder import read_manifest
+from server.backfill.status import print_status
+from tests.server.backfill.jobs import BAD, check, errors, options, run, texts, url_of, write_jsonl, written
+from tests.server_e2e.expected import DIMENSIONS
+from tests.server_e2e.running import Server
+
+COUNT = 330
+IDS = [f"k{number}" for number in range(COUNT)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def test_every_row_has_its_vector_or_its_reason(source: Path, out: Path, fake_server: Server) -> None:
+    assert run(options(source, out), url_of(fake_server)) == 1
+    check(out, texts(COUNT), IDS)
+    assert errors(out) == [
+        {"row": 3, "id": "k3", "error": "the text is empty"},
+        {"row": 40, "id": "k40", "error": "the text is null"},
+        {"row": 77, "id": "k77", "error": "the text is no text but int"},
+    ]
+    assert run(options(source, out, resume=True, max_errors=len(BAD)), url_of(fake_server)) == 0
+
+
+def test_a_text_that_is_too_long_is_bad_only_without_truncation(
+    tmp_path: Path, fake_server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ["short", "long " * 600, "short too"])
+    assert run(options(source, tmp_path / "cut"), url_of(fake_server)) == 0
+    assert '"truncated": 1' in capsys.readouterr().out
+    assert run(options(source, tmp_path / "whole", ask={"truncate": False}), url_of(fake_server)) == 1
+    assert [row is None for row in written(tmp_path / "whole")[1]] == [False, True, False]
+    assert "256" in errors(tmp_path / "whole")[0]["error"]
+
+
+def test_rows_are_float16_in_parts_of_arrows_own_types(source: Path, out: Path, fake_server: Server) -> None:
+    run(options(source, out, dtype="float16", id_column=None), url_of(fake_server))
+    part = pq.read_table(out / "part-00000.parquet")
+    assert part.schema.types == [pa.int64(), pa.list_(pa.float16(), DIMENSIONS)]
+    assert "BYTE_STREAM_SPLIT" in pq.read_metadata(out / "part-00000.parquet").row_group(0).column(1).encodings
+    assert part["id"].to_pylist() == list(range(50))
+
+
+def test_numpys_format_has_the_ids_beside_it(source: Path, out: Path, fake_server: Server) -> None:
+    run(options(source, out, format="npy"), url_of(fake_server))
+    rows = np.concatenate([np.load(part) for part in sorted(out.glob("part-*.npy"))])
+    assert rows.shape == (COUNT, DIMENSIONS)
+    assert rows.dtype == np.float32
+    assert np.flatnonzero(np.isnan(rows[:, 0])).tolist() == list(BAD)
+    ids = [key for part in sorted(out.glob("part-*.parquet")) for key in pq.read_table(part)["id"].to_pylist()]
+    assert ids == IDS
+    (out / "part-00001.npy").unlink()
+    run(options(source, out, format="npy", resume=True), url_of(fake_server))
+    assert np.load(out / "part-00001.npy").tobytes() == rows[50:100].tobytes()
+
+
+def test_numbers_that_float16_lacks_are_bad_rows(source: Path, out: Path, fake_server: Server) -> None:
+    run(options(source, out, dtype="float16", shard_rows=COUNT), url_of(fake_server))
+    found = {line["row"]: line["error"] for line in errors(out) if line["row"] not in BAD}
+    exact = out.with_name("exact")
+    run(options(source, exact, shard_rows=COUNT), url_of(fake_server))
+    too_large = {at for at, row in enumerate(written(exact)[1]) if row is not None and np.abs(row).max() > 65504}
+    assert set(found) == too_large
+    assert set(found.values()) <= {"a number of its row is too large for float16: use --output-dtype float32"}
+
+
+def test_workers_share_one_folder(source: Path, out: Path, fake_server: Server) -> None:
+    for number in range(3):
+        run(options(source, out, worker=(number, 3), resume=True), url_of(fake_server))
+        assert (out / "errors.jsonl").exists() == (number == 2)
+    check(out, texts(COUNT), IDS)
+
+
+def test_two_servers_share_the_work(source: Path, out: Path, fake_server: Server) -> None:
+    run(options(source, out), url_of(fake_server), url_of(fake_server).replace("127.0.0.1", "localhost"))
+    check(out, texts(COUNT), IDS)
+
+
+def test_an_empty_input_is_a_job_without_parts(tmp_path: Path, out: Path, fake_server: Server) -> None:
+    (tmp_path / "in.csv").write_text("key,text\n")
+    assert run(options(tmp_path / "in.csv", out), url_of(fake_server)) == 0
+    assert errors(out) == []
+
+
+def test_what_is_done_is_not_done_again_and_what_is_broken_is(source: Path, out: Path, fake_server: Server) -> None:
+    run(options(source, out), url_of(fake_server))
+    before = {part.name: (part.stat().st_ino, part.read_bytes()) for part in out.glob("part-*.parquet")}
+    (out / "part-00002.parquet").write_bytes(before["part-00002.parquet"][1][:-9])
+    (out / "part-00004.parquet").unlink()
+    shutil.copy(out / "part-00000.parquet", out / "part-00005.parquet")
+    run(options(source, out, resume=True), url_of(fake_server))
+    after = {part.name: (part.stat().st_ino, part.read_bytes()) for part in out.glob("part-*.parquet")}
+    assert {name: content for name, (_, content) in after.items()} == {
+        name: content for name, (_, content) in before.items()
+    }
+    kept = {name for name in before if before[name][0] == after[name][0]}
+    assert {f"part-0000{number}.parquet" for number in (0, 1, 3, 6)} <= kept
+    assert "part-00002.parquet" not in kept
+
+
+def test_a_folder_with_a_job_is_refused_without_resume(source: Path, out: Path, fake_server: Server) -> None:
+    run(options(source, out), url_of(fake_server))
+    with pytest.raises(RefusedJob, match="--resume goes on with it"):
+        run(options(source, out), url_of(fake_server))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"dtype": "float16"}, "dtype was float32, and is float16"),
+        ({"format": "npy"}, "format was parquet, and is npy"),
+        ({"id_column": None}, "another job"),
+        ({"shard_rows": 60}, "shard_rows was 50, and is 60"),
+        ({"ask": {"dimensions": 8}}, "another job"),
+    ],
+)
+def test_the_folder_of_another_job_is_refused(
+    changed: dict[str, Any], words: str, source: Path, out: Path, fake_server: Server
+) -> None:
+    run(options(source, out), url_of(fake_server))
+    with pytest.raises(RefusedJob, match=f"^OUT is of another job: .*{words}|^OUT is of {words}"):
+        run(options(source, out, resume=True, **changed), url_of(fake_server))
+
+
+def test_a_changed_input_is_refused(source: Path, out: Path, fake_server: Server) -> None:
+    run(options(source, out), url_of(fake_server))
+    write_jsonl(source, ["other"])
+    with pytest.raises(RefusedJob, match=r"an input has changed: .*in\.jsonl$"):
+        run(options(source, out, resume=True), url_of(fake_server))
+
+
+def test_another_model_is_refused(source: Path, out: Path, fake_server: Server, tmp_path: Path) -> None:
+    run(options(source, out), url_of(fake_server))
+    manifest = out / "manifest.json"
+    begun = read_manifest(out)
+    assert begun is not None
+    model = {**begun.model, "compute": "bfloat16", "id": "0"}
+    manifest.write_text(dataclasses.replace(begun, model=model).as_json())
+    with pytest.raises(RefusedJob, match=r"the model is another: its compute was bfloat16, and is float32$"):
+        run(options(source, out, resume=True), url_of(fake_server))
+
+
+@pytest.mark.parametrize("content", ["{}", "no JSON", None])
+def test_a_folder_with_something_else_is_refused(content: str | None, source: Path, out: Path) -> None:
+    out.mkdir()
+    (out / ("manifest.json" if content else "holiday.jpg")).write_text(content or "")
+    words = "the manifest of OUT can't be read" if content else "OUT has files and no manifest of a job"
+    with pytest.raises(RefusedJob, match=words):
+        Job(options(source, out, resume=True))
+
+
+def test_a_folder_that_another_process_writes_is_refused(source: Path, out: Path) -> None:
+    first = Job(options(source, out))
+    with pytest.raises(RefusedJob, match="being written by another process"):
+        Job(options(source, out, resume=True))
+    Job(options(source, out, resume=True, worker=(1, 2))).close()
+    first.close()
+    Job(options(source, out, resume=True)).close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
+def test_a_disk_that_refuses_stops_the_job_and_leaves_it_resumable(
+    code: int, source: Path, out: Path, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, calls = os.fsync, []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) > 8:
+            raise OSError(code, os.strerror(code))
+        sync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(BackfillError, match=f"can't be written: {os.strerror(code)}"):
+            run(options(source, out), url_of(fake_server))
+    assert not list(out.glob("*.tmp"))
+    assert 0 < len(list(out.glob("part-*.parquet"))) < 7
+    run(options(source, out, resume=True), url_of(fake_server))
+    check(out, texts(COUNT), IDS)
+
+
+def test_an_input_that_changes_meanwhile_stops_the_job(source: Path, out: Path, fake_server: Server) -> None:
+    begun = Job(options(source, out))
+    os.utime(source, ns=(1, 1))
+    with pytest.raises(BackfillError, match="has changed since the job was planned"):
+        begun.run([url_of(fake_server)], None, CancellationToken())
+    assert not list(out.glob("part-*"))
+
+
+def test_ids_of_another_type_stop_the_job(tmp_path: Path, out: Path, fake_server: Server) -> None:
+    (tmp_path / "in.jsonl").write_text('{"key": 1, "text": "a"}\n{"key": "two", "text": "b"}\n')
+    with pytest.raises(BackfillError, match="shard 0 has ids that are not all int64"):
+        run(options(tmp_path / "in.jsonl", out), url_of(fake_server))
+
+
+def test_a_signal_stops_the_job(source: Path, out: Path, fake_server: Server) -> None:
+    token = CancellationToken()
+    token.cancel()
+    with pytest.raises(Stopped):
+        run(options(source, out), url_of(fake_server), token=token)
+
+
+def test_a_server_that_is_none_of_ours_is_refused(source: Path, out: Path, fake_server: Server) -> None:
+    with pytest.raises(BackfillError, match=r"--model must name one of: "):
+        run(options(source, out, model="nobody"), url_of(fake_server))
+
+
+def test_a_dry_run_writes_nothing(
+    source: Path, out: Path, fake_server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(options(source, out, dry_run=True), url_of(fake_server)) == 0
+    assert '"event": "estimate"' in (printed := capsys.readouterr().out)
+    assert '"job_rows": 330' in printed
+    assert not out.exists()
+
+
+def test_the_status_is_read_from_the_folder_alone(
+    source: Path, out: Path, fake_server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RefusedJob, match=r"^OUT has no job$"):
+        print_status(str(out))
+    run(options(source, out), url_of(fake_server))
+    (out / "part-00001.parquet").unlink()
+    capsys.readouterr()
+    print_status(str(out))
+    printed = capsys.readouterr().out
+    assert '"rows": 280, "of": 330, "failed": 2, "parts": 7, "parts_done": 6, "is_done": false' in printed

@@ -1,0 +1,93 @@
+"""The whole command with its own engine: killed at any moment and resumed, it writes every row once; memory is flat."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.server.backfill.jobs import check, start, texts, url_of, write_jsonl
+from tests.server_e2e.expected import DIMENSIONS
+from tests.server_e2e.running import PATIENCE, Server
+
+COUNT = 4000
+ENGINE = ("--engine", "fake", "--fake-dim", str(DIMENSIONS), "--fake-tokens-per-second", "20000")
+JOB = ("--id-column", "key", "--output-dtype", "float32", "--shard-rows", "200")
+
+
+def finish(*arguments: str | Path) -> tuple[int, dict[str, object], str]:
+    """The exit code, the last line, and standard error."""
+    with start(*arguments) as process:
+        printed, said = process.communicate(timeout=PATIENCE)
+    lines = printed.splitlines()
+    return process.returncode, json.loads(lines[-1]) if lines else {}, said
+
+
+@pytest.mark.parametrize("num_kills", [3, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(600)])])
+def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(num_kills: int, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
+    killed, whole, chance = tmp_path / "killed", tmp_path / "whole", random.Random(18)
+    for _ in range(num_kills):
+        with start(source, killed, *JOB, *ENGINE, "--resume") as process:
+            try:
+                process.communicate(timeout=chance.uniform(1.0, 3.5))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+    for out in (killed, whole):
+        code, last, said = finish(source, out, *JOB, *ENGINE, "--resume")
+        assert (code, last["event"], last["rows"], last["failed"]) == (1, "done", COUNT, 3), said
+    check(killed, texts(COUNT), [f"k{number}" for number in range(COUNT)])
+    names = sorted(path.name for path in whole.glob("*[!n]"))
+    assert [(killed / name).read_bytes() for name in names] == [(whole / name).read_bytes() for name in names]
+
+
+def test_a_signal_stops_it_in_order_and_it_can_be_resumed(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(20_000))
+    with start(source, tmp_path / "out", *JOB, *ENGINE) as process:
+        while not list((tmp_path / "out").glob("part-*.parquet")):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        printed, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert said.strip() == "embedline: stopped by a signal; --resume goes on"
+    assert json.loads(printed.splitlines()[-1])["event"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--worker", "2/2"], "--worker must be like 0/4"),
+        (["--format", "lance"], "--format must be one of: parquet, npy"),
+        (["--output-dtype", "int8"], "--output-dtype must be one of: float16, float32"),
+        (["--url", "http://h", "--pooling", "cls"], "--pooling can't be given with --url"),
+        (["--url", "h"], "--url: base_url must be like"),
+        (["--column", "words"], "the line has no"),
+        (["--engine", "warp"], "--engine warp is not one of"),
+        (["--status"], "OUT has no job"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("text\na\n")
+    code, _, said = finish(source, tmp_path / "out", *arguments)
+    words = "has no column words" if "words" in arguments else words
+    assert (code, words in said, said.count("\n")) == (2, True, 1), said
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_memory_is_flat_in_the_number_of_rows(tmp_path: Path, fake_server: Server) -> None:
+    peaks = []
+    for count in (20_000, 100_000):
+        source = write_jsonl(tmp_path / f"{count}.jsonl", texts(count))
+        out = tmp_path / f"out-{count}"
+        with start(source, out, "--shard-rows", "5000", "--max-errors", "3", "--url", url_of(fake_server)) as process:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        peaks.append(usage.ru_maxrss)
+    assert peaks[1] < peaks[0] + 30_000, f"{peaks} KiB"
