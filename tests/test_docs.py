@@ -9,6 +9,7 @@ import pytest
 
 import batch_manager.messages
 import engine.messages
+import server.jobs.messages
 import tokenizer_pool.client
 import tokenizer_pool.messages
 import tokenizer_pool.worker
@@ -42,6 +43,7 @@ from wire import control, frames
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 WIRE_FORMAT = (ROOT / "docs" / "wire-format.md").read_text()
 BEHAVIOUR = (ROOT / "docs" / "behaviour.md").read_text()
+OURS = (control, tokenizer_pool.messages, batch_manager.messages, server.jobs.messages)
 PAGES = [str(page) for page in pages()]
 # Pages that name other programs' flags too.
 FLAG_PAGES = [f"docs/{name}.md" for name in ("ARCHITECTURE", "api", "behaviour", "models", "quickstart", "tuning")]
@@ -97,7 +99,13 @@ def error_cells(kind: type[errors.RequestError]) -> tuple[str, str]:
     """The statuses and names of an error on OpenAI's and on TEI's routes, as the table has them."""
     name, code, tei_name = openai_shapes.ERROR_NAMES[kind]
     status = errors.ERRORS[kind].status
-    is_before_a_route = kind in (errors.NoSuchRoute, errors.WrongMethod, errors.HeadTooLarge)
+    is_before_a_route = kind in (
+        errors.NoSuchRoute,
+        errors.NotFound,
+        errors.Conflict,
+        errors.WrongMethod,
+        errors.HeadTooLarge,
+    )
     return (
         f"{status} `{name}`" + (f", `{code}`" if code else ""),
         "as OpenAI's" if is_before_a_route else f"{tei.STATUSES.get(kind, status)} `{tei_name}`",
@@ -182,7 +190,7 @@ def kinds_in(module: ModuleType) -> dict[int, str]:
 
 def test_every_kind_of_frame_is_in_the_table() -> None:
     declared = {frames.HELLO: "HELLO"}
-    for module in (control, tokenizer_pool.messages, batch_manager.messages, engine.messages, takeover_messages):
+    for module in (*OURS, engine.messages, takeover_messages):
         kinds = kinds_in(module)
         assert not declared.keys() & kinds.keys(), "a kind belongs to one package"
         declared |= kinds

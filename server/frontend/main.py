@@ -15,13 +15,15 @@ from server.frontend.request_log import Logged, RequestLog
 from server.frontend.request_metrics import RequestMetrics
 from server.frontend.start import FrontendStart
 from server.http.acceptor import Share
-from server.http.app import App, with_cors
+from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import BodyReader
+from server.http.connection.tls import Certificate
 from server.http.get_routes import make_app
-from server.http.hosts import Hosts
+from server.http.hosts import Hosts, with_cors
 from server.http.http_server import HttpServer
-from server.http.tls import Certificate
+from server.http.jobs.async_predict import AsyncPredict
+from server.jobs.client import JobsClient
 from server.metrics.registry import MetricsSource
 from server.requests.admission.admission import Admission
 from server.requests.inputs.given_ids import GivenIds, TokenIds
@@ -55,6 +57,7 @@ class _Shared:
     bodies: BodyReader
     keys: Keys
     finished: "_Finished"
+    jobs: JobsClient | None
 
 
 async def serve(child: Child, start: FrontendStart) -> None:
@@ -80,10 +83,23 @@ async def serve(child: Child, start: FrontendStart) -> None:
         admission,
         pipeline,
         BodyReader(max_bytes=start.payload_limit, max_total_bytes=start.open_payload_limit),
-        Keys(start.keys, metrics_need_a_key=start.metrics_auth, file=start.key_file, renewed=admission.renew_keys),
+        Keys(
+            start.keys,
+            metrics_need_a_key=start.metrics_auth,
+            file=start.key_file,
+            renewed=admission.renew_keys,
+            jobs_secret=start.jobs.secret if start.jobs else None,
+        ),
         _Finished(child.metrics, log),
+        JobsClient(start.jobs.path) if start.jobs else None,
     )
-    fallback = make_app(state, _metrics(child), needs_key=bool(start.keys), metrics_need_a_key=start.metrics_auth)
+    fallback = make_app(
+        state,
+        _metrics(child),
+        jobs=shared.jobs,
+        needs_key=bool(start.keys),
+        metrics_need_a_key=start.metrics_auth,
+    )
     server = _make_server(start, _make_app(start, shared, fallback), Share(page, child.index))
     grpc = _make_grpc(start, shared, start.grpc_address) if start.grpc_address is not None else None
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
@@ -92,6 +108,8 @@ async def serve(child: Child, start: FrontendStart) -> None:
     own = await tokenizer_worker.listen(start.tokenizer, child.metrics) if start.tokenizer else None
     tokenizers.open()
     managers.open()
+    if shared.jobs is not None:
+        shared.jobs.open()
     may_accept = await _follow_state(child, state, server, grpc)
     accepting = asyncio.create_task(_accept(child, server, grpc, may_accept))
     child.ready()
@@ -106,6 +124,8 @@ async def serve(child: Child, start: FrontendStart) -> None:
         own[1].close()
         await own[0].finish()
     managers.close()
+    if shared.jobs is not None:
+        shared.jobs.close()
     await log.close()
     await asyncio.sleep(0)  # the last answers are flushed at the end of a tick
 
@@ -145,6 +165,7 @@ def _make_app(start: FrontendStart, shared: _Shared, fallback: FastAPI) -> App:
         keys=shared.keys,
         finished=shared.finished,
         fallback=fallback,
+        async_predict=AsyncPredict(shared.jobs),
         url_prefix=start.url_prefix,
     )
 

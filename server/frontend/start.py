@@ -8,11 +8,19 @@ from server.settings.api_keys import ApiKey, KeyFile
 from tokenizer_pool.messages import TokenizerStart
 
 
+@dataclass(frozen=True, slots=True)
+class JobsAddress:
+    """How a frontend reaches the jobs process, and knows its requests."""
+
+    path: str  # of a Unix socket
+    secret: str  # which its requests carry
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendStart:
     """Limits are this frontend's share of the server's."""
 
-    listener_fds: list[int]  # of the HTTP port and of the Unix socket
+    listener_fds: list[int]  # of the HTTP port, the Unix socket, and that of the jobs process
     grpc_address: str | None  # host:port, where all frontends listen; None = no gRPC
     page_fd: int  # the shared page
     tokenizer_paths: list[str]  # of Unix sockets
@@ -43,3 +51,4 @@ class FrontendStart:
     ssl_copies: list[int]  # descriptors of what these files had at the server's start
     request_log: str  # all, errors, off
     request_log_sample_rate: float  # of the requests that were answered
+    jobs: JobsAddress | None  # None = no --jobs

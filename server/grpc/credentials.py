@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from server.http.tls import contents, load
+from server.http.connection.tls import contents, load
 from server.settings.flag import SettingsError
 from server.settings.watched_files import WatchedFiles, version_of
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("embedline.server")
 
 
 def server_credentials(certfile: str, keyfile: str | None, *, copies: Sequence[int] = ()) -> grpc.ServerCredentials:
-    """`copies`, as server.http.tls has them, are shown until the files can be used. Raises SettingsError."""
+    """`copies`, as server.http.connection.tls has them, are shown until the files can be used. Raises SettingsError."""
     watched = WatchedFiles({path: version_of(path) for path in (certfile, keyfile) if path is not None})
 
     def renewed() -> grpc.ServerCertificateConfiguration | None:

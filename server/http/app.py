@@ -7,12 +7,12 @@ for each request (docs/decisions/0003-hot-path.md). FastAPI answers everything e
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
 from server.dialects.reading.nesting import LARGE_BYTES, check_large
@@ -24,9 +24,11 @@ from server.http.auth import Keys
 from server.http.bodies import compression
 from server.http.bodies.line_streams import LineStreams
 from server.http.bodies.lines import check_head, has_lines
-from server.http.body import ASGIApp, BodyReader, ClientLeft, Message, Receive, Scope, Send
+from server.http.body import BodyReader, ClientLeft, Message, Receive, Scope, Send
 from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
+from server.http.jobs.async_predict import PLACE, AsyncPredict
+from server.http.jobs.routes import OWNER
 from server.http.paths import Paths, Place
 from server.requests.admission.admission import Admission
 from server.requests.errors import EngineFailed, Forbidden, NotReady, RequestError, Unauthorized
@@ -35,34 +37,7 @@ from server.requests.pipeline import Pipeline
 from server.requests.trace import Trace
 
 _CLIENT_LEFT = 499  # nginx's status for it in logs; nobody receives it
-_CORS_METHODS = ("GET", "POST")
-# What a web page may read of an answer, beside the body.
-_CORS_HEADERS = (
-    "metadata",
-    "retry-after",
-    "x-compute-characters",
-    "x-compute-time",
-    "x-compute-tokens",
-    "x-compute-type",
-    "x-embedline-dtype",
-    "x-embedline-endianness",
-    "x-embedline-failed-inputs",
-    "x-embedline-joined",
-    "x-embedline-offsets",
-    "x-embedline-prompt-tokens",
-    "x-embedline-scale",
-    "x-embedline-shape",
-    "x-embedline-token-ids",
-    "x-embedline-truncated-inputs",
-    "x-inference-time",
-    "x-queue-time",
-    "x-ratelimit-limit-tokens",
-    "x-ratelimit-remaining-tokens",
-    "x-ratelimit-reset-tokens",
-    "x-request-id",
-    "x-tokenization-time",
-    "x-total-time",
-)
+_Decoded = TypeVar("_Decoded")
 
 logger = logging.getLogger("embedline.server")
 
@@ -87,6 +62,7 @@ class App:
     max_items  texts, pairs or lists of ids that one request may have
     has_documents_in_objects  whether rerank's results have documents as {"text": …} or as texts
     url_prefix  may stand before every path; as server.http.paths has it
+    async_predict  answers POST /async_predict
     compresses whether answers in JSON are compressed for clients that accept it
     """
 
@@ -104,6 +80,7 @@ class App:
         keys: Keys,
         finished: Callable[[Trace], None],
         fallback: FastAPI,
+        async_predict: AsyncPredict | None = None,
         url_prefix: str = "",
     ) -> None:
         self._state = state
@@ -117,6 +94,7 @@ class App:
         self._keys = keys
         self._finished = finished
         self._fallback = fallback
+        self._async_predict = async_predict or AsyncPredict(None)
         self._routes = {("POST", route.path): route for route in ROUTES}
         # a label of the metrics, so there may be only as many as there are routes
         self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
@@ -142,7 +120,9 @@ class App:
         request, is_streamed = _Request(scope, receive, send, headers, trace, place), False
         try:
             with self._admission.open_request():
-                if route is None:
+                if place is not None and (method, path) == PLACE:
+                    await self._send(request, await self._accept(request))
+                elif route is None:
                     assert place is not None
                     await self._fall_back(request, place)
                 else:
@@ -202,8 +182,26 @@ class App:
         except Exception as error:
             return _failed(error, trace, call.error_shape if call else route.error_shape)
 
+    async def _accept(self, request: _Request) -> Answer:
+        """The answer to an async request: it was kept for later, or was not."""
+        trace = request.trace
+        try:
+            self._hosts.check(trace.method, trace.route, request.headers)
+            trace.key = self._keys.check(trace.method, trace.route, request.headers)
+            self._admission.check_open()
+            read = partial(self._read, request)
+            return await self._async_predict.answer(read, request.headers, trace.key)
+        except (ClientLeft, asyncio.CancelledError):
+            return self._interrupted(trace, openai_error)
+        except Exception as error:
+            return _failed(error, trace, openai_error)
+
     async def _decoded(self, route: Route, call: Call, request: _Request) -> tuple[Any, int]:
-        """What the body asks for, and the bytes of the body, which is not kept.
+        """What the body asks for, and the bytes of the body, which is not kept. Raises what `_read` raises."""
+        return await self._read(request, lambda body: (route.decode(call, body), len(body)))
+
+    async def _read(self, request: _Request, decode: Callable[[bytes], _Decoded]) -> _Decoded:
+        """What `decode` makes of the body.
 
         Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
         errors.
@@ -217,12 +215,12 @@ class App:
                 request.trace.read_seconds = time.perf_counter() - began
                 if len(body) > LARGE_BYTES:
                     await check_large(body)
-                return route.decode(call, body), len(body)
+                return decode(body)
         request.trace.read_seconds = time.perf_counter() - began
         if len(body) > LARGE_BYTES:
             with self._bodies.held(len(body)):
                 await check_large(body)
-        return route.decode(call, body), len(body)
+        return decode(body)
 
     async def _fall_back(self, request: _Request, place: Place) -> None:
         """FastAPI's answer."""
@@ -244,6 +242,7 @@ class App:
             return
         scope = {
             **request.scope,
+            OWNER: trace.key,
             "method": "GET" if trace.method == "HEAD" else trace.method,  # the HTTP protocol leaves out the body
             "path": place.prefix + place.path,
             "root_path": place.prefix,
@@ -278,15 +277,6 @@ class App:
             return _failed(NotReady("the server is stopping", retry_after=1.0), trace, shape)
         trace.error = "ClientLeft"
         return Answer(_CLIENT_LEFT, [], b"")
-
-
-def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Let web pages of these origins ask; without any, the application itself. Preflights need no API key."""
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=_CORS_METHODS, allow_headers=["*"], expose_headers=_CORS_HEADERS
-    )
 
 
 def _failed(error: Exception, trace: Trace, shape: ErrorShape) -> Answer:

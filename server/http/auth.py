@@ -10,6 +10,7 @@ from server.settings.flag import SettingsError
 from server.settings.watched_files import WatchedFiles, version_of
 
 HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/.well-known/live", "/.well-known/ready"})
+_JOBS_SECRET, _JOBS_OWNER = b"x-embedline-jobs", b"x-embedline-owner"  # headers
 _SCHEMES = (b"bearer ", b"api-key ")
 
 logger = logging.getLogger("embedline.server")
@@ -30,12 +31,17 @@ class Keys:
         metrics_need_a_key: bool,
         file: KeyFile | None = None,
         renewed: Callable[[Sequence[ApiKey]], None] = lambda keys: None,
+        jobs_secret: str | None = None,
     ) -> None:
-        """`file` is where some of the keys come from; it is read again when it has changed, and `renewed` called."""
+        """`file` is where some of the keys come from; it is read again when it has changed, and `renewed` called.
+
+        `jobs_secret` is what requests of the jobs process carry: it acts for the key that the accepted request had.
+        """
         self._keys = keys
         self._are_metrics_open = not metrics_need_a_key
         self._file = file
         self._renewed = renewed
+        self._jobs_secret = jobs_secret.encode() if jobs_secret is not None else None
         self._watched = WatchedFiles({file.path: file.version} if file else {})
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> str:
@@ -44,6 +50,8 @@ class Keys:
             return ""
         if self._file is not None and self._watched.have_changed():
             self._renew(self._file)
+        if self._jobs_secret is not None and (secret := headers.get(_JOBS_SECRET)) is not None:
+            return self._owner(secret, headers)
         found = None
         for given in map(digest, _given(headers)):
             for key in self._keys:  # always all of them, so that the time shows nothing
@@ -52,6 +60,14 @@ class Keys:
         if found is None:
             raise Unauthorized("send a valid API key: authorization: Bearer …")
         return found
+
+    def _owner(self, secret: bytes, headers: Mapping[bytes, bytes]) -> str:
+        """The key that the jobs process acts for. Raises Unauthorized, also where that key is accepted no more."""
+        owner = headers.get(_JOBS_OWNER, b"").decode("latin-1")
+        assert self._jobs_secret is not None
+        if not hmac.compare_digest(secret, self._jobs_secret) or all(key.name != owner for key in self._keys):
+            raise Unauthorized("the API key of this async request is not accepted any more")
+        return owner
 
     def _renew(self, file: KeyFile) -> None:
         """A file that is wrong leaves the keys as they were."""

@@ -7,9 +7,18 @@ from typing import Any
 
 from server.dialects.route import ErrorShape
 from server.dialects.writing.openai_shapes import openai_error
-from server.requests.errors import ERRORS, BodyTooSlow, HeadTooLarge, MalformedBody, NoSuchRoute, RequestError
+from server.requests.errors import (
+    ERRORS,
+    BodyTooSlow,
+    Conflict,
+    HeadTooLarge,
+    MalformedBody,
+    NoSuchRoute,
+    NotFound,
+    RequestError,
+)
 
-_ALL = tuple(kind for kind in ERRORS if kind is not NoSuchRoute)
+_ALL = tuple(kind for kind in ERRORS if kind not in (NoSuchRoute, NotFound, Conflict))  # these are no dialect's
 # Refused before the route is known, in OpenAI's shape on every path.
 _BEFORE_A_ROUTE = frozenset((MalformedBody, BodyTooSlow, HeadTooLarge))
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}

@@ -17,7 +17,9 @@ from server.dialects.table import PLAIN_ROUTES, ROUTES, plain_error_shape
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.info import info as describe
 from server.http.info import output_names
+from server.http.jobs.routes import add_job_routes
 from server.http.openapi import describe as describe_api
+from server.jobs.client import JobsClient
 from server.metrics.registry import MetricsSource
 from server.requests.errors import ModelNotFound, NoSuchRoute, WrongMethod
 from server.requests.models import ServedModel, ServerState
@@ -28,7 +30,12 @@ _MAX_COMPARED = 100  # characters of an unknown path; comparing takes time that 
 
 
 def make_app(
-    state: ServerState, metrics: MetricsSource, *, needs_key: bool = False, metrics_need_a_key: bool = False
+    state: ServerState,
+    metrics: MetricsSource,
+    *,
+    jobs: JobsClient | None = None,
+    needs_key: bool = False,
+    metrics_need_a_key: bool = False,
 ) -> FastAPI:
     """The FastAPI application of one frontend. It checks no key; its OpenAPI page says where one is needed."""
     app = FastAPI(
@@ -45,6 +52,7 @@ def make_app(
 
     _add_health(app, state)
     _add_models(app, state)
+    add_job_routes(app, jobs)
 
     @app.get("/info", summary="What is served, by which engine, and why")
     async def info() -> Response:

@@ -1,4 +1,4 @@
-"""Checks by which name a request calls this server, and from which web page it comes.
+"""Checks by which name a request calls this server, and from which web page it comes; tells browsers which may ask.
 
 A browser lets any web page send a plain-text POST to localhost. If the page's own name resolves to 127.0.0.1 (DNS
 rebinding), it can read the answer too. The Host and Origin headers, which no page can forge, tell such requests from
@@ -10,13 +10,44 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from starlette.middleware.cors import CORSMiddleware
+
 from server.http.auth import is_health
+from server.http.body import ASGIApp
 from server.requests.errors import Forbidden
 
 ANY = "*"
 _HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|[^\[\]:]+)(:[0-9]*)?")
 _ORIGIN = re.compile(rb"https?://(.+)")
 _CACHED = 64
+_CORS_METHODS = ("GET", "POST", "DELETE")
+# What a web page may read of an answer, beside the body.
+_CORS_HEADERS = (
+    "metadata",
+    "retry-after",
+    "x-compute-characters",
+    "x-compute-time",
+    "x-compute-tokens",
+    "x-compute-type",
+    "x-embedline-dtype",
+    "x-embedline-endianness",
+    "x-embedline-failed-inputs",
+    "x-embedline-joined",
+    "x-embedline-offsets",
+    "x-embedline-prompt-tokens",
+    "x-embedline-scale",
+    "x-embedline-shape",
+    "x-embedline-token-ids",
+    "x-embedline-truncated-inputs",
+    "x-inference-time",
+    "x-queue-time",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
+    "x-request-id",
+    "x-tokenization-time",
+    "x-total-time",
+)
 
 
 def answered_hosts(allowed: Sequence[str], *, hostname: str, address: str, has_keys: bool) -> tuple[str, ...] | None:
@@ -94,3 +125,12 @@ def _plain(host: str) -> str:
         return ipaddress.ip_address(host.strip("[]")).compressed
     except ValueError:
         return host
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Let web pages of these origins ask; without any, the application itself. Preflights need no API key."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=_CORS_METHODS, allow_headers=["*"], expose_headers=_CORS_HEADERS
+    )

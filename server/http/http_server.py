@@ -22,8 +22,8 @@ from server.http.acceptor import Acceptor, Share
 from server.http.answers import WRITE_BUFFER_BYTES
 from server.http.body import ASGIApp
 from server.http.connection.date_header import DateHeader
+from server.http.connection.tls import Certificate
 from server.http.protocol import OnRefused, Protocol
-from server.http.tls import Certificate
 
 _KEEP_ALIVE_SECONDS = 90  # longer than usual proxies wait, or they reuse a connection that is being closed
 _HANDSHAKE_SECONDS = 10.0  # as long as a request's head may take

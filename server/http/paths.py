@@ -8,7 +8,8 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 # Baseten's: https://docs.baseten.co/inference/calling-your-model
-_PREFIX = re.compile(r"(/environments/[^/]+|/deployment/[^/]+|/development|/production)?/sync(?=/|$)")
+_STAGE = r"(?:/environments/[^/]+|/deployment/[^/]+|/development|/production)"
+_PREFIX = re.compile(rf"{_STAGE}?/sync(?=/|$)|{_STAGE}(?=/async_(?:predict|queue_status)/?$)")
 # Azure's. The model's name may have slashes.
 _AZURE_MODEL = re.compile(r"/openai/deployments/(.+)(/[^/]+)")
 _AZURE = "/openai/"

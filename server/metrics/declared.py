@@ -139,6 +139,21 @@ PROCESSES = (
     gauge("embedline_open_requests", ("process",), "HTTP requests that a frontend holds."),
     gauge("embedline_open_connections", ("process",), "HTTP connections that a frontend holds."),
 )
+JOBS = (
+    _counter("embedline_jobs_accepted_total", ("priority",), "Async requests that were accepted."),
+    _counter("embedline_jobs_total", ("outcome",),
+        "Async requests that ended: `succeeded`, `failed`, `expired` they waited longer than they may, `canceled`.",
+        "`expired` rises: the server is too small for the load, or the times too short"),
+    _histogram("embedline_jobs_run_seconds", (),
+        "From the begin of an async request to its end, with all attempts and the waits between them.",
+        SECONDS, _FROM_HALF_A_MILLISECOND),
+    gauge("embedline_jobs_queued", ("process", "priority"), "Async requests that wait, up to a second ago."),
+    gauge("embedline_jobs_oldest_age_seconds", ("process",), "For how long the oldest of them has waited.",
+        "it comes close to the `max_time_in_queue_seconds` that your clients send"),
+    gauge("embedline_jobs_in_progress", ("process",), "Async requests that run, up to a second ago."),
+    gauge("embedline_jobs_webhooks_pending", ("process",), "Webhooks that were not received yet.", "it keeps rising"),
+    gauge("embedline_jobs_held_bytes", ("process",), "What --jobs-quota bounds.", "it comes close to --jobs-quota"),
+)
 # server/metrics/tei.py shows them.
 FOR_TEI = (
     _counter("te_requests", ("method", "outcome"), "What te_request_count and te_request_success are made of."),
@@ -146,7 +161,7 @@ FOR_TEI = (
     _histogram("te_duration", ("task",), "What te_request_duration is made of.", SECONDS),
 )
 # fmt: on
-ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *PROCESSES)
+ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *JOBS, *PROCESSES)
 
 
 def cumulative(cells: Sequence[float], edges: Edges, *, shown: Edges) -> list[tuple[str, float]]:

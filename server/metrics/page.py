@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from server.metrics.declared import BATCHES, PROCESSES, REQUESTS, TOKENIZING, Declared
+from server.metrics.declared import BATCHES, JOBS, PROCESSES, REQUESTS, TOKENIZING, Declared
 from server.metrics.gauges import GAUGES
 from server.metrics.processes import PROCESS_GAUGES
 from server.metrics.tei import TEI
@@ -40,6 +40,7 @@ def page() -> str:
         ("The state of the server", GAUGES),
         ("Batches", BATCHES),
         ("Tokenizers", TOKENIZING),
+        ("Jobs", JOBS),
         ("Processes", (*PROCESSES, *PROCESS_GAUGES)),
     )
     parts = [_TOP]

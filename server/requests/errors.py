@@ -76,6 +76,14 @@ class NoSuchRoute(RequestError):
     """No route has this path."""
 
 
+class NotFound(RequestError):
+    """There is nothing with this id, or it is another API key's."""
+
+
+class Conflict(RequestError):
+    """It contradicts what is there."""
+
+
 class WrongMethod(RequestError):
     """The path exists, but not with this method."""
 
@@ -114,8 +122,10 @@ ERRORS: dict[type[RequestError], Row] = {
     Forbidden:        Row(403, "forbidden"),
     ModelNotFound:    Row(404, "model"),
     NoSuchRoute:      Row(404, "route"),
+    NotFound:         Row(404, "not_found"),
     WrongMethod:      Row(405, "method"),
     BodyTooSlow:      Row(408, "slow_body"),
+    Conflict:         Row(409, "conflict"),
     PayloadTooLarge:  Row(413, "payload"),
     UnsupportedMedia: Row(415, "media_type"),
     Overloaded:       Row(429, "overloaded"),

@@ -9,7 +9,10 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-GROUPS = ("Model", "Engine", "HTTP", "Limits", "Security", "Logs and metrics", "Processes", "Without effect", "Testing")
+GROUPS = (
+    *("Model", "Engine", "HTTP", "Limits", "Jobs", "Security"),
+    *("Logs and metrics", "Processes", "Without effect", "Testing"),
+)
 _TRUE, _FALSE = frozenset({"true", "t", "1", "yes", "y", "on"}), frozenset({"false", "f", "0", "no", "n", "off"})
 
 

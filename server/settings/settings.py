@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from engine.machine import cores
 from engine.types import MAX_CACHE_BYTES
 from server.settings.flag import SettingsError, check_flags, flag
-from server.settings.http_flags import MAX_PORT, HttpFlags
+from server.settings.http_flags import MAX_PORT
+from server.settings.jobs_flags import JobsFlags
 from server.settings.model import ModelSettings
 
 MAX_PROCESSES = 256  # of one kind; each takes tens of megabytes before it does anything
@@ -21,7 +22,7 @@ def _one_process_for(num_cores: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(HttpFlags):
+class Settings(JobsFlags):
     """Names and environment variables are TEI's where TEI has the flag."""
 
     models: tuple[ModelSettings, ...] = (ModelSettings(),)
@@ -208,6 +209,7 @@ class Settings(HttpFlags):
         if shutil.which(self.engine_python) is None:
             raise SettingsError("--engine-python is not a program on this machine")
         self.check_http()
+        self.check_jobs()
 
     def _check_threads(self) -> None:
         found = cores.find()

@@ -1,4 +1,4 @@
-"""Whether the server is ready, and the state that every frontend gets: models, limits, readiness.
+"""Whether the server is ready, and the state that frontends and the jobs process get: models, limits, readiness.
 
 The server counts as ready only once its frontends know it: no request after that is refused.
 """
@@ -18,7 +18,8 @@ from server.supervisor.planning.model_plan import ModelPlan
 from wire.control import Json
 from wire.page import Page
 
-ROLES = ("engine", "tokenizer", "batch manager", "frontend")  # in the order of starting
+ROLES = ("engine", "tokenizer", "batch manager", "jobs", "frontend")  # in the order of starting
+_NOT_NEEDED = "jobs"  # for requests that somebody waits for
 
 _NOT_INFORMED = "a frontend does not have the newest state yet"  # for a moment, so it is not logged
 
@@ -90,7 +91,7 @@ class Readiness:
         return self.state()
 
     def send(self) -> None:
-        """Send the frontends the state as it is now."""
+        """Send the state as it is now."""
         self._number += 1
         if self._why_processes_not_ready() is not None:
             self._ready_since = 0
@@ -98,8 +99,9 @@ class Readiness:
             self._ready_since = self._number
             self.was_ready = True
         state = self.state()
-        for child in self._of("frontend"):
-            child.send_state(self._number, state)
+        for role in ("frontend", "jobs"):
+            for child in self._of(role):
+                child.send_state(self._number, state)
         self.log()
 
     def why_not_ready(self) -> str | None:
@@ -127,7 +129,7 @@ class Readiness:
             return "the server is stopping"
         for role in ROLES:
             children = list(self._of(role))  # no tokenizers where frontends do their work
-            if children and not any(child.is_ready for child in children):
+            if children and role != _NOT_NEEDED and not any(child.is_ready for child in children):
                 return f"no {role} is ready"
         for index, model in enumerate(self._models):
             if not any(engine.is_ready for engine in self._engines(index)):

@@ -5,12 +5,26 @@ import os
 import shutil
 import socket
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from server.settings.flag import SettingsError
 
 _PREFIX = "embedline-"
 _MAX_PATH_BYTES = 100  # a Unix socket's path has 108 at most
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningSocket:
+    """A Unix socket and its path."""
+
+    listener: socket.socket
+    path: str
+
+    @property
+    def fd(self) -> int:
+        """As a child inherits it."""
+        return self.listener.fileno()
 
 
 class SocketFolder:

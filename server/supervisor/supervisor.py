@@ -185,7 +185,7 @@ class Supervisor:
             return
         logger.error("%s has ended: %s", title, reason)
         delay = self._restarts.failed(child, time.monotonic())
-        if self._restarts.has_given_up(child) and not self._has_stand_in(child):
+        if self._restarts.has_given_up(child) and role != "jobs" and not self._has_stand_in(child):
             self._end(_EXIT_FAILED, f"{title} can't be started: {reason}")
             return
         self.metrics.count("embedline_process_restarts_total", role)

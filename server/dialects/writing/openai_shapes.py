@@ -30,6 +30,8 @@ ERROR_NAMES: dict[type[RequestError], ErrorNames] = {
     errors.Forbidden:        ErrorNames(_INVALID, "forbidden", "Unauthorized"),
     errors.ModelNotFound:    ErrorNames(_INVALID, "model_not_found", "Validation"),
     errors.NoSuchRoute:      ErrorNames(_INVALID, "unknown_url", "Validation"),
+    errors.NotFound:         ErrorNames(_INVALID, "not_found", "Validation"),
+    errors.Conflict:         ErrorNames(_INVALID, "conflict", "Validation"),
     errors.WrongMethod:      ErrorNames(_INVALID, "method_not_supported", "Validation"),
     errors.BodyTooSlow:      ErrorNames(_INVALID, "body_too_slow", "Validation"),
     errors.PayloadTooLarge:  ErrorNames(_INVALID, "payload_too_large", "Validation"),

@@ -13,7 +13,7 @@ from batch_manager.client.managers import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
 from engine.messages import EngineStart
-from server.frontend.start import FrontendStart
+from server.frontend.start import FrontendStart, JobsAddress
 from server.requests.admission.admission import WaitBudgets
 from server.requests.admission.room import MAX_HELD_BYTES
 from server.settings.api_keys import ApiKey, KeyFile
@@ -22,9 +22,10 @@ from server.supervisor import open_files
 from server.supervisor.child import Plan
 from server.supervisor.planning.cpu_threads import cpu_threads
 from server.supervisor.planning.engine_options import engine_options
+from server.supervisor.planning.jobs_process import JobsSockets, jobs_process
 from server.supervisor.planning.memory_shares import memory_shares
 from server.supervisor.planning.model_plan import ModelPlan
-from server.supervisor.socket_folder import SocketFolder
+from server.supervisor.socket_folder import ListeningSocket, SocketFolder
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.page import Page
 
@@ -32,19 +33,6 @@ _OPEN_PAYLOAD_FACTOR = 16  # --payload-limit times this, at least 1 GiB, over al
 _GIB = 1 << 30
 _ENGINES_PER_MANAGER = 2  # by default
 _SPARE_KEYS = 64  # that may be added to the key file while the server runs; more share their places on the page
-
-
-@dataclass(frozen=True, slots=True)
-class ListeningSocket:
-    """A Unix socket and its path."""
-
-    listener: socket.socket
-    path: str
-
-    @property
-    def fd(self) -> int:
-        """As a child inherits it."""
-        return self.listener.fileno()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +65,9 @@ class Topology:
     ) -> None:
         """The sockets of `http` listen already, and so does `uds`, a Unix socket. At `grpc_address` the frontends
         listen themselves. Without `keys` no request needs one; some may be of `key_file`. `ssl_copies` are descriptors,
-        as server.http.tls has them. `hosts` are what requests may name, as server.http.hosts has them. `cache_dir` is
-        where engines keep what they have compiled; None keeps nothing. Raises SettingsError where there are too few
-        threads for the engines on the CPU, or the memory shares of a GPU exceed it."""
+        as server.http.connection.tls has them. `hosts` are what requests may name, as server.http.hosts has them.
+        `cache_dir` is where engines keep what they have compiled; None keeps nothing. Raises SettingsError where there
+        are too few threads for the engines on the CPU, or the memory shares of a GPU exceed it."""
         self._settings = settings
         self._models = models
         self._http = http
@@ -107,6 +95,7 @@ class Topology:
         # without processes of their own there is one tokenizer in each frontend
         self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers or settings.frontends)
         self._managers = _listen(folder, "batch-manager", num_managers)
+        self._jobs = JobsSockets.listen(folder) if settings.jobs is not None else None
 
     def plans(self) -> list[Plan]:
         """Engines first: they take longest."""
@@ -114,6 +103,7 @@ class Topology:
             *(self._engine(index, engine) for index, engine in enumerate(self._engines)),
             *(self._tokenizer(index) for index in range(self._settings.tokenization_workers)),
             *(self._manager(index, listening) for index, listening in enumerate(self._managers)),
+            *([jobs_process(self._jobs, self._settings)] if self._jobs else []),
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
         log_level, json_output = self._settings.log_level, self._settings.json_output
@@ -207,8 +197,10 @@ class Topology:
 
     @property
     def _listener_fds(self) -> list[int]:
-        """The sockets of the HTTP port and the Unix socket. Every frontend accepts from all: none depends on one."""
-        return [listener.fileno() for listener in (*self._http, *([self._uds] if self._uds else []))]
+        """The sockets of the HTTP port, the Unix socket, and that of the jobs process. Every frontend accepts from all:
+        none depends on one."""
+        more = [self._uds, self._jobs.http.listener if self._jobs else None]
+        return [listener.fileno() for listener in (*self._http, *more) if listener is not None]
 
     def _tokenizer_paths(self, frontend: int) -> list[str]:
         """Each frontend begins with another one: where all are idle, frontends don't choose the same."""
@@ -257,6 +249,7 @@ class Topology:
             ssl_copies=list(self._ssl_copies),
             request_log=settings.request_log,
             request_log_sample_rate=settings.request_log_sample_rate,
+            jobs=JobsAddress(self._jobs.calls.path, self._jobs.secret) if self._jobs else None,
         )
 
     @property

@@ -22,7 +22,10 @@ EMBED = "/tei.v1.Embed/Embed"
 HELLO = tei_pb2.EmbedRequest(inputs="hello")
 KEYS = (ApiKey("team", digest(b"sesame")),)
 # What only heads, paths and bodies of HTTP can be.
-ONLY_HTTPS = {errors.Forbidden, errors.NoSuchRoute, errors.WrongMethod, errors.UnsupportedMedia, errors.HeadTooLarge}
+ONLY_HTTPS = {
+    *(errors.Forbidden, errors.NoSuchRoute, errors.WrongMethod, errors.UnsupportedMedia, errors.HeadTooLarge),
+    *(errors.NotFound, errors.Conflict),
+}
 
 
 def test_every_error_has_a_status() -> None:

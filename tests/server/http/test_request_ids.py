@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from server.dialects.table import ROUTES
-from server.http.app import with_cors
+from server.http.hosts import with_cors
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Called, Edge, call
 

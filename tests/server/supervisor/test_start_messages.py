@@ -9,7 +9,8 @@ from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine.machine.cuda_driver import Gpu
 from engine.messages import EngineStart, FakeOptions, LoadOptions
 from engine.types import OutputKind
-from server.frontend.start import FrontendStart
+from server.frontend.start import FrontendStart, JobsAddress
+from server.jobs.messages import JobsStart
 from server.requests.admission.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, KeyFile, digest
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
@@ -57,6 +58,17 @@ FRONTEND = FrontendStart(
     ssl_copies=[8],
     request_log="off",
     request_log_sample_rate=0.5,
+    jobs=JobsAddress("/j", "secret"),
+)
+JOBS = JobsStart(
+    listener_fd=3,
+    folder="/jobs",
+    waits_for_folder=False,
+    quota=1,
+    result_ttl=2.5,
+    http_path="/h",
+    secret="secret",
+    max_in_flight=4,
 )
 MANAGER = ManagerStart(
     listener_fd=3, page_fd=4, models=["a"], engines=[EngineAddress("/e", 0, 1)], policy=Policy(max_batch_tokens=7)
@@ -72,7 +84,7 @@ ENGINE = EngineStart(listener_fd=3, engine="fake", model="a", reason="asked", op
 PROCESS = ProcessStart(title="a process 1", index=1, log_level="info", json_output=True)
 
 
-@pytest.mark.parametrize("start", [FRONTEND, MANAGER, ENGINE, TOKENIZER])
+@pytest.mark.parametrize("start", [FRONTEND, MANAGER, ENGINE, TOKENIZER, JOBS])
 def test_they_come_out_as_they_went_in(start: Any) -> None:
     payload = b"".join(map(bytes, encode_start(PROCESS, start)))
     assert decode_start(payload, type(start)) == (PROCESS, start)

@@ -1,6 +1,7 @@
 """Which processes there are: one engine a model and device, shared out among the batch managers, known to all."""
 
 import importlib.metadata
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -320,7 +321,7 @@ def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) 
 
 
 @pytest.mark.holds("Readiness")
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "jobs"])
 def test_each_kind_of_process_is_needed(role: str, folder: SocketFolder) -> None:
     """One of a kind is enough."""
     chosen = settings(model("one", devices="a,b"), tokenization_workers=2, batch_managers=2, frontends=2)
@@ -337,3 +338,41 @@ def test_each_kind_of_process_is_needed(role: str, folder: SocketFolder) -> None
         reasons.append(readiness.why_not_ready())
 
     assert reasons == [None, f"no {role} is ready"]
+
+
+def test_without_jobs_there_is_no_process_of_that_kind(folder: SocketFolder) -> None:
+    with bind("127.0.0.1", 0, "--port") as http:
+        plans = topology_of(settings(), folder, http).plans()
+
+    assert not by_role(plans, "jobs")
+    assert all(frontend.start.jobs is None for frontend in by_role(plans, "frontend"))
+
+
+def test_frontends_and_the_jobs_process_reach_each_other(folder: SocketFolder) -> None:
+    with bind("127.0.0.1", 0, "--port") as http:
+        plans = topology_of(settings(jobs="/jobs", frontends=2, max_concurrent_requests=20), folder, http).plans()
+        (jobs,) = by_role(plans, "jobs")
+        inherited = [socket.socket(fileno=os.dup(fd)) for fd in by_role(plans, "frontend")[0].start.listener_fds]
+        names = [one.getsockname() for one in inherited]
+        for one in inherited:
+            one.close()
+
+    for frontend in by_role(plans, "frontend"):
+        assert frontend.start.jobs.secret == jobs.start.secret
+        assert set(frontend.start.listener_fds) <= set(frontend.fds)
+    assert jobs.start.http_path in names
+    assert jobs.start.max_in_flight == 5  # a quarter, so that nobody who waits finds all places taken
+    assert (jobs.start.folder, jobs.start.waits_for_folder) == ("/jobs", False)
+
+
+def test_the_server_is_ready_without_its_jobs_process(folder: SocketFolder) -> None:
+    chosen = settings(jobs="/jobs")
+    with bind("127.0.0.1", 0, "--port") as http:
+        topology = topology_of(chosen, folder, http)
+        children = [FakeChild(plan) for plan in topology.plans()]
+    topology.page.engines_ready[:] = 1
+    readiness = Readiness(children, plan_models(chosen), page=topology.page, limits={})  # type: ignore[arg-type]
+    (jobs,) = [child for child in children if child.plan.role == "jobs"]
+    jobs.is_ready = False
+
+    assert readiness.why_not_ready() is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from server.commands import serve
-from server.http.app import with_cors
+from server.http.hosts import with_cors
 from server.settings.api_keys import ApiKey, digest
 from server.settings.model import ModelSettings
 from server.settings.settings import Settings

@@ -14,7 +14,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
 }
-_WITHOUT_RULES = {"type", "title", "description", "default", "format"}
+_WITHOUT_RULES = {"type", "title", "description", "default", "format", "additionalProperties"}
 _LIMITS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any], Callable[[Any, Any], bool]]] = {
     "minimum": ((int, float), lambda value: value, operator.ge),
     "maximum": ((int, float), lambda value: value, operator.le),
@@ -28,6 +28,8 @@ _LIMITS: dict[str, tuple[tuple[type, ...], Callable[[Any], Any], Callable[[Any, 
 
 def allows(page: Any, schema: Any, value: Any) -> bool:
     """Whether the value fits the schema; `page` is what references lead into."""
+    if schema.get("additionalProperties") is False and isinstance(value, dict) and value.keys() - schema["properties"]:
+        return False
     return _is_of_type(schema.get("type"), value) and all(
         _keeps(page, rule, schema[rule], value) for rule in schema.keys() - _WITHOUT_RULES
     )

@@ -58,6 +58,9 @@ def test_every_route_is_there_once(schema: Any) -> None:
         *(("get", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/info", "/models", "/metrics")),
         ("get", "/v1/models"),
         ("get", "/v1/models/{name}"),
+        ("post", "/async_predict"),
+        *((method, "/async_request/{request_id}") for method in ("get", "delete")),
+        *(("get", path) for path in ("/async_request/{request_id}/result", "/async_queue_status", "/jobs")),
     }
     names = [operation["operationId"] for methods in schema["paths"].values() for operation in methods.values()]
     assert len(set(names)) == len(names)

@@ -1,0 +1,120 @@
+"""POST /async_predict: keep a request for any route of this server and answer with its id.
+
+https://docs.baseten.co/inference/async. `route` is ours, and so are bodies of over 256 KiB. A hot route, in front of
+FastAPI: to keep a request must not cost a frontend more than to answer it.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from server.dialects.reading.json_body import parse
+from server.dialects.route import Answer
+from server.dialects.table import ROUTES
+from server.http.jobs.refusals import calling
+from server.jobs.client import JobsClient
+from server.jobs.limits import MAX_BODY_BYTES
+from server.requests.errors import InvalidRequest, NoSuchRoute, PayloadTooLarge
+
+PLACE = ("POST", "/async_predict")
+NO_JOBS = "start the server with --jobs DIR to have this route"
+_ROUTES = frozenset(route.path for route in ROUTES)
+_DEFAULT_ROUTE = "/invocations"  # does what the fields of the body ask for
+_KEY = re.compile(rb"[!-~]{1,255}")
+_MAX_ACCEPT = 256  # characters
+
+
+class RetryConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """When attempts that failed with 500, 502 or 504 are repeated; the waits double."""
+
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
+    initial_delay_ms: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 1000
+    max_delay_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 5000
+
+
+class AsyncPredictBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /async_predict."""
+
+    model_input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
+    route: str | None = None
+    webhook_endpoint: Annotated[str, msgspec.Meta(max_length=2048)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
+    max_time_in_queue_seconds: Annotated[int, msgspec.Meta(ge=10, le=259_200)] = 600
+    inference_retry_config: RetryConfig | None = None
+
+
+class Accepted(msgspec.Struct):
+    """The answer to it."""
+
+    request_id: str
+
+
+class Read(Protocol):
+    """Reads the body and gives what the decoder makes of it. Raises what both raise."""
+
+    def __call__(self, decode: Callable[[bytes], AsyncPredictBody], /) -> Awaitable[AsyncPredictBody]: ...
+
+
+_BODY = msgspec.json.Decoder(AsyncPredictBody)
+
+
+class AsyncPredict:
+    """The route."""
+
+    def __init__(self, jobs: JobsClient | None) -> None:
+        """Without `jobs` every request is answered with how to have it."""
+        self._jobs = jobs
+
+    async def answer(self, read: Read, headers: Mapping[bytes, bytes], owner: str) -> Answer:
+        """Raises RequestError; then nothing was accepted."""
+        if self._jobs is None:
+            raise NoSuchRoute(NO_JOBS)
+        if int(headers.get(b"content-length", b"0")) > MAX_BODY_BYTES:
+            raise _too_large()
+        fields = _fields(await read(_decode), headers)
+        model_input = fields.pop("model_input")
+        with calling():
+            reply = await self._jobs.call("add", owner, fields, model_input)
+        body = msgspec.json.encode(Accepted(reply.fields["request_id"]))
+        return Answer(202, [(b"content-type", b"application/json")], body)
+
+
+def _decode(body: bytes) -> AsyncPredictBody:
+    """Raises MalformedBody, InvalidRequest and PayloadTooLarge."""
+    if len(body) > MAX_BODY_BYTES:
+        raise _too_large()
+    fields = parse(_BODY, body)
+    if not bytes(fields.model_input).startswith(b"{"):
+        raise InvalidRequest("model_input must be an object: the body that its route takes", param="model_input")
+    if fields.route is not None and fields.route not in _ROUTES:
+        raise InvalidRequest("route must be a path of this server that takes POST, as /v1/embeddings", param="route")
+    return fields
+
+
+def _fields(body: AsyncPredictBody, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """As the jobs process takes them. Raises InvalidRequest."""
+    fields: dict[str, Any] = {
+        "model_input": bytes(body.model_input),
+        "route": body.route or _DEFAULT_ROUTE,
+        "priority": body.priority,
+        "max_time_in_queue": float(body.max_time_in_queue_seconds),
+        "webhook_endpoint": body.webhook_endpoint,
+    }
+    if body.inference_retry_config is not None:
+        fields["retry"] = msgspec.structs.asdict(body.inference_retry_config)
+    accept = headers.get(b"accept", b"").decode("latin-1")
+    if accept:
+        if len(accept) > _MAX_ACCEPT:
+            raise InvalidRequest(f"accept may have {_MAX_ACCEPT} characters here", param="accept")
+        fields["headers"] = [("accept", accept)]
+    if (key := headers.get(b"idempotency-key")) is not None:
+        if not _KEY.fullmatch(key):
+            raise InvalidRequest("idempotency-key must be 1 to 255 visible ASCII characters", param="idempotency-key")
+        fields["idempotency_key"] = key.decode()
+    return fields
+
+
+def _too_large() -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body has more than the {MAX_BODY_BYTES} bytes of an async request")

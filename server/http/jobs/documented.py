@@ -1,0 +1,114 @@
+"""The routes of jobs on the OpenAPI page."""
+
+from typing import Any
+
+import msgspec
+
+from server.dialects.writing.openai_shapes import openai_error
+from server.http.error_schemas import error_statuses
+from server.http.jobs.async_predict import PLACE, Accepted, AsyncPredictBody
+from server.jobs.types import Status
+from server.requests.errors import (
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    MalformedBody,
+    NoSuchRoute,
+    NotFound,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    RequestError,
+    Unauthorized,
+    UnsupportedMedia,
+    WrongMethod,
+)
+
+Schema = dict[str, Any]
+
+ALWAYS: tuple[type[RequestError], ...] = (Unauthorized, Forbidden, WrongMethod, NotReady)
+_OF_A_BODY = (MalformedBody, InvalidRequest, PayloadTooLarge, UnsupportedMedia, Overloaded)
+_ID = {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_VIEW = {
+    "type": "object",
+    "properties": {"request_id": {"type": "string"}, "status": {"enum": [status.value for status in Status]}},
+    "required": ["request_id", "status"],
+}
+_COUNTS = {"type": "object"}
+_EXAMPLE = {"model_input": {"input": "The ferry leaves at seven.", "model": "any"}, "priority": 1}
+_KEY = {
+    "name": "idempotency-key",
+    "in": "header",
+    "required": False,
+    "description": "A second request with the same key and body is answered with the first one's id",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+}
+_SUMMARIES = {
+    PLACE: "Keep a request for any route of this server, and run it later (Baseten's async inference)",
+    ("GET", "/async_request/{request_id}"): "What became of an async request",
+    ("GET", "/async_request/{request_id}/result"): "What its route answered, byte for byte; 202 until then",
+    ("DELETE", "/async_request/{request_id}"): "Cancel an async request that is still queued",
+    ("GET", "/async_queue_status"): "How many async requests of this API key wait and run",
+    ("GET", "/jobs"): "The same by priority, with the age of the oldest, and the room they take",
+}
+
+
+def documented(method: str, path: str) -> dict[str, Any]:
+    """What FastAPI is told of a route."""
+    place = (method, path)
+    return {
+        "summary": _SUMMARIES[place],
+        "operation_id": "_".join([method.lower(), *path.strip("/").replace("{", "").replace("}", "").split("/")]),
+        "openapi_extra": _accepting() if place == PLACE else _asking(path),
+        "status_code": 202 if place == PLACE else 200,
+    }
+
+
+def _accepting() -> Schema:
+    return {
+        "parameters": [_KEY],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": _schema(AsyncPredictBody), "example": _EXAMPLE}},
+        },
+        "responses": {
+            "202": _answer("It is kept", _schema(Accepted)),
+            **_errors(NoSuchRoute, Conflict, *_OF_A_BODY),
+        },
+    }
+
+
+def _schema(body: type[msgspec.Struct]) -> Schema:
+    """Without references: these types are on no other route."""
+    (schema,), components = msgspec.json.schema_components([body], ref_template="{name}")
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, dict):
+            return (
+                whole(components[value["$ref"]]) if "$ref" in value else {key: whole(one) for key, one in value.items()}
+            )
+        return [whole(one) for one in value] if isinstance(value, list) else value
+
+    found: Schema = whole(schema)
+    return found
+
+
+def _asking(path: str) -> Schema:
+    if "{" not in path:
+        return {"responses": {"200": _answer("The numbers", _COUNTS), **_errors(NoSuchRoute)}}
+    responses = {"200": _answer("It is there", _VIEW), **_errors(NoSuchRoute, NotFound, Conflict)}
+    if path.endswith("/result"):
+        responses["202"] = _answer("It has not ended yet", _VIEW)
+    return {"parameters": [_ID], "responses": responses}
+
+
+def _answer(description: str, schema: Schema) -> Schema:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _errors(*kinds: type[RequestError]) -> Schema:
+    found = error_statuses([openai_error], of=[*ALWAYS, *kinds])
+    return {
+        status: _answer(" ".join(texts), {"$ref": f"#/components/schemas/{names[0]}"})
+        for status, (texts, names) in sorted(found.items())
+    }

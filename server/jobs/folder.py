@@ -1,0 +1,63 @@
+"""The folder of --jobs: private, and one server's at a time."""
+
+import asyncio
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from server.settings.flag import SettingsError
+
+_LOCK = "lock"
+_LOOK_SECONDS = 0.05
+_LET_GO_SECONDS = 5.0  # for a process that was killed a moment ago
+
+
+class FolderTaken(SettingsError):
+    """Another process has it."""
+
+
+class Folder:
+    """Held until closed, or until this process ends."""
+
+    def __init__(self, path: str) -> None:
+        """Make it where it is not there yet. Raises SettingsError, and FolderTaken where another process has it."""
+        self.path = Path(path).absolute()
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_private()
+            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SettingsError(f"--jobs: the folder can't be used: {error.strerror or error}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise FolderTaken("--jobs: another server uses this folder; stop it first, or choose another") from None
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._lock)
+
+    def _make_private(self) -> None:
+        """One with something in it may be meant for others. Raises SettingsError and OSError."""
+        if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
+            if any(self.path.iterdir()):
+                raise SettingsError("--jobs: other users can read the folder; if it is for jobs alone, chmod 700 it")
+            self.path.chmod(0o700)
+
+
+async def opened(path: str, *, waits: bool) -> Folder:
+    """The folder once nobody else has it. Raises SettingsError.
+
+    waits  as long as it takes; else a few seconds, which a process that was killed may need to end
+    """
+    loop = asyncio.get_running_loop()
+    latest = loop.time() + _LET_GO_SECONDS
+    while True:
+        try:
+            return Folder(path)
+        except FolderTaken:
+            if not waits and loop.time() > latest:
+                raise
+        await asyncio.sleep(_LOOK_SECONDS)  # nobody tells that a lock is free

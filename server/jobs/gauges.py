@@ -1,0 +1,56 @@
+"""The queue's numbers for Prometheus: read from the store after a change, at most once a second."""
+
+import asyncio
+import logging
+import time
+from functools import partial
+
+from server.jobs.store.errors import StoreError
+from server.jobs.store.store import RequestStore
+from server.jobs.types import NUM_PRIORITIES, QueueCounts
+from wire.metrics import Recorder
+
+_SECONDS = 1.0
+
+logger = logging.getLogger("embedline.server")
+
+
+class QueueGauges:
+    """Levels of this process; `changed` says that they are old."""
+
+    def __init__(self, store: RequestStore, metrics: Recorder, *, title: str) -> None:
+        self._store = store
+        self._counts = QueueCounts((0,) * NUM_PRIORITIES, 0.0, 0, 0, 0, 0)
+        self._read_at = time.monotonic()
+        self._is_old = asyncio.Event()
+        self._is_old.set()
+        for priority in range(NUM_PRIORITIES):
+            metrics.watch("embedline_jobs_queued", title, str(priority), level=partial(self._queued, priority))
+        metrics.watch("embedline_jobs_oldest_age_seconds", title, level=self._oldest_age)
+        metrics.watch("embedline_jobs_in_progress", title, level=lambda: self._counts.in_progress)
+        metrics.watch("embedline_jobs_webhooks_pending", title, level=lambda: self._counts.webhooks_pending)
+        metrics.watch("embedline_jobs_held_bytes", title, level=lambda: self._counts.held_bytes)
+
+    def changed(self) -> None:
+        """Something was added, begun or ended."""
+        self._is_old.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._is_old.wait()
+            self._is_old.clear()
+            try:
+                self._counts = await self._store.counts(None)
+                self._read_at = time.monotonic()
+            except StoreError as error:
+                logger.error("the store of --jobs can't be counted: %s", error)
+            await asyncio.sleep(_SECONDS)
+
+    def _queued(self, priority: int) -> float:
+        return self._counts.queued[priority]
+
+    def _oldest_age(self) -> float:
+        """It grows while nothing changes."""
+        age = self._counts.oldest_age
+        return age + time.monotonic() - self._read_at if age else 0.0

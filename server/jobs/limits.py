@@ -1,0 +1,4 @@
+"""How much one call between a frontend and the jobs process carries."""
+
+CHUNK_BYTES = 1 << 20  # the most of a file, in either direction
+MAX_BODY_BYTES = 4 << 20  # of one async request: more belongs into a batch

@@ -1,0 +1,102 @@
+"""The jobs process: `python -P -m server.jobs.main <control fd> <supervisor pid>`. It alone owns the folder of --jobs.
+
+If it is killed, nothing that was accepted is lost: its successor opens the same store and goes on.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+from server.jobs.folder import opened
+from server.jobs.gauges import QueueGauges
+from server.jobs.housekeeping import Housekeeping
+from server.jobs.messages import JobsStart
+from server.jobs.pace import Pace
+from server.jobs.requests import Requests
+from server.jobs.runner import Runner, Target
+from server.jobs.service import Service
+from server.jobs.store.errors import StoreUnusable
+from server.jobs.store.sqlite.opening import open_sqlite
+from server.jobs.store.store import Store, StoreLimits
+from server.settings.flag import SettingsError
+from wire.child import Child, StartError, run
+from wire.control import Json, Request
+
+_STORE = "requests"  # the folder in --jobs with the store
+
+logger = logging.getLogger("embedline.server")
+
+
+async def serve(child: Child, start: JobsStart) -> None:
+    """The role. Raises StartError."""
+    stopping = asyncio.create_task(child.stopping.wait())
+    opening = asyncio.create_task(_opened(start))
+    await asyncio.wait((stopping, opening), return_when=asyncio.FIRST_COMPLETED)
+    if not opening.done():  # stopped while another server had the folder
+        opening.cancel()
+        return
+    folder, store = opening.result()
+    try:
+        await _serve(child, start, store)
+    finally:
+        await store.close()
+        folder.close()
+
+
+async def _serve(child: Child, start: JobsStart, store: Store) -> None:
+    requests = store.requests
+    pace = Pace(start.max_in_flight)
+    runner = Runner(
+        requests, Target(start.http_path, start.secret), pace, most=start.max_in_flight, metrics=child.metrics
+    )
+    gauges = QueueGauges(requests, child.metrics, title=child.title)
+    service = Service(Requests(requests, metrics=child.metrics, changed=gauges.changed).handlers())
+    housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
+    child.holds = lambda: {"running": runner.num_running}
+    await service.start(socket.socket(fileno=start.listener_fd))
+    await _follow_state(child, runner)
+    child.ready()
+    async with _together(runner.run(), housekeeping.run(), gauges.run()):
+        await child.stopping.wait()
+    await runner.stop()
+    await service.stop()
+
+
+async def _follow_state(child: Child, runner: Runner) -> None:
+    """New requests are begun while the server is ready: not while it starts or stops."""
+
+    def changed(newest: Json) -> None:
+        if newest["ready"]:
+            runner.may_claim.set()
+        else:
+            runner.may_claim.clear()
+
+    child.on_state = changed
+    changed(await child.request(Request.STATE))
+
+
+@contextlib.asynccontextmanager
+async def _together(*loops: Coroutine[Any, Any, None]) -> Any:
+    """These run while the block does. If one fails, this process ends with it."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in loops]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+async def _opened(start: JobsStart) -> tuple[Any, Store]:
+    """Raises StartError."""
+    try:
+        folder = await opened(start.folder, waits=start.waits_for_folder)
+        limits = StoreLimits(quota_bytes=start.quota, result_ttl=start.result_ttl)
+        return folder, await open_sqlite(folder.path / _STORE, limits)
+    except (SettingsError, StoreUnusable) as error:
+        raise StartError(str(error)) from None
+
+
+if __name__ == "__main__":
+    run(serve, JobsStart)

@@ -1,0 +1,41 @@
+"""The flags of work that nobody waits for: where it is kept, how much and how long."""
+
+from dataclasses import dataclass
+
+from server.settings.flag import SettingsError, flag
+from server.settings.http_flags import HttpFlags
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsFlags(HttpFlags):
+    """Part of the settings."""
+
+    jobs: str | None = flag(
+        None,
+        "Jobs",
+        "Take async requests, and keep them and their results in this folder. It is made where it is missing, for this "
+        "user alone (0700), and belongs to one server at a time; a later server with the same folder goes on with what "
+        "is in it. Use a disk of this machine, not a network's. Without it the routes of jobs answer 404.",
+        default_text="off",
+    )
+    jobs_quota: int = flag(
+        10 * _GIB,
+        "Jobs",
+        "The most bytes of requests and results in --jobs. When they are used up, new async requests are refused with "
+        "503 before they are accepted; what was accepted is kept.",
+        least=1 << 20,
+    )
+    jobs_result_ttl: float = flag(
+        86_400.0,
+        "Jobs",
+        "Seconds from the end of an async request until its result is removed. Choose what your clients may need to "
+        "fetch it; the quota has to hold the results of so long a time.",
+        least=1,
+    )
+
+    def check_jobs(self) -> None:
+        """Raises SettingsError for the first of these settings that can't be."""
+        if self.jobs == "":
+            raise SettingsError("--jobs takes the path of a folder")

@@ -1,0 +1,152 @@
+"""Processes are killed while async requests come in and run: each that was accepted ends once, with its own rows."""
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.server.jobs.served.asking import result
+from tests.server_e2e.expected import FAKE, rows_of
+from tests.server_e2e.running import PATIENCE, Reply, Server, serving
+
+SEED = 18
+ROLES = ("jobs 0", "frontend 0", "batch manager 0", "engine 0", "tokenizer 0")
+CLIENTS = 4
+
+
+class Clients:
+    """Send requests, each until it is accepted, as a client with an idempotency key does."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.ids: dict[str, str] = {}  # by the text
+        self.wrong: list[Reply] = []
+        self._news = threading.Condition()
+        self._stops = threading.Event()
+        self._threads = [threading.Thread(target=self._send, args=(number,)) for number in range(CLIENTS)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stops.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def wait_for(self, number: int) -> None:
+        """Until so many more were accepted."""
+        with self._news:
+            wanted = len(self.ids) + number
+            assert self._news.wait_for(lambda: len(self.ids) >= wanted, PATIENCE)
+
+    def _send(self, client: int) -> None:
+        number = 0
+        while not self._stops.is_set():
+            number += 1
+            self._accepted(f"text {client} {number}")
+
+    def _accepted(self, text: str) -> None:
+        body = {"model_input": {"input": text, "encoding_format": "bytes"}, "max_time_in_queue_seconds": 3600}
+        while not self._stops.is_set():
+            try:
+                answer = self.server.request("POST", "/async_predict", body, idempotency_key=text.replace(" ", "-"))
+            except (OSError, HTTPException):  # its frontend was killed
+                continue
+            if answer.status == 202:
+                with self._news:
+                    self.ids[text] = answer.json()["request_id"]
+                    self._news.notify_all()
+                return
+            if answer.status != 503 or "retry-after" not in answer.headers:
+                self.wrong.append(answer)
+
+
+@contextmanager
+def sending(server: Server) -> Iterator[Clients]:
+    clients = Clients(server)
+    clients.start()
+    try:
+        yield clients
+    finally:
+        clients.stop()
+
+
+def assert_all_ended(server: Server, ids: dict[str, str]) -> None:
+    """Each with the rows of its own text. Two texts never share a request."""
+    assert len(set(ids.values())) == len(ids)
+    for (text, request_id), row in zip(ids.items(), rows_of(list(ids)), strict=True):
+        answer = result(server, request_id)
+        assert answer.status == 200, (text, answer)
+        assert np.array_equal(np.frombuffer(answer.body, np.float32), row), text
+
+
+def killed_at_random(server: Server, num_kills: int) -> dict[str, str]:
+    choose = random.Random(SEED)
+    with sending(server) as clients:
+        for _ in range(num_kills):
+            clients.wait_for(choose.randrange(5, 30))
+            title, seen = choose.choice(ROLES), len(server.log.lines)
+            server.kill(title)
+            server.log.wait_for(f"{title} is ready", after=seen)
+        clients.wait_for(10)
+    assert not clients.wrong
+    return clients.ids
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "num_kills", [2, pytest.param(5, marks=pytest.mark.full), pytest.param(50, marks=pytest.mark.nightly)]
+)
+def test_processes_are_killed_at_random(num_kills: int, tmp_path: Path) -> None:
+    with serving(*FAKE, "--jobs", str(tmp_path / "kept"), folder=tmp_path) as server:
+        assert_all_ended(server, killed_at_random(server, num_kills))
+
+
+@pytest.mark.faults
+def test_the_whole_server_is_killed_and_started_again(tmp_path: Path) -> None:
+    flags = (*FAKE, "--jobs", str(tmp_path / "kept"))
+    with serving(*flags, "--fake-cost-ms", "20", folder=tmp_path) as first, sending(first) as clients:
+        clients.wait_for(50)
+        first.process.kill()
+        first.process.wait(PATIENCE)
+    with serving(*flags, folder=tmp_path) as second:
+        assert_all_ended(second, clients.ids)
+
+
+def test_a_stopped_server_leaves_its_queue_to_the_next(tmp_path: Path) -> None:
+    flags = (*FAKE, "--jobs", str(tmp_path / "kept"))
+    with serving(*flags, "--fake-cost-ms", "20", folder=tmp_path) as first:
+        with sending(first) as clients:
+            clients.wait_for(50)
+        assert first.stop() == 0
+    with serving(*flags, folder=tmp_path) as second:
+        assert_all_ended(second, clients.ids)
+
+
+@pytest.mark.full  # tests/server/jobs/test_folder.py has the refusal
+def test_a_second_server_on_the_same_folder_is_refused(tmp_path: Path) -> None:
+    flags = (*FAKE, "--jobs", str(tmp_path / "kept"))
+    with serving(*flags, folder=tmp_path):
+        second = Server(*flags, folder=tmp_path)
+        try:
+            second.log.wait_for("--jobs: another server uses this folder")
+            assert second.process.wait(PATIENCE) == 2
+        finally:
+            second.close()
+
+
+def test_others_are_served_while_the_jobs_process_is_stopped(tmp_path: Path) -> None:
+    with serving(*FAKE, "--jobs", str(tmp_path / "kept"), folder=tmp_path) as server:
+        jobs = server.processes()["jobs 0"]
+        os.kill(jobs, signal.SIGSTOP)
+        assert server.embed("hello").status == 200
+        assert server.request("GET", "/readyz").status == 200
+        os.kill(jobs, signal.SIGCONT)

@@ -1,0 +1,59 @@
+"""The folder of --jobs is private and one server's."""
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+
+from server.jobs import folder as folder_module
+from server.jobs.folder import Folder, FolderTaken, opened
+from server.settings.flag import SettingsError
+
+
+def test_it_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    Folder(str(tmp_path / "a" / "b")).close()
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+
+
+def test_an_empty_folder_is_made_private(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o755)
+    Folder(str(tmp_path / "a")).close()
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o755)
+    (tmp_path / "a" / "theirs").touch()
+    with pytest.raises(SettingsError, match="--jobs: other users can read the folder"):
+        Folder(str(tmp_path / "a"))
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    with pytest.raises(SettingsError, match="--jobs: the folder can't be used"):
+        Folder(str(tmp_path / "a"))
+
+
+def test_a_second_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "_LET_GO_SECONDS", 0.0)
+    first = Folder(str(tmp_path))
+    with pytest.raises(FolderTaken, match="--jobs: another server uses this folder"):
+        asyncio.run(opened(str(tmp_path), waits=False))
+    first.close()
+    asyncio.run(opened(str(tmp_path), waits=False)).close()
+
+
+def test_a_successor_waits_until_it_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "_LET_GO_SECONDS", 0.0)
+    monkeypatch.setattr(folder_module, "_LOOK_SECONDS", 0.001)
+
+    async def test() -> None:
+        first = Folder(str(tmp_path))
+        waiting = asyncio.create_task(opened(str(tmp_path), waits=True))
+        await asyncio.wait([waiting], timeout=0.02)
+        assert not waiting.done()
+        first.close()
+        (await waiting).close()
+
+    asyncio.run(test())

@@ -1,0 +1,167 @@
+"""What becomes of a request by what the server answers: attempts that count, those that don't, and its end."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from server.jobs import runner as runner_module
+from server.jobs.pace import Pace
+from server.jobs.runner import Runner, Target
+from server.jobs.store.sqlite.opening import open_sqlite
+from server.jobs.store.store import RequestStore
+from server.jobs.types import NewRequest, RequestView, Result, RetryPolicy, Status
+from wire.metrics import Recorder
+
+OK = (200, b'{"rows":1}')
+NEVER = (0, b"")  # no answer comes
+LOST = (-1, b"")  # the connection ends
+
+
+class Server:
+    """Answers one request after the other from a list; the last answer stays."""
+
+    def __init__(self, answers: Sequence[tuple[int, bytes]]) -> None:
+        self._answers = list(answers)
+        self.asked = asyncio.Event()
+        self.heads: list[str] = []
+
+    async def accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
+                self.heads.append(head)
+                status, body = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+                self.asked.set()
+                if status == LOST[0]:
+                    break
+                if status == NEVER[0]:
+                    await reader.read()
+                    break
+                more = "retry-after: 0\r\n" if status in (429, 503) else "x-embedline-shape: 1\r\nx-other: a\r\n"
+                writer.write(f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\n{more}\r\n".encode() + body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+Test = Callable[[RequestStore, Server, Runner], Awaitable[None]]
+
+
+def run(folder: Path, answers: Sequence[tuple[int, bytes]], test: Test) -> Server:
+    """With a runner that claims what the test adds."""
+
+    async def main() -> Server:
+        store = await open_sqlite(folder / "store")
+        server = Server(answers)
+        path = str(folder / "http.sock")
+        listening = await asyncio.start_unix_server(server.accepted, path)
+        runner = Runner(store.requests, Target(path, "secret"), Pace(4), most=4, metrics=Recorder())
+        runner.may_claim.set()
+        running = asyncio.create_task(runner.run())
+        async with asyncio.timeout(20):
+            await test(store.requests, server, runner)
+        running.cancel()
+        await asyncio.wait([running])
+        await runner.stop()
+        listening.close()
+        await store.close()
+        return server
+
+    return asyncio.run(main())
+
+
+def new(**changes: object) -> NewRequest:
+    fields: dict[str, object] = {"owner": "team", "route": "/v1/embeddings", "body": b"{}"}
+    fields |= {"retry": RetryPolicy(max_attempts=3, initial_delay_ms=0, max_delay_ms=0)}
+    return NewRequest(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def ended(folder: Path, answers: Sequence[tuple[int, bytes]]) -> tuple[RequestView, Result | None, Server]:
+    found: list[tuple[RequestView, Result | None]] = []
+
+    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
+        request_id = await store.add(new(headers=(("accept", "a/b"),)))
+        while (view := await store.view("team", request_id)) is None or view.status in ("QUEUED", "IN_PROGRESS"):
+            pass  # the store answers in a thread
+        found.append((view, await store.result("team", request_id)))
+
+    server = run(folder, answers, test)
+    return *found[0], server
+
+
+def test_what_is_sent_and_kept(tmp_path: Path) -> None:
+    view, result, server = ended(tmp_path, [OK])
+
+    assert view.status is Status.SUCCEEDED
+    assert result is not None
+    assert (result.status_code, result.body, result.headers) == (200, OK[1], (("x-embedline-shape", "1"),))
+    (head,) = server.heads
+    assert head.startswith("POST /v1/embeddings HTTP/1.1\r\n")
+    sent = {"accept: a/b", "x-embedline-class: bulk", "x-embedline-owner: team", "x-embedline-jobs: secret"}
+    assert {*sent, f"x-request-id: {view.request_id}"} <= set(head.split("\r\n"))
+
+
+@pytest.mark.parametrize("status", [424, 500, 502, 504])
+def test_attempts_that_fail_for_now_are_repeated(status: int, tmp_path: Path) -> None:
+    view, _, server = ended(tmp_path, [(status, b"{}"), (status, b"{}"), OK])
+    assert (view.status, len(server.heads)) == (Status.SUCCEEDED, 3)
+
+
+def test_after_the_last_attempt_it_has_failed_with_the_routes_answer(tmp_path: Path) -> None:
+    view, result, server = ended(tmp_path, [(500, b'{"message":"the engine failed"}')])
+
+    assert (view.status, len(server.heads)) == (Status.FAILED, 3)
+    assert [(one.code, one.message) for one in view.errors] == [
+        ("MODEL_PREDICT_ERROR", "status 500: the engine failed")
+    ]
+    assert result is not None
+    assert result.status_code == 500
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+def test_what_the_route_refuses_is_not_repeated(status: int, tmp_path: Path) -> None:
+    view, _, server = ended(tmp_path, [(status, b"not JSON"), OK])
+    assert (view.status, len(server.heads)) == (Status.FAILED, 1)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_without_room_is_asked_again_and_no_attempt_is_counted(status: int, tmp_path: Path) -> None:
+    view, _, server = ended(tmp_path, [*[(status, b"{}")] * 8, OK])
+    assert (view.status, len(server.heads)) == (Status.SUCCEEDED, 9)
+
+
+def test_lost_connections_are_tried_again_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_LOST_SECONDS", 0.0)
+    (tmp_path / "one").mkdir()
+    assert ended(tmp_path / "one", [LOST, LOST, OK])[0].status is Status.SUCCEEDED
+    view, result, _ = ended(tmp_path, [LOST])
+    assert (view.status, view.errors[0].code, result) == (Status.FAILED, "MODEL_PREDICT_ERROR", None)
+
+
+def test_what_runs_at_the_end_is_queued_again(tmp_path: Path) -> None:
+    ids: list[str] = []
+
+    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
+        ids.append(await store.add(new()))
+        await server.asked.wait()
+
+    run(tmp_path, [NEVER], test)
+
+    async def status() -> str:
+        store = await open_sqlite(tmp_path / "store")
+        view = await store.requests.view("team", ids[0])
+        await store.close()
+        assert view is not None
+        return view.status
+
+    assert asyncio.run(status()) == "QUEUED"
+
+
+def test_a_request_that_runs_too_long_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_MAX_RUN_SECONDS", 0.01)
+    view, _, _ = ended(tmp_path, [NEVER])
+    assert (view.status, view.errors[0].code) == (Status.FAILED, "MODEL_PREDICT_TIMEOUT")
