@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
+from server.jobs.store.errors import StoreUnavailable
 from server.jobs.store.room import size_of_end, size_of_new
 from server.jobs.store.signal import Signal
 from server.jobs.store.sqlite import adding, ending, outbox, queue, reading
@@ -34,7 +35,11 @@ class Reader:
         self._thread = thread
 
     async def do(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, operation, self._connection)
+        """What the operation returns, else StoreUnavailable."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, operation, self._connection)
+        except (RuntimeError, sqlite3.Error) as error:  # the former when the thread has ended
+            raise StoreUnavailable(f"the store of jobs can't be read: {error}") from error
 
 
 class SqliteRequests:

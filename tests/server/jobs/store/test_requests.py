@@ -174,6 +174,8 @@ async def test_a_closed_store_refuses(stores: Stores) -> None:
     await stores.close()
     with pytest.raises(StoreUnavailable):
         await store.requests.add(request())
+    with pytest.raises(StoreUnavailable):
+        await store.requests.counts(None)
 
 
 async def test_one_who_waits_hears_of_what_comes(stores: Stores, store: Store) -> None:
