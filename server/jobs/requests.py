@@ -38,6 +38,10 @@ class Requests:
 
     async def _add(self, call: Call, body: memoryview) -> Reply:
         new = msgspec.convert({**call.fields, "owner": call.owner, "body": b""}, NewRequest)
+        if new.webhook_endpoint is not None:  # better than one that is never sent
+            raise Refused(
+                Reason.INVALID, "webhook_endpoint is not supported yet: leave it out", param="webhook_endpoint"
+            )
         request_id = await asked(self._store.add(dataclasses.replace(new, body=bytes(body))))
         self._metrics.count("embedline_jobs_accepted_total", str(new.priority))
         self._changed()
