@@ -1,0 +1,134 @@
+"""The batches of all owners: made, shown, cancelled, and a few of them run at a time, the oldest first."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from server.jobs.batches.lines import ENDPOINTS
+from server.jobs.batches.run import Ask, BatchRun
+from server.jobs.batches.state import KIND, OPEN, BatchState, state_of
+from server.jobs.files import Files, new_id
+from server.jobs.store.errors import StoreError
+from server.jobs.store.store import DocumentStore
+from server.jobs.types import Document
+
+MAX_RUNNING = 4  # the lines of all take turns
+_UNITS = {"m": 60, "h": 3600, "d": 86_400}
+MAX_WINDOW_SECONDS = 30 * 86_400
+_MAX_METADATA = 16  # pairs, as OpenAI has it
+_RETRY_PAUSE = 5.0  # after an error of the store
+
+logger = logging.getLogger("embedline.jobs")
+
+
+class BatchProblem(ValueError):
+    """A batch that can't be made. The message is for the client, `param` the field that is wrong."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Batches:
+    """`run` runs them until it is cancelled. Everything else raises what the store raises."""
+
+    def __init__(
+        self, files: Files, documents: DocumentStore, *, ask: Ask, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._files = files
+        self._documents = documents
+        self._ask = ask
+        self._clock = clock
+        self._running: dict[str, BatchRun] = {}
+        self._broken: set[str] = set()  # not tried again before the next start
+        self._changed = asyncio.Event()
+        self._starting = asyncio.Lock()  # so that a batch that waits is not cancelled and begun at once
+
+    async def create(
+        self, owner: str, *, endpoint: str, input_file_id: str, completion_window: str, metadata: Mapping[str, str]
+    ) -> BatchState:
+        """Raises BatchProblem."""
+        if endpoint not in ENDPOINTS:
+            raise BatchProblem(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
+        if len(metadata) > _MAX_METADATA:
+            raise BatchProblem(f"metadata may have {_MAX_METADATA} pairs", "metadata")
+        if "output_format" in metadata and metadata["output_format"] != "jsonl":
+            raise BatchProblem("metadata.output_format must be jsonl", "metadata")
+        seconds = _seconds(completion_window)
+        if await self._files.info(owner, input_file_id) is None:
+            raise BatchProblem("input_file_id is not the id of a file", "input_file_id")
+        now = int(self._clock())
+        state = BatchState(
+            id=new_id("batch"),
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            completion_window=completion_window,
+            metadata=dict(metadata) or None,
+            created_at=now,
+            expires_at=now + seconds,
+            output_file_id=new_id("file"),
+            error_file_id=new_id("file"),
+        )
+        await self._documents.put(state.document(owner))
+        self._changed.set()
+        return state
+
+    async def get(self, owner: str, batch_id: str) -> BatchState | None:
+        document = await self._documents.get(owner, KIND, batch_id)
+        return state_of(document) if document is not None else None
+
+    async def newest(self, owner: str, *, after: str | None, limit: int) -> list[BatchState]:
+        return [state_of(one) for one in await self._documents.newest(owner, KIND, after=after, limit=limit)]
+
+    async def cancel(self, owner: str, batch_id: str) -> BatchState | None:
+        """None where there is none; one that has ended stays as it is."""
+        async with self._starting:
+            run = self._running.get(batch_id)
+            document = await self._documents.get(owner, KIND, batch_id)
+            if document is None:
+                return None
+            return await (run or self._run_of(document)).cancel()
+
+    async def run(self) -> None:
+        """Until cancelled; what runs then goes on after the next start."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                try:
+                    await self._start(group)
+                except StoreError as error:
+                    logger.error("batches wait: the store can't be read: %s", error)
+                    await asyncio.sleep(_RETRY_PAUSE)
+                    continue
+                await self._changed.wait()
+
+    async def _start(self, group: asyncio.TaskGroup) -> None:
+        async with self._starting:
+            documents = await self._documents.in_state(KIND, OPEN)
+            waiting = [one for one in documents if one.document_id not in {*self._running, *self._broken}]
+            for document in waiting[: MAX_RUNNING - len(self._running)]:
+                run = self._running[document.document_id] = self._run_of(document)
+                group.create_task(self._run_one(document.document_id, run))
+
+    def _run_of(self, document: Document) -> BatchRun:
+        return BatchRun(document, self._files, self._documents, ask=self._ask, clock=self._clock)
+
+    async def _run_one(self, batch_id: str, run: BatchRun) -> None:
+        try:
+            await run.run()
+            logger.info("batch %s has ended: %s", batch_id, run.state.status)
+        except Exception:
+            self._broken.add(batch_id)
+            logger.exception("batch %s stopped because of a bug; it goes on after the next start", batch_id)
+        finally:
+            del self._running[batch_id]
+            self._changed.set()
+
+
+def _seconds(window: str) -> int:
+    number, unit = window[:-1], window[-1:]
+    seconds = int(number) * _UNITS[unit] if number.isdecimal() and len(number) < 6 and unit in _UNITS else 0
+    if not 0 < seconds <= MAX_WINDOW_SECONDS:
+        raise BatchProblem("completion_window must be a number and m, h or d, at most 30 days", "completion_window")
+    return seconds

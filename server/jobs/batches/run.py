@@ -1,0 +1,215 @@
+"""Runs one batch: a bounded number of its lines is at the server at a time, and their answers are written in order.
+
+What is answered is committed a piece at a time: outputs first, with fsync, then one document with the place in the
+input and the lengths of the outputs. After a crash the outputs are written on from there, so each line of input has
+exactly one line of output, although some are computed twice.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from server.jobs.batches import outputs
+from server.jobs.batches.lines import MAX_LINES, Line, LineProblem, Scan, custom_id_of, lines_of, request_of, scan
+from server.jobs.batches.outputs import Output
+from server.jobs.batches.state import BatchError, BatchState, state_of
+from server.jobs.files import Files, sync_folder
+from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
+from server.jobs.store.errors import StoreError
+from server.jobs.store.store import DocumentStore
+from server.jobs.types import Document
+
+MAX_IN_FLIGHT = 64  # lines of one batch, asked or waiting for their turn
+MAX_BYTES_IN_FLIGHT = 32 << 20  # of these lines
+COMMIT_BYTES, COMMIT_SECONDS = 4 << 20, 1.0  # what is answered is committed at the latest then
+FULL_PAUSE = 5.0  # until a full disk or store is tried again
+
+logger = logging.getLogger("embedline.jobs")
+
+# The owner, the route, the body, the id: the server's answer after all attempts. AnswerTooLarge, ConnectionLost.
+Ask = Callable[[str, str, bytes, str], Awaitable[HttpAnswer]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    line: Line
+    content: bytes  # a line of one of the outputs
+    has_failed: bool
+    has_expired: bool = False
+
+
+class BatchRun:
+    """Run it once. It can be cancelled at any time; another one goes on from what is committed."""
+
+    def __init__(
+        self, document: Document, files: Files, documents: DocumentStore, *, ask: Ask, clock: Callable[[], float]
+    ) -> None:
+        self._owner = document.owner
+        self._version = document.version
+        self.state = state_of(document)
+        self._files = files
+        self._documents = documents
+        self._ask = ask
+        self._clock = clock
+        self._stops = False  # a client has cancelled it
+        self._saving = asyncio.Lock()
+        self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
+        self._outputs = (Output(files.path(self.state.output_file_id)), Output(files.path(self.state.error_file_id)))
+
+    async def cancel(self) -> BatchState:
+        """No line is begun any more. Durable when it returns."""
+        async with self._saving:
+            if self.state.status in ("validating", "in_progress"):
+                await self._save(self.state.become("cancelling", self._clock()))
+                self._stops = True
+        return self.state
+
+    async def run(self) -> None:
+        """Until the batch has ended. Raises StoreUnavailable."""
+        path = self._files.path(self.state.input_file_id)
+        try:
+            found = await asyncio.to_thread(scan, path) if not self._is_over else Scan(0, frozenset())
+        except FileNotFoundError:
+            return await self._fail("input_file_gone", "the input file was deleted")
+        if found is None:
+            return await self._fail("too_many_lines", f"the file has more than {MAX_LINES} lines")
+        if found.total == 0 and not self._is_over:
+            return await self._fail("empty_file", "the file has no lines")
+        async with self._saving:
+            if self.state.status == "validating":
+                await self._save(self.state.become("in_progress", self._clock(), total=found.total))
+        await self._answer_lines(found)
+        await self._end()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stops or self.state.status in ("cancelling", "finalizing")
+
+    async def _answer_lines(self, found: Scan) -> None:
+        path = self._files.path(self.state.input_file_id)
+        lines = lines_of(path, offset=self.state.offset, number=self.state.number)
+        window: deque[asyncio.Task[_Answered]] = deque()
+        answered: list[_Answered] = []
+        loop = asyncio.get_running_loop()
+        committed, held = loop.time(), 0
+        try:
+            while not self._is_over:
+                room = MAX_IN_FLIGHT - len(window) if held < MAX_BYTES_IN_FLIGHT else 0
+                for line in await asyncio.to_thread(_next, lines, min(room, 16)) if room >= 16 or not window else []:
+                    held += len(line.content or b"")
+                    window.append(loop.create_task(self._answered(line, line.number in found.repeated)))
+                if not window:
+                    break
+                one = await window[0]
+                window.popleft()
+                held -= len(one.line.content or b"")
+                answered.append(one)
+                (self._error if one.has_failed else self._output).extend(one.content)
+                is_due = len(self._output) + len(self._error) > COMMIT_BYTES or loop.time() > committed + COMMIT_SECONDS
+                if is_due or not window:
+                    await self._commit(answered)
+                    committed = loop.time()
+        finally:
+            for task in window:
+                task.cancel()
+            if window:
+                await asyncio.wait(window)
+        await self._commit(answered)
+
+    async def _answered(self, line: Line, is_repeated: bool) -> _Answered:
+        line_id = f"batch_req_{self.state.id.removeprefix('batch-')}_{line.number}"
+        try:
+            request = request_of(line, self.state.endpoint)
+            if is_repeated:
+                raise LineProblem("duplicate_custom_id", "an earlier line has the same custom_id")
+            async with asyncio.timeout(max(0.0, self.state.expires_at - self._clock())):
+                answer = await self._ask(self._owner, request.url, bytes(request.body), line_id)
+            return _Answered(line, outputs.answered(line_id, request.custom_id, answer), answer.status != 200)
+        except LineProblem as error:
+            problem = error
+        except TimeoutError:
+            problem = LineProblem("batch_expired", "the completion window was over before this line was answered")
+        except AnswerTooLarge as error:
+            problem = LineProblem("answer_too_large", str(error))
+        except ConnectionLost:
+            problem = LineProblem("server_error", "the server's process ended at every attempt")
+        content = outputs.refused(line_id, custom_id_of(line), line.number, problem)
+        return _Answered(line, content, True, problem.code == "batch_expired")
+
+    async def _commit(self, answered: list[_Answered]) -> None:
+        """All of `answered`, which is empty afterwards; as often as it takes where the disk is full."""
+        if not answered:
+            return
+        num_failed, last = sum(one.has_failed for one in answered), answered[-1].line
+        output_bytes, error_bytes = self.state.output_bytes, self.state.error_bytes
+        changes: dict[str, Any] = {
+            "offset": last.end,
+            "number": last.number,
+            "completed": self.state.completed + len(answered) - num_failed,
+            "failed": self.state.failed + num_failed,
+            "output_bytes": output_bytes + len(self._output),
+            "error_bytes": error_bytes + len(self._error),
+            "has_expired": self.state.has_expired or any(one.has_expired for one in answered),
+        }
+        while True:
+            try:
+                await asyncio.to_thread(self._write, output_bytes, error_bytes)
+                async with self._saving:
+                    await self._save(msgspec.structs.replace(self.state, **changes))
+                break
+            except (OSError, StoreError) as error:
+                logger.error("batch %s waits, as its output can't be kept: %s", self.state.id, error)
+                await asyncio.sleep(FULL_PAUSE)
+        answered.clear()
+        self._output.clear()
+        self._error.clear()
+
+    def _write(self, output_bytes: int, error_bytes: int) -> None:
+        output, error = self._outputs
+        if self._output:
+            output.write(self._output, output_bytes)
+        if self._error:
+            error.write(self._error, error_bytes)
+        if not output_bytes or not error_bytes:  # one of them may be new
+            sync_folder(self._files.path("").absolute())
+
+    async def _end(self) -> None:
+        """The outputs become files, cut to what is committed; then the batch has ended. Can be done twice."""
+        async with self._saving:
+            if self.state.status == "in_progress":
+                await self._save(self.state.become("finalizing", self._clock()))
+        sizes = (self.state.output_bytes, self.state.error_bytes)
+        ids = (self.state.output_file_id, self.state.error_file_id)
+        while True:
+            try:
+                for output, size, file_id, name in zip(self._outputs, sizes, ids, ("output", "error"), strict=True):
+                    await asyncio.to_thread(output.write, b"", size)
+                    if size:
+                        await self._files.keep(self._owner, file_id, f"{self.state.id}_{name}.jsonl")
+                    else:
+                        self._files.path(file_id).unlink(missing_ok=True)
+                break
+            except (OSError, StoreError) as error:
+                logger.error("batch %s can't be ended yet: %s", self.state.id, error)
+                await asyncio.sleep(FULL_PAUSE)
+        status = "completed" if self.state.status == "finalizing" else "cancelled"
+        await self._save(self.state.become("expired" if self.state.has_expired else status, self._clock()))
+
+    async def _fail(self, code: str, message: str) -> None:
+        await self._save(self.state.become("failed", self._clock(), errors=(BatchError(code, message),)))
+
+    async def _save(self, state: BatchState) -> None:
+        is_kept = await self._documents.replace(state.document(self._owner, self._version))
+        assert is_kept, "nobody else changes a batch that runs"
+        self._version += 1
+        self.state = state
+
+
+def _next(lines: Iterator[Line], count: int) -> list[Line]:
+    return list(islice(lines, max(1, count)))

@@ -1,0 +1,89 @@
+"""What is kept of a batch: what its owner sees, and how far it has come."""
+
+from typing import Any
+
+import msgspec
+
+from server.jobs.types import Document
+
+KIND = "batch"
+OPEN, ENDED = "open", "ended"  # states of its document
+_ENDS = ("completed", "failed", "expired", "cancelled")
+
+
+class BatchError(msgspec.Struct, frozen=True):
+    """Why a whole batch failed."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class BatchState(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are unix seconds. From `total` on: what is committed, so all of it is on the disk, and no more counts."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    metadata: dict[str, str] | None
+    created_at: int
+    expires_at: int
+    output_file_id: str  # shown at the end, if there is such a file
+    error_file_id: str
+    status: str = "validating"
+    times: dict[str, int] = {}  # "in_progress_at" and the like
+    errors: tuple[BatchError, ...] = ()
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    offset: int = 0  # bytes of the input that have been answered
+    number: int = 0  # of the last line that has been answered
+    output_bytes: int = 0
+    error_bytes: int = 0
+    has_expired: bool = False  # a line was not answered because of the time
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in _ENDS
+
+    def become(self, status: str, now: float, **changes: Any) -> "BatchState":
+        """The next state, with the time when it began."""
+        times = {**self.times, f"{status}_at": int(now)}
+        return msgspec.structs.replace(self, status=status, times=times, **changes)
+
+    def shown(self) -> dict[str, Any]:
+        """In OpenAI's words."""
+        names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+        errors = {"object": "list", "data": [msgspec.to_builtins(error) for error in self.errors]}
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": errors if self.errors else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "status": self.status,
+            "output_file_id": self.output_file_id if self.has_ended and self.output_bytes else None,
+            "error_file_id": self.error_file_id if self.has_ended and self.error_bytes else None,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            **{f"{name}_at": self.times.get(f"{name}_at") for name in names},
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "metadata": self.metadata,
+        }
+
+    def document(self, owner: str, version: int = 1) -> Document:
+        """What the store keeps; bytes of outputs are counted here until their files are seen."""
+        is_counted = self.status in ("validating", "in_progress")
+        held = self.output_bytes + self.error_bytes if is_counted else 0
+        state = ENDED if self.has_ended else OPEN
+        content = msgspec.json.encode(self)
+        return Document(
+            KIND, self.id, owner, state, content, created_at=self.created_at, held_bytes=held, version=version
+        )
+
+
+def state_of(document: Document) -> BatchState:
+    return msgspec.json.decode(document.content, type=BatchState)

@@ -1,0 +1,199 @@
+"""Files of clients and of batches: bytes in a folder, what is known of them in the store.
+
+The room of an upload is reserved before its first byte. A file is seen once all of it is on the disk; what an upload
+left that never ended is removed.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from server.jobs.store.store import DocumentStore
+from server.jobs.types import Document
+
+KIND = "file"
+_UPLOADING, _READY = "uploading", "ready"
+_IDLE_SECONDS = 600.0  # of an upload; then its frontend has died
+_MAX_UPLOADS = 64  # at a time
+
+
+class FileProblem(ValueError):
+    """A call for a file that can't be done. The message is for the client."""
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    """What clients see of a file, in OpenAI's words."""
+
+    id: str
+    bytes: int
+    created_at: int  # unix seconds
+    filename: str
+    purpose: str
+    object: str = "file"
+    status: str = "processed"
+
+
+@dataclass(slots=True)
+class _Upload:
+    document: Document
+    info: FileInfo
+    descriptor: int
+    most: int  # bytes that were reserved
+    seen_at: float  # of time.monotonic
+    size: int = 0
+
+
+class Files:
+    """Everything raises what the store raises."""
+
+    def __init__(self, folder: Path, documents: DocumentStore, *, clock: Callable[[], float] = time.time) -> None:
+        self._folder = folder
+        self._documents = documents
+        self._clock = clock
+        self._uploads: dict[str, _Upload] = {}
+
+    async def open(self) -> None:
+        """Make the folder, and remove uploads that a process before this one did not end."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        while left := await self._documents.in_state(KIND, _UPLOADING):
+            for document in left:
+                await self._forget(document)
+
+    def path(self, file_id: str) -> Path:
+        return self._folder / file_id
+
+    async def begin(self, owner: str, filename: str, purpose: str, most: int) -> str:
+        """Reserve `most` bytes; the id of the file. Raises FileProblem."""
+        await self._drop_idle()
+        if len(self._uploads) >= _MAX_UPLOADS:
+            raise FileProblem("too many uploads are under way")
+        info = FileInfo(new_id("file"), 0, int(self._clock()), filename, purpose)
+        document = _document(owner, info, _UPLOADING, held_bytes=most)
+        await self._documents.put(document)
+        descriptor = await asyncio.to_thread(
+            os.open, self.path(info.id), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600
+        )
+        self._uploads[info.id] = _Upload(document, info, descriptor, most, time.monotonic())
+        return info.id
+
+    async def append(self, owner: str, file_id: str, chunk: memoryview) -> None:
+        """Raises FileProblem, and OSError where the disk is full."""
+        upload = self._upload(owner, file_id)
+        if upload.size + len(chunk) > upload.most:
+            raise FileProblem("the file has more bytes than were announced")
+        upload.seen_at = time.monotonic()
+        upload.size += len(chunk)
+        await asyncio.to_thread(_write_all, upload.descriptor, chunk)
+
+    async def end(self, owner: str, file_id: str) -> FileInfo:
+        """All bytes have come: the file is there from now on. Raises FileProblem, OSError."""
+        upload = self._upload(owner, file_id)
+        await asyncio.to_thread(os.fsync, upload.descriptor)
+        await asyncio.to_thread(sync_folder, self._folder)
+        info = msgspec.structs.replace(upload.info, bytes=upload.size)
+        await self._documents.replace(
+            replace(upload.document, state=_READY, content=msgspec.json.encode(info), held_bytes=upload.size)
+        )
+        self._close(file_id)
+        return info
+
+    async def abandon(self, owner: str, file_id: str) -> None:
+        """An upload ends without a file."""
+        upload = self._upload(owner, file_id)
+        self._close(file_id)
+        await self._forget(upload.document)
+
+    async def keep(self, owner: str, file_id: str, filename: str) -> None:
+        """A file that lies in the folder already, as a batch's output, is seen from now on."""
+        size = (await asyncio.to_thread(self.path(file_id).stat)).st_size
+        info = FileInfo(file_id, size, int(self._clock()), filename, "batch_output")
+        if await self._documents.get(owner, KIND, file_id) is None:  # not put before a crash
+            await self._documents.put(_document(owner, info, _READY, held_bytes=size))
+
+    async def info(self, owner: str, file_id: str) -> FileInfo | None:
+        document = await self._documents.get(owner, KIND, file_id)
+        return _info(document) if document is not None and document.state == _READY else None
+
+    async def newest(self, owner: str, *, after: str | None, limit: int) -> list[FileInfo]:
+        found = await self._documents.newest(owner, KIND, after=after, limit=limit)
+        return [_info(document) for document in found if document.state == _READY]
+
+    async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes | None:
+        """None where there is no such file."""
+        if await self.info(owner, file_id) is None:
+            return None
+        return await asyncio.to_thread(_read, self.path(file_id), offset, count)
+
+    async def delete(self, owner: str, file_id: str) -> bool:
+        """Whether there was one. A batch that reads it goes on without what it has not read."""
+        document = await self._documents.get(owner, KIND, file_id)
+        if document is None or document.state != _READY:
+            return False
+        await self._forget(document)
+        return True
+
+    def _upload(self, owner: str, file_id: str) -> _Upload:
+        upload = self._uploads.get(file_id)
+        if upload is None or upload.document.owner != owner:
+            raise FileProblem("this upload is not known, or not any more")
+        return upload
+
+    async def _drop_idle(self) -> None:
+        oldest = time.monotonic() - _IDLE_SECONDS
+        for file_id, upload in list(self._uploads.items()):
+            if upload.seen_at < oldest:
+                self._close(file_id)
+                await self._forget(upload.document)
+
+    def _close(self, file_id: str) -> None:
+        os.close(self._uploads.pop(file_id).descriptor)
+
+    async def _forget(self, document: Document) -> None:
+        """The bytes go first: a document without them is removed again, bytes without one would stay for ever."""
+        await asyncio.to_thread(self.path(document.document_id).unlink, missing_ok=True)
+        await self._documents.delete(document.owner, KIND, document.document_id)
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def sync_folder(folder: Path) -> None:
+    """What was made in the folder outlives a loss of power."""
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        os.fsync(descriptor)
+
+
+def _document(owner: str, info: FileInfo, state: str, *, held_bytes: int) -> Document:
+    content = msgspec.json.encode(info)
+    return Document(KIND, info.id, owner, state, content, created_at=info.created_at, held_bytes=held_bytes)
+
+
+def _info(document: Document) -> FileInfo:
+    return msgspec.json.decode(document.content, type=FileInfo)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path, offset: int, count: int) -> bytes:
+    with _opened(path, os.O_RDONLY) as descriptor:
+        return os.pread(descriptor, count, offset)
+
+
+def _write_all(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]

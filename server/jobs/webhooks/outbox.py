@@ -1,0 +1,154 @@
+"""Delivers webhooks until they are received or a day has passed.
+
+Nothing polls: the outbox waits for the store's next due time, or for a request that ends. The store keeps what is due,
+so a process that is killed between an attempt and its note makes the attempt again, with the same id and body.
+
+A receiver that fails is asked again after as long as its webhook is old already: 5 s, 10 s, 20 s, up to an hour. A slow
+receiver gets few of the attempts that are made at a time, by how long its last ones took; its others wait in the store.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from server.jobs.store.errors import StoreError
+from server.jobs.store.store import RequestStore, delay_until
+from server.jobs.types import Delivery
+from server.jobs.webhooks.body import webhook_body
+from server.jobs.webhooks.delivery import Outcome, Sender
+from server.jobs.webhooks.signature import Secret, signed_headers
+
+MAX_PARALLEL = 32  # attempts at a time; the Sender has as many connections
+MAX_TAKEN = 8  # webhooks that are read from the store at once, with their results
+MIN_PAUSE, MAX_PAUSE = 5.0, 3600.0  # seconds between two attempts
+GIVE_UP_SECONDS = 86_400.0  # after the request's end,
+MIN_ATTEMPTS = 10  # but not before so many, as the clock may have jumped
+_QUICK_SECONDS = 0.5  # a receiver that takes no longer may have all attempts
+_FIRST_GUESS = 2.0  # of a receiver that is not known yet
+_MIN_PER_HOST = 2
+_STORE_PAUSE = 1.0  # after an error of the store
+_MIN_WAIT = 0.25  # what else is due in the store may be late
+
+logger = logging.getLogger("embedline.jobs")
+
+
+@dataclass(slots=True)
+class _Host:
+    """A receiver's host, while something is on its way to it or waits for it."""
+
+    seconds: float = _FIRST_GUESS  # that attempts took of late
+    in_flight: int = 0
+    next_turn: float = 0.0  # on the clock, of what has to wait
+
+    @property
+    def most(self) -> int:
+        """Attempts at a time."""
+        return max(_MIN_PER_HOST, min(MAX_PARALLEL, int(MAX_PARALLEL * _QUICK_SECONDS / self.seconds)))
+
+
+class Outbox:
+    """Run it once. After `run` was cancelled, `drained` waits for the attempts that were begun.
+
+    secrets   the secrets to sign with now
+    clock     the store's
+    counted   gets each outcome, for the metrics: "delivered", "failed" or "given up"
+    """
+
+    def __init__(
+        self,
+        store: RequestStore,
+        sender: Sender,
+        *,
+        secrets: Callable[[], list[Secret]],
+        model_id: str,
+        clock: Callable[[], float],
+        counted: Callable[[str], None] = lambda outcome: None,
+    ) -> None:
+        self._store = store
+        self._sender = sender
+        self._secrets = secrets
+        self._model_id = model_id
+        self._clock = clock
+        self._counted = counted
+        self._hosts: dict[str, _Host] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._free = asyncio.Semaphore(MAX_PARALLEL)
+
+    async def run(self) -> None:
+        """Deliver, for ever."""
+        while True:
+            try:
+                await self._turn()
+            except StoreError as error:
+                logger.warning("webhooks wait: the store can't be read: %s", error)
+                await asyncio.sleep(_STORE_PAUSE)
+
+    async def drained(self) -> None:
+        """Returns when nothing is on its way; each attempt has its time limit."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _turn(self) -> None:
+        async with self._free:  # one attempt could be made
+            asked = min(MAX_TAKEN, max(1, MAX_PARALLEL - len(self._tasks)))
+            taken = await self._store.due_webhooks(asked)
+        for delivery in taken:
+            await self._begin(delivery)
+        if len(taken) < asked:
+            delay = delay_until(await self._store.next_due(), self._clock())
+            await self._store.webhook_due(max(_MIN_WAIT, delay))
+
+    async def _begin(self, delivery: Delivery) -> None:
+        name = urlsplit(delivery.endpoint).netloc
+        host = self._hosts.setdefault(name, _Host())
+        if host.in_flight >= host.most:
+            host.next_turn = max(self._clock(), host.next_turn) + host.seconds / host.most
+            await self._store.delivery_failed(delivery.request_id, host.next_turn)
+            return
+        await self._free.acquire()
+        host.in_flight += 1
+        task = asyncio.get_running_loop().create_task(self._attempt(delivery, name, host))
+        self._tasks.add(task)  # the loop holds tasks weakly
+        task.add_done_callback(self._tasks.discard)
+
+    async def _attempt(self, delivery: Delivery, name: str, host: _Host) -> None:
+        loop = asyncio.get_running_loop()
+        body = webhook_body(delivery, model_id=self._model_id, deployment_id=self._model_id)
+        headers = signed_headers(
+            self._secrets(), request_id=delivery.request_id, timestamp=int(self._clock()), body=body
+        )
+        began = loop.time()
+        try:
+            outcome = await self._sender.send(
+                delivery.endpoint, [(b"content-type", b"application/json"), *headers], body
+            )
+            host.seconds = (host.seconds + max(0.001, loop.time() - began)) / 2
+            await self._note(delivery, outcome)
+        except StoreError as error:  # it is due again when its lease is over
+            logger.warning("webhook of %s: what became of it can't be kept: %s", delivery.request_id, error)
+        finally:
+            host.in_flight -= 1
+            if not host.in_flight and host.next_turn <= self._clock():
+                self._hosts.pop(name, None)
+            self._free.release()
+
+    async def _note(self, delivery: Delivery, outcome: Outcome) -> None:
+        if outcome.delivered:
+            self._counted("delivered")
+            await self._store.delivered(delivery.request_id)
+            return
+        next_attempt = next_attempt_at(delivery, self._clock()) if outcome.retries else None
+        self._counted("failed" if next_attempt is not None else "given up")
+        words = "is tried again" if next_attempt is not None else "is given up"
+        logger.info("webhook of %s failed and %s: %s", delivery.request_id, words, outcome.reason)
+        await self._store.delivery_failed(delivery.request_id, next_attempt)
+
+
+def next_attempt_at(delivery: Delivery, now: float) -> float | None:
+    """When a webhook that failed now is tried again; None when it has been tried long enough."""
+    age = now - delivery.ended_at
+    if age > GIVE_UP_SECONDS and delivery.num_attempts >= MIN_ATTEMPTS:
+        return None
+    return now + min(MAX_PAUSE, max(MIN_PAUSE, age))

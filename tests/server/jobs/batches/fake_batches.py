@@ -1,0 +1,86 @@
+"""Batches over a real store and a folder, with a server that answers at once in the test's own process."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from server.jobs.batches.batches import Batches
+from server.jobs.files import Files
+from server.jobs.http_client import HttpAnswer
+from server.jobs.store.sqlite.opening import open_sqlite
+
+JSON = {"content-type": "application/json"}
+
+
+@dataclass
+class FakeServer:
+    """Answers with the body that it got."""
+
+    asked: list[str] = field(default_factory=list)  # ids, in order
+    status: int = 200
+
+    async def ask(self, owner: str, route: str, body: bytes, request_id: str) -> HttpAnswer:
+        self.asked.append(request_id)
+        return HttpAnswer(self.status, {**JSON, "x-request-id": request_id}, b'{"echo":%s}' % body)
+
+
+@dataclass
+class Place:
+    """Files and batches as the process has them."""
+
+    files: Files
+    batches: Batches
+
+    async def uploaded(self, content: bytes, owner: str = "") -> str:
+        file_id = await self.files.begin(owner, "in.jsonl", "batch", len(content))
+        await self.files.append(owner, file_id, memoryview(content))
+        await self.files.end(owner, file_id)
+        return file_id
+
+    async def made(self, content: bytes, endpoint: str = "/v1/embeddings") -> str:
+        """The id of a new batch."""
+        input_id = await self.uploaded(content)
+        state = await self.batches.create(
+            "", endpoint=endpoint, input_file_id=input_id, completion_window="24h", metadata={}
+        )
+        return state.id
+
+    async def shown(self, batch_id: str) -> dict[str, Any]:
+        state = await self.batches.get("", batch_id)
+        assert state is not None
+        return state.shown()
+
+    async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
+        """Of an output; none without a file."""
+        if file_id is None:
+            return []
+        content = await self.files.read("", file_id, 0, 1 << 30)
+        assert content is not None
+        return [json.loads(line) for line in content.splitlines()]
+
+
+@asynccontextmanager
+async def opened(folder: Path, server: Any) -> AsyncIterator[Place]:
+    store = await open_sqlite(folder / "store")
+    files = Files(folder / "files", store.documents)
+    await files.open()
+    try:
+        yield Place(files, Batches(files, store.documents, ask=server.ask))
+    finally:
+        await store.close()
+
+
+def input_lines(count: int, **changes: object) -> list[bytes]:
+    return [
+        json.dumps(
+            {"custom_id": f"c{number}", "method": "POST", "url": "/v1/embeddings", "body": {"n": number}, **changes}
+        ).encode()
+        for number in range(count)
+    ]
+
+
+def joined(lines: Sequence[bytes]) -> bytes:
+    return b"\n".join(lines) + b"\n"

@@ -1,0 +1,229 @@
+"""Batches: what each line becomes, and what a crash, a full disk, a cancel and the end of the window leave."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.jobs.batches import lines as batch_lines
+from server.jobs.batches import run as batch_run
+from server.jobs.batches.batches import BatchProblem
+from server.jobs.batches.outputs import Output
+from server.jobs.http_client import HttpAnswer
+from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, opened
+
+pytestmark = pytest.mark.asyncio
+
+
+async def ended(place: Place, batch_id: str) -> dict[str, Any]:
+    """Runs batches until this one has ended."""
+    running = asyncio.create_task(place.batches.run())
+    try:
+        while not (state := await place.batches.get("", batch_id)) or not state.has_ended:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return state.shown()
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_each_line_gets_one_line_in_order(tmp_path: Path) -> None:
+    server = FakeServer()
+    async with opened(tmp_path, server) as place:
+        shown = await ended(place, await place.made(joined(input_lines(200))))
+        found = await place.lines(shown["output_file_id"])
+    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(200)]
+    assert [line["response"]["body"] for line in found] == [{"echo": {"n": number}} for number in range(200)]
+    assert shown["status"] == "completed"
+    assert shown["error_file_id"] is None
+    assert shown["request_counts"] == {"total": 200, "completed": 200, "failed": 0}
+
+
+BROKEN = {
+    b'{"custom_id": "x", ': "invalid_line",
+    b"[1, 2]": "invalid_line",
+    b"\xff\xfe": "invalid_line",
+    b'{"custom_id": "x", "method": "GET", "url": "/v1/embeddings", "body": {}}': "invalid_method",
+    b'{"custom_id": "x", "method": "POST", "url": "/v1/rerank", "body": {}}': "mismatched_url",
+    b'{"custom_id": "", "method": "POST", "url": "/v1/embeddings", "body": {}}': "invalid_custom_id",
+    b'{"custom_id": "c0", "method": "POST", "url": "/v1/embeddings", "body": {}}': "duplicate_custom_id",
+}
+
+
+@pytest.mark.parametrize(("broken", "code"), BROKEN.items(), ids=range(len(BROKEN)))
+async def test_a_broken_line_fails_alone_with_its_number(tmp_path: Path, broken: bytes, code: str) -> None:
+    first, second = input_lines(2)
+    async with opened(tmp_path, FakeServer()) as place:
+        shown = await ended(place, await place.made(joined([first, b"", broken, second])))
+        found, errors = await place.lines(shown["output_file_id"]), await place.lines(shown["error_file_id"])
+    assert [line["custom_id"] for line in found] == ["c0", "c1"]
+    assert [(line["error"]["code"], line["error"]["line"]) for line in errors] == [(code, 3)]
+    assert shown["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+
+
+async def test_a_line_that_is_too_long_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_lines, "MAX_LINE_BYTES", 200)
+    first, second = input_lines(2)
+    async with opened(tmp_path, FakeServer()) as place:
+        shown = await ended(place, await place.made(joined([first, b"x" * 1000, second])))
+        errors = await place.lines(shown["error_file_id"])
+    assert [(line["error"]["code"], line["error"]["line"]) for line in errors] == [("line_too_long", 2)]
+    assert shown["request_counts"]["completed"] == 2
+
+
+async def test_an_answer_that_is_no_success_goes_to_the_errors_as_it_is(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeServer(status=413)) as place:
+        shown = await ended(place, await place.made(joined(input_lines(1))))
+        (line,) = await place.lines(shown["error_file_id"])
+    assert (line["response"]["status_code"], line["error"]) == (413, None)
+    assert (shown["status"], shown["output_file_id"]) == ("completed", None)
+
+
+@pytest.mark.parametrize("content", [b"\n\n", None])
+async def test_a_file_without_lines_or_with_too_many_fails_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    monkeypatch.setattr(batch_lines, "MAX_LINES", 3)
+    async with opened(tmp_path, FakeServer()) as place:
+        shown = await ended(place, await place.made(content or joined(input_lines(4))))
+    assert shown["status"] == "failed"
+    assert [error["code"] for error in shown["errors"]["data"]] == ["empty_file" if content else "too_many_lines"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": "/v1/chat/completions"}, "endpoint"),
+        ({"input_file_id": "file-unknown"}, "input_file_id"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "31d"}, "completion_window"),
+        ({"metadata": {"output_format": "csv"}}, "metadata"),
+    ],
+)
+async def test_what_can_not_be_a_batch_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], param: str) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        given = {
+            "endpoint": "/v1/embeddings",
+            "input_file_id": await place.uploaded(b"{}"),
+            "completion_window": "24h",
+            "metadata": {},
+        }
+        with pytest.raises(BatchProblem) as caught:
+            await place.batches.create("", **{**given, **changes})
+    assert caught.value.param == param
+
+
+async def test_another_owners_file_and_batch_are_not_there(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        batch_id = await place.made(joined(input_lines(1)))
+        mine = (await place.batches.newest("", after=None, limit=9))[0].input_file_id
+        assert await place.batches.get("other", batch_id) is None
+        assert await place.batches.cancel("other", batch_id) is None
+        assert await place.files.info("other", mine) is None
+        assert await place.files.read("other", mine, 0, 9) is None
+        assert not await place.files.delete("other", mine)
+
+
+class Gate(FakeServer):
+    """Answers so many, then none."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.closed = asyncio.Event()
+
+    async def ask(self, owner: str, route: str, body: bytes, request_id: str) -> HttpAnswer:
+        if len(self.asked) >= self.count:
+            self.closed.set()
+            await asyncio.Event().wait()
+        return await super().ask(owner, route, body, request_id)
+
+
+@pytest.mark.parametrize("committed_often", [True, False])
+async def test_a_batch_that_was_interrupted_goes_on_with_one_line_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, committed_often: bool
+) -> None:
+    monkeypatch.setattr(batch_run, "COMMIT_SECONDS", 0.0 if committed_often else 3600.0)
+    gate = Gate(150)
+    async with opened(tmp_path, gate) as place:
+        batch_id = await place.made(joined(input_lines(300)))
+        running = asyncio.create_task(place.batches.run())
+        await gate.closed.wait()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        state = await place.batches.get("", batch_id)
+        assert state is not None
+        with (tmp_path / "files" / state.output_file_id).open("ab") as torn:  # what a crash may leave
+            torn.write(b'{"id": "half a li')
+    server = FakeServer()
+    async with opened(tmp_path, server) as place:
+        shown = await ended(place, batch_id)
+        found = await place.lines(shown["output_file_id"])
+    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(300)]
+    assert shown["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
+    assert (len(server.asked) < 300) == committed_often
+
+
+async def test_a_full_disk_only_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, failures = Output.write, iter([OSError(28, "No space left on device")] * 3)
+
+    def full(self: Output, content: bytes, at: int) -> None:
+        for failure in failures:
+            write(self, content[: len(content) // 2], at)
+            raise failure
+        write(self, content, at)
+
+    monkeypatch.setattr(Output, "write", full)
+    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
+    async with opened(tmp_path, FakeServer()) as place:
+        shown = await ended(place, await place.made(joined(input_lines(50))))
+        found = await place.lines(shown["output_file_id"])
+    assert [line["custom_id"] for line in found] == [f"c{number}" for number in range(50)]
+
+
+async def test_a_cancelled_batch_keeps_what_was_answered(tmp_path: Path) -> None:
+    gate = Gate(10)
+    async with opened(tmp_path, gate) as place:
+        batch_id = await place.made(joined(input_lines(300)))
+        running = asyncio.create_task(place.batches.run())
+        await gate.closed.wait()
+        state = await place.batches.cancel("", batch_id)
+        assert state is not None
+        assert state.status == "cancelling"
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        shown = await ended(place, batch_id)
+        found = await place.lines(shown["output_file_id"])
+    assert shown["status"] == "cancelled"
+    assert shown["request_counts"]["completed"] == len(found) <= 10
+
+
+async def test_lines_that_the_window_left_over_have_an_error_each(tmp_path: Path) -> None:
+    gate = Gate(0)
+    async with opened(tmp_path, gate) as place:
+        batch_id = await place.made(joined(input_lines(30)))
+        place.batches._clock = lambda: 4e9
+        shown = await ended(place, batch_id)
+        errors = await place.lines(shown["error_file_id"])
+    assert shown["status"] == "expired"
+    assert [line["error"]["code"] for line in errors] == ["batch_expired"] * 30
+
+
+def positions(content: bytes) -> Iterator[int]:
+    at = 0
+    for line in content.splitlines(keepends=True):
+        at += len(line)
+        yield at
+
+
+async def test_the_place_in_the_input_is_in_bytes(tmp_path: Path) -> None:
+    content = "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in ("ä", "€", "😀")).encode()
+    (tmp_path / "in").write_bytes(content)
+    assert [line.end for line in batch_lines.lines_of(tmp_path / "in")] == list(positions(content))

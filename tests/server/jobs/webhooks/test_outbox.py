@@ -1,0 +1,159 @@
+"""The outbox over a real store, with receivers on this machine and the store's clock in the test's hand."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from server.jobs.store.sqlite.opening import open_sqlite
+from server.jobs.store.store import RequestStore
+from server.jobs.types import Delivery, Finished, JobError, NewRequest, Result, Status, WebhookStatus
+from server.jobs.webhooks import outbox
+from server.jobs.webhooks.addresses import AddressRules
+from server.jobs.webhooks.delivery import Sender
+from server.jobs.webhooks.outbox import Outbox
+from tests.server.jobs.webhooks.receiver import FAILED, OK, SILENT, receiving
+
+pytestmark = pytest.mark.asyncio
+
+
+@dataclass
+class Clock:
+    now: float = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, clock: Clock, counted: Callable[[str], None] = lambda outcome: None
+) -> AsyncIterator[RequestStore]:
+    """A store whose webhooks are delivered."""
+    store = await open_sqlite(folder / "store", clock=clock)
+    sender = Sender(AddressRules(allows_private=True), max_connections=outbox.MAX_PARALLEL, timeout_s=30)
+    box = Outbox(store.requests, sender, secrets=lambda: [], model_id="m", clock=clock, counted=counted)
+    task = asyncio.create_task(box.run())
+    try:
+        yield store.requests
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        for attempt in box._tasks:
+            attempt.cancel()
+        await box.drained()
+        await sender.close()
+        await store.close()
+
+
+async def ended(store: RequestStore, endpoint: str, outcome: Finished) -> str:
+    """The id of a request that has ended."""
+    request_id = await store.add(NewRequest("", "/v1/embeddings", b"{}", webhook_endpoint=endpoint))
+    await store.claim(100)
+    assert await store.finish(request_id, outcome)
+    return request_id
+
+
+async def webhook_status(store: RequestStore, request_id: str) -> WebhookStatus:
+    view = await store.view("", request_id)
+    assert view is not None
+    return view.webhook_status
+
+
+async def until(store: RequestStore, request_id: str, status: WebhookStatus) -> None:
+    while await webhook_status(store, request_id) is not status:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+SUCCEEDED = Finished(Status.SUCCEEDED, Result(200, (), b'{"data":[0.5]}'))
+RAW = Finished(Status.SUCCEEDED, Result(200, (), b"\x00\x01", "application/octet-stream"))
+LARGE = Finished(Status.SUCCEEDED, Result(200, (), b"[" + b"1," * (2 << 20) + b"1]"))
+FAILURE = Finished(Status.FAILED, errors=(JobError("MODEL_PREDICT_ERROR", "why"),))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "data", "errors"),
+    [
+        (SUCCEEDED, {"data": [0.5]}, []),
+        (RAW, {"content_type": "application/octet-stream", "base64": "AAE="}, []),
+        (LARGE, {"bytes": 4194307, "path": "/async_request/ID/result"}, []),
+        (FAILURE, None, [{"code": "MODEL_PREDICT_ERROR", "message": "why"}]),
+    ],
+    ids=["json", "raw bytes", "too large", "failed"],
+)
+async def test_the_body_is_basetens(tmp_path: Path, outcome: Finished, data: object, errors: list[object]) -> None:
+    async with receiving(OK) as receiver, running(tmp_path, Clock()) as store:
+        request_id = await ended(store, receiver.url, outcome)
+        await until(store, request_id, WebhookStatus.SUCCEEDED)
+    (received,) = receiver.received
+    body = json.loads(received.body.replace(request_id.encode(), b"ID"))
+    assert body.pop("time").startswith("2027-01-15T08:00:00")
+    assert body == {
+        "request_id": "ID",
+        "model_id": "m",
+        "deployment_id": "m",
+        "type": "async_request_completed",
+        "data": data,
+        "errors": errors,
+    }
+    assert received.headers["content-type"] == "application/json"
+
+
+async def test_a_receiver_that_fails_is_asked_again_with_the_same_bytes(tmp_path: Path) -> None:
+    clock, outcomes = Clock(), list[str]()
+    async with receiving(FAILED, OK) as receiver:
+        async with running(tmp_path, clock, outcomes.append) as store:
+            request_id = await ended(store, receiver.url, SUCCEEDED)
+            while outcomes != ["failed"]:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        clock.now += outbox.MIN_PAUSE + 1
+        async with running(tmp_path, clock, outcomes.append) as store:  # also by a process that came after it
+            await until(store, request_id, WebhookStatus.SUCCEEDED)
+    first, second = receiver.received
+    assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
+    assert first.headers["webhook-timestamp"] < second.headers["webhook-timestamp"]
+    assert outcomes == ["failed", "delivered"]
+
+
+async def test_a_process_that_dies_before_it_notes_a_delivery_delivers_again(tmp_path: Path) -> None:
+    clock = Clock()
+    async with receiving(SILENT, OK) as receiver:
+        async with running(tmp_path, clock) as store:
+            request_id = await ended(store, receiver.url, SUCCEEDED)
+            await receiver.until(1)
+        clock.now += 61  # the lease of the first attempt
+        async with running(tmp_path, clock) as store:
+            await until(store, request_id, WebhookStatus.SUCCEEDED)
+    assert len({(one.headers["webhook-id"], one.body) for one in receiver.received}) == 1
+    assert len(receiver.received) == 2
+
+
+async def test_a_silent_receiver_does_not_stop_the_others(tmp_path: Path) -> None:
+    async with receiving(SILENT) as silent, receiving(OK) as quick, running(tmp_path, Clock()) as store:
+        for _ in range(40):
+            await ended(store, silent.url, SUCCEEDED)
+        request_id = await ended(store, quick.url, SUCCEEDED)
+        await until(store, request_id, WebhookStatus.SUCCEEDED)
+        assert silent.most_open < outbox.MAX_PARALLEL
+
+
+async def test_a_refused_address_ends_the_webhook_and_keeps_the_result(tmp_path: Path) -> None:
+    async with running(tmp_path, Clock()) as store:
+        request_id = await ended(store, "http://10.0.0.1:8000/", SUCCEEDED)
+        await until(store, request_id, WebhookStatus.FAILED)
+        assert await store.result("", request_id) == SUCCEEDED.result
+
+
+async def test_pauses_grow_with_the_age_and_a_clock_that_jumps_gives_nothing_up() -> None:
+    def delivery(attempts: int) -> Delivery:
+        return Delivery("r", "", "", Status.SUCCEEDED, 0.0, None, (), attempts)
+
+    pauses = [(outbox.next_attempt_at(delivery(3), now) or 0) - now for now in (0.0, 20.0, 600.0, 80_000.0, -50.0)]
+    assert pauses == [5.0, 20.0, 600.0, 3600.0, 5.0]
+    assert outbox.next_attempt_at(delivery(2), 1e6) is not None
+    assert outbox.next_attempt_at(delivery(30), 1e6) is None
