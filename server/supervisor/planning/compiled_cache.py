@@ -12,6 +12,7 @@ from server.settings.flag import SettingsError
 
 _OFF = "off"
 _WRITTEN_TO = "compiled"  # the folder in it that engines make and use
+_CACHES = (_WRITTEN_TO, "fused")  # all that engine.store.cache keeps; the folder around them may hold a user's files
 
 logger = logging.getLogger("embedline.server")
 
@@ -42,7 +43,7 @@ def cache_folder(asked: str | None, environment: Mapping[str, str]) -> str | Non
 
 def remove_leftovers(folder: str | None) -> None:
     """Remove what engines were making when they were killed. `folder`: of `cache_folder`."""
-    for each in Path(folder).glob("*") if folder is not None else ():
+    for each in (Path(folder, name) for name in _CACHES) if folder is not None else ():
         cache.remove_leftovers(each)
 
 

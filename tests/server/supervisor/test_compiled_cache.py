@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server.settings.flag import SettingsError
-from server.supervisor.planning.compiled_cache import cache_folder
+from server.supervisor.planning.compiled_cache import cache_folder, remove_leftovers
 
 
 def test_the_default_is_the_users_cache(tmp_path: Path) -> None:
@@ -25,6 +25,16 @@ def test_as_asked(tmp_path: Path) -> None:
     assert [(path.name, path.stat().st_mode & 0o777) for path in asked.iterdir()] == [("compiled", 0o700)]
     assert list((asked / "compiled").iterdir()) == []
     assert cache_folder("off", {}) is None
+
+
+def test_leftovers_are_removed_from_the_caches_and_nowhere_else(tmp_path: Path) -> None:
+    for name in ("compiled", "fused", "a-users"):
+        (tmp_path / name / ".new-x").mkdir(parents=True)
+        (tmp_path / name / ".old-x").mkdir()
+    remove_leftovers(str(tmp_path))
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
+    assert left == ["a-users/.new-x", "a-users/.old-x"]
+    remove_leftovers(None)
 
 
 def test_one_that_was_asked_for_must_be_writable(tmp_path: Path) -> None:
