@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from server.jobs.folder import opened
@@ -21,11 +23,17 @@ from server.jobs.service import Service
 from server.jobs.store.errors import StoreUnusable
 from server.jobs.store.sqlite.opening import open_sqlite
 from server.jobs.store.store import Store, StoreLimits
+from server.jobs.webhooks.addresses import AddressRules
+from server.jobs.webhooks.delivery import Sender
+from server.jobs.webhooks.outbox import MAX_PARALLEL, Outbox
+from server.jobs.webhooks.signature import Secret, SecretFile
 from server.settings.flag import SettingsError
 from wire.child import Child, StartError, run
 from wire.control import Json, Request
 
 _STORE = "requests"  # the folder in --jobs with the store
+_WEBHOOK_SECONDS = 10.0  # of one attempt
+_WEBHOOK_LEASE = 30.0  # seconds, after which an attempt that a kill cut short is made again
 
 logger = logging.getLogger("embedline.server")
 
@@ -53,16 +61,39 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
         requests, Target(start.http_path, start.secret), pace, most=start.max_in_flight, metrics=child.metrics
     )
     gauges = QueueGauges(requests, child.metrics, title=child.title)
-    service = Service(Requests(requests, metrics=child.metrics, changed=gauges.changed).handlers())
+    addresses = AddressRules(allows_private=start.private_webhooks)
+    sender = Sender(addresses, max_connections=MAX_PARALLEL, timeout_s=_WEBHOOK_SECONDS)
+    webhooks = Outbox(
+        requests,
+        sender,
+        secrets=_secrets(start),
+        model_id="embedline",
+        clock=time.time,
+        counted=partial(child.metrics.count, "embedline_jobs_webhook_attempts_total"),
+    )
+    accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
+    service = Service(accepting.handlers())
     housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
     child.holds = lambda: {"running": runner.num_running}
     await service.start(socket.socket(fileno=start.listener_fd))
     await _follow_state(child, runner)
     child.ready()
-    async with _together(runner.run(), housekeeping.run(), gauges.run()):
+    async with _together(runner.run(), housekeeping.run(), gauges.run(), webhooks.run()):
         await child.stopping.wait()
     await runner.stop()
+    await webhooks.drained()
+    await sender.close()
     await service.stop()
+
+
+def _secrets(start: JobsStart) -> Callable[[], list[Secret]]:
+    """What webhooks are signed with now. Raises StartError."""
+    if start.webhook_secrets is None:
+        return list
+    try:
+        return SecretFile(start.webhook_secrets).secrets
+    except SettingsError as error:
+        raise StartError(str(error)) from None
 
 
 async def _follow_state(child: Child, runner: Runner) -> None:
@@ -92,7 +123,7 @@ async def _opened(start: JobsStart) -> tuple[Any, Store]:
     """Raises StartError."""
     try:
         folder = await opened(start.folder, waits=start.waits_for_folder)
-        limits = StoreLimits(quota_bytes=start.quota, result_ttl=start.result_ttl)
+        limits = StoreLimits(quota_bytes=start.quota, result_ttl=start.result_ttl, delivery_lease=_WEBHOOK_LEASE)
         return folder, await open_sqlite(folder.path / _STORE, limits)
     except (SettingsError, StoreUnusable) as error:
         raise StartError(str(error)) from None

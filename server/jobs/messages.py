@@ -84,6 +84,8 @@ class JobsStart:
     waits_for_folder: bool  # until the server that has it ends, as this one takes over from it
     quota: int  # bytes
     result_ttl: float  # seconds that ended requests are kept
+    webhook_secrets: str | None  # the file they are in
+    private_webhooks: bool  # whether they may go to private addresses
     http_path: str  # the Unix socket where frontends take this process's requests
     secret: str  # with which they may act for an API key
     max_in_flight: int  # requests that may be sent to frontends at a time

@@ -11,6 +11,7 @@ from server.jobs.service import Handler
 from server.jobs.store.errors import IdempotencyConflict, StoreFull, StoreUnavailable
 from server.jobs.store.store import RequestStore
 from server.jobs.types import NewRequest, RequestView
+from server.jobs.webhooks.addresses import AddressRefused, AddressRules
 from wire.metrics import Recorder
 
 _FULL_SECONDS = 10.0  # what clients are told while there is no room
@@ -21,8 +22,11 @@ _Value = TypeVar("_Value")
 class Requests:
     """Handlers by name. `changed` is called when the numbers of the queue have changed."""
 
-    def __init__(self, store: RequestStore, *, metrics: Recorder, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, store: RequestStore, *, addresses: AddressRules, metrics: Recorder, changed: Callable[[], None]
+    ) -> None:
         self._store = store
+        self._addresses = addresses
         self._metrics = metrics
         self._changed = changed
 
@@ -38,10 +42,11 @@ class Requests:
 
     async def _add(self, call: Call, body: memoryview) -> Reply:
         new = msgspec.convert({**call.fields, "owner": call.owner, "body": b""}, NewRequest)
-        if new.webhook_endpoint is not None:  # better than one that is never sent
-            raise Refused(
-                Reason.INVALID, "webhook_endpoint is not supported yet: leave it out", param="webhook_endpoint"
-            )
+        if new.webhook_endpoint is not None:
+            try:
+                self._addresses.check_url(new.webhook_endpoint)
+            except AddressRefused as error:
+                raise Refused(Reason.INVALID, str(error), param="webhook_endpoint") from None
         request_id = await asked(self._store.add(dataclasses.replace(new, body=bytes(body))))
         self._metrics.count("embedline_jobs_accepted_total", str(new.priority))
         self._changed()

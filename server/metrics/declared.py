@@ -151,6 +151,9 @@ JOBS = (
     gauge("embedline_jobs_oldest_age_seconds", ("process",), "For how long the oldest of them has waited.",
         "it comes close to the `max_time_in_queue_seconds` that your clients send"),
     gauge("embedline_jobs_in_progress", ("process",), "Async requests that run, up to a second ago."),
+    _counter("embedline_jobs_webhook_attempts_total", ("outcome",),
+        "Attempts to deliver a webhook: `delivered`, `failed` it is tried again, `given_up` it is not.",
+        "`given_up` rises"),
     gauge("embedline_jobs_webhooks_pending", ("process",), "Webhooks that were not received yet.", "it keeps rising"),
     gauge("embedline_jobs_held_bytes", ("process",), "What --jobs-quota bounds.", "it comes close to --jobs-quota"),
 )

@@ -34,8 +34,24 @@ class JobsFlags(HttpFlags):
         "fetch it; the quota has to hold the results of so long a time.",
         least=1,
     )
+    jobs_webhook_secrets: str | None = flag(
+        None,
+        "Jobs",
+        "A file with the secret that webhooks are signed with: `whsec_` and 24 to 64 bytes in base64. To change it, "
+        "put the new one above the old one, move your receivers over, then remove the old one; the file is read again "
+        "when it changes. Without it webhooks are not signed.",
+        default_text="none",
+    )
+    jobs_private_webhooks: bool = flag(
+        False,
+        "Jobs",
+        "Let webhooks go to addresses of private networks and of this machine, on any port, and to this machine by "
+        "plain http. Whoever may send async requests can then reach what this server can reach.",
+    )
 
     def check_jobs(self) -> None:
         """Raises SettingsError for the first of these settings that can't be."""
         if self.jobs == "":
             raise SettingsError("--jobs takes the path of a folder")
+        if self.jobs is None and self.jobs_webhook_secrets is not None:
+            raise SettingsError("--jobs-webhook-secrets needs --jobs")

@@ -53,7 +53,7 @@ class Outbox:
 
     secrets   the secrets to sign with now
     clock     the store's
-    counted   gets each outcome, for the metrics: "delivered", "failed" or "given up"
+    counted   gets each outcome, for the metrics: "delivered", "failed" or "given_up"
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Outbox:
             await self._store.delivered(delivery.request_id)
             return
         next_attempt = next_attempt_at(delivery, self._clock()) if outcome.retries else None
-        self._counted("failed" if next_attempt is not None else "given up")
+        self._counted("failed" if next_attempt is not None else "given_up")
         words = "is tried again" if next_attempt is not None else "is given up"
         logger.info("webhook of %s failed and %s: %s", delivery.request_id, words, outcome.reason)
         await self._store.delivery_failed(delivery.request_id, next_attempt)

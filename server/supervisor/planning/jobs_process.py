@@ -37,6 +37,8 @@ def jobs_process(sockets: JobsSockets, settings: Settings) -> Plan:
         waits_for_folder=settings.takeover,
         quota=settings.jobs_quota,
         result_ttl=settings.jobs_result_ttl,
+        webhook_secrets=settings.jobs_webhook_secrets,
+        private_webhooks=settings.jobs_private_webhooks,
         http_path=sockets.http.path,
         secret=sockets.secret,
         max_in_flight=max(1, min(_MAX_IN_FLIGHT, settings.max_concurrent_requests // _SHARE)),

@@ -90,7 +90,6 @@ def test_a_request_that_its_route_refuses_has_failed(server: Server) -> None:
         ({"model_input": HELLO, "inference_retry_config": {"max_attempts": 11}}, "max_attempts"),
         ({"model_input": HELLO, "inference_retry_config": {"attempts": 1}}, "`attempts`"),
         ({"model_input": HELLO, "priorities": 1}, "`priorities`"),
-        ({"model_input": HELLO, "webhook_endpoint": "https://example.org"}, "webhook_endpoint is not supported yet"),
     ],
 )
 def test_wrong_bodies_are_refused_by_name(body: Any, words: str, server: Server) -> None:

@@ -1,0 +1,162 @@
+"""Webhooks of a whole server, to a receiver on this machine: what it gets, and where they may not go."""
+
+import base64
+import hmac
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.server.jobs.served.asking import accepted, ended, result
+from tests.server_e2e.expected import FAKE
+from tests.server_e2e.running import PATIENCE, Server, serving
+
+KEY = b"a key of thirty-two bytes, or so"
+SECRET = "whsec_" + base64.b64encode(KEY).decode()
+HELLO = {"input": "hello", "model": "any"}
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One POST; names of headers in lower case."""
+
+    headers: dict[str, str]
+    body: bytes
+
+
+class Receiver(ThreadingHTTPServer):
+    """Answers 200 to everything, but not before `may_answer`."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.received: queue.Queue[Received] = queue.Queue()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/hook"
+
+    def next(self) -> Received:
+        return self.received.get(timeout=PATIENCE)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.received.put(Received(headers, body))
+        self.server.may_answer.wait(PATIENCE)
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        thread = threading.Thread(target=receiver.serve_forever)
+        thread.start()
+        try:
+            yield receiver
+        finally:
+            receiver.may_answer.set()
+            receiver.shutdown()
+            thread.join(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("webhooks")
+    (folder / "secrets").write_text(SECRET)
+    flags = ("--jobs", str(folder / "kept"), "--jobs-private-webhooks", "--jobs-webhook-secrets", "secrets")
+    with serving(*FAKE, *flags, folder=folder) as running:
+        yield running
+
+
+def test_a_webhook_has_the_result_and_is_signed(server: Server) -> None:
+    with receiving() as receiver:
+        request_id = accepted(server, HELLO, webhook_endpoint=receiver.url)
+        got = receiver.next()
+
+    assert ended(server, request_id)["status"] == "SUCCEEDED"
+    fields = msgspec.json.decode(got.body, type=dict[str, msgspec.Raw])
+    assert bytes(fields["data"]) == result(server, request_id).body
+    assert msgspec.json.decode(fields["request_id"]) == got.headers["webhook-id"] == request_id
+    signed = f"{request_id}.{got.headers['webhook-timestamp']}.".encode() + got.body
+    assert got.headers["webhook-signature"] == "v1," + base64.b64encode(hmac.digest(KEY, signed, "sha256")).decode()
+    assert got.headers["x-baseten-signature"] == "v1=" + hmac.digest(SECRET.encode(), got.body, "sha256").hex()
+
+
+def test_a_request_that_failed_has_a_webhook_with_its_errors(server: Server) -> None:
+    with receiving() as receiver:
+        body = {"input": "hello", "dimensions": 10_000}
+        request_id = accepted(server, body, route="/v1/embeddings", webhook_endpoint=receiver.url)
+        (error,) = msgspec.json.decode(receiver.next().body)["errors"]
+
+    assert ended(server, request_id)["status"] == "FAILED"
+    assert error["code"] == "MODEL_INVALID_INPUT"
+
+
+@pytest.mark.faults
+@pytest.mark.full  # waits until the lease of the first attempt is over
+def test_a_webhook_is_sent_again_when_the_jobs_process_was_killed_meanwhile(server: Server) -> None:
+    with receiving() as receiver:
+        receiver.may_answer.clear()
+        request_id = accepted(server, HELLO, webhook_endpoint=receiver.url)
+        first = receiver.next()
+        server.kill("jobs 0")
+        receiver.may_answer.set()
+        second = receiver.next()
+
+    assert second.body == first.body
+    assert second.headers["webhook-id"] == first.headers["webhook-id"] == request_id
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("ftp://example.org/", "must begin with https://"),
+        ("https://user:word@example.org/", "user or a password"),
+    ],
+)
+def test_a_url_that_can_not_be_is_refused_by_name(url: str, words: str, server: Server) -> None:
+    answer = server.request("POST", "/async_predict", {"model_input": HELLO, "webhook_endpoint": url})
+    error = answer.json()["error"]
+    assert (answer.status, error["param"]) == (400, "webhook_endpoint")
+    assert words in error["message"]
+    assert url not in error["message"]
+
+
+def test_a_private_address_needs_the_flag(tmp_path: Path) -> None:
+    with serving(*FAKE, "--jobs", str(tmp_path / "kept"), folder=tmp_path) as server, receiving() as receiver:
+        body = {"model_input": HELLO, "webhook_endpoint": receiver.url}
+        assert server.request("POST", "/async_predict", body).status == 400
+        behind_a_name = f"https://localhost:{receiver.server_port}/"
+        request_id = accepted(server, HELLO, webhook_endpoint=behind_a_name)
+        while (shown := ended(server, request_id))["webhook_status"] == "PENDING":
+            continue
+        assert shown["webhook_status"] == "FAILED"
+        assert result(server, request_id).status == 200
+        assert receiver.received.empty()
+
+
+def test_secrets_that_can_not_be_end_the_start(tmp_path: Path) -> None:
+    (tmp_path / "secrets").write_text("whsec_short")
+    server = Server(*FAKE, "--jobs", "kept", "--jobs-webhook-secrets", "secrets", folder=tmp_path)
+    try:
+        server.log.wait_for("--jobs-webhook-secrets, line 1: a secret is")
+        assert server.process.wait(PATIENCE) == 2
+    finally:
+        server.close()
