@@ -190,7 +190,7 @@ class App:
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
             self._admission.check_open()
             read = partial(self._read, request)
-            return await self._async_predict.answer(read, request.headers, trace.key)
+            return await self._async_predict.answer(read, request.headers, self._keys.owner(trace.key))
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, openai_error)
         except Exception as error:
@@ -242,7 +242,7 @@ class App:
             return
         scope = {
             **request.scope,
-            OWNER: trace.key,
+            OWNER: self._keys.owner(trace.key),
             "method": "GET" if trace.method == "HEAD" else trace.method,  # the HTTP protocol leaves out the body
             "path": place.prefix + place.path,
             "root_path": place.prefix,

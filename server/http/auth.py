@@ -51,7 +51,7 @@ class Keys:
         if self._file is not None and self._watched.have_changed():
             self._renew(self._file)
         if self._jobs_secret is not None and (secret := headers.get(_JOBS_SECRET)) is not None:
-            return self._owner(secret, headers)
+            return self._name_of_owner(secret, headers)
         found = None
         for given in map(digest, _given(headers)):
             for key in self._keys:  # always all of them, so that the time shows nothing
@@ -61,13 +61,18 @@ class Keys:
             raise Unauthorized("send a valid API key: authorization: Bearer …")
         return found
 
-    def _owner(self, secret: bytes, headers: Mapping[bytes, bytes]) -> str:
-        """The key that the jobs process acts for. Raises Unauthorized, also where that key is accepted no more."""
+    def owner(self, name: str) -> str:
+        """What async requests of the key with this name are kept under; "" where none is needed."""
+        return next((key.owner for key in self._keys if key.name == name), "")
+
+    def _name_of_owner(self, secret: bytes, headers: Mapping[bytes, bytes]) -> str:
+        """Of the key that the jobs process acts for. Raises Unauthorized, also where that key is accepted no more."""
         owner = headers.get(_JOBS_OWNER, b"").decode("latin-1")
         assert self._jobs_secret is not None
-        if not hmac.compare_digest(secret, self._jobs_secret) or all(key.name != owner for key in self._keys):
+        name = next((key.name for key in self._keys if key.owner == owner), None)
+        if name is None or not hmac.compare_digest(secret, self._jobs_secret):
             raise Unauthorized("the API key of this async request is not accepted any more")
-        return owner
+        return name
 
     def _renew(self, file: KeyFile) -> None:
         """A file that is wrong leaves the keys as they were."""

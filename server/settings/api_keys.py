@@ -33,6 +33,12 @@ class ApiKey:
     digest: bytes  # SHA-256
     weight: float = 1.0  # its part of the engines while others wait too, in proportion to theirs
     tokens_per_minute: int | None = None  # the most that it may send; None = no ceiling
+    is_numbered: bool = False  # its name is only its place among the others, which changes when one of them goes
+
+    @property
+    def owner(self) -> str:
+        """What is kept on the disk of whose a request is: what will mean this key later too. No name has a `=`."""
+        return _HASHED + self.digest.hex() if self.is_numbered else self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +83,8 @@ def with_file(flag_keys: Sequence[ApiKey], path: str) -> list[ApiKey]:
 
 
 def _of_flags(keys: Sequence[str]) -> list[ApiKey]:
-    found = [_plain(key, name=f"key-{number}", where="--api-key") for number, key in enumerate(keys, 1)]
+    plain = [_plain(key, name=f"key-{number}", where="--api-key") for number, key in enumerate(keys, 1)]
+    found = [replace(key, is_numbered=True) for key in plain]
     if len({key.digest for key in found}) < len(found):
         raise SettingsError("--api-key: the same key is given twice")
     return found
@@ -126,7 +133,7 @@ def _line(line: str, number: int, *, where: str) -> ApiKey:
         raise SettingsError(f"{where}: the name before the colon may have letters, digits, dots, dashes, underscores")
     words = rest.split() or [""]
     key = _plain(words[0], name=name.strip(), where=where)
-    return replace(key, **_extras(words[1:], where=where))
+    return replace(key, is_numbered=not separator, **_extras(words[1:], where=where))
 
 
 def _extras(words: Sequence[str], *, where: str) -> dict[str, Any]:

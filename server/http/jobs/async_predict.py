@@ -16,7 +16,7 @@ from server.dialects.table import ROUTES
 from server.http.jobs.refusals import calling
 from server.jobs.client import JobsClient
 from server.jobs.limits import MAX_BODY_BYTES
-from server.requests.errors import InvalidRequest, NoSuchRoute, PayloadTooLarge
+from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge
 
 PLACE = ("POST", "/async_predict")
 NO_JOBS = "start the server with --jobs DIR to have this route"
@@ -86,6 +86,7 @@ def _decode(body: bytes) -> AsyncPredictBody:
     if len(body) > MAX_BODY_BYTES:
         raise _too_large()
     fields = parse(_BODY, body)
+    _refuse_other_than_utf8(body)
     if not bytes(fields.model_input).startswith(b"{"):
         raise InvalidRequest("model_input must be an object: the body that its route takes", param="model_input")
     if fields.route is not None and fields.route not in _ROUTES:
@@ -114,6 +115,14 @@ def _fields(body: AsyncPredictBody, headers: Mapping[bytes, bytes]) -> dict[str,
             raise InvalidRequest("idempotency-key must be 1 to 255 visible ASCII characters", param="idempotency-key")
         fields["idempotency_key"] = key.decode()
     return fields
+
+
+def _refuse_other_than_utf8(body: bytes) -> None:
+    """msgspec doesn't look into the texts of `model_input`, which it leaves as it is. Raises MalformedBody."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        raise MalformedBody("the body is not valid JSON in UTF-8") from None
 
 
 def _too_large() -> PayloadTooLarge:

@@ -15,7 +15,7 @@ from server.jobs.client import JobsClient
 from server.jobs.messages import Fields, Reply
 from server.requests.errors import Conflict, NoSuchRoute, RequestError
 
-OWNER = "embedline.owner"  # in a scope: the name of the API key
+OWNER = "embedline.owner"  # in a scope: whose requests are shown
 _UNENDED = ("QUEUED", "IN_PROGRESS")
 _ASK_AGAIN = {"retry-after": "1"}  # seconds
 

@@ -195,3 +195,24 @@ def test_a_file_that_has_become_wrong_changes_nothing(
 def test_a_pipe_of_keys_is_read_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys")
     assert key_file((), str(tmp_path / "keys")) is None
+
+
+@pytest.mark.holds("API keys")
+def test_a_request_that_was_kept_stays_with_its_key_when_keys_are_numbered_anew() -> None:
+    before = Keys(api_keys(("gone", "stays"), None), metrics_need_a_key=False, jobs_secret="secret")
+    after = Keys(api_keys(("stays",), None), metrics_need_a_key=False, jobs_secret="secret")
+    gone, stays = before.owner("key-1"), before.owner("key-2")
+
+    assert after.owner("key-1") == stays
+    acting = {b"x-embedline-jobs": b"secret"}
+    assert after.check("POST", "/embed", {**acting, b"x-embedline-owner": stays.encode()}) == "key-1"
+    with pytest.raises(Unauthorized):
+        after.check("POST", "/embed", {**acting, b"x-embedline-owner": gone.encode()})
+
+
+def test_a_key_of_a_file_that_is_changed_under_its_name_keeps_its_requests(tmp_path: Path) -> None:
+    owners = set()
+    for line in ("team:old", "team:new"):
+        (tmp_path / "keys").write_text(line)
+        owners.add(Keys(api_keys((), str(tmp_path / "keys")), metrics_need_a_key=False).owner("team"))
+    assert owners == {"team"}

@@ -14,12 +14,16 @@ def key(name: str, text: str) -> ApiKey:
     return ApiKey(name, hashlib.sha256(text.encode()).digest())
 
 
+def numbered(name: str, text: str) -> ApiKey:
+    return replace(key(name, text), is_numbered=True)
+
+
 def test_no_keys() -> None:
     assert api_keys((), None) == []
 
 
 def test_keys_of_flags_are_numbered() -> None:
-    assert api_keys(("first", "se:cond="), None) == [key("key-1", "first"), key("key-2", "se:cond=")]
+    assert api_keys(("first", "se:cond="), None) == [numbered("key-1", "first"), numbered("key-2", "se:cond=")]
 
 
 @pytest.mark.holds("API keys")
@@ -29,11 +33,11 @@ def test_a_file_names_its_keys(tmp_path: Path) -> None:
     file.write_text(f"# ours\n\nteam-a:open\n  team.b: sha256={digest.upper()} \r\nplain\nsha256={'0' * 64}\n")
 
     assert api_keys(("flag",), str(file)) == [
-        key("key-1", "flag"),
+        numbered("key-1", "flag"),
         key("team-a", "open"),
         key("team.b", "hidden"),
-        key("line-5", "plain"),
-        ApiKey("line-6", bytes(32)),
+        numbered("line-5", "plain"),
+        ApiKey("line-6", bytes(32), is_numbered=True),
     ]
 
 
@@ -45,7 +49,7 @@ def test_a_key_of_the_file_may_have_a_weight_and_a_ceiling(tmp_path: Path) -> No
     assert api_keys((), str(file)) == [
         replace(key("a", "open"), weight=2.5),
         replace(key("b", "shut"), tokens_per_minute=120_000),
-        replace(key("line-3", "plain"), tokens_per_minute=1),
+        replace(numbered("line-3", "plain"), tokens_per_minute=1),
     ]
 
 

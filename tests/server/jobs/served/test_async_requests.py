@@ -103,6 +103,11 @@ def test_a_body_that_is_too_large(server: Server) -> None:
     assert server.request("POST", "/async_predict", body).status == 413
 
 
+def test_a_body_that_is_no_utf8(server: Server) -> None:
+    answer = server.request("POST", "/async_predict", b'{"model_input": {"input": "\xff"}}')
+    assert (answer.status, answer.json()["message"]) == (400, "the body is not valid JSON in UTF-8")
+
+
 def test_an_idempotency_key_keeps_one_request(server: Server) -> None:
     body = {"model_input": HELLO, "priority": 2}
     first, second = (server.request("POST", "/async_predict", body, idempotency_key="once") for _ in range(2))
