@@ -9,5 +9,9 @@ class RefusedJob(BackfillError):
     """The arguments, or what they name, are wrong: nothing was begun."""
 
 
+class WrongIds(BackfillError):
+    """The input has ids of several types: --resume would stop there too."""
+
+
 class Stopped(BackfillError):
     """A signal asked the job to stop."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from embedline.client.preference import CancellationToken
@@ -44,6 +45,7 @@ class Job:
 
     def __init__(self, options: Options) -> None:
         """Raises RefusedJob."""
+        _refuse_out_inside_in(options)
         self._options = options
         self._folder = None if options.dry_run else _folder(options)
         try:
@@ -115,6 +117,13 @@ class Job:
             format=options.format,
             shard_rows=options.shard_rows or max(1, min(_MAX_SHARD_ROWS, _SHARD_BYTES // row_bytes)),
         )
+
+
+def _refuse_out_inside_in(options: Options) -> None:
+    """Its parts would be rows of the next job, and of this one when it goes on. Raises RefusedJob."""
+    location = Path(options.location)
+    if location.is_dir() and Path(options.out).resolve().is_relative_to(location.resolve()):
+        raise RefusedJob("OUT lies in IN, where its files would be taken for inputs: choose a folder elsewhere")
 
 
 def _folder(options: Options) -> OutFolder:

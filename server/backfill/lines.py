@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,7 +57,9 @@ class LineRows:
 
 
 def _of_json(stream: io.BufferedReader, column: str, id_column: str | None) -> Iterator[_Row]:
-    """Blank lines are no rows."""
+    """Blank lines are no rows, and a byte order mark is none of the first."""
+    if stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
+        stream.read(len(BOM_UTF8))
     while line := stream.readline(_MAX_LINE_BYTES):
         if len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
             while (rest := stream.readline(_BUFFER_BYTES)) and not rest.endswith(b"\n"):

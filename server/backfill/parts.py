@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from server.backfill.errors import BackfillError
+from server.backfill.errors import WrongIds
 from server.backfill.out_folder import OutFolder
 from server.backfill.plan import Plan
 
@@ -45,14 +45,10 @@ class Content:
 
 
 def write(folder: OutFolder, plan: Plan, content: Content) -> None:
-    """Raises BackfillError where an id has another type than those before, and where the disk refuses."""
+    """Raises WrongIds where an id has another type than those before, and BackfillError where the disk refuses."""
     name, failed = _name(content.shard), sorted(content.failed)
     counts = Counts(plan.job, content.shard, len(content.ids), len(failed))
-    try:
-        ids = pa.array(content.ids, pa.type_for_alias(plan.id_type))
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        raise BackfillError(f"shard {content.shard} has ids that are not all {plan.id_type}") from None
-    columns = {"id": ids}
+    columns = {"id": _ids(content, plan)}
     is_good = np.ones(len(content.ids), np.bool_)
     is_good[failed] = False
     if failed:
@@ -69,6 +65,20 @@ def write(folder: OutFolder, plan: Plan, content: Content) -> None:
         columns["embedding"] = vectors(content.rows, is_good)
     with folder.new_file(f"{name}.parquet") as stream:
         write_table(columns, stream, metadata={_FACTS: json.dumps(asdict(counts))})
+
+
+def _ids(content: Content, plan: Plan) -> pa.Array:
+    """Raises WrongIds. Types are looked at here, for Arrow would make 1 of 1.5."""
+    known = (str if plan.id_type.endswith("string") else int, type(None))
+    place = next((place for place, key in enumerate(content.ids) if type(key) not in known), None)
+    if place is not None:
+        row = plan.rows_of(content.shard).start + place
+        raise WrongIds(f"the id of row {row} is no {plan.id_type}, as the first one is; the job can't go on")
+    try:
+        return pa.array(content.ids, pa.type_for_alias(plan.id_type))
+    except (pa.ArrowException, ValueError, OverflowError):
+        rows = plan.rows_of(content.shard)
+        raise WrongIds(f"rows {rows.start} to {rows.stop - 1} have ids that no {plan.id_type} can hold") from None
 
 
 def write_table(columns: Mapping[str, Any], stream: IO[bytes], *, metadata: Mapping[bytes, str] | None = None) -> None:

@@ -80,7 +80,7 @@ def backfill(
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise SettingsError("this command needs pyarrow, which is not here: pip install 'embedline[backfill]'")
-    from server.backfill.errors import BackfillError, RefusedJob
+    from server.backfill.errors import BackfillError, RefusedJob, WrongIds
     from server.backfill.job import Job, Options
     from server.backfill.status import print_status
 
@@ -116,7 +116,8 @@ def backfill(
     except RefusedJob as error:
         raise SettingsError(str(error)) from None
     except BackfillError as error:
-        print(f"embedline: {error}; --resume goes on", file=sys.stderr)
+        what_next = "" if isinstance(error, WrongIds) else "; --resume goes on"
+        print(f"embedline: {error}{what_next}", file=sys.stderr)
         sys.exit(_EXIT_STOPPED)
 
 

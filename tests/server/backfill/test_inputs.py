@@ -115,6 +115,12 @@ def test_wrong_lines_of_jsonl_are_bad_rows_alone(tmp_path: Path) -> None:
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    for name, content in (("a.jsonl", '{"key": "1", "text": "good"}\n'), ("b.csv", "key,text\n1,good\n")):
+        (tmp_path / name).write_text(content, "utf-8-sig")
+        assert read(planned(tmp_path / name)) == (["1"], ["good"])
+
+
 def test_wrong_lines_of_csv_are_bad_rows_alone(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'key,text\r\n1,"a\nb, c"\r\n\r\n2\r\n3,x,y\r\n4,\xff\r\n5,end')
     ids, texts = read(planned(tmp_path / "a.csv"))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedline.client.preference import CancellationToken
-from server.backfill.errors import BackfillError, RefusedJob, Stopped
+from server.backfill.errors import BackfillError, RefusedJob, Stopped, WrongIds
 from server.backfill.job import Job
 from server.backfill.out_folder import read_manifest
 from server.backfill.status import print_status
@@ -212,10 +212,25 @@ def test_an_input_that_changes_meanwhile_stops_the_job(source: Path, out: Path, 
     assert not list(out.glob("part-*"))
 
 
-def test_ids_of_another_type_stop_the_job(tmp_path: Path, out: Path, fake_server: Server) -> None:
-    (tmp_path / "in.jsonl").write_text('{"key": 1, "text": "a"}\n{"key": "two", "text": "b"}\n')
-    with pytest.raises(BackfillError, match="shard 0 has ids that are not all int64"):
+@pytest.mark.parametrize("other", ['"two"', "1.5", "true", "[1]"])
+def test_ids_of_another_type_stop_the_job(other: str, tmp_path: Path, out: Path, fake_server: Server) -> None:
+    lines = ['{"key": 1, "text": "a"}', '{"key": null, "text": "b"}', f'{{"key": {other}, "text": "c"}}']
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    with pytest.raises(WrongIds, match="the id of row 2 is no int64, as the first one is"):
+        run(options(tmp_path / "in.jsonl", out, shard_rows=2), url_of(fake_server))
+
+
+def test_an_id_that_is_too_large_stops_the_job(tmp_path: Path, out: Path, fake_server: Server) -> None:
+    (tmp_path / "in.jsonl").write_text(f'{{"key": {1 << 63}, "text": "a"}}\n')
+    with pytest.raises(WrongIds, match="rows 0 to 0 have ids that no int64 can hold"):
         run(options(tmp_path / "in.jsonl", out), url_of(fake_server))
+
+
+@pytest.mark.parametrize("inside", [".", "vectors", "a/b"])
+def test_an_out_inside_of_in_is_refused(inside: str, source: Path) -> None:
+    with pytest.raises(RefusedJob, match="OUT lies in IN"):
+        Job(options(source.parent, source.parent / inside))
+    assert os.listdir(source.parent) == [source.name]  # no folder was made
 
 
 def test_a_signal_stops_the_job(source: Path, out: Path, fake_server: Server) -> None:
