@@ -24,7 +24,8 @@ NOTES = (
     "Backfill: the whole command with its own engine, from JSONL to Parquet (float16). Its rate counts from the moment "
     "at which the model is loaded to the last part that is written, with the end in which the queue runs dry.",
     "Both have the same texts, each once in a backfill, and the same number of threads. Tokenizing, HTTP over a "
-    "Unix socket, reading and writing take their time from the same cores.",
+    "Unix socket, reading and writing take their time from the same cores. The engine alone has the texts in the order "
+    "in which they come; a backfill sorts them by length, so its share may be above 1.",
     "Not shown: a GPU, object stores, other models.",
 )
 

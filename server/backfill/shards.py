@@ -12,6 +12,8 @@ from server.backfill.rows import BadText, Rows
 
 _TOO_LARGE = "a number of its row is too large for {}: use --output-dtype float32"
 _MAX_OPEN = 4
+_WINDOW_TEXTS = 2048  # that are sorted by length
+_WINDOW_CHARS = 1 << 22  # no more rows are read into a window that has so many
 
 
 class Shard:
@@ -95,11 +97,22 @@ class Shards:
                 self.is_over = True
                 return
             shard = self._open[number] = Shard(number, self._plan)
-            while shard.room:
-                for place, text in shard.add(self._next(shard.room)):
+            while window := self._window(shard):
+                for place, text in window:
                     self._places[count] = shard, place
                     count += 1
                     yield text
+
+    def _window(self, shard: Shard) -> list[tuple[int, str]]:
+        """Places and texts of the shard's next rows, the longest first, as an engine that pads computes texts of like
+        length together. Empty when all rows of the shard are read."""
+        window: list[tuple[int, str]] = []
+        num_chars = 0
+        while shard.room and len(window) < _WINDOW_TEXTS and num_chars < _WINDOW_CHARS:
+            rows = list(shard.add(self._next(shard.room)))
+            window += rows
+            num_chars += sum(len(text) for _, text in rows)
+        return sorted(window, key=lambda row: len(row[1]), reverse=True)
 
     def _next(self, most: int) -> Rows:
         rows = self._left or next(self._rows)
