@@ -1,4 +1,4 @@
-"""The folder of --jobs: private, and one server's at a time."""
+"""The folder of --jobs: private, and one server's at a time unless its requests lie in Redis."""
 
 import asyncio
 import fcntl
@@ -20,8 +20,11 @@ class FolderTaken(SettingsError):
 class Folder:
     """Held until closed, or until this process ends."""
 
-    def __init__(self, path: str) -> None:
-        """Make it where it is not there yet. Raises SettingsError, and FolderTaken where another process has it."""
+    def __init__(self, path: str, *, is_shared: bool = False) -> None:
+        """Make it where it is not there yet. Raises SettingsError, and FolderTaken where another process has it.
+
+        is_shared  others may have it too if they share it as well
+        """
         self.path = Path(path).absolute()
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -30,7 +33,7 @@ class Folder:
         except OSError as error:
             raise SettingsError(f"--jobs: the folder can't be used: {error.strerror or error}") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
             raise FolderTaken("--jobs: another server uses this folder; stop it first, or choose another") from None
@@ -47,7 +50,7 @@ class Folder:
             self.path.chmod(0o700)
 
 
-async def opened(path: str, *, waits: bool) -> Folder:
+async def opened(path: str, *, waits: bool, is_shared: bool = False) -> Folder:
     """The folder once nobody else has it. Raises SettingsError.
 
     waits  as long as it takes; else a few seconds, which a process that was killed may need to end
@@ -56,7 +59,7 @@ async def opened(path: str, *, waits: bool) -> Folder:
     latest = loop.time() + _LET_GO_SECONDS
     while True:
         try:
-            return Folder(path)
+            return Folder(path, is_shared=is_shared)
         except FolderTaken:
             if not waits and loop.time() > latest:
                 raise

@@ -1,4 +1,5 @@
-"""The jobs process: `python -P -m server.jobs.main <control fd> <supervisor pid>`. It alone owns the folder of --jobs.
+"""The jobs process: `python -P -m server.jobs.main <control fd> <supervisor pid>`. It alone owns the folder of --jobs,
+unless its requests lie in Redis.
 
 If it is killed, nothing that was accepted is lost: its successor opens the same store and goes on.
 """
@@ -122,9 +123,13 @@ async def _together(*loops: Coroutine[Any, Any, None]) -> Any:
 async def _opened(start: JobsStart) -> tuple[Any, Store]:
     """Raises StartError."""
     try:
-        folder = await opened(start.folder, waits=start.waits_for_folder)
+        folder = await opened(start.folder, waits=start.waits_for_folder, is_shared=start.redis is not None)
         limits = StoreLimits(quota_bytes=start.quota, result_ttl=start.result_ttl, delivery_lease=_WEBHOOK_LEASE)
-        return folder, await open_sqlite(folder.path / _STORE, limits)
+        if start.redis is None:
+            return folder, await open_sqlite(folder.path / _STORE, limits)
+        from server.jobs.store.redis.opening import open_redis  # its library is an extra
+
+        return folder, await open_redis(start.redis, limits)
     except (SettingsError, StoreUnusable) as error:
         raise StartError(str(error)) from None
 

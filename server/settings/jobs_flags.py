@@ -1,11 +1,13 @@
 """The flags of work that nobody waits for: where it is kept, how much and how long."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from server.settings.flag import SettingsError, flag
 from server.settings.http_flags import HttpFlags
 
 _GIB = 1 << 30
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,16 @@ class JobsFlags(HttpFlags):
         "user alone (0700), and belongs to one server at a time; a later server with the same folder goes on with what "
         "is in it. Use a disk of this machine, not a network's. Without it the routes of jobs answer 404.",
         default_text="off",
+    )
+    jobs_redis: str | None = flag(
+        None,
+        "Jobs",
+        "Keep async requests and their results in this Redis, redis://… or rediss://…, in place of the folder of "
+        "--jobs: several servers with the same one share one queue. --jobs is needed all the same. Every user of this "
+        "machine can read a command line, so give a URL with a password by the variable JOBS_REDIS. Redis has to be 7 "
+        "or later, with maxmemory-policy noeviction and appendonly yes, and appendfsync always where nothing may be "
+        "lost. Needs the extra: pip install 'embedline[redis]'.",
+        is_secret=True,
     )
     jobs_quota: int = flag(
         10 * _GIB,
@@ -55,3 +67,11 @@ class JobsFlags(HttpFlags):
             raise SettingsError("--jobs takes the path of a folder")
         if self.jobs is None and self.jobs_webhook_secrets is not None:
             raise SettingsError("--jobs-webhook-secrets needs --jobs")
+        if self.jobs_redis is None:
+            return
+        if self.jobs is None:
+            raise SettingsError("--jobs-redis needs --jobs DIR")
+        if not self.jobs_redis.startswith(_REDIS_SCHEMES):
+            raise SettingsError(f"--jobs-redis takes a URL that begins with one of {', '.join(_REDIS_SCHEMES)}")
+        if find_spec("redis") is None:
+            raise SettingsError("--jobs-redis needs a package that is not installed: pip install 'embedline[redis]'")

@@ -34,6 +34,7 @@ def jobs_process(sockets: JobsSockets, settings: Settings) -> Plan:
     start = JobsStart(
         listener_fd=sockets.calls.fd,
         folder=settings.jobs,
+        redis=settings.jobs_redis,
         waits_for_folder=settings.takeover,
         quota=settings.jobs_quota,
         result_ttl=settings.jobs_result_ttl,

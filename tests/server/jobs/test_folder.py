@@ -57,3 +57,12 @@ def test_a_successor_waits_until_it_is_let_go(tmp_path: Path, monkeypatch: pytes
         (await waiting).close()
 
     asyncio.run(test())
+
+
+def test_those_that_share_it_keep_others_out(tmp_path: Path) -> None:
+    first, second = (Folder(str(tmp_path / "a"), is_shared=True) for _ in range(2))
+    first.close()
+    with pytest.raises(FolderTaken):
+        Folder(str(tmp_path / "a"))
+    second.close()
+    Folder(str(tmp_path / "a")).close()

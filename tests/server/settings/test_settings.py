@@ -130,3 +130,21 @@ def test_each_flag_says_how_to_choose_it() -> None:
     helps = {name: flag.help for name, (_, flag) in FLAGS.items()}
     assert [name for name, text in helps.items() if len(text) < 40 or not text.endswith(".")] == []
     assert {flag.group for _, flag in FLAGS.values()} == set(GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"jobs_redis": "redis://a", "jobs": None}, "--jobs-redis needs --jobs DIR"),
+        ({"jobs_redis": "http://:hunter2@a", "jobs": "/jobs"}, "one of redis://"),
+    ],
+    ids=["no folder", "another scheme"],
+)
+def test_a_redis_that_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
+    message = refusal(**settings)
+    assert words in message
+    assert "hunter2" not in message
+
+
+def test_the_url_of_redis_is_not_shown() -> None:
+    assert "hunter2" not in repr(Settings(jobs="/jobs", jobs_redis="redis://:hunter2@a"))

@@ -63,6 +63,7 @@ FRONTEND = FrontendStart(
 JOBS = JobsStart(
     listener_fd=3,
     folder="/jobs",
+    redis="redis://:secret@localhost",
     waits_for_folder=False,
     quota=1,
     result_ttl=2.5,

@@ -1,13 +1,15 @@
 """A place for a store, of each kind."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from server.jobs.store.redis.opening import open_redis
 from server.jobs.store.sqlite.opening import open_sqlite
 from server.jobs.store.store import Store, StoreLimits
+from tests.server.jobs.store.redis_server import redis_server
 from tests.server.jobs.store.stores import Clock, Stores
 
 
@@ -21,7 +23,23 @@ async def sqlite_stores(tmp_path: Path) -> AsyncIterator[Stores]:
     await stores.close()
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture
+def redis_url(tmp_path: Path) -> Iterator[str]:
+    with redis_server(tmp_path) as url:
+        yield url
+
+
+@pytest_asyncio.fixture
+async def redis_stores(redis_url: str) -> AsyncIterator[Stores]:
+    async def open_one(limits: StoreLimits, clock: Clock) -> Store:
+        return await open_redis(redis_url, limits, clock)
+
+    stores = Stores(open_one)
+    yield stores
+    await stores.close()
+
+
+@pytest.fixture(params=["sqlite", "redis"])
 def stores(request: pytest.FixtureRequest) -> Stores:
     made: Stores = request.getfixturevalue(f"{request.param}_stores")
     return made

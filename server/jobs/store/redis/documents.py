@@ -1,0 +1,88 @@
+"""The documents of a store in Redis."""
+
+from collections.abc import Sequence
+
+from server.jobs.store.errors import StoreError
+from server.jobs.store.redis import document_scripts as scripts
+from server.jobs.store.redis.connection import Connection
+from server.jobs.store.room import refuse_growth, size_of_document
+from server.jobs.types import Document
+
+FIELDS = ("owner", "state", "content", "created_at", "held_bytes", "version")
+
+
+class RedisDocuments:
+    """A DocumentStore."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._limits = connection.limits
+
+    async def put(self, document: Document) -> None:
+        size = size_of_document(document)
+        known = ("content", document.content, "created_at", repr(document.created_at))
+        held_bytes = ("held_bytes", document.held_bytes)
+        what, *more = await self._connection.run(scripts.PUT, *self._named(document), *known, *held_bytes)
+        if what == b"taken":
+            raise StoreError(f"there is a {document.kind} of this id already")
+        if what == b"full":
+            refuse_growth(size, self._limits, held_bytes=more[0])
+
+    async def get(self, owner: str, kind: str, document_id: str) -> Document | None:
+        found = await self._read(kind, [document_id])
+        return found[0] if found and found[0].owner == owner else None
+
+    async def newest(self, owner: str, kind: str, *, after: str | None = None, limit: int = 20) -> list[Document]:
+        key = f"{self._connection.prefix}owned:{kind}:{owner}"
+        below = "+inf"
+        if after is not None:
+            (seq,) = await self._connection.read(("ZSCORE", key, after))
+            if seq is None:
+                return []
+            below = f"({float(seq):.17g}"
+        (ids,) = await self._connection.read(("ZREVRANGEBYSCORE", key, below, "-inf", "LIMIT", 0, limit))
+        return await self._read(kind, [one.decode() for one in ids])
+
+    async def in_state(self, kind: str, state: str, *, limit: int = 100) -> list[Document]:
+        key = f"{self._connection.prefix}stated:{kind}:{state}"
+        (ids,) = await self._connection.read(("ZRANGE", key, 0, limit - 1))
+        found = await self._read(kind, [one.decode() for one in ids])
+        return [one for one in found if one.state == state]
+
+    async def replace(self, document: Document) -> bool:
+        given = (document.version, document.content, document.held_bytes)
+        what, *more = await self._connection.run(scripts.REPLACE, *self._named(document), *given)
+        if what == b"full":
+            held, growth = more
+            refuse_growth(growth, self._limits, held_bytes=held)
+        return bool(what == b"kept")
+
+    async def delete(self, owner: str, kind: str, document_id: str) -> bool:
+        return bool(await self._connection.run(scripts.DELETE, kind, document_id, owner))
+
+    def _named(self, document: Document) -> tuple[str | int, ...]:
+        size = size_of_document(document)
+        names = (document.kind, document.document_id, document.owner, document.state)
+        return (self._limits.quota_bytes, *names, size)
+
+    async def _read(self, kind: str, ids: Sequence[str]) -> list[Document]:
+        """Those of them that are there."""
+        if not ids:
+            return []
+        keys = [f"{self._connection.prefix}document:{kind}:{one}" for one in ids]
+        rows = await self._connection.read(*(("HMGET", key, *FIELDS) for key in keys))
+        return [_document(kind, one, *row) for one, row in zip(ids, rows, strict=True) if row[0] is not None]
+
+
+def _document(kind: str, document_id: str, *row: bytes) -> Document:
+    owner, state, content, created_at, held_bytes, version = row
+    return Document(
+        kind,
+        document_id,
+        owner.decode(),
+        state.decode(),
+        content,
+        created_at=float(created_at),
+        held_bytes=int(held_bytes),
+        version=int(version),
+    )

@@ -1,0 +1,29 @@
+"""Two servers with one queue in Redis: what one accepted, the other answers for."""
+
+from pathlib import Path
+
+from tests.server.jobs.served.asking import accepted, result
+from tests.server.jobs.store.redis_server import redis_server
+from tests.server_e2e.expected import FAKE
+from tests.server_e2e.running import PATIENCE, serving
+
+HELLO = {"input": "hello", "model": "any"}
+
+
+def test_two_servers_share_a_queue(tmp_path: Path) -> None:
+    kept = ("--jobs", str(tmp_path / "kept"))
+    folders = [tmp_path / name for name in ("redis", "first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    with redis_server(folders[0]) as url:
+        flags, variables = (*FAKE, *kept), {"JOBS_REDIS": url}
+        with (
+            serving(*flags, folder=folders[1], environment=variables) as first,
+            serving(*flags, folder=folders[2], environment=variables) as second,
+        ):
+            ids = [accepted(first, HELLO) for _ in range(20)]
+            assert {result(second, request_id).status for request_id in ids} == {200}
+            first.process.kill()
+            first.process.wait(PATIENCE)
+            assert result(second, ids[0]).status == 200
+            assert result(second, accepted(second, HELLO)).status == 200
