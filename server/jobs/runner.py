@@ -126,12 +126,15 @@ class Runner:
         log("async request %s %s after %.3f s%s", claimed.request_id, word, seconds, why)
 
     async def _finish(self, request_id: str, outcome: Finished) -> bool:
-        """Until the store has it: there may be no room on the disk for a while."""
+        """Until the store has it: there may be no room on the disk for a while, and then the log may have none."""
+        is_noted = False
         while True:
             try:
                 return await self._store.finish(request_id, outcome)
             except StoreError as error:
-                logger.error("async request %s has ended and can't be kept yet: %s", request_id, error)
+                if not is_noted:
+                    logger.error("async request %s has ended and can't be kept yet: %s", request_id, error)
+                is_noted = True
             await asyncio.sleep(_STORE_SECONDS)
 
     async def _outcome(self, claimed: Claimed) -> Finished:

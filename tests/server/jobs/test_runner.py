@@ -9,9 +9,10 @@ import pytest
 from server.jobs import runner as runner_module
 from server.jobs.pace import Pace
 from server.jobs.runner import Runner, Target
+from server.jobs.store.errors import StoreFull
 from server.jobs.store.sqlite.opening import open_sqlite
 from server.jobs.store.store import RequestStore
-from server.jobs.types import NewRequest, RequestView, Result, RetryPolicy, Status
+from server.jobs.types import Finished, NewRequest, RequestView, Result, RetryPolicy, Status
 from wire.metrics import Recorder
 
 OK = (200, b'{"rows":1}')
@@ -165,3 +166,28 @@ def test_a_request_that_runs_too_long_has_failed(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(runner_module, "_MAX_RUN_SECONDS", 0.01)
     view, _, _ = ended(tmp_path, [NEVER])
     assert (view.status, view.errors[0].code) == (Status.FAILED, "MODEL_PREDICT_TIMEOUT")
+
+
+def test_a_disk_without_room_is_logged_once_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner_module, "_STORE_SECONDS", 0.0)
+
+    async def test(store: RequestStore, server: Server, runner: Runner) -> None:
+        finish, refusals = store.finish, 0
+
+        async def refused_twice(request_id: str, outcome: Finished) -> bool:
+            nonlocal refusals
+            refusals += 1
+            if refusals <= 2:
+                raise StoreFull("the disk took no more")
+            return await finish(request_id, outcome)
+
+        monkeypatch.setattr(store, "finish", refused_twice)
+        request_id = await store.add(new())
+        while (view := await store.view("team", request_id)) is None or view.status in ("QUEUED", "IN_PROGRESS"):
+            pass  # the store answers in a thread
+        assert (view.status, refusals) == (Status.SUCCEEDED, 3)
+
+    run(tmp_path, [(200, b"{}")], test)
+    assert sum("can't be kept yet" in record.message for record in caplog.records) == 1
