@@ -28,7 +28,7 @@ from server.http.body import BodyReader, ClientLeft, Message, Receive, Scope, Se
 from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
 from server.http.jobs.async_predict import PLACE, AsyncPredict
-from server.http.jobs.routes import OWNER
+from server.http.jobs.batch_routes import OWNER
 from server.http.paths import Paths, Place
 from server.requests.admission.admission import Admission
 from server.requests.errors import EngineFailed, Forbidden, NotReady, RequestError, Unauthorized

@@ -11,8 +11,13 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from server.jobs.batches.asking import Asking
+from server.jobs.batches.batches import Batches
+from server.jobs.documents import Documents
+from server.jobs.files import Files
 from server.jobs.folder import opened
 from server.jobs.gauges import QueueGauges
 from server.jobs.housekeeping import Housekeeping
@@ -32,7 +37,7 @@ from server.settings.flag import SettingsError
 from wire.child import Child, StartError, run
 from wire.control import Json, Request
 
-_STORE = "requests"  # the folder in --jobs with the store
+_STORE, _FILES = "requests", "files"  # the folders in --jobs
 _WEBHOOK_SECONDS = 10.0  # of one attempt
 _WEBHOOK_LEASE = 30.0  # seconds, after which an attempt that a kill cut short is made again
 
@@ -73,16 +78,21 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
         counted=partial(child.metrics.count, "embedline_jobs_webhook_attempts_total"),
     )
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
-    service = Service(accepting.handlers())
+    asking = Asking(start.http_path, start.secret, pace)
+    files = Files(Path(start.folder) / _FILES, store.documents)
+    await files.open()
+    batches = Batches(files, store.documents, ask=asking.ask)
+    service = Service({**accepting.handlers(), **Documents(files, batches).handlers()})
     housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
     child.holds = lambda: {"running": runner.num_running}
     await service.start(socket.socket(fileno=start.listener_fd))
     await _follow_state(child, runner)
     child.ready()
-    async with _together(runner.run(), housekeeping.run(), gauges.run(), webhooks.run()):
+    async with _together(runner.run(), housekeeping.run(), gauges.run(), webhooks.run(), batches.run()):
         await child.stopping.wait()
     await runner.stop()
     await webhooks.drained()
+    asking.close()
     await sender.close()
     await service.stop()
 

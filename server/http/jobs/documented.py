@@ -7,6 +7,7 @@ import msgspec
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.error_schemas import error_statuses
 from server.http.jobs.async_predict import PLACE, Accepted, AsyncPredictBody
+from server.http.jobs.batch_routes import NewBatch
 from server.jobs.types import Status
 from server.requests.errors import (
     Conflict,
@@ -28,7 +29,11 @@ Schema = dict[str, Any]
 
 ALWAYS: tuple[type[RequestError], ...] = (Unauthorized, Forbidden, WrongMethod, NotReady)
 _OF_A_BODY = (MalformedBody, InvalidRequest, PayloadTooLarge, UnsupportedMedia, Overloaded)
-_ID = {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_FORM = {
+    "type": "object",
+    "properties": {"purpose": {"enum": ["batch"]}, "file": {"type": "string", "format": "binary"}},
+    "required": ["purpose", "file"],
+}
 _VIEW = {
     "type": "object",
     "properties": {"request_id": {"type": "string"}, "status": {"enum": [status.value for status in Status]}},
@@ -50,6 +55,15 @@ _SUMMARIES = {
     ("DELETE", "/async_request/{request_id}"): "Cancel an async request that is still queued",
     ("GET", "/async_queue_status"): "How many async requests of this API key wait and run",
     ("GET", "/jobs"): "The same by priority, with the age of the oldest, and the room they take",
+    ("POST", "/v1/files"): "Upload the lines of a batch, of any size that has room (OpenAI's)",
+    ("GET", "/v1/files"): "The files of this API key, the newest first",
+    ("GET", "/v1/files/{file_id}"): "What is known of a file",
+    ("DELETE", "/v1/files/{file_id}"): "Remove a file",
+    ("GET", "/v1/files/{file_id}/content"): "The bytes of a file",
+    ("POST", "/v1/batches"): "Run each line of a file as a request (OpenAI's)",
+    ("GET", "/v1/batches"): "The batches of this API key, the newest first",
+    ("GET", "/v1/batches/{batch_id}"): "How far a batch has come",
+    ("POST", "/v1/batches/{batch_id}/cancel"): "Begin no more lines of a batch",
 }
 
 
@@ -59,7 +73,7 @@ def documented(method: str, path: str) -> dict[str, Any]:
     return {
         "summary": _SUMMARIES[place],
         "operation_id": "_".join([method.lower(), *path.strip("/").replace("{", "").replace("}", "").split("/")]),
-        "openapi_extra": _accepting() if place == PLACE else _asking(path),
+        "openapi_extra": _accepting() if place == PLACE else _asking(method, path),
         "status_code": 202 if place == PLACE else 200,
     }
 
@@ -93,13 +107,39 @@ def _schema(body: type[msgspec.Struct]) -> Schema:
     return found
 
 
-def _asking(path: str) -> Schema:
+def _asking(method: str, path: str) -> Schema:
+    if path.startswith("/v1/"):
+        return _of_batches(method, path)
     if "{" not in path:
         return {"responses": {"200": _answer("The numbers", _COUNTS), **_errors(NoSuchRoute)}}
     responses = {"200": _answer("It is there", _VIEW), **_errors(NoSuchRoute, NotFound, Conflict)}
     if path.endswith("/result"):
         responses["202"] = _answer("It has not ended yet", _VIEW)
-    return {"parameters": [_ID], "responses": responses}
+    return {"parameters": _ids(path), "responses": responses}
+
+
+def _of_batches(method: str, path: str) -> Schema:
+    """In OpenAI's words."""
+    responses = {
+        "200": _answer("It is there", {"type": "object"}),
+        **_errors(NoSuchRoute, NotFound, InvalidRequest, MalformedBody, UnsupportedMedia, PayloadTooLarge),
+    }
+    if path.endswith("/content"):
+        bytes_there = {"schema": {"type": "string", "format": "binary"}}
+        responses["200"] = {"description": "The bytes", "content": {"application/octet-stream": bytes_there}}
+    documented = {"parameters": _ids(path), "responses": responses}
+    if method == "POST" and "{" not in path:
+        kind, schema = (
+            ("multipart/form-data", _FORM) if path == "/v1/files" else ("application/json", _schema(NewBatch))
+        )
+        documented["requestBody"] = {"required": True, "content": {kind: {"schema": schema}}}
+    return documented
+
+
+def _ids(path: str) -> list[Schema]:
+    """The parameters in a path."""
+    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
 def _answer(description: str, schema: Schema) -> Schema:

@@ -9,13 +9,13 @@ from fastapi.responses import JSONResponse
 
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.jobs.async_predict import NO_JOBS, PLACE
+from server.http.jobs.batch_routes import OWNER, BatchRoutes
 from server.http.jobs.documented import documented
 from server.http.jobs.refusals import calling
 from server.jobs.client import JobsClient
 from server.jobs.messages import Fields, Reply
 from server.requests.errors import Conflict, NoSuchRoute, RequestError
 
-OWNER = "embedline.owner"  # in a scope: whose requests are shown
 _UNENDED = ("QUEUED", "IN_PROGRESS")
 _ASK_AGAIN = {"retry-after": "1"}  # seconds
 
@@ -24,7 +24,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def add_job_routes(app: FastAPI, jobs: JobsClient | None) -> None:
     """Without `jobs` each of them answers how to have it."""
-    routes = _Routes(jobs)
+    routes, of_batches = _Routes(jobs), BatchRoutes(jobs)
     for method, path, endpoint in (
         (*PLACE, routes.unreached),
         ("GET", "/async_request/{request_id}", routes.view),
@@ -32,6 +32,15 @@ def add_job_routes(app: FastAPI, jobs: JobsClient | None) -> None:
         ("DELETE", "/async_request/{request_id}", routes.cancel),
         ("GET", "/async_queue_status", routes.queue_status),
         ("GET", "/jobs", routes.jobs),
+        ("POST", "/v1/files", of_batches.upload),
+        ("GET", "/v1/files", of_batches.files),
+        ("GET", "/v1/files/{file_id}", of_batches.file),
+        ("DELETE", "/v1/files/{file_id}", of_batches.delete_file),
+        ("GET", "/v1/files/{file_id}/content", of_batches.content),
+        ("POST", "/v1/batches", of_batches.create),
+        ("GET", "/v1/batches", of_batches.batches),
+        ("GET", "/v1/batches/{batch_id}", of_batches.batch),
+        ("POST", "/v1/batches/{batch_id}/cancel", of_batches.cancel),
     ):
         app.add_api_route(path, _answering(endpoint), methods=[method], **documented(method, path))
 

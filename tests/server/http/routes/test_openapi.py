@@ -61,6 +61,12 @@ def test_every_route_is_there_once(schema: Any) -> None:
         ("post", "/async_predict"),
         *((method, "/async_request/{request_id}") for method in ("get", "delete")),
         *(("get", path) for path in ("/async_request/{request_id}/result", "/async_queue_status", "/jobs")),
+        *((method, "/v1/files") for method in ("get", "post")),
+        *((method, "/v1/files/{file_id}") for method in ("get", "delete")),
+        ("get", "/v1/files/{file_id}/content"),
+        *((method, "/v1/batches") for method in ("get", "post")),
+        ("get", "/v1/batches/{batch_id}"),
+        ("post", "/v1/batches/{batch_id}/cancel"),
     }
     names = [operation["operationId"] for methods in schema["paths"].values() for operation in methods.values()]
     assert len(set(names)) == len(names)

@@ -167,6 +167,8 @@ def test_without_the_flag_the_routes_say_how_to_have_them(fake_server: Server) -
         ("DELETE", "/async_request/a"),
         ("GET", "/async_queue_status"),
         ("GET", "/jobs"),
+        ("GET", "/v1/files"),
+        ("POST", "/v1/batches/a/cancel"),
     ):
         answer = fake_server.request(method, path, {"model_input": {}} if method == "POST" else None)
         assert answer.status == 404

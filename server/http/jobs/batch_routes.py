@@ -1,0 +1,108 @@
+"""OpenAI's routes of files and batches, on FastAPI."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from server.http.jobs.async_predict import NO_JOBS
+from server.http.jobs.refusals import calling
+from server.http.jobs.upload import received
+from server.jobs.client import JobsClient
+from server.jobs.messages import Fields, Refused, Reply
+from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge
+
+OWNER = "embedline.owner"  # in a scope: whose requests, files and batches are shown
+_MAX_BODY_BYTES = 64 * 1024  # of a new batch
+_DEFAULT_LIMIT = 20
+_MAX_LIMIT = 100
+
+
+class NewBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+
+
+class BatchRoutes:
+    """Each raises RequestError."""
+
+    def __init__(self, jobs: JobsClient | None) -> None:
+        self._jobs = jobs
+
+    async def upload(self, request: Request) -> Response:
+        with calling():
+            return JSONResponse(await received(request, self._there(), request.scope[OWNER]))
+
+    async def files(self, request: Request) -> Response:
+        return await self._page("file_list", request)
+
+    async def file(self, request: Request) -> Response:
+        return JSONResponse((await self._call("file_view", request, request.path_params)).fields)
+
+    async def delete_file(self, request: Request) -> Response:
+        await self._call("file_delete", request, request.path_params)
+        return JSONResponse({"id": request.path_params["file_id"], "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> Response:
+        """All bytes, a piece at a time."""
+        info = (await self._call("file_view", request, request.path_params)).fields
+        headers = {"content-length": str(info["bytes"])}
+        return StreamingResponse(self._pieces(request, info), headers=headers, media_type="application/octet-stream")
+
+    async def create(self, request: Request) -> Response:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                raise PayloadTooLarge(f"the body of a batch may have {_MAX_BODY_BYTES} bytes")
+        try:
+            new = msgspec.json.decode(body, type=NewBatch)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise MalformedBody("the body is not JSON") from None
+        fields = {**msgspec.to_builtins(new), "metadata": new.metadata or {}}
+        return JSONResponse((await self._call("batch_create", request, fields)).fields)
+
+    async def batches(self, request: Request) -> Response:
+        return await self._page("batch_list", request)
+
+    async def batch(self, request: Request) -> Response:
+        return JSONResponse((await self._call("batch_view", request, request.path_params)).fields)
+
+    async def cancel(self, request: Request) -> Response:
+        return JSONResponse((await self._call("batch_cancel", request, request.path_params)).fields)
+
+    async def _page(self, what: str, request: Request) -> Response:
+        limit = request.query_params.get("limit", str(_DEFAULT_LIMIT))
+        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MAX_LIMIT:
+            raise InvalidRequest(f"limit must be 1 to {_MAX_LIMIT}", param="limit")
+        fields = {"after": request.query_params.get("after"), "limit": int(limit)}
+        return JSONResponse((await self._call(what, request, fields)).fields)
+
+    async def _pieces(self, request: Request, info: Fields) -> AsyncIterator[bytes]:
+        offset, jobs = 0, self._there()
+        while offset < info["bytes"]:
+            try:
+                reply = await jobs.call("file_read", request.scope[OWNER], {"file_id": info["id"], "offset": offset})
+            except Refused:
+                return  # fewer bytes than announced: the client sees that it is not whole
+            if not reply.body:
+                return
+            offset += len(reply.body)
+            yield bytes(reply.body)
+
+    async def _call(self, what: str, request: Request, fields: dict[str, Any]) -> Reply:
+        with calling():
+            return await self._there().call(what, request.scope[OWNER], dict(fields))
+
+    def _there(self) -> JobsClient:
+        if self._jobs is None:
+            raise NoSuchRoute(NO_JOBS)
+        return self._jobs

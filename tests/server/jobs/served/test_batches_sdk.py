@@ -1,0 +1,123 @@
+"""Files and batches of a whole server with the openai SDK, also past the limit of other bodies and across a kill."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.server_e2e.expected import FAKE
+from tests.server_e2e.running import Server, serving
+
+KEYS = ("--api-key", "first", "--api-key", "second")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("batches")
+    flags = (*FAKE, "--jobs", str(folder / "jobs"), "--payload-limit", "65536", *KEYS)
+    with serving(*flags, folder=folder) as server:
+        yield server
+
+
+def client(server: Server, key: str = "first") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=key, max_retries=0)
+
+
+def lines(count: int) -> bytes:
+    rows = (
+        {"custom_id": f"c{n}", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": f"text {n}"}}
+        for n in range(count)
+    )
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def ended(api: openai.OpenAI, batch_id: str) -> openai.types.Batch:
+    deadline = time.monotonic() + 60
+    while (batch := api.batches.retrieve(batch_id)).status in ("validating", "in_progress", "finalizing"):
+        assert time.monotonic() < deadline, batch
+    return batch
+
+
+def test_a_batch_by_the_sdk(server: Server) -> None:
+    api = client(server)
+    content = lines(1000).replace(b'"c500"', b'"c500', 1)  # a broken line
+    file = api.files.create(file=("in.jsonl", content), purpose="batch")
+    assert (file.bytes, file.filename, file.purpose) == (len(content), "in.jsonl", "batch")
+    assert api.files.content(file.id).read() == content
+    batch = api.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    batch = ended(api, batch.id)
+    assert batch.status == "completed"
+    assert batch.request_counts is not None
+    assert batch.request_counts.model_dump() == {"total": 1000, "completed": 999, "failed": 1}
+    assert batch.output_file_id is not None
+    assert batch.error_file_id is not None
+    found = [json.loads(line) for line in api.files.content(batch.output_file_id).text.splitlines()]
+    assert [line["custom_id"] for line in found] == [f"c{n}" for n in range(1000) if n != 500]
+    one = api.embeddings.create(model="m", input="text 7", encoding_format="float")
+    assert found[7]["response"]["body"]["data"][0]["embedding"] == pytest.approx(one.data[0].embedding)
+    (error,) = [json.loads(line) for line in api.files.content(batch.error_file_id).text.splitlines()]
+    assert (error["error"]["code"], error["error"]["line"]) == ("invalid_line", 501)
+    assert batch.id in [one.id for one in api.batches.list(limit=1)]
+    assert api.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        api.files.retrieve(file.id)
+
+
+def test_files_and_batches_of_another_key_are_not_there(server: Server) -> None:
+    api, other = client(server), client(server, "second")
+    file = api.files.create(file=("in.jsonl", lines(1)), purpose="batch")
+    batch = api.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    for ask in (
+        lambda: other.files.retrieve(file.id),
+        lambda: other.files.content(file.id),
+        lambda: other.files.delete(file.id),
+        lambda: other.batches.retrieve(batch.id),
+        lambda: other.batches.cancel(batch.id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            ask()
+    assert list(other.files.list()) == []
+    assert list(other.batches.list()) == []
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/nothing"])
+def test_an_unknown_endpoint_is_refused_by_name(server: Server, endpoint: str) -> None:
+    api = client(server)
+    file = api.files.create(file=("in.jsonl", lines(1)), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="endpoint must be one of"):
+        api.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")  # type: ignore[arg-type]
+
+
+def test_another_purpose_is_refused_and_leaves_nothing(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="purpose must be batch"):
+        client(server).files.create(file=("in.jsonl", lines(9)), purpose="fine-tune")
+
+
+@pytest.mark.faults
+@pytest.mark.full
+def test_a_batch_outlives_kills_of_the_jobs_process(tmp_path: Path) -> None:
+    with serving(*FAKE, "--jobs", str(tmp_path / "jobs"), folder=tmp_path) as server:
+        api = client(server)
+        file = api.files.create(file=("in.jsonl", lines(20_000)), purpose="batch")
+        batch = api.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        for count in (500, 4000, 9000):
+            while True:
+                try:
+                    counts = api.batches.retrieve(batch.id).request_counts
+                except openai.InternalServerError:
+                    continue  # it is being started again
+                if counts is not None and counts.completed >= count:
+                    break
+            server.kill(next(title for title in server.processes() if title.startswith("jobs")))
+        while True:
+            try:
+                batch = ended(api, batch.id)
+                break
+            except openai.InternalServerError:
+                continue
+        assert batch.output_file_id is not None
+        content = api.files.content(batch.output_file_id).text
+    assert [json.loads(line)["custom_id"] for line in content.splitlines()] == [f"c{n}" for n in range(20_000)]
