@@ -34,6 +34,7 @@ _FORM = {
     "properties": {"purpose": {"enum": ["batch"]}, "file": {"type": "string", "format": "binary"}},
     "required": ["purpose", "file"],
 }
+_FILE = {"multipart/form-data": {"schema": _FORM, "example": {"purpose": "batch", "file": "{}"}}}
 _VIEW = {
     "type": "object",
     "properties": {"request_id": {"type": "string"}, "status": {"enum": [status.value for status in Status]}},
@@ -129,11 +130,13 @@ def _of_batches(method: str, path: str) -> Schema:
         responses["200"] = {"description": "The bytes", "content": {"application/octet-stream": bytes_there}}
     documented = {"parameters": _ids(path), "responses": responses}
     if method == "POST" and "{" not in path:
-        kind, schema = (
-            ("multipart/form-data", _FORM) if path == "/v1/files" else ("application/json", _schema(NewBatch))
-        )
-        documented["requestBody"] = {"required": True, "content": {kind: {"schema": schema}}}
+        documented["requestBody"] = {"required": True, "content": _FILE if path == "/v1/files" else _batch()}
     return documented
+
+
+def _batch() -> Schema:
+    example = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    return {"application/json": {"schema": _schema(NewBatch), "example": example}}
 
 
 def _ids(path: str) -> list[Schema]:
