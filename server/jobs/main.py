@@ -16,7 +16,7 @@ from typing import Any
 
 from server.jobs.batches.asking import Asking
 from server.jobs.batches.batches import Batches
-from server.jobs.documents import Documents
+from server.jobs.documents import Documents, refuse_shared
 from server.jobs.files import Files
 from server.jobs.folder import opened
 from server.jobs.gauges import QueueGauges
@@ -80,9 +80,13 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
     asking = Asking(start.http_path, start.secret, pace)
     files = Files(Path(start.folder) / _FILES, store.documents)
-    await files.open()
     batches = Batches(files, store.documents, ask=asking.ask)
-    service = Service({**accepting.handlers(), **Documents(files, batches).handlers()})
+    documents = Documents(files, batches).handlers()
+    if start.redis is None:
+        await files.open()
+    else:
+        documents = dict.fromkeys(documents, refuse_shared)
+    service = Service({**accepting.handlers(), **documents})
     housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
     child.holds = lambda: {"running": runner.num_running}
     await service.start(socket.socket(fileno=start.listener_fd))

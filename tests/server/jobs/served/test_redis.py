@@ -5,9 +5,16 @@ from pathlib import Path
 from tests.server.jobs.served.asking import accepted, result
 from tests.server.jobs.store.redis_server import redis_server
 from tests.server_e2e.expected import FAKE
-from tests.server_e2e.running import PATIENCE, serving
+from tests.server_e2e.running import PATIENCE, Server, serving
 
 HELLO = {"input": "hello", "model": "any"}
+
+
+def assert_batches_are_refused(server: Server) -> None:
+    fields = {"endpoint": "/v1/embeddings", "input_file_id": "file-none", "completion_window": "24h"}
+    answer = server.request("POST", "/v1/batches", fields)
+    assert answer.status == 400, answer
+    assert "--jobs-redis" in answer.json()["error"]["message"]
 
 
 def test_two_servers_share_a_queue(tmp_path: Path) -> None:
@@ -21,6 +28,7 @@ def test_two_servers_share_a_queue(tmp_path: Path) -> None:
             serving(*flags, folder=folders[1], environment=variables) as first,
             serving(*flags, folder=folders[2], environment=variables) as second,
         ):
+            assert_batches_are_refused(first)
             ids = [accepted(first, HELLO) for _ in range(20)]
             assert {result(second, request_id).status for request_id in ids} == {200}
             first.process.kill()
