@@ -21,6 +21,7 @@ def run(kind: str, code: str, folder: Path) -> str:
     return subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_examples_print_what_they_say(tmp_path: Path) -> None:
     printed, kinds = "", []

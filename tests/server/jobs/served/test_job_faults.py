@@ -110,6 +110,7 @@ def test_processes_are_killed_at_random(num_kills: int, tmp_path: Path) -> None:
         assert_all_ended(server, killed_at_random(server, num_kills))
 
 
+@pytest.mark.full
 @pytest.mark.faults
 def test_the_whole_server_is_killed_and_started_again(tmp_path: Path) -> None:
     flags = (*FAKE, "--jobs", str(tmp_path / "kept"))
@@ -121,6 +122,7 @@ def test_the_whole_server_is_killed_and_started_again(tmp_path: Path) -> None:
         assert_all_ended(second, clients.ids)
 
 
+@pytest.mark.full
 def test_a_stopped_server_leaves_its_queue_to_the_next(tmp_path: Path) -> None:
     flags = (*FAKE, "--jobs", str(tmp_path / "kept"))
     with serving(*flags, "--fake-cost-ms", "20", folder=tmp_path) as first:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.server.jobs.served.asking import accepted, result
 from tests.server.jobs.store.redis_server import redis_server
 from tests.server_e2e.expected import FAKE
@@ -17,6 +19,7 @@ def assert_batches_are_refused(server: Server) -> None:
     assert "--jobs-redis" in answer.json()["error"]["message"]
 
 
+@pytest.mark.full
 def test_two_servers_share_a_queue(tmp_path: Path) -> None:
     kept = ("--jobs", str(tmp_path / "kept"))
     folders = [tmp_path / name for name in ("redis", "first", "second")]
