@@ -24,6 +24,7 @@ def test_it_lacks_the_server(python: Path) -> None:
     assert subprocess.run([python, "-c", LACKS], check=False).returncode == 0
 
 
+@pytest.mark.full
 def test_what_needs_a_gpu_is_collected(python: Path) -> None:
     command = (str(python), "-m", "pytest", *ALONE, "-q", "--collect-only", FOLDER)
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -85,6 +85,7 @@ def test_a_first_gpu_is_measured_from_end_to_end_and_labelled(tmp_path: Path) ->
     assert {row["kind"] for row in read(tmp_path / "again")[len(found) :]} == {"machine"}
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_part_alone(tmp_path: Path) -> None:
     ran = run("bench-gpu", tmp_path / "out", "PARTS=kernels")

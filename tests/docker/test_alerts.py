@@ -47,6 +47,7 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 @needs_promtool
+@pytest.mark.full
 def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     cases = yaml.safe_load(CASES.read_text())
     (tmp_path / "cases.yml").write_text(yaml.safe_dump({**cases, "rule_files": [str(RULES)]}))

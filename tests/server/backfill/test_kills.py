@@ -26,11 +26,12 @@ def finish(*arguments: str | Path) -> tuple[int, dict[str, object], str]:
     return process.returncode, json.loads(lines[-1]) if lines else {}, said
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(600)])])
-def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(num_kills: int, tmp_path: Path) -> None:
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_job_that_is_killed_and_resumed_writes_what_one_run_writes(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
     killed, whole, chance = tmp_path / "killed", tmp_path / "whole", random.Random(18)
-    for _ in range(num_kills):
+    for _ in range(20):
         with start(source, killed, *JOB, *ENGINE, "--resume") as process:
             try:
                 process.communicate(timeout=chance.uniform(1.0, 3.5))
