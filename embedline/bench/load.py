@@ -36,7 +36,7 @@ class Sample:
     due: float  # when it was to be sent
     sent: float  # when the generator came to it
     done: float
-    failure: str  # "" = answered with 200
+    failure: str  # "" = answered with 2xx
     num_texts: int
     num_tokens: int | None  # that the server says it read
 
@@ -131,7 +131,7 @@ class Generator:
         finally:
             if connection is not None:
                 self._pool.give_back(connection)
-        return "" if answer.status == 200 else f"HTTP {answer.status}", answer
+        return "" if answer.status // 100 == 2 else f"HTTP {answer.status}", answer
 
 
 async def _sleep_until(due: float) -> None:
