@@ -1,6 +1,9 @@
 """What warming up costs the host with cuDNN's attention, which makes its plan anew in each call: by a pretended GPU."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from engine.fused.attention import TILES, AttentionChoice, Candidate, Steps
 from engine.fused.choices import Choices
 from engine.fused.model.ops import AttentionRule, Inputs
 from engine.fused.model.reference import ReferenceOps
+from engine.fused.runner import graphs
 from engine.messages import LoadOptions
 from tests.engine.fused.runner.pretended_cuda import PretendedCuda
 from tests.engine.load_options import load_options
@@ -36,11 +40,21 @@ class Cudnn:
         return ReferenceOps().attend(query, key, value, inputs.tiles, rule)
 
 
+class AtOnce:
+    """The recorder's thread, done before the next batch is packed: recording reads the block here, as no GPU does."""
+
+    def submit(self, work: Callable[..., Any], *parameters: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*parameters))
+        return done
+
+
 @pytest.mark.holds("Attention that keeps the host long runs only in graphs")
 def test_plans_are_made_only_for_the_graphs_of_large_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save("bert", tmp_path / "model")
     cuda = PretendedCuda(monkeypatch)
     cuda.records_calls = True
+    monkeypatch.setattr(graphs, "_RECORDER", AtOnce())
     cudnn = Cudnn(cuda)
     choice = AttentionChoice(Steps((Candidate("cuDNN", cudnn),), ()), Steps((TILES,), ()), "")
     chosen = choices.choose
