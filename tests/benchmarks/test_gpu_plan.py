@@ -105,6 +105,7 @@ list(run_all([Step("tests", 1.0)], [sys.executable, "-P", "-c", STEP, sys.argv[1
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(60)
 def test_ctrl_c_ends_tests_that_are_deaf_to_it_and_they_are_counted(tmp_path: Path) -> None:
     """Only the plan is told, as by `kill`. The pipe that the innermost process holds is closed once it has ended."""

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.holds("What a model is for")
 
 TOLERANCE = 1e-5  # of the largest value, where that is above 1
 COMMON = ("BERT", "ModernBERT", "Qwen3")
-EVERY_USE = "BERT"  # heads are the same on any backbone
+EVERY_USE = "BERT"
 SEED = 7
 
 
@@ -38,9 +38,10 @@ def cases() -> Iterator[tuple[Architecture, Use, str]]:
 
 
 def param(row: Architecture, use: Use, engine: str) -> Any:
-    """Compiling takes a second or two, and what is compiled for another architecture differs little."""
+    """Heads are the same on any backbone, and what is compiled for another architecture differs little."""
     is_common = row.name == EVERY_USE or (row.name in COMMON and use in (Use.EMBED, Use.GENERATIVE_RERANK))
-    marks = [pytest.mark.full] if engine == "openvino" and not is_common else []
+    is_own = engine != "openvino" and use is Use.EMBED
+    marks = [] if is_common or is_own else [pytest.mark.full]
     return pytest.param(row, use, engine, marks=marks, id=f"{row.name}-{use}-{engine}".replace(" ", "_"))
 
 

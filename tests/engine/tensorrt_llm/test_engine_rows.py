@@ -16,6 +16,7 @@ from tests.engine.tensorrt_llm.models import (
 from tests.engine.tensorrt_llm.parity import TOLERANCE, distance
 from tests.engine.tensorrt_llm.stand_in import library, load, rows
 from tests.engine.transformers.scored_models import difference
+from tests.tiers import full_but
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,7 +27,7 @@ def installed() -> Iterator[None]:
 
 @pytest.mark.holds("TensorRT-LLM rows equal transformers' rows")
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("pooling", ["last", "mean", "cls"])
+@pytest.mark.parametrize("pooling", full_but(["last"], ["last", "mean", "cls"]))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings(family: str, pooling: str, is_causal: bool, tmp_path: Path) -> None:
     direction: dict[str, Any] = {} if is_causal else {"is_causal": False}

@@ -33,6 +33,7 @@ from tests.engine.tiny_models import (
     save_whole,
 )
 from tests.engine.transformers.scored_models import SEQLENS, choose, compute, difference, read, refusal
+from tests.tiers import full_but
 
 FIRST, LAST, MEAN, EACH = "the first token's row", "the last token's row", "the mean of", "all tokens' rows"
 LABELS = ("bad", "fair", "good")
@@ -202,7 +203,7 @@ def test_a_bare_transformer_has_no_head(tmp_path: Path) -> None:
 # --- of tokens
 
 
-@pytest.mark.parametrize("family", TOKEN_FAMILIES)
+@pytest.mark.parametrize("family", full_but(["bert", "deberta-v2", "modernbert", "qwen3"], TOKEN_FAMILIES))
 def test_scores_of_tokens_are_the_whole_models(family: str, tmp_path: Path) -> None:
     folder = save_whole(family, tmp_path / "model", SCORING_TOKENS, num_labels=3)
     sequences = arbitrary(SEQLENS)

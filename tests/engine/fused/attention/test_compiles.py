@@ -27,6 +27,7 @@ def compiled(folder: Path, arch: int, cases: list[str]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.full
 def test_hopper_multiplies_by_groups_of_warps_and_spills_nothing(tmp_path: Path) -> None:
     found = compiled(tmp_path, 90, ["64 128 full", "128 128 causal"])
     assert [one["spilled"] for one in found] == [0, 0]

@@ -60,6 +60,7 @@ def error_of_last_layer(folder: Path, num_layers: int) -> float:
     return float((read - weight).norm(dtype=torch.float64) / weight.norm(dtype=torch.float64))
 
 
+@pytest.mark.full
 def test_it_is_that_of_a_strip_and_not_of_a_tensor(tmp_path: Path) -> None:
     before, after, error = measured(tmp_path / "model", num_layers=2, num_embeddings=16 * 1024)
     assert (tmp_path / "model" / "model.safetensors").stat().st_size > 128 * _MIB
