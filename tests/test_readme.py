@@ -1,4 +1,4 @@
-"""The examples of the README, docs/client.md, docs/clients.md and examples/ print what they say, with the real model.
+"""The examples of the README, of pages on clients and pipelines, and of examples/ print what they say.
 
 Of the pages' only the port is replaced; the files take the server's address from EMBEDLINE_URL.
 """
@@ -21,7 +21,8 @@ ADDRESS = "localhost:8080"
 NOBODY = "127.0.0.1:1"  # where no server is
 CLIENTS = (ROOT / "docs" / "clients.md").read_text()
 CLIENT = (ROOT / "docs" / "client.md").read_text()
-RUN = [example for example in examples(README + CLIENTS + CLIENT) if example.language in ("bash", "python")]
+PIPELINES = (ROOT / "docs" / "pipelines.md").read_text()
+RUN = [example for example in examples(README + CLIENTS + CLIENT + PIPELINES) if example.language in ("bash", "python")]
 
 
 FILES = sorted(path for path in (ROOT / "examples").iterdir() if path.suffix != ".md")
@@ -31,7 +32,7 @@ OPTIONAL = {"langchain_client.py": "langchain_openai", "llama_index_client.py": 
 
 def name_of(example: Example) -> str:
     """The client that an example is for."""
-    imported = re.search(r"^from (\w+)", example.code, re.MULTILINE)
+    imported = re.search(r"^from (?!numpy)(\w+)", example.code, re.MULTILINE)
     return imported[1] if imported else "numpy" if example.language == "python" else "curl"
 
 

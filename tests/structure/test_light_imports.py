@@ -82,7 +82,15 @@ def import_with_numpy_alone(module: str, packages: Path) -> subprocess.Completed
 
 @pytest.mark.holds("torch stays in the engines")
 @pytest.mark.parametrize(
-    "module", ["engine.types", "engine.messages", "engine.worker", "engine.fake", "embedline.client.client"]
+    "module",
+    [
+        "engine.types",
+        "engine.messages",
+        "engine.worker",
+        "engine.fake",
+        "embedline.client.client",
+        "embedline.pipelines",
+    ],
 )
 def test_imports_where_numpy_is_the_only_package(module: str, numpy_alone: Path) -> None:
     answer = import_with_numpy_alone(module, numpy_alone)

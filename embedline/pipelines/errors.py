@@ -1,0 +1,41 @@
+"""What can be wrong with a pipeline, and what can go wrong when one runs.
+
+EmbedlineError
+├── PipelineError        it is put together wrong; found before anything runs
+├── StepFailed           a step raised: `step` names it, `__cause__` is what it raised
+│   └── StepTimeout      ... or did not end in its time (a TimeoutError too)
+├── PipelineTimeout      all steps together did not end in time (a TimeoutError too)
+└── InvalidInput         raised by a step: what it was asked for is wrong, and the message may be shown to who asked
+"""
+
+from collections.abc import Sequence
+
+from embedline.client.errors import EmbedlineError
+
+
+class PipelineError(EmbedlineError):
+    """A step or a pipeline is put together wrong."""
+
+
+class StepFailed(EmbedlineError):
+    """A step raised; the other steps of the run were cancelled."""
+
+    def __init__(self, step: str, problem: str) -> None:
+        super().__init__(f"step {step} {problem}")
+        self.step = step
+
+
+class StepTimeout(StepFailed, TimeoutError):
+    """A step did not end in its time."""
+
+
+class PipelineTimeout(EmbedlineError, TimeoutError):
+    """A pipeline did not end in its time. `steps` had begun and not ended."""
+
+    def __init__(self, pipeline: str, seconds: float, steps: Sequence[str]) -> None:
+        super().__init__(f"pipeline {pipeline} did not end within {seconds:g} s; under way: {', '.join(steps)}")
+        self.steps = tuple(steps)
+
+
+class InvalidInput(EmbedlineError, ValueError):
+    """Raise it in a step whose input makes no sense. Who asked gets the message, so it should repeat no text."""

@@ -1,0 +1,145 @@
+"""A pipeline as a graph: which step gets what from which other one. Types are checked as it is put together."""
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+from embedline.client.async_client import AsyncClient
+from embedline.pipelines.errors import PipelineError
+from embedline.pipelines.type_fit import fits, in_words
+
+_CONSTANTS = (str, int, float, bool, type(None))
+_MAX_NODES = 1000
+_MAX_DEPTH = 100  # of pipelines in pipelines
+
+
+class Work(Protocol):
+    """What a node does; a Step."""
+
+    name: str
+    parameters: dict[str, Any]  # their types
+    returns: Any  # its type
+    timeout: float | None  # seconds
+
+    async def here(self, client: AsyncClient | None, arguments: Mapping[str, Any]) -> Any:
+        """Do it in this process."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One use of a step, or an input of the pipeline."""
+
+    name: str  # the step's, with a number if it is used several times
+    kind: Any  # the type of its value
+    work: Work | None = None  # None = an input
+    needs: dict[str, "Node"] = field(default_factory=dict)  # what gives its arguments
+    constants: dict[str, Any] = field(default_factory=dict)  # its other arguments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """`nodes` are in an order in which each comes after those that it needs, without the inputs."""
+
+    name: str  # of the pipeline
+    inputs: dict[str, Node]
+    nodes: tuple[Node, ...]
+    output: Node
+    timeout: float  # seconds
+
+
+class Value:
+    """What a call of a step gives while a pipeline is read. It can be passed on to other steps, and nothing else."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _not_yet(self)
+
+
+def _not_yet(value: Value, *_: Any) -> PipelineError:
+    return PipelineError(f"the value of {node_of(value).name} is not there while a pipeline is read: use it in a step")
+
+
+def _refuse(value: Value, *others: Any) -> NoReturn:
+    raise _not_yet(value)
+
+
+_OPERATIONS = "bool len iter getitem contains eq ne lt le gt ge add radd sub mul neg str format await call"
+for _name in _OPERATIONS.split():
+    setattr(Value, f"__{_name}__", _refuse)
+
+
+def node_of(value: Value) -> Node:
+    """Of which this is the value."""
+    node: Node = object.__getattribute__(value, "_node")
+    return node
+
+
+class Trace:
+    """Reads a pipeline's function: gathers the steps that it calls."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.pipelines: list[str] = []  # that are being read, each called by the one before it
+        self._uses: dict[str, int] = {}
+
+    def add(self, work: Work, given: Mapping[str, Any]) -> Value:
+        """A use of a step with these arguments. Raises PipelineError."""
+        if len(self.nodes) >= _MAX_NODES:
+            raise PipelineError(f"{self.pipelines[0]} has more than {_MAX_NODES} steps")
+        needs, constants = {}, {}
+        for name, value in given.items():
+            check(value, work.parameters[name], where=f"step {work.name}: {name}")
+            if isinstance(value, Value):
+                needs[name] = node_of(value)
+            else:
+                constants[name] = value
+        uses = self._uses[work.name] = self._uses.get(work.name, 0) + 1
+        name = work.name if uses == 1 else f"{work.name} {uses}"
+        self.nodes.append(Node(name, work.returns, work, needs, constants))
+        return Value(self.nodes[-1])
+
+    def enter(self, pipeline: str) -> None:
+        """Raises PipelineError where pipelines call each other without end."""
+        if pipeline in self.pipelines:
+            cycle = [*self.pipelines[self.pipelines.index(pipeline) :], pipeline]
+            raise PipelineError(f"a cycle of pipelines: {' -> '.join(cycle)}")
+        if len(self.pipelines) >= _MAX_DEPTH:
+            raise PipelineError(f"more than {_MAX_DEPTH} pipelines call each other")
+        self.pipelines.append(pipeline)
+
+
+_trace: ContextVar[Trace | None] = ContextVar("embedline pipeline that is read", default=None)
+
+
+def current() -> Trace | None:
+    """The pipeline that is being read; None = none is."""
+    return _trace.get()
+
+
+def check(value: Any, wanted: Any, *, where: str) -> None:
+    """Raises PipelineError where a value, or what a step will give, is not of the type that is wanted."""
+    if isinstance(value, Value):
+        node = node_of(value)
+        given, source = node.kind, f"{node.name} gives"
+    elif isinstance(value, _CONSTANTS):
+        given, source = type(value), "this is"
+    else:
+        raise PipelineError(
+            f"{where} takes what a step gives, an input, a text or a number, not {type(value).__name__}"
+        )
+    if not fits(given, wanted):
+        raise PipelineError(f"{where} is {in_words(wanted)}, and {source} {in_words(given)}")
+
+
+def read(trace: Trace, call: Any) -> Any:
+    """What `call` returns while the trace gathers the steps that it calls."""
+    token = _trace.set(trace)
+    try:
+        return call()
+    finally:
+        _trace.reset(token)

@@ -1,0 +1,115 @@
+"""Pipelines: functions that only call steps, read once as a graph."""
+
+import inspect
+import typing
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from embedline.client.async_client import AsyncClient
+from embedline.pipelines.errors import PipelineError
+from embedline.pipelines.graph import Graph, Node, Trace, Value, check, current, node_of, read
+from embedline.pipelines.running import RunStep, run_graph
+from embedline.pipelines.step import bound, signature_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F")
+_DEFAULT_SECONDS = 30.0
+
+
+class Pipeline(Generic[P, R]):
+    """A function that only calls steps and other pipelines. Another pipeline that calls it gets its steps.
+
+    name         of the function
+    description  the first line of its docstring, "" without one
+    parameters   its inputs and their types
+    defaults     of the inputs that have one
+    returns      its type
+    """
+
+    def __init__(self, function: Callable[P, R], *, timeout: float) -> None:
+        """Raises PipelineError."""
+        if inspect.iscoroutinefunction(function):
+            raise PipelineError(f"{function.__name__}: a pipeline is a plain function, only its steps are async")
+        if not timeout > 0:
+            raise PipelineError(f"{function.__name__}: timeout must be more than 0 seconds")
+        self.name = function.__name__
+        self.description = (inspect.getdoc(function) or "").partition("\n")[0]
+        self.parameters, self.returns = signature_of(function)
+        self._function = function
+        self._signature = inspect.signature(function)
+        self._timeout = timeout
+        parameters = self._signature.parameters.values()
+        self.defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        for name, default in self.defaults.items():
+            check(default, self.parameters[name], where=f"pipeline {self.name}: the default of {name}")
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Raises PipelineError for types that don't fit, cycles, and steps that nothing needs."""
+        trace, inputs = Trace(), {name: Node(name, kind) for name, kind in self.parameters.items()}
+        result = read(trace, partial(self._read, trace, {name: Value(node) for name, node in inputs.items()}))
+        output = node_of(result)
+        if output.work is None:
+            raise PipelineError(f"pipeline {self.name} returns its input {output.name}, and calls no step for it")
+        _refuse_unneeded(self.name, trace.nodes, output)
+        return Graph(self.name, inputs, tuple(trace.nodes), output, self._timeout)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """In another pipeline's function. Raises PipelineError."""
+        trace = current()
+        if trace is None:
+            raise PipelineError(f"pipeline {self.name} is run with: await {self.name}.run(client, …)")
+        given = {**self.defaults, **bound(self._signature, args, kwargs, name=self.name)}
+        for name, value in given.items():
+            check(value, self.parameters[name], where=f"pipeline {self.name}: {name}")
+        return typing.cast(R, self._read(trace, given))
+
+    async def run(self, client: AsyncClient | None, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Its output. `client` is for the steps that take one. Raises StepFailed, PipelineTimeout, InvalidInput."""
+        inputs = {**self.defaults, **self._signature.bind(*args, **kwargs).arguments}
+        return typing.cast(R, await self.run_with(lambda node, given: _here(node, client, given), inputs))
+
+    async def run_with(self, run_step: RunStep, inputs: dict[str, Any]) -> Any:
+        """The same where somebody else runs the steps, in other processes for instance. `inputs` are all, by name."""
+        return await run_graph(self.graph, inputs, run_step)
+
+    def _read(self, trace: Trace, inputs: dict[str, Any]) -> Value:
+        trace.enter(self.name)
+        result: Any = self._function(**inputs)  # type: ignore[call-arg]  # by name, as mypy can't know
+        trace.pipelines.pop()
+        if not isinstance(result, Value):
+            raise PipelineError(f"pipeline {self.name} must return what a step gives, not {type(result).__name__}")
+        check(result, self.returns, where=f"what pipeline {self.name} returns")
+        return result
+
+
+async def _here(node: Node, client: AsyncClient | None, given: dict[str, Any]) -> Any:
+    assert node.work is not None
+    return await node.work.here(client, given)
+
+
+def _refuse_unneeded(pipeline: str, nodes: list[Node], output: Node) -> None:
+    """Raises PipelineError."""
+    needed, waiting = {output}, [output]
+    while waiting:
+        new = set(waiting.pop().needs.values()) - needed
+        needed |= new
+        waiting += new
+    for node in reversed(nodes):
+        if node not in needed:
+            raise PipelineError(f"pipeline {pipeline}: nothing needs what step {node.name} gives")
+
+
+@overload
+def pipeline(function: Callable[P, R], /) -> Pipeline[P, R]: ...
+
+
+@overload
+def pipeline(*, timeout: float) -> Callable[[Callable[P, R]], Pipeline[P, R]]: ...
+
+
+def pipeline(function: Any = None, /, *, timeout: float = _DEFAULT_SECONDS) -> Any:
+    """Makes a Pipeline of a function: `@pipeline`, or `@pipeline(timeout=5.0)` with the seconds that it may take."""
+    return partial(Pipeline, timeout=timeout) if function is None else Pipeline(function, timeout=timeout)

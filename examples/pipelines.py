@@ -1,0 +1,80 @@
+"""Retrieve, rerank, cut: the passages that answer a question, out of an index in numpy.
+
+In this process: EMBEDLINE_URL=http://localhost:8080 python pipelines.py
+Beside a server: embedline serve --pipelines pipelines.py, then POST /pipelines/answers {"query": "…"}
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedline import AsyncClient
+from embedline.pipelines import pipeline, step
+
+Rows = NDArray[np.float32]
+PASSAGES = [
+    "Bread needs flour, water, salt and time.",
+    "The ferry leaves at seven from the old pier.",
+    "The ferry takes bicycles, and no cars.",
+    "Our office is closed on Sundays.",
+    "The night train to Vienna leaves at nine.",
+]
+_index: list[Rows] = []  # the rows of PASSAGES, once they are there
+
+
+@dataclass
+class Hit:
+    passage: str
+    score: float
+
+
+@step
+async def embed(client: AsyncClient, text: str) -> Rows:
+    return (await client.embed([text])).embeddings[0]
+
+
+@step
+async def index(client: AsyncClient) -> Rows:
+    if not _index:
+        _index.append((await client.embed(PASSAGES)).embeddings)
+    return _index[0]
+
+
+@step
+async def retrieve(row: Rows, rows: Rows, number: int) -> list[str]:
+    """A search of your own: numpy here, faiss or Qdrant where there is more to search."""
+    return [PASSAGES[best] for best in np.argsort(-(rows @ row))[:number]]
+
+
+@step(timeout=10.0)
+async def rerank(client: AsyncClient, query: str, passages: list[str]) -> Rows:
+    return (await client.rerank(query, passages)).scores
+
+
+@step
+async def cut(passages: list[str], scores: Rows, limit: int) -> list[Hit]:
+    return [Hit(passages[best], round(float(scores[best]), 3)) for best in np.argsort(-scores)[:limit]]
+
+
+@pipeline(timeout=20.0)
+def answers(query: str, limit: int = 2) -> list[Hit]:
+    """The passages that answer a question, the best first."""
+    found = retrieve(embed(query), index(), number=3)
+    return cut(found, rerank(query, found), limit)
+
+
+async def main() -> None:
+    async with AsyncClient(os.environ.get("EMBEDLINE_URL", "http://localhost:8080")) as client:
+        for hit in await answers.run(client, "When does the boat go?"):
+            print(hit.passage)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
+
+# Prints:
+# The ferry leaves at seven from the old pier.
+# The ferry takes bicycles, and no cars.
