@@ -44,7 +44,7 @@ GPU_PYTHON ?= $(shell for python in python3 $(BIN)/python; do \
 ENGINE_PYTHON ?= $(shell for python in python3 $(BIN)/python; do $$python -c 'import importlib.util as found, torch; \
 	assert found.find_spec("tensorrt_llm") and torch.cuda.is_available()' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: help serve test test-all test-rest test-faults test-clients clients nightly bench first-gpu bench-gpu test-gpu test-tensorrt-llm verify \
+.PHONY: help serve test test-all test-rest test-faults test-clients clients test-ray nightly bench first-gpu bench-gpu test-gpu test-tensorrt-llm verify \
 	docs proto check constraints fix clean
 
 help: ## list the commands
@@ -71,6 +71,10 @@ test-clients: $(VENV)/.test ## the server with the clients that people use
 
 # Tests of a client that can't be installed are skipped by its name.
 clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks schemathesis node)) ## install other people's clients
+
+test-ray: $(VENV)/.test $(CLIENTS)/ray/.made ## servers on a Ray of their own, as replicas and in a backfill
+	$(PYTEST) -n 0 --tier=all -m ray $(ARGS)
+	$(PYTEST) -n 0 --tier=nightly -m ray $(ARGS)
 
 nightly: $(VENV)/.test ## the tests that take long or need root and Debian tools
 	$(BIN)/pytest --tier=nightly $(ARGS)
@@ -163,6 +167,14 @@ $(VENV)/.bench: pyproject.toml $(VENV)/.test
 $(CLIENTS)/%/.made: tests/clients/%/requirements.txt $(VENV)/.created
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
+	touch $@
+
+# Ray and what .venv lacks of its requirements; the rest is seen there.
+$(CLIENTS)/ray/.made: tests/server/ray/requirements.txt $(VENV)/.server
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_venv.pth
 	touch $@
 
 $(CLIENTS)/node/.made: tests/clients/node/package.json

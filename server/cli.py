@@ -19,6 +19,7 @@ from server.settings.typer_options import GroupedCommand, spelled_as_switches, w
 _EXIT_SETTINGS = 2
 _BENCH = "bench"
 _BACKFILL = "backfill"
+_RAY = "ray"
 _VERSION = (["--version"], ["-V"])
 _CONFIG_HELP = (
     "A TOML file whose keys are these flags' names, with a [[model]] table for each of several models. The command "
@@ -219,7 +220,7 @@ def make_app(*, only: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_nothing)  # so that a single command is called by its name as well
-    names = [*_COMMANDS, _BACKFILL, _BENCH]
+    names = [*_COMMANDS, _BACKFILL, _BENCH, _RAY]
     for name in [only] if only in names else names:
         if name == _BENCH:
             from server.commands.bench import bench  # has options of its own, not flags of the server
@@ -230,6 +231,14 @@ def make_app(*, only: str | None = None) -> typer.Typer:
             from server.commands.backfill import backfill  # has options of its own beside those of the engine
 
             app.command(cls=GroupedCommand)(with_flags(_one_line_for_errors()(backfill), _OF_BACKFILL))
+            continue
+        if name == _RAY:
+            from server.commands.ray import COMMANDS
+
+            group = typer.Typer(help="Whole servers on a Ray cluster.")
+            for its_name, its_command in COMMANDS.items():
+                group.command(its_name)(_one_line_for_errors()(its_command))
+            app.add_typer(group, name=_RAY)
             continue
         command, flags = _COMMANDS[name]
         if flags:

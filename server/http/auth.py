@@ -9,7 +9,9 @@ from server.settings.api_keys import ApiKey, KeyFile, digest, with_file
 from server.settings.flag import SettingsError
 from server.settings.watched_files import WatchedFiles, version_of
 
-HEALTH_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping", "/.well-known/live", "/.well-known/ready"})
+HEALTH_PATHS = frozenset(
+    {"/livez", "/readyz", "/health", "/ping", "/.well-known/live", "/.well-known/ready", "/-/healthz"}
+)
 _JOBS_SECRET, _JOBS_OWNER = b"x-embedline-jobs", b"x-embedline-owner"  # headers
 _SCHEMES = (b"bearer ", b"api-key ")
 

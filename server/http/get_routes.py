@@ -81,6 +81,7 @@ def _add_health(app: FastAPI, state: ServerState) -> None:
     @app.get("/readyz", summary="Whether a request sent now would be computed", response_class=PlainTextResponse)
     @app.get("/", summary="The same as /readyz, as TEI has it too", response_class=PlainTextResponse)
     @app.get("/ping", summary="The same as /readyz, as SageMaker names it", response_class=PlainTextResponse)
+    @app.get("/-/healthz", include_in_schema=False)  # as Ray Serve's proxies ask
     async def readyz(model: str | None = None) -> Response:
         """Of the whole server, or of one of its models."""
         status, reason = _readiness(state, model)

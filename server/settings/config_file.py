@@ -14,6 +14,7 @@ from server.settings.model import ModelSettings
 from server.settings.settings import Settings
 
 VARIABLE = "EMBEDLINE_CONFIG"  # where --config is not given; CONFIG alone is anybody's
+RAY = "ray"  # the table of `embedline ray`, which is read elsewhere
 _MODEL = "model"
 _MAX_BYTES = 1_000_000  # more is not a config file
 
@@ -30,20 +31,22 @@ class ConfigFile:
 def read(path: str) -> ConfigFile:
     """Raises SettingsError that names the file and, where one is to blame, the key."""
     server, model = _by_name(Settings), _by_name(ModelSettings)
-    document = _parse(path)
+    document = parsed(path)[0]
+    document.pop(RAY, None)
     tables = document.pop(_MODEL, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise SettingsError(f"{path}: models are given as [[{_MODEL}]] tables")
     return ConfigFile(
         path=path,
-        values=_values(document, server | model, where=path),
+        values=values_of(document, server | model, where=path),
         models=tuple(
-            _values(table, model, where=f"{path}: [[{_MODEL}]] {number}") for number, table in enumerate(tables, 1)
+            values_of(table, model, where=f"{path}: [[{_MODEL}]] {number}") for number, table in enumerate(tables, 1)
         ),
     )
 
 
-def _parse(path: str) -> dict[str, Any]:
+def parsed(path: str) -> tuple[dict[str, Any], str]:
+    """The document, and its text. Raises SettingsError."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -52,12 +55,13 @@ def _parse(path: str) -> dict[str, Any]:
     if len(data) > _MAX_BYTES:
         raise SettingsError(f"--config {path}: the file is too large for a config file")
     try:
-        return tomllib.loads(data.decode())
+        text = data.decode()
+        return tomllib.loads(text), text
     except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
         raise SettingsError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
 
 
-def _values(table: dict[str, Any], flags: Mapping[str, Flag], *, where: str) -> dict[str, Any]:
+def values_of(table: dict[str, Any], flags: Mapping[str, Flag], *, where: str) -> dict[str, Any]:
     """Checked values by the names of their fields."""
     values: dict[str, Any] = {}
     for key, value in table.items():

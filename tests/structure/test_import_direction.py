@@ -24,6 +24,7 @@ IMPORTS_A_TOOL = {"engine/fp8_copy.py"}
 LAYERS = (
     "cli",
     "commands",
+    "ray",
     "backfill",
     "supervisor",
     "frontend",

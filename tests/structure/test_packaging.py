@@ -70,6 +70,7 @@ def test_everything_imported_is_required() -> None:
             *extras["cuda"],
             *extras["verify"],
             *extras["grpc"],
+            *extras["ray"],
             *extras["redis"],
             *extras["backfill"],
         ]

@@ -112,7 +112,9 @@ def test_unknown_paths_and_methods_are_refused_in_openais_shape_wherever(path: s
 
 
 @pytest.mark.holds("Requests and answers")
-@pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/health", "/ping", "/info", "/v1/models", "/metrics"])
+@pytest.mark.parametrize(
+    "path", ["/", "/livez", "/readyz", "/health", "/ping", "/-/healthz", "/info", "/v1/models", "/metrics"]
+)
 def test_head_is_answered_as_get(path: str) -> None:
     """As balancers ask; tests/server_e2e/edge/test_bad_input.py shows that no body goes out."""
     assert ask("HEAD", path).status == ask("GET", path).status == 200

@@ -1,0 +1,1 @@
+"""Whole servers as replicas of Ray Serve. Ray is imported nowhere else."""

@@ -1,0 +1,109 @@
+"""`embedline ray serve` with a Ray of its own, as a test runs it."""
+
+import contextlib
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server_e2e.running import PATIENCE, ROOT, Log, Reply, send
+
+PYTHON = Path(os.environ.get("EMBEDLINE_RAY", ROOT / ".clients/ray/bin/python"))
+READY = r"ready on http://127\.0\.0\.1:\d+"
+_OF_REPLICA = b"embedline\0serve\0"  # in the command line of its server
+
+
+class Cluster:
+    """A Ray with servers in it."""
+
+    def __init__(self, config: str, folder: Path) -> None:
+        """`config` without host and port."""
+        if not PYTHON.exists():
+            pytest.skip(f"Ray needs {PYTHON} (make test-ray)")
+        self.port, stats, metrics = _free_ports(3)
+        file = folder / "embedline.toml"
+        file.write_text(config.replace("[ray]", f"[ray]\nport = {self.port}\n"))
+        self._runtime = tempfile.mkdtemp(prefix="ray-")  # paths of sockets are short
+        proxy = {"CONFIG_FILE_LOC": "haproxy.cfg", "SOCKET_PATH": "admin.sock", "SERVER_STATE_FILE": "server-state"}
+        self.process = subprocess.Popen(
+            [str(PYTHON), "-P", "-m", "embedline", "ray", "serve", str(file)],
+            env={
+                **os.environ,
+                **{f"RAY_SERVE_HAPROXY_{name}": f"{self._runtime}/{path}" for name, path in proxy.items()},
+                "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": self._runtime,
+                "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+                "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+                "PYTHONPATH": str(ROOT),
+                "RAY_ADDRESS": "local",
+                "RAY_TMPDIR": self._runtime,
+                "XDG_RUNTIME_DIR": self._runtime,
+                "DEVICES": "cpu",
+            },
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        self.log = Log(self.process)
+
+    def request(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+        """One request on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        with contextlib.closing(connection):
+            return send(connection, method, path, body, **headers)
+
+    def embed(self, text: str, **fields: Any) -> Reply:
+        return self.request("POST", "/v1/embeddings", {"input": text, "model": "any", **fields})
+
+    def servers(self) -> list[int]:
+        """The processes of the replicas' servers."""
+        mine = f"XDG_RUNTIME_DIR={self._runtime}".encode()
+        return [pid for pid in _processes() if _OF_REPLICA in _file(pid, "cmdline") and mine in _file(pid, "environ")]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+            self.log.join()
+            assert self.process.stderr is not None
+            self.process.stderr.close()
+            shutil.rmtree(self._runtime, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running(config: str, folder: Path) -> Iterator[Cluster]:
+    """One that is ready, gone after the block."""
+    cluster = Cluster(config, folder)
+    try:
+        cluster.log.wait_for(READY)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _free_ports(number: int) -> list[int]:
+    """Ports for programs that can't be told to take a free one."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [its.getsockname()[1] for its in sockets]
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _file(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
