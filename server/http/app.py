@@ -190,7 +190,7 @@ class App:
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
             self._admission.check_open()
             read = partial(self._read, request)
-            return await self._async_predict.answer(read, request.headers, self._keys.owner(trace.key))
+            return await self._async_predict.answer(read, request.scope["headers"], self._keys.owner(trace.key))
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, openai_error)
         except Exception as error:
@@ -247,7 +247,11 @@ class App:
             "path": place.prefix + place.path,
             "root_path": place.prefix,
         }
-        await self._fallback(scope, request.receive, send)
+        try:
+            await self._fallback(scope, request.receive, send)
+        finally:
+            if (route := scope.get("route")) is not None:  # whose path has names where this request's has ids
+                trace.route = route.path
 
     async def _send(self, request: _Request, answer: Answer) -> None:
         trace, headers = request.trace, answer.headers

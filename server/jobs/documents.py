@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from server.jobs.batches.batches import Batches, BatchProblem
-from server.jobs.files import FileProblem, Files
+from server.jobs.batches.batches import Batches, BatchProblem, FileInUse, TooManyBatches
+from server.jobs.files import FileProblem, Files, TooManyUploads
 from server.jobs.limits import CHUNK_BYTES
 from server.jobs.messages import Call, Fields, Reason, Refused, Reply
 from server.jobs.requests import asked
@@ -71,7 +71,7 @@ class Documents:
         return Reply({}, _there(await _done(read), "file"))
 
     async def _file_delete(self, call: Call, _: memoryview) -> Reply:
-        if not await _done(self._files.delete(call.owner, call.fields["file_id"])):
+        if not await _done(self._batches.delete_file(call.owner, call.fields["file_id"])):
             _there(None, "file")
         return Reply()
 
@@ -101,10 +101,12 @@ async def _done(answer: Awaitable[_Value]) -> _Value:
     """What became of it, its errors as refusals."""
     try:
         return await asked(answer)
-    except FileProblem as error:
-        raise Refused(Reason.INVALID, str(error), param="file") from None
-    except BatchProblem as error:
+    except (FileProblem, BatchProblem) as error:
         raise Refused(Reason.INVALID, str(error), param=error.param) from None
+    except FileInUse as error:
+        raise Refused(Reason.CONFLICT, str(error), param="file_id") from None
+    except (TooManyUploads, TooManyBatches) as error:
+        raise Refused(Reason.FULL, str(error), retry_after=_FULL_SECONDS) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

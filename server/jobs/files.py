@@ -9,8 +9,8 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -22,10 +22,19 @@ KIND = "file"
 _UPLOADING, _READY = "uploading", "ready"
 _IDLE_SECONDS = 600.0  # of an upload; then its frontend has died
 _MAX_UPLOADS = 64  # at a time
+_UNKNOWN = "this upload is not known, or not any more"
 
 
 class FileProblem(ValueError):
-    """A call for a file that can't be done. The message is for the client."""
+    """A call for a file that can't be done. The message is for the client, `param` what is wrong."""
+
+    def __init__(self, message: str, param: str = "file") -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class TooManyUploads(Exception):
+    """As many as may be are under way."""
 
 
 class FileInfo(msgspec.Struct, frozen=True):
@@ -48,6 +57,7 @@ class _Upload:
     most: int  # bytes that were reserved
     seen_at: float  # of time.monotonic
     size: int = 0
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)  # while a thread uses the descriptor, nobody closes it
 
 
 class Files:
@@ -70,45 +80,48 @@ class Files:
         return self._folder / file_id
 
     async def begin(self, owner: str, filename: str, purpose: str, most: int) -> str:
-        """Reserve `most` bytes; the id of the file. Raises FileProblem."""
+        """Reserve `most` bytes; the id of the file. Raises TooManyUploads, OSError."""
         await self._drop_idle()
         if len(self._uploads) >= _MAX_UPLOADS:
-            raise FileProblem("too many uploads are under way")
+            raise TooManyUploads(f"{_MAX_UPLOADS} uploads are under way, as many as may be")
         info = FileInfo(new_id("file"), 0, int(self._clock()), filename, purpose)
         document = _document(owner, info, _UPLOADING, held_bytes=most)
         await self._documents.put(document)
-        descriptor = await asyncio.to_thread(
-            os.open, self.path(info.id), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600
-        )
+        try:
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+            descriptor = await asyncio.to_thread(os.open, self.path(info.id), flags, 0o600)
+        except OSError:
+            await self._forget(document)
+            raise
         self._uploads[info.id] = _Upload(document, info, descriptor, most, time.monotonic())
         return info.id
 
     async def append(self, owner: str, file_id: str, chunk: memoryview) -> None:
         """Raises FileProblem, and OSError where the disk is full."""
-        upload = self._upload(owner, file_id)
-        if upload.size + len(chunk) > upload.most:
-            raise FileProblem("the file has more bytes than were announced")
-        upload.seen_at = time.monotonic()
-        upload.size += len(chunk)
-        await asyncio.to_thread(_write_all, upload.descriptor, chunk)
+        async with self._upload(owner, file_id) as upload:
+            if upload.size + len(chunk) > upload.most:
+                raise FileProblem("the file has more bytes than were announced")
+            upload.seen_at = time.monotonic()
+            upload.size += len(chunk)
+            await asyncio.to_thread(_write_all, upload.descriptor, chunk)
 
     async def end(self, owner: str, file_id: str) -> FileInfo:
         """All bytes have come: the file is there from now on. Raises FileProblem, OSError."""
-        upload = self._upload(owner, file_id)
-        await asyncio.to_thread(os.fsync, upload.descriptor)
-        await asyncio.to_thread(sync_folder, self._folder)
-        info = msgspec.structs.replace(upload.info, bytes=upload.size)
-        await self._documents.replace(
-            replace(upload.document, state=_READY, content=msgspec.json.encode(info), held_bytes=upload.size)
-        )
-        self._close(file_id)
+        async with self._upload(owner, file_id) as upload:
+            await asyncio.to_thread(os.fsync, upload.descriptor)
+            await asyncio.to_thread(sync_folder, self._folder)
+            info = msgspec.structs.replace(upload.info, bytes=upload.size)
+            await self._documents.replace(
+                replace(upload.document, state=_READY, content=msgspec.json.encode(info), held_bytes=upload.size)
+            )
+            self._close(file_id)
         return info
 
     async def abandon(self, owner: str, file_id: str) -> None:
         """An upload ends without a file."""
-        upload = self._upload(owner, file_id)
-        self._close(file_id)
-        await self._forget(upload.document)
+        async with self._upload(owner, file_id) as upload:
+            self._close(file_id)
+            await self._forget(upload.document)
 
     async def keep(self, owner: str, file_id: str, filename: str) -> None:
         """A file that lies in the folder already, as a batch's output, is seen from now on."""
@@ -122,8 +135,17 @@ class Files:
         return _info(document) if document is not None and document.state == _READY else None
 
     async def newest(self, owner: str, *, after: str | None, limit: int) -> list[FileInfo]:
-        found = await self._documents.newest(owner, KIND, after=after, limit=limit)
-        return [_info(document) for document in found if document.state == _READY]
+        """Raises FileProblem where `after` is no file."""
+        if after is not None and await self._documents.get(owner, KIND, after) is None:
+            raise FileProblem("after is not the id of a file", "after")
+        found: list[FileInfo] = []
+        while len(found) < limit:
+            page = await self._documents.newest(owner, KIND, after=after, limit=limit)
+            found += [_info(document) for document in page if document.state == _READY]
+            if len(page) < limit:
+                break
+            after = page[-1].document_id  # some of this page are still being uploaded
+        return found[:limit]
 
     async def read(self, owner: str, file_id: str, offset: int, count: int) -> bytes | None:
         """None where there is no such file."""
@@ -132,23 +154,28 @@ class Files:
         return await asyncio.to_thread(_read, self.path(file_id), offset, count)
 
     async def delete(self, owner: str, file_id: str) -> bool:
-        """Whether there was one. A batch that reads it goes on without what it has not read."""
+        """Whether there was one. `Batches` sees to it that no batch needs it."""
         document = await self._documents.get(owner, KIND, file_id)
         if document is None or document.state != _READY:
             return False
         await self._forget(document)
         return True
 
-    def _upload(self, owner: str, file_id: str) -> _Upload:
+    @contextlib.asynccontextmanager
+    async def _upload(self, owner: str, file_id: str) -> AsyncIterator[_Upload]:
+        """Alone with it. Raises FileProblem."""
         upload = self._uploads.get(file_id)
         if upload is None or upload.document.owner != owner:
-            raise FileProblem("this upload is not known, or not any more")
-        return upload
+            raise FileProblem(_UNKNOWN)
+        async with upload.busy:
+            if file_id not in self._uploads:  # it has ended meanwhile
+                raise FileProblem(_UNKNOWN)
+            yield upload
 
     async def _drop_idle(self) -> None:
         oldest = time.monotonic() - _IDLE_SECONDS
         for file_id, upload in list(self._uploads.items()):
-            if upload.seen_at < oldest:
+            if upload.seen_at < oldest and not upload.busy.locked():
                 self._close(file_id)
                 await self._forget(upload.document)
 

@@ -5,7 +5,7 @@ FastAPI: to keep a request must not cost a frontend more than to answer it.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -67,13 +67,15 @@ class AsyncPredict:
         """Without `jobs` every request is answered with how to have it."""
         self._jobs = jobs
 
-    async def answer(self, read: Read, headers: Mapping[bytes, bytes], owner: str) -> Answer:
+    async def answer(self, read: Read, headers: Sequence[tuple[bytes, bytes]], owner: str) -> Answer:
         """Raises RequestError; then nothing was accepted."""
         if self._jobs is None:
             raise NoSuchRoute(NO_JOBS)
-        if int(headers.get(b"content-length", b"0")) > MAX_BODY_BYTES:
+        by_name = dict(headers)
+        if int(by_name.get(b"content-length", b"0")) > MAX_BODY_BYTES:
             raise _too_large()
-        fields = _fields(await read(_decode), headers)
+        keys = [value for name, value in headers if name == b"idempotency-key"]
+        fields = _fields(await read(_decode), by_name, keys)
         model_input = fields.pop("model_input")
         with calling():
             reply = await self._jobs.call("add", owner, fields, model_input)
@@ -94,7 +96,7 @@ def _decode(body: bytes) -> AsyncPredictBody:
     return fields
 
 
-def _fields(body: AsyncPredictBody, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+def _fields(body: AsyncPredictBody, headers: Mapping[bytes, bytes], keys: Sequence[bytes]) -> dict[str, Any]:
     """As the jobs process takes them. Raises InvalidRequest."""
     fields: dict[str, Any] = {
         "model_input": bytes(body.model_input),
@@ -110,10 +112,11 @@ def _fields(body: AsyncPredictBody, headers: Mapping[bytes, bytes]) -> dict[str,
         if len(accept) > _MAX_ACCEPT:
             raise InvalidRequest(f"accept may have {_MAX_ACCEPT} characters here", param="accept")
         fields["headers"] = [("accept", accept)]
-    if (key := headers.get(b"idempotency-key")) is not None:
-        if not _KEY.fullmatch(key):
-            raise InvalidRequest("idempotency-key must be 1 to 255 visible ASCII characters", param="idempotency-key")
-        fields["idempotency_key"] = key.decode()
+    if keys:
+        if len(keys) > 1 or not _KEY.fullmatch(keys[0]):
+            message = "idempotency-key must be one header of 1 to 255 visible ASCII characters"
+            raise InvalidRequest(message, param="idempotency-key")
+        fields["idempotency_key"] = keys[0].decode()
     return fields
 
 

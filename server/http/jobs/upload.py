@@ -91,8 +91,9 @@ async def received(request: Request, jobs: JobsClient, owner: str) -> Fields:
             raise MalformedBody("the form has no file, or no end")
         if bytes(form.fields.get("purpose", b"")) != _PURPOSE.encode():
             raise InvalidRequest(f"purpose must be {_PURPOSE}", param="purpose")
-        ended, file_id = file_id, None
-        return (await jobs.call("file_end", owner, {"file_id": ended})).fields
+        ended = (await jobs.call("file_end", owner, {"file_id": file_id})).fields
+        file_id = None
+        return ended
     finally:
         if file_id is not None:
             await _abandon(jobs, owner, file_id)

@@ -1,4 +1,4 @@
-"""The batches of all owners: made, shown, cancelled, and a few of them run at a time, the oldest first."""
+"""The batches of all owners: made, shown, cancelled. A few run at a time, of each owner the oldest first."""
 
 import asyncio
 import logging
@@ -14,6 +14,8 @@ from server.jobs.store.store import DocumentStore
 from server.jobs.types import Document
 
 MAX_RUNNING = 4  # the lines of all take turns
+MAX_OPEN = 1000  # that run or wait
+_MAX_OPEN_OF_ONE = MAX_OPEN // 4  # of an owner
 _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_SECONDS = 30 * 86_400
 _MAX_METADATA = 16  # pairs, as OpenAI has it
@@ -30,6 +32,14 @@ class BatchProblem(ValueError):
         self.param = param
 
 
+class TooManyBatches(Exception):
+    """As many as may be run and wait."""
+
+
+class FileInUse(Exception):
+    """A file that a batch reads or writes can't be deleted. The message is for the client."""
+
+
 class Batches:
     """`run` runs them until it is cancelled. Everything else raises what the store raises."""
 
@@ -44,11 +54,12 @@ class Batches:
         self._broken: set[str] = set()  # not tried again before the next start
         self._changed = asyncio.Event()
         self._starting = asyncio.Lock()  # so that a batch that waits is not cancelled and begun at once
+        self._creating = asyncio.Lock()  # so that a batch does not begin with a file that is being deleted
 
     async def create(
         self, owner: str, *, endpoint: str, input_file_id: str, completion_window: str, metadata: Mapping[str, str]
     ) -> BatchState:
-        """Raises BatchProblem."""
+        """Raises BatchProblem, TooManyBatches."""
         if endpoint not in ENDPOINTS:
             raise BatchProblem(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
         if len(metadata) > _MAX_METADATA:
@@ -56,8 +67,6 @@ class Batches:
         if "output_format" in metadata and metadata["output_format"] != "jsonl":
             raise BatchProblem("metadata.output_format must be jsonl", "metadata")
         seconds = _seconds(completion_window)
-        if await self._files.info(owner, input_file_id) is None:
-            raise BatchProblem("input_file_id is not the id of a file", "input_file_id")
         now = int(self._clock())
         state = BatchState(
             id=new_id("batch"),
@@ -70,15 +79,37 @@ class Batches:
             output_file_id=new_id("file"),
             error_file_id=new_id("file"),
         )
-        await self._documents.put(state.document(owner))
+        async with self._creating:
+            if await self._files.info(owner, input_file_id) is None:
+                raise BatchProblem("input_file_id is not the id of a file", "input_file_id")
+            owners = [document.owner for document in await self._open()]
+            if len(owners) >= MAX_OPEN or owners.count(owner) >= _MAX_OPEN_OF_ONE:
+                raise TooManyBatches(f"{owners.count(owner)} batches of this key have not ended, as many as may be")
+            await self._documents.put(state.document(owner))
         self._changed.set()
         return state
+
+    async def delete_file(self, owner: str, file_id: str) -> bool:
+        """Whether there was one. Raises FileInUse."""
+        async with self._creating:
+            for document in await self._open():
+                state = state_of(document)
+                if document.owner == owner and file_id in (
+                    state.input_file_id,
+                    state.output_file_id,
+                    state.error_file_id,
+                ):
+                    raise FileInUse(f"{state.id} needs this file until it has ended; it can be cancelled")
+            return await self._files.delete(owner, file_id)
 
     async def get(self, owner: str, batch_id: str) -> BatchState | None:
         document = await self._documents.get(owner, KIND, batch_id)
         return state_of(document) if document is not None else None
 
     async def newest(self, owner: str, *, after: str | None, limit: int) -> list[BatchState]:
+        """Raises BatchProblem where `after` is no batch."""
+        if after is not None and await self._documents.get(owner, KIND, after) is None:
+            raise BatchProblem("after is not the id of a batch", "after")
         return [state_of(one) for one in await self._documents.newest(owner, KIND, after=after, limit=limit)]
 
     async def cancel(self, owner: str, batch_id: str) -> BatchState | None:
@@ -88,7 +119,10 @@ class Batches:
             document = await self._documents.get(owner, KIND, batch_id)
             if document is None:
                 return None
-            return await (run or self._run_of(document)).cancel()
+            state = await (run or self._run_of(document)).cancel()
+        self._broken.discard(batch_id)
+        self._changed.set()
+        return state
 
     async def run(self) -> None:
         """Until cancelled; what runs then goes on after the next start."""
@@ -105,11 +139,21 @@ class Batches:
 
     async def _start(self, group: asyncio.TaskGroup) -> None:
         async with self._starting:
-            documents = await self._documents.in_state(KIND, OPEN)
-            waiting = [one for one in documents if one.document_id not in {*self._running, *self._broken}]
-            for document in waiting[: MAX_RUNNING - len(self._running)]:
+            waiting = [one for one in await self._open() if one.document_id not in {*self._running, *self._broken}]
+            begun = [one for one in waiting if state_of(one).status == "cancelling"]  # each has only to be closed
+            waiting = [one for one in waiting if one not in begun]
+            owners = [run.owner for run in self._running.values()]
+            while waiting and len(owners) < MAX_RUNNING:
+                begun.append(min(waiting, key=lambda one: owners.count(one.owner)))  # of equals the oldest
+                owners.append(begun[-1].owner)
+                waiting.remove(begun[-1])
+            for document in begun:
                 run = self._running[document.document_id] = self._run_of(document)
                 group.create_task(self._run_one(document.document_id, run))
+
+    async def _open(self) -> list[Document]:
+        """The oldest first."""
+        return await self._documents.in_state(KIND, OPEN, limit=MAX_OPEN)
 
     def _run_of(self, document: Document) -> BatchRun:
         return BatchRun(document, self._files, self._documents, ask=self._ask, clock=self._clock)

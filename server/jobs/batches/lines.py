@@ -12,6 +12,7 @@ import numpy as np
 MAX_LINE_BYTES = 4 << 20
 MAX_LINES = 1_000_000
 MAX_CUSTOM_ID = 512  # characters, as OpenAI has it
+_BOM = b"\xef\xbb\xbf"  # which some editors put before everything else
 ENDPOINTS = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/classify")
 _SKIPPED_BYTES = 1 << 16  # at a time, of a line that is too long
 
@@ -29,7 +30,7 @@ class Line:
     content: bytes | None  # None = too long
 
 
-class LineRequest(msgspec.Struct, frozen=True):
+class LineRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a line asks for; `body` as it stands there."""
 
     custom_id: str
@@ -64,6 +65,8 @@ def lines_of(path: Path, *, offset: int = 0, number: int = 0) -> Iterator[Line]:
             while is_long and not content.endswith(b"\n"):
                 if not (content := file.readline(_SKIPPED_BYTES)):
                     break
+            if number == 1:
+                content = content.removeprefix(_BOM)
             if is_long or content.strip():
                 yield Line(number, file.tell(), None if is_long else content)
 
@@ -84,7 +87,7 @@ def request_of(line: Line, endpoint: str) -> LineRequest:
         request = _REQUESTS.decode(line.content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise LineProblem(
-            "invalid_line", "the line is not a JSON object with custom_id, method, url and body"
+            "invalid_line", "the line is not a JSON object with custom_id, method, url and body, and nothing else"
         ) from None
     if not 1 <= len(request.custom_id) <= MAX_CUSTOM_ID:
         raise LineProblem("invalid_custom_id", f"custom_id must have 1 to {MAX_CUSTOM_ID} characters")

@@ -50,7 +50,7 @@ class BatchRun:
     def __init__(
         self, document: Document, files: Files, documents: DocumentStore, *, ask: Ask, clock: Callable[[], float]
     ) -> None:
-        self._owner = document.owner
+        self.owner = document.owner
         self._version = document.version
         self.state = state_of(document)
         self._files = files
@@ -58,6 +58,7 @@ class BatchRun:
         self._ask = ask
         self._clock = clock
         self._stops = False  # a client has cancelled it
+        self._window: deque[asyncio.Task[_Answered]] = deque()  # lines in flight, in their order
         self._saving = asyncio.Lock()
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
         self._outputs = (Output(files.path(self.state.output_file_id)), Output(files.path(self.state.error_file_id)))
@@ -68,6 +69,8 @@ class BatchRun:
             if self.state.status in ("validating", "in_progress"):
                 await self._save(self.state.become("cancelling", self._clock()))
                 self._stops = True
+                for task in self._window:
+                    task.cancel()
         return self.state
 
     async def run(self) -> None:
@@ -94,20 +97,24 @@ class BatchRun:
     async def _answer_lines(self, found: Scan) -> None:
         path = self._files.path(self.state.input_file_id)
         lines = lines_of(path, offset=self.state.offset, number=self.state.number)
-        window: deque[asyncio.Task[_Answered]] = deque()
+        window = self._window
         answered: list[_Answered] = []
         loop = asyncio.get_running_loop()
         committed, held = loop.time(), 0
         try:
-            while not self._is_over:
+            while True:
                 room = MAX_IN_FLIGHT - len(window) if held < MAX_BYTES_IN_FLIGHT else 0
-                for line in await asyncio.to_thread(_next, lines, min(room, 16)) if room >= 16 or not window else []:
-                    held += len(line.content or b"")
-                    window.append(loop.create_task(self._answered(line, line.number in found.repeated)))
+                if not self._is_over and (room >= 16 or not window):
+                    taken = await asyncio.to_thread(_next, lines, min(room, 16))
+                    for line in taken if not self._stops else ():
+                        held += len(line.content or b"")
+                        window.append(loop.create_task(self._answered(line, line.number in found.repeated)))
                 if not window:
                     break
-                one = await window[0]
-                window.popleft()
+                await asyncio.wait([window[0]])
+                if window[0].cancelled():  # by `cancel`, which leaves what has been answered
+                    break
+                one = window.popleft().result()
                 held -= len(one.line.content or b"")
                 answered.append(one)
                 (self._error if one.has_failed else self._output).extend(one.content)
@@ -128,8 +135,10 @@ class BatchRun:
             request = request_of(line, self.state.endpoint)
             if is_repeated:
                 raise LineProblem("duplicate_custom_id", "an earlier line has the same custom_id")
-            async with asyncio.timeout(max(0.0, self.state.expires_at - self._clock())):
-                answer = await self._ask(self._owner, request.url, bytes(request.body), line_id)
+            if (seconds := self.state.expires_at - self._clock()) <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(seconds):
+                answer = await self._ask(self.owner, request.url, bytes(request.body), line_id)
             return _Answered(line, outputs.answered(line_id, request.custom_id, answer), answer.status != 200)
         except LineProblem as error:
             problem = error
@@ -191,21 +200,26 @@ class BatchRun:
                 for output, size, file_id, name in zip(self._outputs, sizes, ids, ("output", "error"), strict=True):
                     await asyncio.to_thread(output.write, b"", size)
                     if size:
-                        await self._files.keep(self._owner, file_id, f"{self.state.id}_{name}.jsonl")
+                        await self._files.keep(self.owner, file_id, f"{self.state.id}_{name}.jsonl")
                     else:
                         self._files.path(file_id).unlink(missing_ok=True)
                 break
             except (OSError, StoreError) as error:
                 logger.error("batch %s can't be ended yet: %s", self.state.id, error)
                 await asyncio.sleep(FULL_PAUSE)
-        status = "completed" if self.state.status == "finalizing" else "cancelled"
-        await self._save(self.state.become("expired" if self.state.has_expired else status, self._clock()))
+        status = "expired" if self.state.has_expired else "completed"
+        async with self._saving:
+            is_cancelled = self.state.status == "cancelling"
+            await self._save(self.state.become("cancelled" if is_cancelled else status, self._clock()))
 
     async def _fail(self, code: str, message: str) -> None:
-        await self._save(self.state.become("failed", self._clock(), errors=(BatchError(code, message),)))
+        for file_id in (self.state.output_file_id, self.state.error_file_id):
+            self._files.path(file_id).unlink(missing_ok=True)
+        async with self._saving:
+            await self._save(self.state.become("failed", self._clock(), errors=(BatchError(code, message),)))
 
     async def _save(self, state: BatchState) -> None:
-        is_kept = await self._documents.replace(state.document(self._owner, self._version))
+        is_kept = await self._documents.replace(state.document(self.owner, self._version))
         assert is_kept, "nobody else changes a batch that runs"
         self._version += 1
         self.state = state

@@ -40,11 +40,14 @@ class Place:
         await self.files.end(owner, file_id)
         return file_id
 
-    async def made(self, content: bytes, endpoint: str = "/v1/embeddings") -> str:
-        """The id of a new batch."""
-        input_id = await self.uploaded(content)
+    async def made(self, content: bytes, *, owner: str = "", input_id: str = "", **metadata: str) -> str:
+        """The id of a new batch for embeddings, of a new file by default."""
         state = await self.batches.create(
-            "", endpoint=endpoint, input_file_id=input_id, completion_window="24h", metadata={}
+            owner,
+            endpoint="/v1/embeddings",
+            input_file_id=input_id or await self.uploaded(content, owner),
+            completion_window="24h",
+            metadata=metadata,
         )
         return state.id
 

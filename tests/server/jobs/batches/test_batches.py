@@ -2,16 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from server.jobs.batches import batches as batches_module
 from server.jobs.batches import lines as batch_lines
 from server.jobs.batches import run as batch_run
-from server.jobs.batches.batches import BatchProblem
+from server.jobs.batches.batches import BatchProblem, FileInUse, TooManyBatches
 from server.jobs.batches.outputs import Output
 from server.jobs.http_client import HttpAnswer
 from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, opened
@@ -23,13 +24,17 @@ async def ended(place: Place, batch_id: str) -> dict[str, Any]:
     """Runs batches until this one has ended."""
     running = asyncio.create_task(place.batches.run())
     try:
-        while not (state := await place.batches.get("", batch_id)) or not state.has_ended:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        return state.shown()
+        return await when_ended(place, batch_id)
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
+
+
+async def when_ended(place: Place, batch_id: str) -> dict[str, Any]:
+    while not (state := await place.batches.get("", batch_id)) or not state.has_ended:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return state.shown()
 
 
 async def test_each_line_gets_one_line_in_order(tmp_path: Path) -> None:
@@ -48,6 +53,10 @@ BROKEN = {
     b'{"custom_id": "x", ': "invalid_line",
     b"[1, 2]": "invalid_line",
     b"\xff\xfe": "invalid_line",
+    b'{"custom_id": "\\ud800", "method": "POST", "url": "/v1/embeddings", "body": {}}': "invalid_line",
+    b'{"custom_id": "x", "method": "POST", "url": "/v1/embeddings"}': "invalid_line",
+    b'{"custom_id": 7, "method": "POST", "url": "/v1/embeddings", "body": {}}': "invalid_line",
+    b'{"custom_id": "x", "method": "POST", "url": "/v1/embeddings", "body": {}, "priority": 1}': "invalid_line",
     b'{"custom_id": "x", "method": "GET", "url": "/v1/embeddings", "body": {}}': "invalid_method",
     b'{"custom_id": "x", "method": "POST", "url": "/v1/rerank", "body": {}}': "mismatched_url",
     b'{"custom_id": "", "method": "POST", "url": "/v1/embeddings", "body": {}}': "invalid_custom_id",
@@ -64,6 +73,15 @@ async def test_a_broken_line_fails_alone_with_its_number(tmp_path: Path, broken:
     assert [line["custom_id"] for line in found] == ["c0", "c1"]
     assert [(line["error"]["code"], line["error"]["line"]) for line in errors] == [(code, 3)]
     assert shown["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+
+
+@pytest.mark.parametrize("content", [b"\n".join, b"\r\n".join, lambda lines: b"\xef\xbb\xbf" + joined(lines)])
+async def test_other_ends_of_lines_and_a_byte_order_mark_are_taken(
+    tmp_path: Path, content: Callable[[list[bytes]], bytes]
+) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        shown = await ended(place, await place.made(content(input_lines(3))))
+    assert shown["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
 
 
 async def test_a_line_that_is_too_long_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,13 +214,78 @@ async def test_a_cancelled_batch_keeps_what_was_answered(tmp_path: Path) -> None
         state = await place.batches.cancel("", batch_id)
         assert state is not None
         assert state.status == "cancelling"
+        shown = await when_ended(place, batch_id)  # although no answer comes any more
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
-        shown = await ended(place, batch_id)
         found = await place.lines(shown["output_file_id"])
+        assert (await place.batches.cancel("", batch_id)) == await place.batches.get("", batch_id)
     assert shown["status"] == "cancelled"
-    assert shown["request_counts"]["completed"] == len(found) <= 10
+    assert shown["request_counts"]["completed"] == len(found) == 10
+
+
+async def test_a_batch_that_waits_is_cancelled_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "MAX_RUNNING", 1)
+    gate = Gate(0)
+    async with opened(tmp_path, gate) as place:
+        first, second = [await place.made(joined(input_lines(3))) for _ in range(2)]
+        running = asyncio.create_task(place.batches.run())
+        await gate.closed.wait()
+        await place.batches.cancel("", second)
+        assert (await when_ended(place, second))["status"] == "cancelled"
+        assert (await place.shown(first))["status"] == "in_progress"
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_an_owners_many_batches_leave_a_place_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "MAX_RUNNING", 2)
+    asked: set[str] = set()
+
+    class Noting(Gate):
+        async def ask(self, owner: str, *rest: Any) -> HttpAnswer:
+            asked.add(owner)
+            if asked == {"", "other"}:
+                self.closed.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    gate = Noting(0)
+    async with opened(tmp_path, gate) as place:
+        for owner in ("", "", "", "other"):
+            await place.made(joined(input_lines(1)), owner=owner)
+        running = asyncio.create_task(place.batches.run())
+        await gate.closed.wait()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def test_no_more_batches_than_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "_MAX_OPEN_OF_ONE", 2)
+    async with opened(tmp_path, FakeServer()) as place:
+        first, _ = [await place.made(joined(input_lines(1))) for _ in range(2)]
+        with pytest.raises(TooManyBatches):
+            await place.made(joined(input_lines(1)))
+        await place.made(joined(input_lines(1)), owner="other")
+        await ended(place, first)
+        await place.made(joined(input_lines(1)))
+
+
+async def test_files_of_a_batch_that_has_not_ended_stay(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        batch_id = await place.made(joined(input_lines(1)))
+        state = await place.batches.get("", batch_id)
+        assert state is not None
+        for file_id in (state.input_file_id, state.output_file_id):
+            with pytest.raises(FileInUse, match=batch_id):
+                await place.batches.delete_file("", file_id)
+        await ended(place, batch_id)
+        assert await place.batches.delete_file("", state.input_file_id)
+        assert await place.batches.delete_file("", state.output_file_id)
+        with pytest.raises(BatchProblem, match="input_file_id is not"):
+            await place.made(b"", input_id=state.input_file_id)
 
 
 async def test_lines_that_the_window_left_over_have_an_error_each(tmp_path: Path) -> None:

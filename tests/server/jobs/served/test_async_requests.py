@@ -1,6 +1,7 @@
 """Async requests of a whole server: what is accepted, what comes of it, and whose it is."""
 
 import hashlib
+import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,26 @@ def test_an_idempotency_key_keeps_one_request(server: Server) -> None:
     assert first.json() == second.json()
     assert (other.status, other.json()["error"]["code"]) == (409, "conflict")
     assert server.request("POST", "/async_predict", body, idempotency_key="two words").status == 400
+
+
+def test_two_idempotency_keys_are_refused(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.putrequest("POST", "/async_predict")
+    body = json.dumps({"model_input": HELLO}).encode()
+    for name, value in (("content-length", len(body)), ("idempotency-key", "a"), ("idempotency-key", "b")):
+        connection.putheader(name, str(value))
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    assert (answer.status, json.load(answer)["error"]["param"]) == (400, "idempotency-key")
+    connection.close()
+
+
+def test_metrics_and_logs_have_the_route_without_its_id(server: Server) -> None:
+    request_id = accepted(server, HELLO)
+    result(server, request_id)
+    metrics = server.request("GET", "/metrics").body.decode()
+    assert request_id not in metrics
+    assert 'route="/async_request/{request_id}/result"' in metrics
 
 
 def test_an_unknown_id(server: Server) -> None:
