@@ -1,6 +1,7 @@
 """Asks this very server for a line's answer, as a client does, until there is one that counts."""
 
 import asyncio
+from collections.abc import Sequence
 
 from server.jobs.http_client import ConnectionLost, HttpAnswer, HttpConnection
 from server.jobs.outcomes import BUSY, FAILED_FOR_NOW
@@ -24,12 +25,19 @@ class Asking:
         self._pace = pace
         self._idle: list[HttpConnection] = []  # the latest used last; as many as were in flight at a time
 
-    async def ask(self, owner: str, route: str, body: bytes, request_id: str) -> HttpAnswer:
+    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         """What the server answers in the end. Raises ConnectionLost, AnswerTooLarge."""
+        headers = [
+            ("accept", accept),
+            ("x-embedline-class", "bulk"),
+            ("x-embedline-jobs", self._secret),
+            ("x-embedline-owner", owner),
+            ("x-request-id", request_id),
+        ]
         attempts, lost, pause = 0, 0, _FIRST_PAUSE
         while True:
             try:
-                answer = await self._attempt(owner, route, body, request_id)
+                answer = await self._attempt(route, headers, body)
                 if answer.status in BUSY:
                     continue  # the pace waits
                 attempts += 1
@@ -42,15 +50,9 @@ class Asking:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
 
-    async def _attempt(self, owner: str, route: str, body: bytes, request_id: str) -> HttpAnswer:
+    async def _attempt(self, route: str, headers: Sequence[tuple[str, str]], body: bytes) -> HttpAnswer:
         async with self._pace.turn():
             connection = self._idle.pop() if self._idle else HttpConnection(self._path)
-            headers = [
-                ("x-embedline-class", "bulk"),
-                ("x-embedline-jobs", self._secret),
-                ("x-embedline-owner", owner),
-                ("x-request-id", request_id),
-            ]
             try:
                 answer = await connection.post(route, headers, body, max_bytes=MAX_ANSWER_BYTES)
             finally:

@@ -1,11 +1,13 @@
 """The batches of all owners: made, shown, cancelled. A few run at a time, of each owner the oldest first."""
 
 import asyncio
+import importlib.util
 import logging
 import time
 from collections.abc import Callable, Mapping
 
 from server.jobs.batches.lines import ENDPOINTS
+from server.jobs.batches.parquet import FORMATS
 from server.jobs.batches.run import Ask, BatchRun
 from server.jobs.batches.state import KIND, OPEN, BatchState, state_of
 from server.jobs.files import Files, new_id
@@ -64,8 +66,8 @@ class Batches:
             raise BatchProblem(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
         if len(metadata) > _MAX_METADATA:
             raise BatchProblem(f"metadata may have {_MAX_METADATA} pairs", "metadata")
-        if "output_format" in metadata and metadata["output_format"] != "jsonl":
-            raise BatchProblem("metadata.output_format must be jsonl", "metadata")
+        if (output_format := metadata.get("output_format", "jsonl")) != "jsonl":
+            _check_format(output_format, endpoint)
         seconds = _seconds(completion_window)
         now = int(self._clock())
         state = BatchState(
@@ -168,6 +170,16 @@ class Batches:
         finally:
             del self._running[batch_id]
             self._changed.set()
+
+
+def _check_format(output_format: str, endpoint: str) -> None:
+    if output_format not in FORMATS:
+        raise BatchProblem(f"metadata.output_format must be one of jsonl, {', '.join(FORMATS)}", "metadata")
+    if endpoint != "/v1/embeddings":
+        raise BatchProblem(f"metadata.output_format {output_format} is for /v1/embeddings alone", "metadata")
+    if importlib.util.find_spec("pyarrow") is None:
+        message = "needs pyarrow, which this server does not have: pip install 'embedline[backfill]'"
+        raise BatchProblem(f"metadata.output_format {output_format} {message}", "metadata")
 
 
 def _seconds(window: str) -> int:

@@ -15,11 +15,11 @@ class Output:
     """One file. Blocking: call it in a thread."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def write(self, content: bytes | bytearray, at: int) -> None:
         """On the disk when it returns. The same call again, after an error, mends what that one left."""
-        descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             rest = memoryview(content)
             while rest:

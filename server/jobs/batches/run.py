@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from server.jobs.batches import outputs
+from server.jobs.batches import outputs, parquet
 from server.jobs.batches.lines import MAX_LINES, Line, LineProblem, Scan, custom_id_of, lines_of, request_of, scan
 from server.jobs.batches.outputs import Output
 from server.jobs.batches.state import BatchError, BatchState, state_of
@@ -32,8 +32,13 @@ FULL_PAUSE = 5.0  # until a full disk or store is tried again
 
 logger = logging.getLogger("embedline.jobs")
 
-# The owner, the route, the body, the id: the server's answer after all attempts. AnswerTooLarge, ConnectionLost.
-Ask = Callable[[str, str, bytes, str], Awaitable[HttpAnswer]]
+
+class Ask(Protocol):
+    """The server's answer after all attempts. Raises AnswerTooLarge, ConnectionLost."""
+
+    def __call__(
+        self, owner: str, route: str, body: bytes, request_id: str, *, accept: str
+    ) -> Awaitable[HttpAnswer]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,9 @@ class BatchRun:
         self._window: deque[asyncio.Task[_Answered]] = deque()  # lines in flight, in their order
         self._saving = asyncio.Lock()
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
-        self._outputs = (Output(files.path(self.state.output_file_id)), Output(files.path(self.state.error_file_id)))
+        self._format = parquet.FORMATS.get((self.state.metadata or {}).get("output_format", ""))  # None = JSONL
+        written = self.state.output_file_id + (".rows" if self._format else "")
+        self._outputs = (Output(files.path(written)), Output(files.path(self.state.error_file_id)))
 
     async def cancel(self) -> BatchState:
         """No line is begun any more. Durable when it returns."""
@@ -138,8 +145,11 @@ class BatchRun:
             if (seconds := self.state.expires_at - self._clock()) <= 0:
                 raise TimeoutError
             async with asyncio.timeout(seconds):
-                answer = await self._ask(self.owner, request.url, bytes(request.body), line_id)
-            return _Answered(line, outputs.answered(line_id, request.custom_id, answer), answer.status != 200)
+                accept = parquet.RAW if self._format else "application/json"
+                answer = await self._ask(self.owner, request.url, bytes(request.body), line_id, accept=accept)
+            if self._format is None or answer.status != 200:
+                return _Answered(line, outputs.answered(line_id, request.custom_id, answer), answer.status != 200)
+            return _Answered(line, parquet.rows_of(request.custom_id, answer, self._format), False)
         except LineProblem as error:
             problem = error
         except TimeoutError:
@@ -198,11 +208,7 @@ class BatchRun:
         while True:
             try:
                 for output, size, file_id, name in zip(self._outputs, sizes, ids, ("output", "error"), strict=True):
-                    await asyncio.to_thread(output.write, b"", size)
-                    if size:
-                        await self._files.keep(self.owner, file_id, f"{self.state.id}_{name}.jsonl")
-                    else:
-                        self._files.path(file_id).unlink(missing_ok=True)
+                    await self._close(output, size, file_id, name)
                 break
             except (OSError, StoreError) as error:
                 logger.error("batch %s can't be ended yet: %s", self.state.id, error)
@@ -212,9 +218,22 @@ class BatchRun:
             is_cancelled = self.state.status == "cancelling"
             await self._save(self.state.become("cancelled" if is_cancelled else status, self._clock()))
 
+    async def _close(self, output: Output, size: int, file_id: str, name: str) -> None:
+        """The output of this many bytes becomes a file, if it is none yet. Raises OSError, StoreError."""
+        if size and await self._files.info(self.owner, file_id) is None:
+            await asyncio.to_thread(output.write, b"", size)
+            path, ending = self._files.path(file_id), "jsonl"
+            if output.path != path and self._format is not None:
+                await asyncio.to_thread(parquet.write, output.path, path, self._format)
+                await asyncio.to_thread(sync_folder, path.parent)
+                ending = "parquet"
+            await self._files.keep(self.owner, file_id, f"{self.state.id}_{name}.{ending}")
+        if not size or output.path.name != file_id:
+            output.path.unlink(missing_ok=True)
+
     async def _fail(self, code: str, message: str) -> None:
-        for file_id in (self.state.output_file_id, self.state.error_file_id):
-            self._files.path(file_id).unlink(missing_ok=True)
+        for output in self._outputs:
+            output.path.unlink(missing_ok=True)
         async with self._saving:
             await self._save(self.state.become("failed", self._clock(), errors=(BatchError(code, message),)))
 

@@ -22,7 +22,7 @@ class FakeServer:
     asked: list[str] = field(default_factory=list)  # ids, in order
     status: int = 200
 
-    async def ask(self, owner: str, route: str, body: bytes, request_id: str) -> HttpAnswer:
+    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         self.asked.append(request_id)
         return HttpAnswer(self.status, {**JSON, "x-request-id": request_id}, b'{"echo":%s}' % body)
 

@@ -155,11 +155,11 @@ class Gate(FakeServer):
         self.count = count
         self.closed = asyncio.Event()
 
-    async def ask(self, owner: str, route: str, body: bytes, request_id: str) -> HttpAnswer:
+    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         if len(self.asked) >= self.count:
             self.closed.set()
             await asyncio.Event().wait()
-        return await super().ask(owner, route, body, request_id)
+        return await super().ask(owner, route, body, request_id, accept=accept)
 
 
 @pytest.mark.parametrize("committed_often", [True, False])
@@ -244,7 +244,7 @@ async def test_an_owners_many_batches_leave_a_place_to_another(tmp_path: Path, m
     asked: set[str] = set()
 
     class Noting(Gate):
-        async def ask(self, owner: str, *rest: Any) -> HttpAnswer:
+        async def ask(self, owner: str, *rest: Any, accept: str) -> HttpAnswer:
             asked.add(owner)
             if asked == {"", "other"}:
                 self.closed.set()

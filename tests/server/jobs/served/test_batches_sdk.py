@@ -1,11 +1,13 @@
 """Files and batches of a whole server with the openai SDK, also past the limit of other bodies and across a kill."""
 
+import io
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
+import pyarrow.parquet as pq
 import pytest
 
 from tests.server_e2e.expected import FAKE
@@ -64,6 +66,36 @@ def test_a_batch_by_the_sdk(server: Server) -> None:
     assert api.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         api.files.retrieve(file.id)
+
+
+def test_rows_as_a_parquet_file(server: Server) -> None:
+    api = client(server)
+    bodies: list[dict[str, object]] = [
+        {"input": ["text 0", "text 1"]},
+        {"input": "text 2", "encoding_format": "float", "dimensions": 16},
+        {"input": "text 3", "embed_dtype": "int8"},
+    ]
+    content = [
+        {"custom_id": f"c{n}", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", **body}}
+        for n, body in enumerate(bodies)
+    ]
+    file = api.files.create(file=("in.jsonl", "\n".join(map(json.dumps, content)).encode()), purpose="batch")
+    batch = api.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/embeddings",
+        completion_window="24h",
+        metadata={"output_format": "parquet_f16"},
+    )
+    batch = ended(api, batch.id)
+    assert batch.output_file_id is not None
+    assert batch.error_file_id is not None
+    table = pq.read_table(io.BytesIO(api.files.content(batch.output_file_id).read())).to_pydict()
+    assert (table["custom_id"], table["index"]) == (["c0", "c0", "c1"], [0, 1, 0])
+    one = api.embeddings.create(model="m", input="text 1", encoding_format="float")
+    assert table["embedding"][1] == pytest.approx(one.data[0].embedding, rel=1e-3)
+    assert len(table["embedding"][2]) == 16
+    (error,) = [json.loads(line) for line in api.files.content(batch.error_file_id).text.splitlines()]
+    assert (error["custom_id"], error["error"]["code"]) == ("c2", "not_float32")
 
 
 def test_files_and_batches_of_another_key_are_not_there(server: Server) -> None:

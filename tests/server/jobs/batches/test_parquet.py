@@ -1,0 +1,136 @@
+"""Batches whose rows become a Parquet file."""
+
+import asyncio
+import contextlib
+import importlib.util
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from server.jobs.batches import parquet
+from server.jobs.batches.batches import BatchProblem
+from server.jobs.http_client import HttpAnswer
+from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, opened
+from tests.server.jobs.batches.test_batches import ended
+
+pytestmark = pytest.mark.asyncio
+
+
+class RowsServer(FakeServer):
+    """Answers two rows, of as many numbers as the line has before it, all the line's number."""
+
+    dtype = "float32"
+
+    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+        assert accept == parquet.RAW
+        self.asked.append(request_id)
+        number = int(request_id.rpartition("_")[2])
+        rows = np.full((2, number), number if number != 5 else 70_000, "<f4")
+        headers = {"content-type": parquet.RAW, "x-embedline-shape": f"2,{number}", "x-embedline-prompt-tokens": "7"}
+        return HttpAnswer(200, {**headers, "x-embedline-dtype": self.dtype}, rows.tobytes())
+
+
+async def table_of(place: Place, file_id: str) -> list[dict[str, Any]]:
+    info = await place.files.info("", file_id)
+    assert info is not None
+    assert info.filename.endswith("_output.parquet")
+    content = await place.files.read("", file_id, 0, info.bytes)
+    assert content is not None
+    found: list[dict[str, Any]] = pq.read_table(io.BytesIO(content)).to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("output_format", ["parquet_f32", "parquet_f16"])
+async def test_rows_in_the_order_of_lines(output_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_ROWS_A_GROUP", 4)
+    async with opened(tmp_path, RowsServer()) as place:
+        shown = await ended(place, await place.made(joined(input_lines(6)), output_format=output_format))
+        table = await table_of(place, shown["output_file_id"])
+        errors = await place.lines(shown["error_file_id"])
+        assert len(list((tmp_path / "files").iterdir())) == 2 + len(errors)
+    good = [number for number in range(1, 7) if output_format == "parquet_f32" or number != 5]
+    assert table == [
+        {
+            "custom_id": f"c{number - 1}",
+            "index": index,
+            "prompt_tokens": 7,
+            "embedding": [float(number if number != 5 else 70_000)] * number,
+        }
+        for number in good
+        for index in (0, 1)
+    ]
+    assert [(one["custom_id"], one["error"]["code"]) for one in errors] == [("c4", "not_float16")] * (6 - len(good))
+
+
+async def test_rows_of_another_kind_are_errors_by_line(tmp_path: Path) -> None:
+    server = RowsServer()
+    server.dtype = "int8"
+    async with opened(tmp_path, server) as place:
+        shown = await ended(place, await place.made(joined(input_lines(2)), output_format="parquet_f32"))
+        errors = await place.lines(shown["error_file_id"])
+    assert shown["output_file_id"] is None
+    assert {one["error"]["code"] for one in errors} == {"not_float32"}
+
+
+@pytest.mark.parametrize("moment", ["write", "keep"])
+async def test_an_end_that_was_cut_off_is_done_again(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Ends the process."""
+
+    write = parquet.write
+
+    def cut_off(*arguments: Any) -> None:
+        write(*arguments)
+        raise Killed
+
+    async with opened(tmp_path, RowsServer()) as place:
+        batch_id = await place.made(joined(input_lines(3)), output_format="parquet_f32")
+        with monkeypatch.context() as patch:
+            if moment == "write":
+                patch.setattr(parquet, "write", cut_off)
+            else:
+                keep = place.files.keep
+
+                async def kept(*arguments: str) -> None:
+                    await keep(*arguments)
+                    raise Killed
+
+                patch.setattr(place.files, "keep", kept)
+            with contextlib.suppress(BaseExceptionGroup, Killed):
+                await asyncio.create_task(place.batches.run())
+    async with opened(tmp_path, RowsServer()) as place:
+        shown = await ended(place, batch_id)
+        assert len(await table_of(place, shown["output_file_id"])) == 6
+    assert len(list((tmp_path / "files").iterdir())) == 2
+
+
+@pytest.mark.parametrize("output_format", ["csv", "parquet", "PARQUET_F16", ""])
+async def test_an_unknown_format_is_refused(output_format: str, tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        with pytest.raises(BatchProblem, match="must be one of jsonl, parquet_f16, parquet_f32"):
+            await place.made(b"", output_format=output_format)
+
+
+async def test_without_pyarrow_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    async with opened(tmp_path, FakeServer()) as place:
+        with pytest.raises(BatchProblem, match="pip install"):
+            await place.made(b"", output_format="parquet_f16")
+
+
+async def test_scores_have_no_parquet(tmp_path: Path) -> None:
+    async with opened(tmp_path, FakeServer()) as place:
+        with pytest.raises(BatchProblem, match="/v1/embeddings alone"):
+            await place.batches.create(
+                "",
+                endpoint="/v1/score",
+                input_file_id=await place.uploaded(b""),
+                completion_window="24h",
+                metadata={"output_format": "parquet_f16"},
+            )
