@@ -59,7 +59,7 @@ def _sample(source: Source) -> tuple[list[str], int]:
 
 def _num_bytes(rows: np.ndarray[tuple[int, int], np.dtype[np.float32]], plan: Plan) -> int:
     """Of these rows, as a part holds them; ids count for little."""
-    if plan.format == "npy" or not len(rows):
+    if plan.format != "parquet" or not len(rows):
         return rows.size * np.dtype(plan.dtype).itemsize
     stream = io.BytesIO()
     with np.errstate(over="ignore"):

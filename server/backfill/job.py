@@ -1,6 +1,6 @@
 """One job from its options to its exit code: plan, compute what is not done, check, say what came out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,15 @@ from typing import Any
 from embedline.client.preference import CancellationToken
 from server.backfill import parts
 from server.backfill.dry_run import estimate
-from server.backfill.errors import RefusedJob
+from server.backfill.errors import BackfillError, RefusedJob
 from server.backfill.out_folder import OutFolder
 from server.backfill.plan import Plan
 from server.backfill.progress import Progress
 from server.backfill.servers import Served, Servers
+from server.backfill.sinks.ids import check_ids
+from server.backfill.sinks.opening import opened
+from server.backfill.sinks.persistence import persistent
+from server.backfill.sinks.sink import Sink
 from server.backfill.source import Source
 from server.backfill.work import Writer, check_whole, work
 
@@ -26,13 +30,15 @@ class Options:
     """What the command line says of the job; how the model is served is not in it."""
 
     location: str
-    out: str
+    out: str  # the folder of the job
+    sink: str | None  # URL of the database that gets the rows; None = they go to files
+    table: str | None  # of PostgreSQL
     column: str
     id_column: str | None
     model: str | None  # of several at the URLs; None = there is one
     ask: Mapping[str, Any]  # fields of each request
     dtype: str  # float16, float32
-    format: str  # parquet, npy
+    format: str  # parquet, npy; pgvector, qdrant
     shard_rows: int | None  # None = as many as make a part of a good size
     resume: bool
     worker: tuple[int, int]  # number, and of how many
@@ -47,6 +53,7 @@ class Job:
         """Raises RefusedJob."""
         _refuse_out_inside_in(options)
         self._options = options
+        self._sink: Sink | None = None
         self._folder = None if options.dry_run else _folder(options)
         try:
             self._prepare()
@@ -56,6 +63,8 @@ class Job:
 
     def close(self) -> None:
         """Let another process write to OUT."""
+        if self._sink is not None:
+            self._sink.close()
         if self._folder is not None:
             self._folder.close()
 
@@ -66,6 +75,10 @@ class Job:
             raise RefusedJob("OUT has a job that was begun: --resume goes on with it")
         self._source = Source(options.location, column=options.column, id_column=options.id_column)
         self._source.plan(known.inputs if known is not None else ())
+        if options.sink is not None and not options.dry_run:
+            self._sink = opened(options.sink, options.table)
+            if known is None and options.id_column is not None:
+                check_ids(self._source)
         if known is not None:  # the model can be compared later alone
             known.check_same(self._plan(Served(known.model, known.dimensions)))
 
@@ -79,9 +92,15 @@ class Job:
                 estimate(self._source, plan, servers, options.worker)
                 return 0
             self._folder.begin(plan)
-            return self._compute(self._folder, plan, servers)
+            put = None
+            if self._sink is not None:
+                self._sink.begin(plan, may_create=not parts.done(self._folder.path, plan, range(plan.num_shards)))
+                put = persistent(self._sink, token)
+            return self._compute(self._folder, plan, servers, put)
 
-    def _compute(self, folder: OutFolder, plan: Plan, servers: Servers) -> int:
+    def _compute(
+        self, folder: OutFolder, plan: Plan, servers: Servers, put: Callable[[parts.Content], None] | None
+    ) -> int:
         mine = plan.shards_of(*self._options.worker)
         done = parts.done(folder.path, plan, mine)
         progress = Progress(
@@ -90,10 +109,14 @@ class Job:
         progress.failed(sum(counts.num_failed for counts in done.values()))
         todo = [shard for shard in mine if shard not in done]
         try:
-            work(self._source, plan, todo, servers, Writer(folder, plan, self._source, servers, progress), progress)
+            work(
+                self._source, plan, todo, servers, Writer(folder, plan, self._source, servers, progress, put), progress
+            )
             num_failed = sum(counts.num_failed for counts in check_whole(folder, plan, mine).values())
             whole = parts.done(folder.path, plan, range(plan.num_shards))
             if len(whole) == plan.num_shards:
+                if self._sink is not None:
+                    _check_count(self._sink, sum(counts.num_rows - counts.num_failed for counts in whole.values()))
                 parts.gather_errors(folder, plan)
         except BaseException:
             progress.end("stopped")
@@ -115,6 +138,7 @@ class Job:
             dimensions=served.dimensions,
             dtype=options.dtype,
             format=options.format,
+            sink=self._sink.where if self._sink is not None else "",
             shard_rows=options.shard_rows or max(1, min(_MAX_SHARD_ROWS, _SHARD_BYTES // row_bytes)),
         )
 
@@ -129,3 +153,9 @@ def _refuse_out_inside_in(options: Options) -> None:
 def _folder(options: Options) -> OutFolder:
     number, of = options.worker
     return OutFolder(options.out, worker=number, num_workers=of)
+
+
+def _check_count(sink: Sink, least: int) -> None:
+    """Raises BackfillError where rows that were put are no longer there."""
+    if (found := sink.num_rows()) < least:
+        raise BackfillError(f"{sink.where} has {found} rows, and {least} were put there: something removed them")

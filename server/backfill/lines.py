@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from server.backfill.errors import BackfillError
-from server.backfill.rows import MAX_TEXT_CHARS, ROWS_AT_A_TIME, BadText, Rows, checked
+from server.backfill.rows import MAX_TEXT_CHARS, ROWS_AT_A_TIME, BadText, Rows, checked, is_unicode
 
 _MAX_LINE_BYTES = 8 * MAX_TEXT_CHARS  # JSON takes up to six bytes for a character
 _BUFFER_BYTES = 1 << 20
@@ -102,12 +102,4 @@ def _csv_row(fields: list[str], width: int, place: int, id_place: int | None) ->
     if len(fields) != width:
         return key, BadText(f"the line has {len(fields)} fields where the header has {width}")
     text = fields[place]
-    return key, text if _is_unicode(text) else BadText("the text is not UTF-8")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return key, text if is_unicode(text) else BadText("the text is not UTF-8")

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,8 +22,6 @@ class OutFolder:
 
     def __init__(self, path: str, *, worker: int = 0, num_workers: int = 1) -> None:
         """Makes the folder. Raises RefusedJob where it can't be written to, or has something else in it."""
-        if "://" in path:
-            raise RefusedJob("OUT must be a folder of this machine; copy it elsewhere when the job is done")
         self.path = Path(path).absolute()
         self._name = f"{worker}-of-{num_workers}"
         try:
@@ -31,16 +29,26 @@ class OutFolder:
             others = [name for name in os.listdir(self.path) if not name.startswith(".")]
             if others and _MANIFEST not in others and not all(name.endswith(_UNFINISHED) for name in others):
                 raise RefusedJob("OUT has files and no manifest of a job: take a new folder")
-            lock = os.open(self.path / f"{_LOCK}-{self._name}", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
-            self.close = weakref.finalize(self, os.close, lock)  # another process may write then
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.close = self._locked(self.path / f"{_LOCK}-{self._name}")  # another process may write then
             for left in self.path.glob(f"*.{self._name}{_UNFINISHED}"):
                 left.unlink()
         except BlockingIOError:
-            self.close()
             raise RefusedJob("OUT is being written by another process, as the same worker") from None
         except OSError as error:
             raise RefusedJob(f"OUT can't be written to: {error.strerror}") from None
+
+    def _locked(self, path: Path) -> Callable[[], object]:
+        """Make the file and lock it; what lets go and removes it. Raises BlockingIOError where another process has it,
+        and OSError."""
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(lock).st_nlink:
+                raise BlockingIOError  # a process that just ended has removed it
+        except BaseException:
+            os.close(lock)
+            raise
+        return weakref.finalize(self, _let_go, path, lock)
 
     def manifest(self) -> Plan | None:
         """Of the job that OUT has. Raises RefusedJob if it can't be read."""
@@ -80,6 +88,12 @@ class OutFolder:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _let_go(path: Path, lock: int) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()  # while it is locked, so that it is nobody else's
+    os.close(lock)
 
 
 def read_manifest(folder: Path) -> Plan | None:

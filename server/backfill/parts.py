@@ -2,11 +2,12 @@
 
 part-00017.parquet holds the ids and, in this format, the rows; its footer names the job and what the shard counted.
 part-00017.npy holds the rows in the other format, and part-00017.errors.jsonl says what was wrong with bad rows. Both
-are written first. The same shard gives the same bytes, so writing one again changes nothing.
+are written first, and where rows go to a database, they are put there before. The same shard gives the same bytes, so
+writing one again changes nothing.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -44,8 +45,9 @@ class Content:
     failed: Mapping[int, str]  # places in the shard, and reasons
 
 
-def write(folder: OutFolder, plan: Plan, content: Content) -> None:
-    """Raises WrongIds where an id has another type than those before, and BackfillError where the disk refuses."""
+def write(folder: OutFolder, plan: Plan, content: Content, put: Callable[[Content], None] | None = None) -> None:
+    """`put`: takes the rows where they go to a database. Raises WrongIds where an id has another type than those
+    before, BackfillError where the disk refuses, and what `put` raises."""
     name, failed = _name(content.shard), sorted(content.failed)
     counts = Counts(plan.job, content.shard, len(content.ids), len(failed))
     columns = {"id": _ids(content, plan)}
@@ -57,7 +59,9 @@ def write(folder: OutFolder, plan: Plan, content: Content) -> None:
             for place in failed:
                 line = {"row": first + place, "id": content.ids[place], "error": content.failed[place]}
                 stream.write(json.dumps(line).encode() + b"\n")
-    if plan.format == "npy":
+    if put is not None:
+        put(content)
+    elif plan.format == "npy":
         content.rows[~is_good] = np.nan
         with folder.new_file(f"{name}.npy") as stream:
             np.save(stream, content.rows, allow_pickle=False)

@@ -27,7 +27,8 @@ class Plan:
     ask: Mapping[str, Any]  # fields of each request, as dimensions and prompt_name
     dimensions: int  # of a row
     dtype: str  # float16 or float32, as rows are written
-    format: str  # parquet or npy
+    format: str  # parquet, npy; pgvector, qdrant
+    sink: str  # where the database is, in words; "" = rows go to files
     shard_rows: int  # of a part, but for the last
     version: int = _VERSION
 

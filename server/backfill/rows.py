@@ -46,3 +46,12 @@ def checked(value: object) -> Text:
     if len(value) > MAX_TEXT_CHARS:
         return BadText(f"the text has {len(value):,} characters, and {MAX_TEXT_CHARS:,} are the most")
     return value
+
+
+def is_unicode(text: str) -> bool:
+    """False for one with halves of surrogate pairs: no text of any file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

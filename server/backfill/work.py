@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
@@ -20,11 +20,21 @@ _MAX_UNWRITTEN = 2  # shards that wait for the disk
 
 
 class Writer:
-    """Commits complete shards in a thread of its own, so that the engine never waits for the disk."""
+    """Commits complete shards in a thread of its own, so that the engine never waits for the disk.
 
-    def __init__(self, folder: OutFolder, plan: Plan, source: Source, servers: Servers, progress: Progress) -> None:
+    `put`: takes the rows of a shard where they go to a database."""
+
+    def __init__(
+        self,
+        folder: OutFolder,
+        plan: Plan,
+        source: Source,
+        servers: Servers,
+        progress: Progress,
+        put: Callable[[parts.Content], None] | None = None,
+    ) -> None:
         self._folder, self._plan, self._source = folder, plan, source
-        self._servers, self._progress = servers, progress
+        self._servers, self._progress, self._put = servers, progress, put
         self._thread = ThreadPoolExecutor(1, "embedline writer")
         self._pending: deque[Future[None]] = deque()
 
@@ -47,7 +57,7 @@ class Writer:
         content = shard.content(self._servers.reasons)
         self._source.check(self._plan.rows_of(shard.number))
         self._servers.check_still(self._plan.model)  # a server that was replaced meanwhile computed some of these rows
-        parts.write(self._folder, self._plan, content)
+        parts.write(self._folder, self._plan, content, self._put)
         self._progress.failed(len(content.failed), num_unsent=shard.num_unsent)
 
 

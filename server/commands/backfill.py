@@ -26,7 +26,14 @@ _In = Annotated[
         "gs://, hf://.",
     ),
 ]
-_Out = Annotated[str, typer.Argument(metavar="OUT", help="The folder of the job: a new one, or with --resume its own.")]
+_Out = Annotated[
+    str,
+    typer.Argument(
+        metavar="OUT",
+        help="The folder of the job: a new one, or with --resume its own. Or a database: "
+        "postgresql://user@host/database, qdrant+https://host:6333/collection.",
+    ),
+]
 _Column = Annotated[str, typer.Option(help="With the texts.")]
 _IdColumn = Annotated[
     str | None, typer.Option(help="With whole numbers or texts, kept as they are. Else rows are numbered.")
@@ -38,7 +45,14 @@ _Url = Annotated[
 _ApiKey = Annotated[str | None, typer.Option(envvar="EMBEDLINE_API_KEY", help="Of the servers of --url.")]
 _Model = Annotated[str | None, typer.Option(help="Which of several models at --url.")]
 _Dtype = Annotated[str, typer.Option(help=f"Of the vectors as they are written: {' or '.join(_DTYPES)}.")]
-_Format = Annotated[str, typer.Option(help=f"{' or '.join(_FORMATS)}, the latter with the ids beside it in Parquet.")]
+_Format = Annotated[
+    str | None,
+    typer.Option(help=f"{' or '.join(_FORMATS)}, the latter with the ids beside it in Parquet."),
+]
+_JobFolder = Annotated[
+    str | None, typer.Option(help="The folder of a job whose OUT is a database: what is done, and which rows were bad.")
+]
+_Table = Annotated[str | None, typer.Option(help="Of PostgreSQL, with or without its schema. By default embeddings.")]
 _ShardRows = Annotated[
     int | None, typer.Option(min=1, help="Rows of a part, but for the last. By default 50,000, or fewer for wide rows.")
 ]
@@ -65,7 +79,9 @@ def backfill(
     dimensions: Annotated[int | None, typer.Option(min=1, help="Numbers of a row, where fewer are wanted.")] = None,
     prompt_name: Annotated[str | None, typer.Option(help="A prompt of the model, put before each text.")] = None,
     output_dtype: _Dtype = _DTYPES[0],
-    format: _Format = _FORMATS[0],
+    format: _Format = None,
+    job_folder: _JobFolder = None,
+    table: _Table = None,
     shard_rows: _ShardRows = None,
     worker: _Worker = "0/1",
     max_errors: _MaxErrors = 0,
@@ -74,7 +90,7 @@ def backfill(
     dry_run: _DryRun = False,
     **words: Any,
 ) -> None:
-    """Embed every row of a data set exactly once, into files. A killed job goes on with --resume.
+    """Embed every row of a data set exactly once, into files or a database. A killed job goes on with --resume.
 
     Exit code 0: every row has its vector. 1: the job stopped, or more rows are bad than --max-errors. 2: refused.
     """
@@ -82,33 +98,41 @@ def backfill(
         raise SettingsError("this command needs pyarrow, which is not here: pip install 'embedline[backfill]'")
     from server.backfill.errors import BackfillError, RefusedJob, WrongIds
     from server.backfill.job import Job, Options
+    from server.backfill.sinks.opening import kind_of
     from server.backfill.status import print_status
 
     for value, known, flag in ((output_dtype, _DTYPES, "--output-dtype"), (format, _FORMATS, "--format")):
-        if value not in known:
+        if value is not None and value not in known:
             raise SettingsError(f"{flag} must be one of: {', '.join(known)}")
+    for word, name in ((location, "IN"), (out, "OUT")):
+        if not word:
+            raise SettingsError(f"{name} is empty")
     given = {"dimensions": dimensions, "prompt_name": prompt_name}
     ask: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if words.get("auto_truncate") is False:
         ask["truncate"] = False
-    options = Options(
-        location=location,
-        out=out,
-        column=column,
-        id_column=id_column,
-        model=model,
-        ask=ask,
-        dtype=output_dtype,
-        format=format,
-        shard_rows=shard_rows,
-        resume=resume,
-        worker=_worker(worker),
-        max_errors=max_errors,
-        dry_run=dry_run,
-    )
     try:
+        kind = kind_of(out)
+        _check_out(kind, format, job_folder, table)
+        options = Options(
+            location=location,
+            out=job_folder or out,
+            sink=out if kind is not None else None,
+            table=table,
+            column=column,
+            id_column=id_column,
+            model=model,
+            ask=ask,
+            dtype=output_dtype,
+            format=kind or format or _FORMATS[0],
+            shard_rows=shard_rows,
+            resume=resume,
+            worker=_worker(worker),
+            max_errors=max_errors,
+            dry_run=dry_run,
+        )
         if status:
-            print_status(out)
+            print_status(options.out)
             return
         _check_where(url, words)
         job = Job(options)
@@ -126,6 +150,16 @@ def _worker(text: str) -> tuple[int, int]:
     if separator and number.isdecimal() and of.isdecimal() and 0 <= int(number) < int(of) <= 1_000_000:
         return int(number), int(of)
     raise SettingsError("--worker must be like 0/4: the number of this worker, from 0 on, and how many there are")
+
+
+def _check_out(kind: str | None, format: str | None, job_folder: str | None, table: str | None) -> None:
+    """Files have a format, and a database has a folder beside it."""
+    if kind is None and (job_folder is not None or table is not None):
+        raise SettingsError("--job-folder and --table are for an OUT that is a database")
+    if kind is not None and format is not None:
+        raise SettingsError("--format is for files: OUT is a database")
+    if kind is not None and not job_folder:
+        raise SettingsError("--job-folder must name a folder of this machine: the database does not say what is done")
 
 
 def _check_where(url: list[str] | None, words: dict[str, Any]) -> None:

@@ -73,6 +73,8 @@ def test_everything_imported_is_required() -> None:
             *extras["ray"],
             *extras["redis"],
             *extras["backfill"],
+            *extras["pgvector"],
+            *extras["qdrant"],
         ]
     )
     assert third_party_imports(*PACKAGES) <= base | known | WEIGHTS | OF_IMAGES | adapters

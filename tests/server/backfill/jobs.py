@@ -35,6 +35,8 @@ def write_jsonl(path: Path, values: Sequence[Any]) -> Path:
 def options(location: Path | str, out: Path, **changed: Any) -> Options:
     """Of a job over such a file."""
     given: dict[str, Any] = {
+        "sink": None,
+        "table": None,
         "column": "text",
         "id_column": "key",
         "model": None,

@@ -180,6 +180,7 @@ def test_a_folder_that_another_process_writes_is_refused(source: Path, out: Path
     Job(options(source, out, resume=True, worker=(1, 2))).close()
     first.close()
     Job(options(source, out, resume=True)).close()
+    assert os.listdir(out) == []  # no lock is left
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])

@@ -79,6 +79,20 @@ def test_what_is_wrong_is_one_line(arguments: list[str], words: str, tmp_path: P
     assert (code, words in said, said.count("\n")) == (2, True, 1), said
 
 
+@pytest.mark.parametrize(
+    ("location", "out", "arguments", "words"),
+    [
+        ("", "out", [], "IN is empty"),
+        ("in.csv", "", [], "OUT is empty"),
+        ("in.csv", "postgresql://h/d", [], "--job-folder must name a folder"),
+        ("in.csv", "out", ["--table", "t"], "--job-folder and --table are for an OUT that is a database"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_line(location: str, out: str, arguments: list[str], words: str) -> None:
+    code, _, said = finish(location, out, *arguments)
+    assert (code, words in said, said.count("\n")) == (2, True, 1), said
+
+
 @pytest.mark.full
 @pytest.mark.timeout(400)
 def test_memory_is_flat_in_the_number_of_rows(tmp_path: Path, fake_server: Server) -> None:

@@ -27,6 +27,7 @@ def opened() -> Shards:
         dimensions=1,
         dtype="float32",
         format="parquet",
+        sink="",
         shard_rows=5,
     )
     return Shards(plan, range(2), iter([Rows(range(3), TEXTS[:3]), Rows(range(3, 7), TEXTS[3:])]))

@@ -1,0 +1,221 @@
+"""Jobs into a real PostgreSQL: each row once and exact, and what is not as it should be is refused by its name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+
+from embedline.client.preference import CancellationToken
+from server.backfill.errors import BackfillError, RefusedJob
+from server.backfill.job import Job
+from server.backfill.sinks import persistence
+from server.backfill.sinks.pgvector import PgvectorSink
+from tests.server.backfill.jobs import BAD, errors, options, run, texts, url_of, write_jsonl
+from tests.server.backfill.postgres import Postgres
+from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids
+from tests.server_e2e.running import Server
+
+COUNT = 230
+Query = Callable[[str], list[tuple[Any, ...]]]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return postgres.database()
+
+
+@pytest.fixture
+def query(url: str) -> Query:
+    def ask(statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    return ask
+
+
+def into(url: str, location: Path, out: Path, **changed: Any) -> Any:
+    """A job into that database."""
+    return options(location, out, **{"sink": url, "format": "pgvector", **changed})
+
+
+def check(query: Query, *, table: str = "embeddings") -> None:
+    """Every row of the input is there, exact, and null where it can't be embedded."""
+    rows = query(f"SELECT id, embedding::text FROM {table} ORDER BY substr(id, 2)::int")
+    assert [key for key, _ in rows] == [f"k{number}" for number in range(COUNT)]
+    for value, (_, row) in zip(texts(COUNT), rows, strict=True):
+        if isinstance(value, str) and value:
+            assert np.array_equal(np.array(row.strip("[]").split(","), np.float32), row_of_ids(ids_of(value)))
+        else:
+            assert row is None
+
+
+def test_every_row_is_in_the_table_once(source: Path, out: Path, url: str, query: Query, fake_server: Server) -> None:
+    job = into(url, source, out, max_errors=len(BAD))
+    assert run(job, url_of(fake_server)) == 0
+    check(query)
+    assert [line["id"] for line in errors(out)] == ["k3", "k40", "k77"]
+    before = query("SELECT xmin FROM embeddings")
+    (out / "part-00001.parquet").unlink()  # as after a kill between the database and the folder
+    assert run(into(url, source, out, max_errors=len(BAD), resume=True), url_of(fake_server)) == 0
+    check(query)
+    assert sorted(before) != sorted(query("SELECT xmin FROM embeddings"))
+
+
+def test_types_are_those_of_the_options(tmp_path: Path, url: str, query: Query, fake_server: Server) -> None:
+    source = tmp_path / "in.csv"
+    source.write_text("key,text\na,one\nb,two\n")
+    query("CREATE SCHEMA s")
+    for table, dtype, id_column in (("s.halves", "float16", None), ("Whole", "float32", "key")):
+        job = into(url, source, tmp_path / table, table=table, dtype=dtype, id_column=id_column)
+        assert run(job, url_of(fake_server)) in (0, 1)
+    statement = (
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attnum > 0 AND attrelid = '{}'::regclass"
+    )
+    assert query(statement.format("s.halves")) == [("bigint",), (f"halfvec({DIMENSIONS})",)]
+    assert query(statement.format('"Whole"')) == [("text",), (f"vector({DIMENSIONS})",)]
+    assert query("SELECT id FROM s.halves ORDER BY id") == [(0,), (1,)]
+
+
+def test_workers_share_a_table_and_other_columns_are_left(
+    source: Path, out: Path, url: str, query: Query, fake_server: Server
+) -> None:
+    query(
+        f"CREATE EXTENSION vector; CREATE TABLE embeddings (id text UNIQUE, embedding vector({DIMENSIONS}), note text)"
+    )
+    query("INSERT INTO embeddings VALUES ('k3', NULL, 'mine'), ('k5', NULL, 'mine')")
+    for number in (1, 0):
+        run(into(url, source, out, worker=(number, 2), resume=True), url_of(fake_server))
+    check(query)
+    assert query("SELECT id FROM embeddings WHERE note = 'mine' ORDER BY id") == [("k3",), ("k5",)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("id text PRIMARY KEY, embedding vector(7)", r"has vector\(7\) as embedding, and this job has vector"),
+        ("id text PRIMARY KEY, embedding halfvec(16)", rf"has halfvec\({DIMENSIONS}\) as embedding"),
+        ("id bigint PRIMARY KEY, embedding vector(16)", "has bigint as id, and this job has text"),
+        ("id text PRIMARY KEY", "has no such column as embedding"),
+        ("id text, embedding vector(16)", "no unique or exclusion constraint"),
+    ],
+)
+def test_a_table_of_another_shape_is_refused(
+    columns: str, words: str, source: Path, out: Path, url: str, query: Query, fake_server: Server
+) -> None:
+    query(f"CREATE EXTENSION vector; CREATE TABLE embeddings ({columns.replace('16', str(DIMENSIONS))})")
+    with pytest.raises(RefusedJob, match=words):
+        run(into(url, source, out), url_of(fake_server))
+    assert query("SELECT count(*) FROM embeddings") == [(0,)]
+
+
+def test_what_a_user_may_not_do_is_said_at_the_start(
+    source: Path, out: Path, url: str, query: Query, fake_server: Server
+) -> None:
+    query("DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN")
+    as_reader = url.replace("user=tests", "user=reader")
+    with pytest.raises(RefusedJob, match=r"no pgvector, and it can't be made \(CREATE EXTENSION\): permission denied"):
+        run(into(as_reader, source, out), url_of(fake_server))
+    query(f"CREATE EXTENSION vector; CREATE TABLE embeddings (id text PRIMARY KEY, embedding vector({DIMENSIONS}))")
+    with pytest.raises(RefusedJob, match="permission denied for table embeddings"):
+        run(into(as_reader, source, out, resume=True), url_of(fake_server))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:se-cret@127.0.0.1:1/db",
+        "postgresql://me:se-cret%zz@127.0.0.1:1/db",
+        "postgresql://me:se-cret@127.0.0.1:1/db?nonsense=1",
+    ],
+)
+def test_no_message_and_no_file_has_the_password(url: str, source: Path, out: Path) -> None:
+    with pytest.raises(RefusedJob) as caught:
+        Job(into(url, source, out))
+    assert "se-cret" not in str(caught.value)
+    assert str(caught.value).startswith("OUT ")
+
+
+def test_the_manifest_names_the_place_without_the_user(source: Path, out: Path, url: str, fake_server: Server) -> None:
+    with_password = url + "&password=se-cret"
+    run(into(with_password, source, out), url_of(fake_server))
+    content = b"".join(path.read_bytes() for path in out.iterdir())
+    assert b"table embeddings" in content
+    assert b"se-cret" not in content
+    assert b"tests@" not in content
+    with pytest.raises(RefusedJob, match=r"sink was .* table embeddings, and is .* table others$"):
+        run(into(with_password, source, out, table="others", resume=True), url_of(fake_server))
+
+
+def test_a_table_that_is_gone_or_lost_rows_is_told(
+    source: Path, out: Path, url: str, query: Query, fake_server: Server
+) -> None:
+    run(into(url, source, out), url_of(fake_server))
+    query("DELETE FROM embeddings WHERE id > 'k5'")
+    with pytest.raises(BackfillError, match="something removed them"):
+        run(into(url, source, out, resume=True), url_of(fake_server))
+    query("DROP TABLE embeddings")
+    with pytest.raises(RefusedJob, match="there is no table embeddings, but parts of this job are in it"):
+        run(into(url, source, out, resume=True), url_of(fake_server))
+
+
+def test_what_the_table_refuses_stops_the_job_and_nothing_of_the_shard_is_there(
+    source: Path, out: Path, url: str, query: Query, fake_server: Server
+) -> None:
+    columns = f"id text PRIMARY KEY CHECK (id <> 'k60'), embedding vector({DIMENSIONS})"
+    query(f"CREATE EXTENSION vector; CREATE TABLE embeddings ({columns})")
+    with pytest.raises(BackfillError, match=r"the table embeddings refuses: new row .* violates check constraint"):
+        run(into(url, source, out), url_of(fake_server))
+    assert query("SELECT count(*) FROM embeddings WHERE id ~ '^k[5-9].$'") == [(0,)]
+
+
+def test_a_database_that_is_away_is_asked_again(
+    source: Path, out: Path, url: str, query: Query, fake_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, killed = PgvectorSink.put, []
+
+    def put_after_a_kill(sink: PgvectorSink, content: Any) -> None:
+        if content.shard in (1, 3) and content.shard not in killed:
+            killed.append(content.shard)
+            query(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'embedline backfill'"
+            )
+        put(sink, content)
+
+    monkeypatch.setattr(PgvectorSink, "put", put_after_a_kill)
+    monkeypatch.setattr(persistence, "_WAITS", (0,))
+    assert run(into(url, source, out), url_of(fake_server)) == 1
+    assert killed == [1, 3]
+    check(query)
+    monkeypatch.setattr(persistence, "_WAITS", ())
+    (out / "part-00001.parquet").unlink()
+    killed.clear()
+    with pytest.raises(BackfillError, match="the database can't be written to"):
+        run(into(url, source, out, resume=True), url_of(fake_server))
+
+
+def test_a_signal_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, url: str) -> None:
+    from server.backfill.errors import Stopped
+    from server.backfill.sinks.sink import SinkAway
+
+    class Away:
+        def put(self, content: Any) -> None:
+            token.cancel()
+            raise SinkAway("away")
+
+    token = CancellationToken()
+    with pytest.raises(Stopped):
+        persistence.persistent(Away(), token)(None)  # type: ignore[arg-type]

@@ -1,0 +1,108 @@
+"""Jobs into Qdrant, by its client's own local mode."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+
+from server.backfill.errors import BackfillError, RefusedJob
+from server.backfill.parts import Content
+from server.backfill.sinks import qdrant
+from server.backfill.sinks.opening import kind_of
+from server.backfill.sinks.sink import SinkAway
+from tests.server.backfill.jobs import BAD, options, run, texts, url_of, write_jsonl
+from tests.server_e2e.expected import DIMENSIONS, ids_of, row_of_ids
+from tests.server_e2e.running import Server
+
+COUNT = 230
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> QdrantClient:
+    """One that all sinks of a test reach."""
+    client = QdrantClient(":memory:")
+    monkeypatch.setattr(client, "close", lambda: None)
+    monkeypatch.setattr(qdrant, "QdrantClient", lambda **_: client)
+    return client
+
+
+def into(location: Path, out: Path, **changed: Any) -> Any:
+    """A job into the collection."""
+    return options(location, out, sink="qdrant+http://localhost/notes", format="qdrant", **changed)
+
+
+def test_every_good_row_is_a_point_once(tmp_path: Path, database: QdrantClient, fake_server: Server) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", texts(COUNT))
+    size = models.VectorParams(size=DIMENSIONS, distance=models.Distance.DOT)  # cosines would change the numbers
+    database.create_collection("notes", vectors_config=size)
+    bad = str(uuid.uuid5(uuid.NAMESPACE_URL, "k3"))
+    database.upsert("notes", models.Batch(ids=[bad], vectors=[[1.0] * DIMENSIONS], payloads=[{"id": "k3"}]))
+    assert run(into(source, tmp_path / "out", max_errors=3), url_of(fake_server)) == 0
+    (tmp_path / "out" / "part-00001.parquet").unlink()  # as after a kill between the database and the folder
+    assert run(into(source, tmp_path / "out", max_errors=3, resume=True), url_of(fake_server)) == 0
+    assert database.count("notes").count == COUNT - len(BAD)
+    points, _ = database.scroll("notes", limit=COUNT, with_vectors=True)
+    found = {point.payload["id"]: point for point in points if point.payload}
+    for number, text in enumerate(texts(COUNT)):
+        if number in BAD:
+            assert f"k{number}" not in found
+            continue
+        point = found[f"k{number}"]
+        assert point.id == str(uuid.uuid5(uuid.NAMESPACE_URL, f"k{number}"))
+        assert (np.array(point.vector, np.float32) == row_of_ids(ids_of(text))).all()
+
+
+def test_a_collection_is_made_and_one_of_another_shape_is_refused(
+    tmp_path: Path, database: QdrantClient, fake_server: Server
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", ["a"])
+    run(into(source, tmp_path / "out", dtype="float16"), url_of(fake_server))
+    vectors = database.get_collection("notes").config.params.vectors
+    assert isinstance(vectors, models.VectorParams)
+    assert (vectors.size, vectors.datatype) == (DIMENSIONS, models.Datatype.FLOAT16)
+    words = f"has vectors: {DIMENSIONS} of float16, and this job has {DIMENSIONS} of float32"
+    with pytest.raises(RefusedJob, match=words):
+        run(into(source, tmp_path / "other"), url_of(fake_server))
+    database.delete_collection("notes")
+    with pytest.raises(RefusedJob, match="there is no collection notes, but parts of this job are in it"):
+        run(into(source, tmp_path / "out", dtype="float16", resume=True), url_of(fake_server))
+
+
+@pytest.mark.parametrize(
+    "url", ["qdrant+http://h", "qdrant+https://h/", "qdrant+https://me:key@h/c", "qdrant+https://h/c?api-key=k"]
+)
+def test_a_wrong_url_is_refused(url: str) -> None:
+    with pytest.raises(RefusedJob, match="OUT must be like qdrant"):
+        qdrant.QdrantSink(url, None)
+
+
+@pytest.mark.parametrize("out", ["qdrant://h/c", "s3://bucket/out", "mysql://h/d"])
+def test_another_url_is_refused(out: str) -> None:
+    with pytest.raises(RefusedJob, match="OUT must be a folder of this machine, or begin with one of postgresql"):
+        kind_of(out)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (ResponseHandlingException(OSError("refused")), SinkAway),
+        (UnexpectedResponse(503, "", b"", None), SinkAway),  # type: ignore[arg-type]
+        (UnexpectedResponse(403, "", b"", None), BackfillError),  # type: ignore[arg-type]
+    ],
+)
+def test_only_what_may_pass_is_tried_again(
+    error: Exception, raised: type[Exception], database: QdrantClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    sink = qdrant.QdrantSink("qdrant+http://localhost/notes", None)
+    monkeypatch.setattr(database, "upsert", fail)
+    content = Content(0, ["a"], np.zeros((1, DIMENSIONS), np.float32), {})
+    with pytest.raises(BackfillError) as caught:
+        sink.put(content)
+    assert type(caught.value) is raised
