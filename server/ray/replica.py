@@ -1,10 +1,9 @@
 """One replica of Ray Serve: a server on the replica's port, and what Serve is told of it.
 
 In Serve, a replica behind HAProxy answers HTTP itself, on a port that the controller gives it. Here a whole server
-accepts on that port in place of Serve's uvicorn: a request goes from HAProxy to it, and no Python of Ray's is between
-(three times the requests a second of an ASGI application that passes them on). For that one function of Serve is
-replaced, so the version of Ray is held. This module goes to Ray's processes by value, so it imports nothing of ours
-but what goes with it.
+accepts on that port in place of Serve's uvicorn: a request goes from HAProxy to it, and no Python of Ray's is between.
+For that one function of Serve is replaced, so the version of Ray is held. This module goes to Ray's processes by value,
+so it imports nothing of ours but what goes with it.
 """
 
 import asyncio

@@ -1,5 +1,7 @@
 """`embedline ray serve`: a Ray Serve application of whole servers, started, watched until it is ready, and ended."""
 
+import contextlib
+import http.client
 import logging
 import os
 import signal
@@ -11,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from server.settings.flag import SettingsError
-from server.settings.ray_table import RayConfig, read_ray
+from server.settings.ray_table import RayConfig, RaySettings, read_ray
 
 APPLICATION = "embedline"
 # HAProxy in front of the replicas, and Serve's own code out of the way: its Python proxy answers 90 requests a second.
@@ -31,6 +33,8 @@ ENVIRONMENT = {
 _VERSION = "2.60."  # parts of Serve that are used here are new, and may change with any other
 _POLL_SECONDS = 0.5
 _DEPLOY_SECONDS = 60  # beside the start of the servers themselves
+_ASK_SECONDS = 5.0
+_MAX_ROUTES = 1 << 20
 _STARTS = 2  # tries before a start has failed
 _LOOK_BACK_SECONDS = 11.0  # Serve wants more than 10
 _CHILD_SECONDS = 15.0  # that a server takes to end, beside its open requests
@@ -54,7 +58,7 @@ def serve(path: str) -> int:
         serve.start(http_options=_http(config), controller_options=options)
         target = serve.RunTarget(application(config), name=APPLICATION)
         serve.run_many([target], wait_for_applications_running=False)
-        problem = _wait(serve, stop, config.ray.start_seconds * _STARTS + _DEPLOY_SECONDS)
+        problem = _wait(serve, stop, config.ray)
         if problem:
             print(f"embedline: {problem}", file=sys.stderr)
             return 1
@@ -122,13 +126,28 @@ def _http(config: RayConfig) -> dict[str, Any]:
     return {"host": settings.host, "port": settings.port, "request_timeout_s": settings.start_seconds}
 
 
-def _wait(serve: Any, stop: threading.Event, seconds: float) -> str:
+def _wait(serve: Any, stop: threading.Event, settings: RaySettings) -> str:
     """Until it is ready or the signal comes; else why it is not."""
+    seconds = settings.start_seconds * _STARTS + _DEPLOY_SECONDS
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = serve.status().applications[APPLICATION]
-        if found.status == "RUNNING" or stop.wait(_POLL_SECONDS):
+        if stop.wait(_POLL_SECONDS) or (found.status == "RUNNING" and _is_known(settings)):
             return ""
         if found.status == "DEPLOY_FAILED":
             return " ".join(one.message or found.message for one in found.deployments.values()) or found.message
     return f"no server was ready after {seconds:g} s: {found.message or 'the cluster has no room for one'}"
+
+
+def _is_known(settings: RaySettings) -> bool:
+    """Whether the proxy of this node, if there is one, sends requests to the application, which may be asleep."""
+    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
+    connection = http.client.HTTPConnection(host, settings.port, timeout=_ASK_SECONDS)
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", "/-/routes")
+            return APPLICATION in connection.getresponse().read(_MAX_ROUTES).decode()
+        except ConnectionRefusedError:
+            return True
+        except (OSError, http.client.HTTPException):
+            return False

@@ -52,8 +52,6 @@ class RaySettings:
     )
     retry_after_seconds: int = flag(2, RAY, "Retry-After of those. A server's own 429 has its own.", least=1, most=3600)
     start_seconds: int = flag(600, RAY, "A replica that is not ready by then has failed.", least=1, most=86_400)
-    image: str = flag("", RAY, "For the manifest: an image with Ray, Embedline and what its engine needs.")
-    memory: str = flag("8Gi", RAY, "For the manifest: the memory of a replica.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from tests.server_e2e.running import PATIENCE, ROOT, Log, Reply, send
 
 PYTHON = Path(os.environ.get("EMBEDLINE_RAY", ROOT / ".clients/ray/bin/python"))
 READY = r"ready on http://127\.0\.0\.1:\d+"
-_OF_REPLICA = b"embedline\0serve\0"  # in the command line of its server
+_SUPERVISOR = "embedline: supervisor"
 
 
 class Cluster:
@@ -63,9 +63,8 @@ class Cluster:
         return self.request("POST", "/v1/embeddings", {"input": text, "model": "any", **fields})
 
     def servers(self) -> list[int]:
-        """The processes of the replicas' servers."""
-        mine = f"XDG_RUNTIME_DIR={self._runtime}".encode()
-        return [pid for pid in _processes() if _OF_REPLICA in _file(pid, "cmdline") and mine in _file(pid, "environ")]
+        """The processes of the replicas' servers that have begun to load."""
+        return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(_SUPERVISOR)]
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -98,12 +97,17 @@ def _free_ports(number: int) -> list[int]:
         return [its.getsockname()[1] for its in sockets]
 
 
-def _processes() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+def _descendants(pid: int) -> list[int]:
+    """Children of any of its threads, and theirs."""
+    own: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            own += map(int, listed.read_text().split())
+    return [found for child in own for found in (child, *_descendants(child))]
 
 
-def _file(pid: int, name: str) -> bytes:
+def _title(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
-        return b""
+        return ""
