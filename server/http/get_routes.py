@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from embedline import __version__
 from engine.model.tasks import Task
@@ -197,8 +198,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     path = request.scope["path"].removeprefix(request.scope["root_path"])
     shape = plain_error_shape(path)
     methods = {"POST"} if path in _POST_PATHS else set()  # POST never comes here
-    for route in request.app.routes:
-        methods |= route.methods if getattr(route, "path", None) == path else set()
+    for route in request.app.routes:  # a path's methods may be spread over several routes; Starlette names the first's
+        methods |= route.methods if route.matches(request.scope)[0] is not Match.NONE else set()
     if methods:
         headers["allow"] = ", ".join(sorted(methods))
     if "allow" in headers:

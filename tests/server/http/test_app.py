@@ -69,6 +69,14 @@ def test_other_methods_of_the_other_routes() -> None:
     assert called.error()["code"] == "method_not_supported"
 
 
+@pytest.mark.parametrize("path", ["/async_request/0", "/v1/files/0"])
+def test_a_path_with_two_methods_names_both(path: str) -> None:
+    called = answer("OPTIONS", path)
+
+    assert called.status == 405
+    assert called.headers["allow"] == "DELETE, GET"
+
+
 @pytest.mark.parametrize("path", ["/v1", "/v2/embeddings", "/v1/embeddings/x", "//v1/embeddings", "/V1/EMBEDDINGS"])
 def test_an_unknown_route(path: str) -> None:
     called = answer("POST", path, BODY)
