@@ -23,8 +23,10 @@ from server.http.get_routes import make_app
 from server.http.hosts import Hosts, with_cors
 from server.http.http_server import HttpServer
 from server.http.jobs.async_predict import AsyncPredict
+from server.http.pipelines import RunPipeline
 from server.jobs.client import JobsClient
 from server.metrics.registry import MetricsSource
+from server.pipelines.client import PipelinesClient
 from server.requests.admission.admission import Admission
 from server.requests.inputs.given_ids import GivenIds, TokenIds
 from server.requests.models import ServerState
@@ -58,6 +60,7 @@ class _Shared:
     keys: Keys
     finished: "_Finished"
     jobs: JobsClient | None
+    pipelines: PipelinesClient | None
 
 
 async def serve(child: Child, start: FrontendStart) -> None:
@@ -89,14 +92,17 @@ async def serve(child: Child, start: FrontendStart) -> None:
             file=start.key_file,
             renewed=admission.renew_keys,
             jobs_secret=start.jobs.secret if start.jobs else None,
+            pipelines_secret=start.pipelines.secret if start.pipelines else None,
         ),
         _Finished(child.metrics, log),
         JobsClient(start.jobs.path) if start.jobs else None,
+        PipelinesClient(start.pipelines.path) if start.pipelines else None,
     )
     fallback = make_app(
         state,
         _metrics(child),
         jobs=shared.jobs,
+        pipelines=shared.pipelines,
         needs_key=bool(start.keys),
         metrics_need_a_key=start.metrics_auth,
     )
@@ -108,8 +114,9 @@ async def serve(child: Child, start: FrontendStart) -> None:
     own = await tokenizer_worker.listen(start.tokenizer, child.metrics) if start.tokenizer else None
     tokenizers.open()
     managers.open()
-    if shared.jobs is not None:
-        shared.jobs.open()
+    for beside in (shared.jobs, shared.pipelines):
+        if beside is not None:
+            beside.open()
     may_accept = await _follow_state(child, state, server, grpc)
     accepting = asyncio.create_task(_accept(child, server, grpc, may_accept))
     child.ready()
@@ -124,8 +131,9 @@ async def serve(child: Child, start: FrontendStart) -> None:
         own[1].close()
         await own[0].finish()
     managers.close()
-    if shared.jobs is not None:
-        shared.jobs.close()
+    for beside in (shared.jobs, shared.pipelines):
+        if beside is not None:
+            beside.close()
     await log.close()
     await asyncio.sleep(0)  # the last answers are flushed at the end of a tick
 
@@ -165,7 +173,7 @@ def _make_app(start: FrontendStart, shared: _Shared, fallback: FastAPI) -> App:
         keys=shared.keys,
         finished=shared.finished,
         fallback=fallback,
-        async_predict=AsyncPredict(shared.jobs),
+        passed_on=(AsyncPredict(shared.jobs), RunPipeline(shared.pipelines)),
         url_prefix=start.url_prefix,
     )
 

@@ -16,11 +16,19 @@ class JobsAddress:
     secret: str  # which its requests carry
 
 
+@dataclass(frozen=True, slots=True)
+class PipelinesAddress:
+    """How a frontend reaches the pipelines process, and knows the requests of its steps."""
+
+    path: str  # of a Unix socket
+    secret: str  # which these requests carry
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendStart:
     """Limits are this frontend's share of the server's."""
 
-    listener_fds: list[int]  # of the HTTP port, the Unix socket, and that of the jobs process
+    listener_fds: list[int]  # of the HTTP port, the Unix socket, and those of the jobs and the pipelines process
     grpc_address: str | None  # host:port, where all frontends listen; None = no gRPC
     page_fd: int  # the shared page
     tokenizer_paths: list[str]  # of Unix sockets
@@ -52,3 +60,4 @@ class FrontendStart:
     request_log: str  # all, errors, off
     request_log_sample_rate: float  # of the requests that were answered
     jobs: JobsAddress | None  # None = no --jobs
+    pipelines: PipelinesAddress | None  # None = no --pipelines

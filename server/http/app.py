@@ -7,7 +7,7 @@ for each request (docs/decisions/0003-hot-path.md). FastAPI answers everything e
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -27,8 +27,8 @@ from server.http.bodies.lines import check_head, has_lines
 from server.http.body import BodyReader, ClientLeft, Message, Receive, Scope, Send
 from server.http.headers import rate_limit_headers, read_options, request_id, request_ids
 from server.http.hosts import Hosts
-from server.http.jobs.async_predict import PLACE, AsyncPredict
 from server.http.jobs.batch_routes import OWNER
+from server.http.passed_on import PassedOn, PassOn
 from server.http.paths import Paths, Place
 from server.requests.admission.admission import Admission
 from server.requests.errors import EngineFailed, Forbidden, NotReady, RequestError, Unauthorized
@@ -62,7 +62,7 @@ class App:
     max_items  texts, pairs or lists of ids that one request may have
     has_documents_in_objects  whether rerank's results have documents as {"text": …} or as texts
     url_prefix  may stand before every path; as server.http.paths has it
-    async_predict  answers POST /async_predict
+    passed_on  routes whose requests go on to another process
     compresses whether answers in JSON are compressed for clients that accept it
     """
 
@@ -80,7 +80,7 @@ class App:
         keys: Keys,
         finished: Callable[[Trace], None],
         fallback: FastAPI,
-        async_predict: AsyncPredict | None = None,
+        passed_on: Sequence[PassedOn] = (),
         url_prefix: str = "",
     ) -> None:
         self._state = state
@@ -94,7 +94,7 @@ class App:
         self._keys = keys
         self._finished = finished
         self._fallback = fallback
-        self._async_predict = async_predict or AsyncPredict(None)
+        self._passed_on = passed_on
         self._routes = {("POST", route.path): route for route in ROUTES}
         # a label of the metrics, so there may be only as many as there are routes
         self._names = {getattr(route, "path", "") for route in fallback.routes} | {route.path for route in ROUTES}
@@ -120,11 +120,9 @@ class App:
         request, is_streamed = _Request(scope, receive, send, headers, trace, place), False
         try:
             with self._admission.open_request():
-                if place is not None and (method, path) == PLACE:
-                    await self._send(request, await self._accept(request))
-                elif route is None:
+                if route is None:
                     assert place is not None
-                    await self._fall_back(request, place)
+                    await self._answer_other(request, place)
                 else:
                     trace.route = route.path
                     answer = await self._answer(route, request)
@@ -182,15 +180,24 @@ class App:
         except Exception as error:
             return _failed(error, trace, call.error_shape if call else route.error_shape)
 
-    async def _accept(self, request: _Request) -> Answer:
-        """The answer to an async request: it was kept for later, or was not."""
+    async def _answer_other(self, request: _Request, place: Place) -> None:
+        """Of a route that another process answers, or FastAPI."""
+        for one in self._passed_on:
+            if (answer := one.at(request.trace.method, place.path)) is not None:
+                request.trace.route = one.route
+                await self._send(request, await self._answer_of(request, answer))
+                return
+        await self._fall_back(request, place)
+
+    async def _answer_of(self, request: _Request, answer: PassOn) -> Answer:
+        """The answer of another process: that a request was kept for later, or what a pipeline gave."""
         trace = request.trace
         try:
             self._hosts.check(trace.method, trace.route, request.headers)
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
             self._admission.check_open()
             read = partial(self._read, request)
-            return await self._async_predict.answer(read, request.scope["headers"], self._keys.owner(trace.key))
+            return await answer(read, request.scope["headers"], self._keys.owner(trace.key))
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, openai_error)
         except Exception as error:

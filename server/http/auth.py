@@ -34,16 +34,19 @@ class Keys:
         file: KeyFile | None = None,
         renewed: Callable[[Sequence[ApiKey]], None] = lambda keys: None,
         jobs_secret: str | None = None,
+        pipelines_secret: str | None = None,
     ) -> None:
         """`file` is where some of the keys come from; it is read again when it has changed, and `renewed` called.
 
-        `jobs_secret` is what requests of the jobs process carry: it acts for the key that the accepted request had.
+        `jobs_secret` is what requests of the jobs process carry: it acts for the key that the accepted request had. So
+        does the pipelines process, with `pipelines_secret`, a dot and the owner in place of a key.
         """
         self._keys = keys
         self._are_metrics_open = not metrics_need_a_key
         self._file = file
         self._renewed = renewed
         self._jobs_secret = jobs_secret.encode() if jobs_secret is not None else None
+        self._pipelines_secret = pipelines_secret.encode() if pipelines_secret is not None else None
         self._watched = WatchedFiles({file.path: file.version} if file else {})
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> str:
@@ -53,9 +56,14 @@ class Keys:
         if self._file is not None and self._watched.have_changed():
             self._renew(self._file)
         if self._jobs_secret is not None and (secret := headers.get(_JOBS_SECRET)) is not None:
-            return self._name_of_owner(secret, headers)
+            return self._name_of_owner(secret, self._jobs_secret, headers.get(_JOBS_OWNER, b""))
+        values = _given(headers)
+        if self._pipelines_secret is not None:
+            for secret, dot, owner in (value.partition(b".") for value in values):
+                if dot and hmac.compare_digest(secret, self._pipelines_secret):
+                    return self._name_of_owner(secret, self._pipelines_secret, owner)
         found = None
-        for given in map(digest, _given(headers)):
+        for given in map(digest, values):
             for key in self._keys:  # always all of them, so that the time shows nothing
                 if hmac.compare_digest(given, key.digest):
                     found = key.name
@@ -67,13 +75,11 @@ class Keys:
         """What async requests of the key with this name are kept under; "" where none is needed."""
         return next((key.owner for key in self._keys if key.name == name), "")
 
-    def _name_of_owner(self, secret: bytes, headers: Mapping[bytes, bytes]) -> str:
-        """Of the key that the jobs process acts for. Raises Unauthorized, also where that key is accepted no more."""
-        owner = headers.get(_JOBS_OWNER, b"").decode("latin-1")
-        assert self._jobs_secret is not None
-        name = next((key.name for key in self._keys if key.owner == owner), None)
-        if name is None or not hmac.compare_digest(secret, self._jobs_secret):
-            raise Unauthorized("the API key of this async request is not accepted any more")
+    def _name_of_owner(self, secret: bytes, expected: bytes, owner: bytes) -> str:
+        """Of the key that another process acts for. Raises Unauthorized, also where that key is accepted no more."""
+        name = next((key.name for key in self._keys if key.owner.encode() == owner), None)
+        if name is None or not hmac.compare_digest(secret, expected):
+            raise Unauthorized("the API key that this request acts for is not accepted any more")
         return name
 
     def _renew(self, file: KeyFile) -> None:

@@ -19,9 +19,11 @@ from server.dialects.writing.openai_shapes import openai_error
 from server.http.info import info as describe
 from server.http.info import output_names
 from server.http.jobs.routes import add_job_routes
-from server.http.openapi import describe as describe_api
+from server.http.openapi.page import describe as describe_api
+from server.http.pipelines import add_pipeline_routes
 from server.jobs.client import JobsClient
 from server.metrics.registry import MetricsSource
+from server.pipelines.client import PipelinesClient
 from server.requests.errors import ModelNotFound, NoSuchRoute, WrongMethod
 from server.requests.models import ServedModel, ServerState
 
@@ -35,6 +37,7 @@ def make_app(
     metrics: MetricsSource,
     *,
     jobs: JobsClient | None = None,
+    pipelines: PipelinesClient | None = None,
     needs_key: bool = False,
     metrics_need_a_key: bool = False,
 ) -> FastAPI:
@@ -54,6 +57,7 @@ def make_app(
     _add_health(app, state)
     _add_models(app, state)
     add_job_routes(app, jobs)
+    add_pipeline_routes(app, pipelines)
 
     @app.get("/info", summary="What is served, by which engine, and why")
     async def info() -> Response:

@@ -157,6 +157,14 @@ JOBS = (
     gauge("embedline_jobs_webhooks_pending", ("process",), "Webhooks that were not received yet.", "it keeps rising"),
     gauge("embedline_jobs_held_bytes", ("process",), "What --jobs-quota bounds.", "it comes close to --jobs-quota"),
 )
+PIPELINES = (
+    _counter("embedline_pipeline_runs_total", ("pipeline", "outcome"),
+        "Runs that ended: `ok`, `failed` with an error, `cancelled` its client left, `refused` too many run.",
+        "`failed` or `refused` rises"),
+    _histogram("embedline_pipeline_seconds", ("pipeline",),
+        "Time of a run in the pipelines process.", SECONDS, _FROM_HALF_A_MILLISECOND),
+    gauge("embedline_pipelines_running", ("process",), "Runs that are under way, up to a second ago."),
+)
 # server/metrics/tei.py shows them.
 FOR_TEI = (
     _counter("te_requests", ("method", "outcome"), "What te_request_count and te_request_success are made of."),
@@ -164,7 +172,7 @@ FOR_TEI = (
     _histogram("te_duration", ("task",), "What te_request_duration is made of.", SECONDS),
 )
 # fmt: on
-ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *JOBS, *PROCESSES)
+ALL = (*REQUESTS, *TOKENIZING, *BATCHES, *JOBS, *PIPELINES, *PROCESSES)
 
 
 def cumulative(cells: Sequence[float], edges: Edges, *, shown: Edges) -> list[tuple[str, float]]:

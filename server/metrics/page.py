@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from server.metrics.declared import BATCHES, JOBS, PROCESSES, REQUESTS, TOKENIZING, Declared
+from server.metrics.declared import BATCHES, JOBS, PIPELINES, PROCESSES, REQUESTS, TOKENIZING, Declared
 from server.metrics.gauges import GAUGES
 from server.metrics.processes import PROCESS_GAUGES
 from server.metrics.tei import TEI
@@ -41,6 +41,7 @@ def page() -> str:
         ("Batches", BATCHES),
         ("Tokenizers", TOKENIZING),
         ("Jobs", JOBS),
+        ("Pipelines", PIPELINES),
         ("Processes", (*PROCESSES, *PROCESS_GAUGES)),
     )
     parts = [_TOP]

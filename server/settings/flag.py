@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 GROUPS = (
-    *("Model", "Engine", "HTTP", "Limits", "Jobs", "Security"),
+    *("Model", "Engine", "HTTP", "Limits", "Jobs", "Pipelines", "Security"),
     *("Logs and metrics", "Processes", "Without effect", "Testing"),
 )
 _TRUE, _FALSE = frozenset({"true", "t", "1", "yes", "y", "on"}), frozenset({"false", "f", "0", "no", "n", "off"})

@@ -6,6 +6,7 @@ The parts of the server receive values, not this object.
 import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.machine import cores
 from engine.types import MAX_CACHE_BYTES
@@ -183,6 +184,14 @@ class Settings(JobsFlags):
         "kills after 10.",
         least=0,
     )
+    pipelines: str | None = flag(
+        None,
+        "Pipelines",
+        "Run the pipelines of this Python file in a process beside the server, for POST /pipelines/{name}. The file is "
+        "run with the rights of this user, as gunicorn runs an application: give only one that you trust. It may "
+        "import what lies beside it. Without it the routes of pipelines answer 404.",
+        default_text="off",
+    )
     uds_path: str | None = flag(
         None,
         "Without effect",
@@ -210,6 +219,8 @@ class Settings(JobsFlags):
             raise SettingsError("--engine-python is not a program on this machine")
         self.check_http()
         self.check_jobs()
+        if self.pipelines is not None and not Path(self.pipelines).is_file():
+            raise SettingsError("--pipelines takes a Python file, and there is none at this path")
 
     def _check_threads(self) -> None:
         found = cores.find()

@@ -21,7 +21,7 @@ from wire.control import Json, ProcessStart
 _DEFAULTS = {"OPENBLAS_NUM_THREADS": "1"}
 # What is added to this process's own score: when memory runs out the kernel kills the highest. An engine holds the most
 # and costs no answer; a frontend's connections are lost with it; this process takes all others along.
-_OOM_SCORES = {"engine": 500, "tokenizer": 300, "batch manager": 200, "jobs": 200, "frontend": 100}
+_OOM_SCORES = {"engine": 500, "tokenizer": 300, "batch manager": 200, "jobs": 200, "pipelines": 400, "frontend": 100}
 _MAX_OOM_SCORE = 1000
 _KILL_SECONDS = 5.0  # for the kernel to end a process; one that waits for a broken disk or driver may never end
 _DUMP_SECONDS = 1.0  # for a process to say what it holds

@@ -18,7 +18,7 @@ from server.supervisor.planning.model_plan import ModelPlan
 from wire.control import Json
 from wire.page import Page
 
-ROLES = ("engine", "tokenizer", "batch manager", "jobs", "frontend")  # in the order of starting
+ROLES = ("engine", "tokenizer", "batch manager", "jobs", "pipelines", "frontend")  # in the order of starting
 _NOT_NEEDED = "jobs"  # for requests that somebody waits for
 
 _NOT_INFORMED = "a frontend does not have the newest state yet"  # for a moment, so it is not logged

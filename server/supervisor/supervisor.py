@@ -29,6 +29,7 @@ from wire.control import Json, Request
 
 _EXIT_FAILED = 1
 _EXIT_SETTINGS = 2
+_BESIDE = ("jobs", "pipelines")  # without them the server still answers its other routes, and goes on trying
 
 logger = logging.getLogger("embedline.supervisor")
 
@@ -185,7 +186,7 @@ class Supervisor:
             return
         logger.error("%s has ended: %s", title, reason)
         delay = self._restarts.failed(child, time.monotonic())
-        if self._restarts.has_given_up(child) and role != "jobs" and not self._has_stand_in(child):
+        if self._restarts.has_given_up(child) and role not in _BESIDE and not self._has_stand_in(child):
             self._end(_EXIT_FAILED, f"{title} can't be started: {reason}")
             return
         self.metrics.count("embedline_process_restarts_total", role)

@@ -30,6 +30,7 @@ LAYERS = (
     "frontend",
     "grpc",
     "http",
+    "pipelines",
     "dialects",
     "requests",
     "jobs",

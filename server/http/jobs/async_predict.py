@@ -5,8 +5,8 @@ FastAPI: to keep a request must not cost a frontend more than to answer it.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,6 +14,7 @@ from server.dialects.reading.json_body import parse
 from server.dialects.route import Answer
 from server.dialects.table import ROUTES
 from server.http.jobs.refusals import calling
+from server.http.passed_on import HeaderList, PassOn, Read
 from server.jobs.client import JobsClient
 from server.jobs.limits import MAX_BODY_BYTES
 from server.requests.errors import InvalidRequest, MalformedBody, NoSuchRoute, PayloadTooLarge
@@ -51,23 +52,23 @@ class Accepted(msgspec.Struct):
     request_id: str
 
 
-class Read(Protocol):
-    """Reads the body and gives what the decoder makes of it. Raises what both raise."""
-
-    def __call__(self, decode: Callable[[bytes], AsyncPredictBody], /) -> Awaitable[AsyncPredictBody]: ...
-
-
 _BODY = msgspec.json.Decoder(AsyncPredictBody)
 
 
 class AsyncPredict:
     """The route."""
 
+    route = PLACE[1]
+
     def __init__(self, jobs: JobsClient | None) -> None:
         """Without `jobs` every request is answered with how to have it."""
         self._jobs = jobs
 
-    async def answer(self, read: Read, headers: Sequence[tuple[bytes, bytes]], owner: str) -> Answer:
+    def at(self, method: str, path: str) -> PassOn | None:
+        """As PassedOn has it."""
+        return self._answer if (method, path) == PLACE else None
+
+    async def _answer(self, read: Read, headers: HeaderList, owner: str) -> Answer:
         """Raises RequestError; then nothing was accepted."""
         if self._jobs is None:
             raise NoSuchRoute(NO_JOBS)

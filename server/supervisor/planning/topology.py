@@ -13,7 +13,7 @@ from batch_manager.client.managers import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
 from engine.messages import EngineStart
-from server.frontend.start import FrontendStart, JobsAddress
+from server.frontend.start import FrontendStart, JobsAddress, PipelinesAddress
 from server.requests.admission.admission import WaitBudgets
 from server.requests.admission.room import MAX_HELD_BYTES
 from server.settings.api_keys import ApiKey, KeyFile
@@ -25,6 +25,7 @@ from server.supervisor.planning.engine_options import engine_options
 from server.supervisor.planning.jobs_process import JobsSockets, jobs_process
 from server.supervisor.planning.memory_shares import memory_shares
 from server.supervisor.planning.model_plan import ModelPlan
+from server.supervisor.planning.pipelines_process import PipelinesSockets, pipelines_process
 from server.supervisor.socket_folder import ListeningSocket, SocketFolder
 from tokenizer_pool.messages import TokenizerSpec, TokenizerStart
 from wire.page import Page
@@ -96,6 +97,7 @@ class Topology:
         self._tokenizers = _listen(folder, "tokenizer", settings.tokenization_workers or settings.frontends)
         self._managers = _listen(folder, "batch-manager", num_managers)
         self._jobs = JobsSockets.listen(folder) if settings.jobs is not None else None
+        self._pipelines = PipelinesSockets.listen(folder) if settings.pipelines is not None else None
 
     def plans(self) -> list[Plan]:
         """Engines first: they take longest."""
@@ -104,6 +106,7 @@ class Topology:
             *(self._tokenizer(index) for index in range(self._settings.tokenization_workers)),
             *(self._manager(index, listening) for index, listening in enumerate(self._managers)),
             *([jobs_process(self._jobs, self._settings)] if self._jobs else []),
+            *([pipelines_process(self._pipelines, self._settings)] if self._pipelines else []),
             *(self._frontend(index) for index in range(self._settings.frontends)),
         ]
         log_level, json_output = self._settings.log_level, self._settings.json_output
@@ -197,9 +200,9 @@ class Topology:
 
     @property
     def _listener_fds(self) -> list[int]:
-        """The sockets of the HTTP port, the Unix socket, and that of the jobs process. Every frontend accepts from all:
-        none depends on one."""
-        more = [self._uds, self._jobs.http.listener if self._jobs else None]
+        """The sockets of the HTTP port, the Unix socket, and those of other processes. Every frontend accepts from
+        all: none depends on one."""
+        more = [self._uds, *(beside.http.listener for beside in (self._jobs, self._pipelines) if beside)]
         return [listener.fileno() for listener in (*self._http, *more) if listener is not None]
 
     def _tokenizer_paths(self, frontend: int) -> list[str]:
@@ -250,6 +253,7 @@ class Topology:
             request_log=settings.request_log,
             request_log_sample_rate=settings.request_log_sample_rate,
             jobs=JobsAddress(self._jobs.calls.path, self._jobs.secret) if self._jobs else None,
+            pipelines=PipelinesAddress(self._pipelines.runs.path, self._pipelines.secret) if self._pipelines else None,
         )
 
     @property

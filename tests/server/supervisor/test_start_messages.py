@@ -9,7 +9,7 @@ from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine.machine.cuda_driver import Gpu
 from engine.messages import EngineStart, FakeOptions, LoadOptions
 from engine.types import OutputKind
-from server.frontend.start import FrontendStart, JobsAddress
+from server.frontend.start import FrontendStart, JobsAddress, PipelinesAddress
 from server.jobs.messages import JobsStart
 from server.requests.admission.admission import WaitBudgets
 from server.settings.api_keys import ApiKey, KeyFile, digest
@@ -59,6 +59,7 @@ FRONTEND = FrontendStart(
     request_log="off",
     request_log_sample_rate=0.5,
     jobs=JobsAddress("/j", "secret"),
+    pipelines=PipelinesAddress("/p", "secret"),
 )
 JOBS = JobsStart(
     listener_fd=3,

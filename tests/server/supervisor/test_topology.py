@@ -321,7 +321,7 @@ def test_a_frontend_that_is_about_to_accept_is_told_first(folder: SocketFolder) 
 
 
 @pytest.mark.holds("Readiness")
-@pytest.mark.parametrize("role", [role for role in ROLES if role != "jobs"])
+@pytest.mark.parametrize("role", [role for role in ROLES if role not in ("jobs", "pipelines")])
 def test_each_kind_of_process_is_needed(role: str, folder: SocketFolder) -> None:
     """One of a kind is enough."""
     chosen = settings(model("one", devices="a,b"), tokenization_workers=2, batch_managers=2, frontends=2)

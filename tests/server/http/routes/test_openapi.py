@@ -67,6 +67,8 @@ def test_every_route_is_there_once(schema: Any) -> None:
         *((method, "/v1/batches") for method in ("get", "post")),
         ("get", "/v1/batches/{batch_id}"),
         ("post", "/v1/batches/{batch_id}/cancel"),
+        ("get", "/pipelines"),
+        ("post", "/pipelines/{name}"),
     }
     names = [operation["operationId"] for methods in schema["paths"].values() for operation in methods.values()]
     assert len(set(names)) == len(names)

@@ -13,8 +13,8 @@ from server.dialects.route import PlainRoute, Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.auth import is_health
-from server.http.body_schemas import refine
-from server.http.error_schemas import component_name, error_statuses, schema_of_errors
+from server.http.openapi.body_schemas import refine
+from server.http.openapi.error_schemas import component_name, error_statuses, schema_of_errors
 from server.requests.errors import Forbidden, ModelNotFound, NotReady, RequestError, Unauthorized, WrongMethod
 from server.requests.models import ServerState
 

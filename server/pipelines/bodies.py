@@ -1,0 +1,78 @@
+"""A pipeline's input out of JSON and its output as JSON, by the types of its function. Arrays are lists of numbers."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from embedline.pipelines import Pipeline
+from embedline.pipelines.type_fit import in_words
+from server.dialects.reading.json_body import parse
+from server.pipelines.loading import PipelinesUnusable
+from server.pipelines.messages import Listed
+
+MAX_ANSWER_BYTES = 256 << 20
+
+
+class Bodies:
+    """Of one pipeline."""
+
+    def __init__(self, pipeline: Pipeline[..., Any]) -> None:
+        """Raises PipelinesUnusable for a type that JSON has no form for."""
+        fields = [
+            (name, kind, pipeline.defaults[name]) if name in pipeline.defaults else (name, kind)
+            for name, kind in pipeline.parameters.items()
+        ]
+        self._input = msgspec.defstruct(pipeline.name, fields, kw_only=True, forbid_unknown_fields=True)
+        self._decoder = msgspec.json.Decoder(self._input, dec_hook=_array)
+        self._names = tuple(pipeline.parameters)
+        try:
+            self.listed = Listed(
+                name=pipeline.name,
+                description=pipeline.description,
+                steps=[node.name for node in pipeline.graph.nodes],
+                timeout=pipeline.graph.timeout,
+                input=msgspec.json.schema(self._input, schema_hook=_schema),
+                output=msgspec.json.schema(pipeline.returns, schema_hook=_schema),
+            )
+        except TypeError as error:
+            raise PipelinesUnusable(f"pipeline {pipeline.name}: {' '.join(str(error).split())}") from None
+
+    def read(self, body: bytes) -> dict[str, Any]:
+        """All inputs by name. Raises MalformedBody, and InvalidRequest, which names the field."""
+        found = parse(self._decoder, body)
+        return {name: getattr(found, name) for name in self._names}
+
+    def write(self, output: Any) -> bytes:
+        """Raises ValueError and TypeError for what is not of the pipeline's type and has no form in JSON."""
+        body = msgspec.json.encode(output, enc_hook=_plain)
+        if len(body) > MAX_ANSWER_BYTES:
+            raise ValueError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
+        return body
+
+
+def _array(kind: Any, value: Any) -> Any:
+    """Raises ValueError; the message repeats nothing."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise ValueError
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError("Expected numbers in lists of equal lengths") from None
+    dtypes = [one for one in getattr(kind, "__args__", ()) if getattr(one, "__origin__", None) is np.dtype]
+    return array.astype(dtypes[0].__args__[0]) if dtypes and isinstance(dtypes[0].__args__[0], type) else array
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{in_words(type(value))} has no form in JSON")
+
+
+def _schema(kind: Any) -> dict[str, Any]:
+    """Raises TypeError."""
+    if isinstance(kind, type) and issubclass(kind, np.ndarray):
+        return {"type": "array", "items": {}, "description": "numbers, or lists of equal lengths"}
+    if isinstance(kind, type) and issubclass(kind, np.number | np.bool_):
+        return {"type": "number"}
+    raise TypeError(f"{in_words(kind)} has no form in JSON")

@@ -1,0 +1,282 @@
+"""A frontend's client and the pipelines process's service, on a Unix socket: what a run gives, and how it can end."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from embedline import AsyncClient, RequestFailed
+from embedline.pipelines import InvalidInput, pipeline, step
+from server.pipelines.client import PipelinesClient
+from server.pipelines.loading import PipelinesUnusable
+from server.pipelines.runs import Clients, Runs
+from server.pipelines.service import Service
+from server.requests.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    MalformedBody,
+    NotFound,
+    NotReady,
+    Overloaded,
+    RequestError,
+)
+from wire.metrics import Recorder
+
+pytestmark = pytest.mark.asyncio
+
+Rows = NDArray[np.float32]
+SECRET_TEXT = "my secret text"
+
+
+@dataclass
+class Hit:
+    text: str
+    score: float
+
+
+class Gate:
+    """Of steps that wait."""
+
+    def __init__(self) -> None:
+        self.began, self.ended = asyncio.Event(), asyncio.Event()
+
+
+gates: list[Gate] = []
+
+
+@step
+async def hits(text: str, scores: Rows, limit: int) -> list[Hit]:
+    return [Hit(text, float(score)) for score in scores[:limit]]
+
+
+@step
+async def doubled(rows: Rows) -> Rows:
+    assert rows.dtype == np.float32
+    return rows * 2
+
+
+@step
+async def waiting(text: str) -> str:
+    gates[-1].began.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        gates[-1].ended.set()
+    return text
+
+
+@step
+async def failing(text: str) -> str:
+    raise KeyError(text)
+
+
+@step
+async def refusing(text: str) -> str:
+    raise InvalidInput("no index for this tenant")
+
+
+@step
+async def busy(text: str) -> str:
+    raise RequestFailed("busy", request="", status=429, start=0, stop=1, attempts=[])
+
+
+@step
+async def unsendable(text: str) -> str:
+    return object()  # type: ignore[return-value]
+
+
+@pipeline
+def search(text: str, scores: Rows, limit: int = 2) -> list[Hit]:
+    """Found."""
+    return hits(text, scores, limit)
+
+
+@pipeline
+def arrays(rows: Rows) -> Rows:
+    return doubled(rows)
+
+
+@pipeline(timeout=10.0)
+def waits(text: str) -> str:
+    return waiting(text)
+
+
+@pipeline(timeout=0.001)
+def hangs(text: str) -> str:
+    return waiting(text)
+
+
+@pipeline
+def fails(text: str) -> str:
+    return failing(text)
+
+
+@pipeline
+def refuses(text: str) -> str:
+    return refusing(text)
+
+
+@pipeline
+def too_busy(text: str) -> str:
+    return busy(text)
+
+
+@pipeline
+def sends_nothing(text: str) -> str:
+    return unsendable(text)
+
+
+ALL: tuple[Any, ...] = (search, arrays, waits, hangs, fails, refuses, too_busy, sends_nothing)
+
+
+class Process:
+    """What runs in the pipelines process, in this one."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self.metrics = Recorder()
+        clients = Clients(str(folder / "http.sock"), "secret")
+        self.runs = Runs({one.name: one for one in ALL}, clients, most=most, metrics=self.metrics)
+        self.service = Service(self.runs.listing(), self.runs.run)
+
+
+@contextlib.asynccontextmanager
+async def connected(folder: Path, *, most: int = 4) -> AsyncIterator[tuple[PipelinesClient, Process]]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / "runs.sock"))
+    listener.listen()
+    gates.append(Gate())
+    process, client = Process(folder, most), PipelinesClient(str(folder / "runs.sock"))
+    await process.service.start(listener)
+    client.open()
+    try:
+        yield client, process
+    finally:
+        client.close()
+        process.service.stop()
+
+
+async def run(client: PipelinesClient, name: str, body: Any = None, *, seconds: float = math.inf) -> Any:
+    given = body if isinstance(body, bytes) else json.dumps({"text": SECRET_TEXT} if body is None else body).encode()
+    return json.loads(await client.run(name, "", given, time.monotonic() + seconds))
+
+
+async def test_json_goes_in_and_comes_out(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, process):
+        found = await run(client, "search", {"text": "a", "scores": [3, 2.5, 1]})
+        assert found == [{"text": "a", "score": 3.0}, {"text": "a", "score": 2.5}]
+        assert await run(client, "arrays", {"rows": [[1, 2], [3, 4]]}) == [[2, 4], [6, 8]]
+    counted = process.metrics.drain()
+    assert "embedline_pipeline_runs_total" in json.dumps(counted)
+
+
+async def test_the_listing_has_the_schemas(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, _):
+        listed = {one.name: one for one in await client.listing()}
+    assert list(listed) == [one.name for one in ALL]
+    assert (listed["search"].description, listed["search"].steps, listed["waits"].timeout) == ("Found.", ["hits"], 10)
+    assert listed["search"].input["$defs"]["search"]["required"] == ["text", "scores"]
+    assert listed["search"].output["items"]["$ref"].endswith("Hit")
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "kind", "message"),
+    [
+        ("nothing", None, NotFound, "no pipeline has this name; GET /pipelines lists them"),
+        ("fails", b"{", MalformedBody, "the body is not valid JSON in UTF-8"),
+        ("fails", {}, InvalidRequest, "text is missing"),
+        ("fails", {"text": 3}, InvalidRequest, "text: expected `str`, got `int`"),
+        ("fails", {"text": "a", "limit": 3}, InvalidRequest, "unknown field"),
+        ("arrays", {"rows": [[1], [1, 2]]}, InvalidRequest, "rows: expected numbers in lists of equal lengths"),
+        ("arrays", {"rows": [SECRET_TEXT]}, InvalidRequest, "rows: expected numbers in lists of equal lengths"),
+        ("fails", None, EngineFailed, "step failing failed: KeyError"),
+        ("refuses", None, InvalidRequest, "no index for this tenant"),
+        ("too_busy", None, Overloaded, "step busy found this server too busy"),
+        ("sends_nothing", None, EngineFailed, "pipeline sends_nothing gave an output that can't be sent"),
+        ("hangs", None, DeadlineExceeded, "pipeline hangs did not end within 0.001 s; under way: waiting"),
+    ],
+)
+async def test_what_goes_wrong_is_stated(
+    name: str, body: Any, kind: type[RequestError], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(tmp_path) as (client, _):
+        with pytest.raises(kind) as refused, caplog.at_level(logging.INFO):
+            await run(client, name, body)
+    assert message in refused.value.message
+    assert SECRET_TEXT not in refused.value.message + caplog.text
+
+
+async def test_a_request_ends_at_its_deadline(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, _):
+        with pytest.raises(DeadlineExceeded, match="pipeline waits did not end before the request's deadline"):
+            await run(client, "waits", seconds=0.01)
+        with pytest.raises(DeadlineExceeded, match="the deadline had passed"):
+            await run(client, "waits", seconds=-1)
+
+
+async def test_a_client_that_leaves_cancels_its_run(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, process):
+        asked = asyncio.create_task(run(client, "waits"))
+        await gates[-1].began.wait()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await gates[-1].ended.wait()
+        assert await run(client, "arrays", {"rows": []}) == []
+    assert process.runs.num_open == 0
+
+
+async def test_runs_have_a_bound(tmp_path: Path) -> None:
+    async with connected(tmp_path, most=1) as (client, _):
+        asked = asyncio.create_task(run(client, "waits"))
+        await gates[-1].began.wait()
+        with pytest.raises(Overloaded) as refused:
+            await run(client, "arrays", {"rows": []})
+        asked.cancel()
+    assert refused.value.retry_after == 1.0
+
+
+async def test_a_process_that_ends_refuses_its_runs(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, process):
+        asked = asyncio.create_task(run(client, "waits"))
+        await gates[-1].began.wait()
+        process.service.stop()
+        with pytest.raises(NotReady) as refused:
+            await asked
+        await gates[-1].ended.wait()  # nobody waits for it
+    assert refused.value.retry_after == 2.0
+
+
+async def test_a_process_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.pipelines.client._START_SECONDS", 0.001)
+    client = PipelinesClient(str(tmp_path / "nobody.sock"))
+    client.open()
+    calls: list[Callable[[], Any]] = [client.listing, lambda: run(client, "waits")]
+    for call in calls:
+        with pytest.raises(NotReady, match="the pipelines process is down"):
+            await call()
+    client.close()
+
+
+async def test_a_type_without_a_form_in_json_is_refused(tmp_path: Path) -> None:
+    @step
+    async def open_client(text: str) -> AsyncClient:
+        return AsyncClient("http://localhost")
+
+    @pipeline
+    def wrong(text: str) -> AsyncClient:
+        return open_client(text)
+
+    with pytest.raises(PipelinesUnusable, match="pipeline wrong: AsyncClient has no form in JSON"):
+        Runs({"wrong": wrong}, Clients("/nowhere", "secret"), most=1, metrics=Recorder())
