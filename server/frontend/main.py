@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -106,7 +107,9 @@ async def serve(child: Child, start: FrontendStart) -> None:
         needs_key=bool(start.keys),
         metrics_need_a_key=start.metrics_auth,
     )
-    server = _make_server(start, _make_app(start, shared, fallback), Share(page, child.index))
+    app = _make_app(start, shared, fallback)
+    server = _make_server(start, app, Share(page, child.index))
+    steps = HttpServer(app, [socket.socket(fileno=start.pipelines.listener_fd)]) if start.pipelines else None
     grpc = _make_grpc(start, shared, start.grpc_address) if start.grpc_address is not None else None
     child.metrics.watch("embedline_open_requests", child.title, level=lambda: admission.num_open)
     child.metrics.watch("embedline_open_connections", child.title, level=lambda: server.num_connections)
@@ -118,6 +121,8 @@ async def serve(child: Child, start: FrontendStart) -> None:
         if beside is not None:
             beside.open()
     may_accept = await _follow_state(child, state, server, grpc)
+    if steps is not None:
+        await steps.start()
     accepting = asyncio.create_task(_accept(child, server, grpc, may_accept))
     child.ready()
     await child.stopping.wait()
@@ -125,7 +130,10 @@ async def serve(child: Child, start: FrontendStart) -> None:
     accepting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await accepting
+    deadline = time.monotonic() + start.shutdown_timeout
     await asyncio.gather(*(each.stop(start.shutdown_timeout) for each in (server, grpc) if each is not None))
+    if steps is not None:  # only now: the runs that were open needed it
+        await steps.stop(max(0.0, deadline - time.monotonic()))
     tokenizers.close()
     if own is not None:
         own[1].close()

@@ -22,13 +22,14 @@ class PipelinesAddress:
 
     path: str  # of a Unix socket
     secret: str  # which these requests carry
+    listener_fd: int  # where they come in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendStart:
     """Limits are this frontend's share of the server's."""
 
-    listener_fds: list[int]  # of the HTTP port, the Unix socket, and those of the jobs and the pipelines process
+    listener_fds: list[int]  # of the HTTP port, the Unix socket, and that of the jobs process
     grpc_address: str | None  # host:port, where all frontends listen; None = no gRPC
     page_fd: int  # the shared page
     tokenizer_paths: list[str]  # of Unix sockets

@@ -20,6 +20,8 @@ from server.http.app import App
 from server.http.auth import Keys
 from server.http.body import ASGIApp, BodyReader, Message
 from server.http.hosts import Hosts
+from server.http.jobs.async_predict import AsyncPredict
+from server.http.pipelines import RunPipeline
 from server.requests.admission.admission import Admission, WaitBudgets
 from server.requests.models import ModelTable, ServedModel, ServerState
 from server.requests.pipeline import Pipeline
@@ -241,6 +243,7 @@ class Edge:
             hosts=hosts or Hosts(None),
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
             finished=RequestMetrics(self.metrics).record,
+            passed_on=(AsyncPredict(None), RunPipeline(None)),
             fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_need_a_key)),
             url_prefix=url_prefix,
         )

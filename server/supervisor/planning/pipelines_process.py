@@ -5,6 +5,7 @@ import secrets
 import sys
 from dataclasses import dataclass
 
+from server.frontend.start import PipelinesAddress
 from server.pipelines.messages import PipelinesStart
 from server.settings.settings import Settings
 from server.supervisor.child import Plan
@@ -21,6 +22,11 @@ class PipelinesSockets:
     runs: ListeningSocket  # where the process takes runs of frontends
     http: ListeningSocket  # where frontends take the requests of its steps
     secret: str  # which these carry
+
+    @property
+    def address(self) -> PipelinesAddress:
+        """What frontends are told."""
+        return PipelinesAddress(self.runs.path, self.secret, self.http.fd)
 
     @staticmethod
     def listen(folder: SocketFolder) -> "PipelinesSockets":

@@ -13,7 +13,7 @@ from batch_manager.client.managers import ManagerAddress
 from batch_manager.messages import EngineAddress, ManagerStart, Policy
 from engine import registry
 from engine.messages import EngineStart
-from server.frontend.start import FrontendStart, JobsAddress, PipelinesAddress
+from server.frontend.start import FrontendStart, JobsAddress
 from server.requests.admission.admission import WaitBudgets
 from server.requests.admission.room import MAX_HELD_BYTES
 from server.settings.api_keys import ApiKey, KeyFile
@@ -188,7 +188,7 @@ class Topology:
 
     def _frontend(self, index: int) -> Plan:
         start = self._frontend_start(index)
-        own = (start.tokenizer.listener_fd,) if start.tokenizer else ()
+        own = [more.listener_fd for more in (start.tokenizer, start.pipelines) if more]
         return Plan(
             role="frontend",
             index=index,
@@ -200,9 +200,9 @@ class Topology:
 
     @property
     def _listener_fds(self) -> list[int]:
-        """The sockets of the HTTP port, the Unix socket, and those of other processes. Every frontend accepts from
-        all: none depends on one."""
-        more = [self._uds, *(beside.http.listener for beside in (self._jobs, self._pipelines) if beside)]
+        """The sockets of the HTTP port, the Unix socket, and that of the jobs process. Every frontend accepts from all:
+        none depends on one."""
+        more = [self._uds, self._jobs.http.listener if self._jobs else None]
         return [listener.fileno() for listener in (*self._http, *more) if listener is not None]
 
     def _tokenizer_paths(self, frontend: int) -> list[str]:
@@ -253,7 +253,7 @@ class Topology:
             request_log=settings.request_log,
             request_log_sample_rate=settings.request_log_sample_rate,
             jobs=JobsAddress(self._jobs.calls.path, self._jobs.secret) if self._jobs else None,
-            pipelines=PipelinesAddress(self._pipelines.runs.path, self._pipelines.secret) if self._pipelines else None,
+            pipelines=self._pipelines.address if self._pipelines else None,
         )
 
     @property

@@ -146,8 +146,8 @@ class Process:
 
     def __init__(self, folder: Path, most: int) -> None:
         self.metrics = Recorder()
-        clients = Clients(str(folder / "http.sock"), "secret")
-        self.runs = Runs({one.name: one for one in ALL}, clients, most=most, metrics=self.metrics)
+        self.clients = Clients(str(folder / "http.sock"), "secret")
+        self.runs = Runs({one.name: one for one in ALL}, self.clients, most=most, metrics=self.metrics)
         self.service = Service(self.runs.listing(), self.runs.run)
 
 
@@ -165,6 +165,8 @@ async def connected(folder: Path, *, most: int = 4) -> AsyncIterator[tuple[Pipel
     finally:
         client.close()
         process.service.stop()
+        process.clients.close()
+        await asyncio.sleep(0)  # sockets close at the end of a tick
 
 
 async def run(client: PipelinesClient, name: str, body: Any = None, *, seconds: float = math.inf) -> Any:

@@ -1,8 +1,11 @@
 """Pipelines of a whole server: what they answer, for whom, and what becomes of a process that users' code ends."""
 
+import contextlib
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +61,18 @@ async def wait(client: AsyncClient, text: str) -> str:
         open("cancelled", "w").close()
     return text
 
+@step
+async def wait_for_file(client: AsyncClient, text: str) -> int:
+    open("begun", "w").close()
+    while not os.path.exists("go on"):
+        await asyncio.sleep(0.01)
+    found = await asyncio.gather(*(client.embed([text], "one") for _ in range(8)))  # on new connections
+    return len(found)
+
+@pipeline(timeout=1000.0)
+def drained(text: str) -> int:
+    return wait_for_file(text)
+
 @pipeline(timeout=1000.0)
 def waits(text: str) -> str:
     return wait(text)
@@ -91,7 +106,7 @@ def test_a_pipeline_over_two_models_of_a_server(server: Server) -> None:
 
 def test_the_list(server: Server) -> None:
     listed = server.request("GET", "/pipelines", **KEY).json()["pipelines"]
-    assert [one["name"] for one in listed] == ["two_models", "ends", "blocks", "waits"]
+    assert [one["name"] for one in listed] == ["two_models", "ends", "blocks", "drained", "waits"]
     assert listed[0]["steps"] == ["embed", "embed 2", "added"]
 
 
@@ -144,6 +159,35 @@ def test_a_client_that_disconnects_cancels_its_run(server: Server, folder: Path)
     connection.close()
     while not (folder / "cancelled").exists():
         server.request("GET", "/livez")
+
+
+def test_runs_are_drained(tmp_path: Path) -> None:
+    """Their steps reach the server after its port has closed."""
+    (tmp_path / "mine.py").write_text(FILE)
+    model = ("--model-id", "sentence-transformers/all-MiniLM-L6-v2", "--served-model-name", "one")
+    with (
+        serving(*FAKE, *model, "--pipelines", str(tmp_path / "mine.py"), folder=tmp_path) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        answer = pool.submit(server.request, "POST", "/pipelines/drained", {"text": "hello"})
+        while not (tmp_path / "begun").exists():
+            server.request("GET", "/livez")
+        stopped = pool.submit(server.stop)
+        while is_open(server.port):
+            pass
+        (tmp_path / "go on").touch()
+        assert (answer.result().status, answer.result().json()) == (200, 8)
+        assert stopped.result() == 0
+
+
+def is_open(port: int) -> bool:
+    """Whether somebody accepts there. While the port closes, nobody answers."""
+    with contextlib.suppress(TimeoutError):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except ConnectionRefusedError:
+            return False
+    return True
 
 
 @pytest.mark.parametrize(

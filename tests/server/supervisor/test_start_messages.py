@@ -59,7 +59,7 @@ FRONTEND = FrontendStart(
     request_log="off",
     request_log_sample_rate=0.5,
     jobs=JobsAddress("/j", "secret"),
-    pipelines=PipelinesAddress("/p", "secret"),
+    pipelines=PipelinesAddress("/p", "secret", 6),
 )
 JOBS = JobsStart(
     listener_fd=3,
