@@ -48,7 +48,7 @@ class Manager:
         # an engine may still hold batches of this process's predecessor: no id of theirs may be given again
         first_batch_id = time.monotonic_ns()
         self._scheduler = Scheduler(policy, num_models=len(models), now=time.monotonic(), first_batch_id=first_batch_id)
-        self._publisher = Publisher(self._scheduler.models, page, index=index)
+        self.publisher = Publisher(self._scheduler.models, page, index=index)
         self._num_requests = 0
         self._in_flight = InFlight()
         self._held = self._in_flight.by_id
@@ -218,7 +218,7 @@ class Manager:
         self._tick_is_due = False
         now = time.monotonic()
         self._apply(self._scheduler.dispatch(now), now)
-        self._publisher.publish(now)
+        self.publisher.publish(now)
         self._set_timer(self._scheduler.next_timer(), now)
         if not self._scheduler.num_requests:
             self._empty.set()

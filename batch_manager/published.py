@@ -19,11 +19,14 @@ class Publisher:
 
     def __init__(self, models: Sequence[Model], page: Page, *, index: int) -> None:
         self._models = [_ModelCells(model, page, index, number) for number, model in enumerate(models)]
+        self._published_at = _floats(page.published_at)
+        self._index = index
 
     def publish(self, now: float) -> None:
         """How much waits, since when, and how fast it goes."""
         for model in self._models:
             model.publish(now)
+        self._published_at[self._index] = now
 
 
 class _ModelCells:

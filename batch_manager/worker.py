@@ -1,6 +1,7 @@
 """The batch manager's process: sockets, the shared page and a clock around the scheduler."""
 
 import socket
+import time
 
 from batch_manager.manager import Manager
 from batch_manager.messages import ManagerStart
@@ -19,6 +20,7 @@ async def serve(child: Child, start: ManagerStart) -> None:
         manager.frontend_made,
         manager.frontend_lost,
     )
+    child.on_beat = lambda: manager.publisher.publish(time.monotonic())  # shows that this process runs
     for engine in start.engines:
         manager.add_engine(engine)
     child.ready()

@@ -30,6 +30,7 @@ class Child:
     on_state  called with each STATE; earlier ones are lost, so ask for the newest after setting it
     metrics   deltas that the next heartbeat carries
     holds     called when an operator asks: numbers of what waits in this process besides the metrics' levels, by name
+    on_beat   called twice a second, after each heartbeat
     stopping  set once the supervisor says STOP, after which the role should return
     """
 
@@ -39,6 +40,7 @@ class Child:
         self.stopping = asyncio.Event()
         self.on_state: Callable[[Json], None] = lambda state: None
         self.holds: Callable[[], Json] = dict
+        self.on_beat: Callable[[], None] = lambda: None
         self._loop = asyncio.get_running_loop()
         self._start: asyncio.Future[memoryview] = self._loop.create_future()
         self._replies: dict[int, asyncio.Future[Json]] = {}
@@ -96,6 +98,7 @@ class Child:
         now = self._loop.time()
         self.metrics.observe("embedline_event_loop_lag_seconds", self.role, value=max(0.0, now - due))
         self._send_heartbeat()
+        self.on_beat()
         due = now + control.HEARTBEAT_SECONDS
         self._loop.call_at(due, self._beat, due)
 

@@ -21,7 +21,7 @@ from wire.vocabulary import NUM_CLASSES
 
 _HEADER = struct.Struct("<8sIIIII")  # magic, version, frontends, batch managers, models, keys
 _MAGIC = b"EMBLPAGE"
-_VERSION = 4
+_VERSION = 5
 _Cell = TypeVar("_Cell", np.int64, np.float64)
 _CELLS_AT = 64  # bytes: the header's own cache line
 
@@ -40,6 +40,7 @@ class Page:
     free_at            float64 [M, N, C]  time.monotonic() at which its engines will be done with what goes before new
                                work of a class
     batch_seconds      float64 [M, N]     how long its largest batch computes; 0 = not known yet
+    published_at       float64 [M]        time.monotonic() at which a batch manager last wrote its cells; 0 = never
     admitted_tokens    int64   [F, N, C]  tokens that a frontend let in and has no answer for; estimated until they are
                                tokenized. Without those that it keeps back
     admitted_by_key    int64   [F, N, C, K]  the same by API key, where there are several
@@ -50,7 +51,7 @@ class Page:
     spent_before       int64   [F, K]     what it spent in the minute before that one
     num_connections    int64   [F]        connections that a frontend has, and one more; 0 = it accepts none
 
-    The first nine are written by their batch manager, `key_names` by any frontend that holds the lock, the others by
+    The first ten are written by their batch manager, `key_names` by any frontend that holds the lock, the others by
     their frontend; who gives a place to another key clears its `spent_minute`. The supervisor clears the row of a
     process that died, but not what keys have spent: the next process goes on with that.
     """
@@ -71,6 +72,7 @@ class Page:
         self.computing_tokens: NDArray[np.int64] = self._take(np.int64, by_class)
         self.free_at: NDArray[np.float64] = self._take(np.float64, by_class)
         self.batch_seconds: NDArray[np.float64] = self._take(np.float64, by_class[:2])
+        self.published_at: NDArray[np.float64] = self._take(np.float64, (num_managers,))
         by_key = (num_frontends, num_models, NUM_CLASSES, num_keys)
         self.admitted_tokens: NDArray[np.int64] = self._take(np.int64, by_key[:3])
         self.admitted_by_key: NDArray[np.int64] = self._take(np.int64, by_key)
@@ -86,7 +88,7 @@ class Page:
     def create(cls, *, num_frontends: int, num_managers: int, num_models: int, num_keys: int = 1) -> Self:
         """Make a page of zeros; its descriptor is `fd`, which is closed with it."""
         fd = os.memfd_create("embedline-page", os.MFD_CLOEXEC)
-        of_managers = num_managers * num_models * (5 + 4 * NUM_CLASSES)
+        of_managers = num_managers * (num_models * (5 + 4 * NUM_CLASSES) + 1)
         of_frontends = num_frontends * (num_models * NUM_CLASSES * (1 + 2 * num_keys) + 3 * num_keys + 1)
         os.ftruncate(fd, _CELLS_AT + 8 * (of_managers + of_frontends + num_keys))
         os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, num_frontends, num_managers, num_models, num_keys), 0)
@@ -113,7 +115,8 @@ class Page:
 
     def clear_manager(self, index: int) -> None:
         """Forget what a dead batch manager published."""
-        for cells in (self.queued_tokens, self.computing_tokens, self.engines_ready, self.oldest_since, self.free_at):
+        its = (self.queued_tokens, self.computing_tokens, self.engines_ready, self.oldest_since, self.free_at)
+        for cells in (*its, self.published_at):
             cells[index] = 0
 
     def clear_frontend(self, index: int) -> None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import msgspec
 
 from server.frontend.log_writer import LogWriter
-from server.http.auth import HEALTH_PATHS
+from server.http.auth import HEALTH_PATHS, METRICS_PATHS
 from server.requests.trace import Trace
 from wire.metrics import Recorder
 
 _FLUSH_SECONDS = 0.1
 _FLUSH_BYTES = 64 * 1024
 _FAILURES_A_SECOND = 100  # lines for one status and reason, so that a storm of refusals costs little
-_POLLED = HEALTH_PATHS | {"/metrics"}  # logged only when they fail
+_POLLED = HEALTH_PATHS | METRICS_PATHS  # logged only when they fail
 
 logger = logging.getLogger("embedline.server")
 

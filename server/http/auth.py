@@ -12,6 +12,7 @@ from server.settings.watched_files import WatchedFiles, version_of
 HEALTH_PATHS = frozenset(
     {"/livez", "/readyz", "/health", "/ping", "/.well-known/live", "/.well-known/ready", "/-/healthz"}
 )
+METRICS_PATHS = frozenset({"/metrics", "/load"})  # open, unless --metrics-auth closes them
 _JOBS_SECRET, _JOBS_OWNER = b"x-embedline-jobs", b"x-embedline-owner"  # headers
 _SCHEMES = (b"bearer ", b"api-key ")
 
@@ -51,7 +52,7 @@ class Keys:
 
     def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> str:
         """The name of the request's key, "" if none is needed. Raises Unauthorized."""
-        if not self._keys or is_health(method, path) or (path == "/metrics" and self._are_metrics_open):
+        if not self._keys or is_health(method, path) or (path in METRICS_PATHS and self._are_metrics_open):
             return ""
         if self._file is not None and self._watched.have_changed():
             self._renew(self._file)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any
 
@@ -29,6 +30,7 @@ from server.requests.models import ServedModel, ServerState
 
 _POST_PATHS = frozenset(route.path for route in ROUTES)
 _RETRY = {"retry-after": "2"}  # seconds
+_NO_MODEL = "no model has that name"
 _MAX_COMPARED = 100  # characters of an unknown path; comparing takes time that grows with their square
 
 
@@ -58,6 +60,15 @@ def make_app(
     _add_models(app, state)
     add_job_routes(app, jobs)
     add_pipeline_routes(app, pipelines)
+
+    @app.get("/load", summary="How much there is to do, for balancers")
+    async def load(model: str | None = None) -> Response:
+        """Of the whole server, or of one of its models."""
+        if model is not None and model not in state.names:
+            return JSONResponse({"ready": False, "reason": _NO_MODEL}, status_code=404)
+        report = state.load(model)
+        headers = {"cache-control": "no-store", **({} if report.ready else _RETRY)}
+        return JSONResponse(asdict(report), status_code=200 if report.ready else 503, headers=headers)
 
     @app.get("/info", summary="What is served, by which engine, and why")
     async def info() -> Response:
@@ -138,7 +149,7 @@ def _endpoint(route: PlainRoute, state: ServerState) -> Callable[[], Awaitable[R
 def _readiness(state: ServerState, model: str | None) -> tuple[int, str]:
     """Status and reason, of the whole server or of one of its models."""
     if model is not None and model not in state.names:
-        return 404, "no model has that name"
+        return 404, _NO_MODEL
     reason = state.why_not_ready() if model is None else state.why_model_not_ready(model)
     return (200, "ok") if reason is None else (503, reason)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from engine.model.tasks import Activation, LateInteraction, Task
 from engine.types import OutputKind
 from server.requests.admission.expected_wait import expected_wait
+from server.requests.admission.load import Load, load
 from server.requests.errors import ModelNotFound, NotReady
 from tokenizer_pool.messages import Truncation
 from wire.control import Json
@@ -224,6 +225,12 @@ class ServerState:
             max_wait_seconds=limits.get("interactive_max_wait", 0.0),
             max_batch_tokens=limits.get("max_batch_tokens", 0),
         )
+
+    def load(self, name: str | None) -> Load:
+        """Of all models, or of this one of `names`."""
+        if name is None:
+            return load(self._page, range(len(self.names)), self.why_not_ready())
+        return load(self._page, [self.names.index(name)], self.why_model_not_ready(name))
 
     def models_or_not_ready(self) -> ModelTable:
         """Raises NotReady while the first model is loading."""

@@ -122,7 +122,9 @@ class HttpFlags:
         "Docker secret: /run/secrets/NAME. It is read again within a second of a change.",
     )
     metrics_auth: bool = flag(
-        False, "Security", "Require a key for /metrics too, on both ports. Prometheus can send one as a bearer token."
+        False,
+        "Security",
+        "Require a key for /metrics and /load too, on both ports. Prometheus can send one as a bearer token.",
     )
     allowed_hosts: tuple[str, ...] = flag(
         (),

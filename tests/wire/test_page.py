@@ -29,6 +29,7 @@ def test_a_second_mapping_sees_every_array() -> None:
     page.key_names[3] = 18
     page.num_connections[1] = 17
     page.kept_back_tokens[2, 1, 1, 3] = 19
+    page.published_at[1] = 20.5
 
     assert other.queued_tokens[1, 0, RequestClass.BULK] == 7
     assert other.tokens_per_second[0, 1] == 2.5
@@ -55,6 +56,7 @@ def test_a_second_mapping_sees_every_array() -> None:
         (other.key_names, 18),
         (other.num_connections, 17),
         (other.kept_back_tokens, 19),
+        (other.published_at, 20.5),
     ):
         assert cells.sum() == total
 

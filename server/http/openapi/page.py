@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from server.dialects.route import PlainRoute, Route
 from server.dialects.table import PLAIN_ROUTES, ROUTES
 from server.dialects.writing.openai_shapes import openai_error
-from server.http.auth import is_health
+from server.http.auth import METRICS_PATHS, is_health
 from server.http.openapi.body_schemas import refine
 from server.http.openapi.error_schemas import component_name, error_statuses, schema_of_errors
 from server.requests.errors import Forbidden, ModelNotFound, NotReady, RequestError, Unauthorized, WrongMethod
@@ -54,7 +54,7 @@ def describe(app: FastAPI, state: ServerState, *, needs_key: bool, metrics_need_
             )
             for path, methods in schema["paths"].items():
                 for method, operation in methods.items():
-                    is_open = is_health(method.upper(), path) or (path == "/metrics" and not metrics_need_a_key)
+                    is_open = is_health(method.upper(), path) or (path in METRICS_PATHS and not metrics_need_a_key)
                     if needs_key and not is_open:
                         operation["security"] = [{name: []} for name in _SECURITY]
             _describe_own_routes(schema["paths"])

@@ -113,7 +113,7 @@ def test_unknown_paths_and_methods_are_refused_in_openais_shape_wherever(path: s
 
 @pytest.mark.holds("Requests and answers")
 @pytest.mark.parametrize(
-    "path", ["/", "/livez", "/readyz", "/health", "/ping", "/-/healthz", "/info", "/v1/models", "/metrics"]
+    "path", ["/", "/livez", "/readyz", "/health", "/ping", "/-/healthz", "/info", "/load", "/v1/models", "/metrics"]
 )
 def test_head_is_answered_as_get(path: str) -> None:
     """As balancers ask; tests/server_e2e/edge/test_bad_input.py shows that no body goes out."""

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from server.dialects.table import ROUTES
-from server.http.auth import HEALTH_PATHS, Keys
+from server.http.auth import HEALTH_PATHS, METRICS_PATHS, Keys
 from server.requests.errors import Unauthorized
 from server.settings import watched_files
 from server.settings.api_keys import ApiKey, api_keys, digest, key_file
 from tests.server.edge import Called, Edge, call
 
 KEYS = [ApiKey("first", digest(b"key-1")), ApiKey("second", digest(b"key-2"))]
-OPEN = HEALTH_PATHS | {"/metrics"}
+OPEN = HEALTH_PATHS | METRICS_PATHS
 
 
 def ask(method: str, path: str, headers: dict[str, str] | None = None, *, metrics_need_a_key: bool = False) -> Called:

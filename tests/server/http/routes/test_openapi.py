@@ -9,7 +9,7 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 
 from server.dialects.table import PLAIN_ROUTES, ROUTES
-from server.http.auth import HEALTH_PATHS
+from server.http.auth import HEALTH_PATHS, METRICS_PATHS
 from server.settings.api_keys import ApiKey, digest
 from tests.server.edge import Edge, call
 
@@ -55,7 +55,8 @@ def test_every_route_is_there_once(schema: Any) -> None:
     assert routes == {
         *(("post", route.path) for route in ROUTES),
         *((route.method.lower(), route.path) for route in PLAIN_ROUTES if route.is_listed),
-        *(("get", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/info", "/models", "/metrics")),
+        *(("get", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/info", "/load", "/models")),
+        ("get", "/metrics"),
         ("get", "/v1/models"),
         ("get", "/v1/models/{name}"),
         ("post", "/async_predict"),
@@ -137,7 +138,7 @@ def references(schema: Any, path: str, status: str) -> list[str]:
 def test_routes_that_answer_text_say_so(schema: Any) -> None:
     for path in ("/", "/livez", "/readyz", "/ping", "/metrics"):
         assert set(schema["paths"][path]["get"]["responses"]["200"]["content"]) == {"text/plain"}, path
-    for path in ("/health", "/info", "/v1/models"):
+    for path in ("/health", "/info", "/load", "/v1/models"):
         assert set(schema["paths"][path]["get"]["responses"]["200"]["content"]) == {"application/json"}, path
 
 
@@ -146,7 +147,7 @@ def test_keys_are_asked_for_where_they_are_needed(metrics_need_a_key: bool) -> N
     locked = fetched(keys=[ApiKey("team", digest(b"sesame"))], metrics_need_a_key=metrics_need_a_key)
 
     operations = {(method, path): one for path, methods in locked["paths"].items() for method, one in methods.items()}
-    open_paths = [*HEALTH_PATHS, "/", *([] if metrics_need_a_key else ["/metrics"])]
+    open_paths = [*HEALTH_PATHS, "/", *([] if metrics_need_a_key else METRICS_PATHS)]
     is_open = {("get", path) for path in open_paths} & operations.keys() | {("post", "/ping")}
     assert {place for place, operation in operations.items() if "security" not in operation} == is_open
     names = {name for place in operations.keys() - is_open for one in operations[place]["security"] for name in one}
