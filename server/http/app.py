@@ -207,7 +207,7 @@ class App:
         """What the body asks for, and the bytes of the body, which is not kept. Raises what `_read` raises."""
         return await self._read(request, lambda body: (route.decode(call, body), len(body)))
 
-    async def _read(self, request: _Request, decode: Callable[[bytes], _Decoded]) -> _Decoded:
+    async def _read(self, request: _Request, decode: Callable[[bytes], _Decoded], *, is_json: bool = True) -> _Decoded:
         """What `decode` makes of the body.
 
         Raises UnsupportedMedia, PayloadTooLarge, MalformedBody, Overloaded, BodyTooSlow, ClientLeft, and the decoder's
@@ -220,11 +220,11 @@ class App:
         if coding is not None:
             async with self._bodies.expanded(body, compression.decompressed(body, coding)) as body:
                 request.trace.read_seconds = time.perf_counter() - began
-                if len(body) > LARGE_BYTES:
+                if is_json and len(body) > LARGE_BYTES:
                     await check_large(body)
                 return decode(body)
         request.trace.read_seconds = time.perf_counter() - began
-        if len(body) > LARGE_BYTES:
+        if is_json and len(body) > LARGE_BYTES:
             with self._bodies.held(len(body)):
                 await check_large(body)
         return decode(body)

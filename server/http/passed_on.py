@@ -12,7 +12,7 @@ HeaderList = Sequence[tuple[bytes, bytes]]  # as they came: a name may be there 
 class Read(Protocol):
     """Reads the body and gives what the decoder makes of it. Raises what both raise."""
 
-    def __call__(self, decode: Callable[[bytes], _Decoded], /) -> Awaitable[_Decoded]: ...
+    def __call__(self, decode: Callable[[bytes], _Decoded], /, *, is_json: bool = True) -> Awaitable[_Decoded]: ...
 
 
 PassOn = Callable[[Read, HeaderList, str], Awaitable[Answer]]  # the last is the owner of the request's key

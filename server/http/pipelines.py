@@ -10,11 +10,13 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from server.dialects.route import Answer
+from server.dialects.writing.forms import Container
 from server.dialects.writing.openai_shapes import openai_error
 from server.http.headers import read_options
 from server.http.openapi.error_schemas import error_statuses
 from server.http.passed_on import HeaderList, PassOn, Read
 from server.pipelines.client import PipelinesClient
+from server.pipelines.messages import Run
 from server.requests.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -35,7 +37,7 @@ from server.requests.errors import (
 RUN_ROUTE = "/pipelines/{name}"
 _PREFIX = "/pipelines/"
 _NO_PIPELINES = "start the server with --pipelines FILE.py to have this route"
-_JSON = (b"content-type", b"application/json")
+_JSON, _MSGPACK = b"application/json", b"application/msgpack"
 
 _Schema = dict[str, Any]
 
@@ -59,9 +61,13 @@ class RunPipeline:
         """Raises RequestError."""
         if self._pipelines is None:
             raise NoSuchRoute(_NO_PIPELINES)
-        deadline = read_options(dict(headers)).deadline
-        body = await self._pipelines.run(name, owner, await read(lambda body: body), deadline)
-        return Answer(200, [_JSON], body)
+        by_name = dict(headers)
+        options = read_options(by_name)
+        is_msgpack = by_name.get(b"content-type", b"").partition(b";")[0].strip().lower() == _MSGPACK
+        answers_msgpack = options.accepts is Container.MSGPACK
+        run = partial(Run, name, owner, None, is_msgpack=is_msgpack, answers_msgpack=answers_msgpack)
+        body = await self._pipelines.run(run(await read(bytes, is_json=not is_msgpack)), options.deadline)
+        return Answer(200, [(b"content-type", _MSGPACK if answers_msgpack else _JSON)], body)
 
 
 def add_pipeline_routes(app: FastAPI, pipelines: PipelinesClient | None) -> None:
@@ -95,10 +101,13 @@ def add_pipeline_routes(app: FastAPI, pipelines: PipelinesClient | None) -> None
 def _run_operation() -> _Schema:
     anything = {"application/json": {"schema": {"type": "object"}, "example": {"query": "When does the boat go?"}}}
     problems = (NoSuchRoute, NotFound, InvalidRequest, MalformedBody, PayloadTooLarge, UnsupportedMedia, Overloaded)
+    responses = _responses(*problems, DeadlineExceeded, EngineFailed)
+    responses["200"]["content"]["application/msgpack"] = {"schema": {}}
+    described = "The pipeline's parameters by name; with content-type application/msgpack in msgpack"
     return {
         "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
-        "requestBody": {"required": True, "content": anything},
-        "responses": _responses(*problems, DeadlineExceeded, EngineFailed),
+        "requestBody": {"required": True, "description": described, "content": anything},
+        "responses": responses,
     }
 
 

@@ -1,9 +1,14 @@
-"""A pipeline's input out of JSON and its output as JSON, by the types of its function. Arrays are lists of numbers."""
+"""A pipeline's input out of a body and its output as one, by the types of its function.
 
+In JSON arrays are lists of numbers. In msgpack they are their bytes, in the form of the package msgpack-numpy.
+"""
+
+import re
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from embedline.pipelines import Pipeline
 from embedline.pipelines.type_fit import in_words
@@ -12,6 +17,7 @@ from server.pipelines.loading import PipelinesUnusable
 from server.pipelines.messages import Listed
 
 MAX_ANSWER_BYTES = 256 << 20
+_DTYPE = re.compile("[<>|=]?(b1|[iu][1248]|f[248])")
 
 
 class Bodies:
@@ -24,7 +30,8 @@ class Bodies:
             for name, kind in pipeline.parameters.items()
         ]
         self._input = msgspec.defstruct(pipeline.name, fields, kw_only=True, forbid_unknown_fields=True)
-        self._decoder = msgspec.json.Decoder(self._input, dec_hook=_array)
+        self._from_json = msgspec.json.Decoder(self._input, dec_hook=_array)
+        self._from_msgpack = msgspec.msgpack.Decoder(self._input, dec_hook=_array)
         self._names = tuple(pipeline.parameters)
         try:
             self.listed = Listed(
@@ -38,14 +45,17 @@ class Bodies:
         except TypeError as error:
             raise PipelinesUnusable(f"pipeline {pipeline.name}: {' '.join(str(error).split())}") from None
 
-    def read(self, body: bytes) -> dict[str, Any]:
+    def read(self, body: bytes, *, is_msgpack: bool) -> dict[str, Any]:
         """All inputs by name. Raises MalformedBody, and InvalidRequest, which names the field."""
-        found = parse(self._decoder, body)
+        found = parse(self._from_msgpack, body, form="msgpack") if is_msgpack else parse(self._from_json, body)
         return {name: getattr(found, name) for name in self._names}
 
-    def write(self, output: Any) -> bytes:
+    def write(self, output: Any, *, is_msgpack: bool) -> bytes:
         """Raises ValueError and TypeError for what is not of the pipeline's type and has no form in JSON."""
-        body = msgspec.json.encode(output, enc_hook=_plain)
+        if is_msgpack:
+            body = msgspec.msgpack.encode(output, enc_hook=_packed)
+        else:
+            body = msgspec.json.encode(output, enc_hook=_plain)
         if len(body) > MAX_ANSWER_BYTES:
             raise ValueError(f"the answer has more than {MAX_ANSWER_BYTES} bytes")
         return body
@@ -53,14 +63,35 @@ class Bodies:
 
 def _array(kind: Any, value: Any) -> Any:
     """Raises ValueError; the message repeats nothing."""
-    try:
-        array = np.asarray(value)
-        if array.dtype.kind not in "biuf":
-            raise ValueError
-    except (ValueError, TypeError, OverflowError):
-        raise ValueError("Expected numbers in lists of equal lengths") from None
+    if isinstance(value, dict):
+        array = _unpacked(*(value.get(name.encode(), value.get(name)) for name in ("type", "shape", "data")))
+    else:
+        try:
+            array = np.asarray(value)
+            if array.dtype.kind not in "biuf":
+                raise ValueError
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError("Expected numbers in lists of equal lengths") from None
     dtypes = [one for one in getattr(kind, "__args__", ()) if getattr(one, "__origin__", None) is np.dtype]
     return array.astype(dtypes[0].__args__[0]) if dtypes and isinstance(dtypes[0].__args__[0], type) else array
+
+
+def _unpacked(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
+    """The array of msgpack-numpy's fields. Raises ValueError."""
+    is_described = isinstance(dtype, str) and _DTYPE.fullmatch(dtype) and isinstance(shape, list)
+    if not is_described or not isinstance(data, bytes) or any(type(one) is not int or one < 0 for one in shape):
+        raise ValueError("Expected an array: type, as <f4, shape and data in msgpack, or lists of numbers")
+    try:
+        return np.frombuffer(data, dtype).reshape(shape).copy()  # so that steps may write to it
+    except (ValueError, TypeError):
+        raise ValueError("Expected as many bytes of data as type and shape say") from None
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        described = {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape}
+        return {**described, b"data": value.tobytes()}
+    return _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -43,8 +43,9 @@ class PipelinesClient:
         assert self._listing is not None
         return list(self._listing.values())
 
-    async def run(self, pipeline: str, owner: str, body: bytes, deadline: float) -> bytes:
-        """The answer's JSON. `deadline` is a time.monotonic(). Raises RequestError; cancelling it cancels the run."""
+    async def run(self, run: Run, deadline: float) -> bytes:
+        """The answer's body. `deadline` is a time.monotonic(). Raises RequestError; cancelling it cancels the run."""
+        pipeline = run.pipeline
         await self._wait_for_it()
         assert self._listing is not None
         if pipeline not in self._listing:
@@ -54,10 +55,9 @@ class PipelinesClient:
             raise DeadlineExceeded("the deadline had passed before the pipeline began")
         number = next(self._numbers)
         self._runs[number] = self._loop.create_future()
-        self._link.send(
-            messages.RUN, number, [msgspec.msgpack.encode(Run(pipeline, owner, left if left < timeout else None, body))]
-        )
-        del body  # it is the other process's now
+        run = msgspec.structs.replace(run, seconds=left if left < timeout else None)
+        self._link.send(messages.RUN, number, [msgspec.msgpack.encode(run)])
+        del run  # its body is the other process's now
         try:
             async with asyncio.timeout(min(left, timeout) + _GRACE_SECONDS):
                 return await self._runs[number]

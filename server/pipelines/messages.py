@@ -12,7 +12,7 @@ from server.requests.errors import ERRORS, EngineFailed, RequestError
 
 RUN = 0x0700
 CANCEL = 0x0701  # no payload, and no answer
-RESULT = 0x0702  # the payload is the answer's JSON
+RESULT = 0x0702  # the payload is the answer's body
 REFUSED = 0x0703
 LISTING = 0x0704
 
@@ -36,7 +36,9 @@ class Run(msgspec.Struct, frozen=True):
     pipeline: str
     owner: str  # of the API key; "" where the server has no keys
     seconds: float | None  # that the client gives it; None = as many as the pipeline may take
-    body: bytes  # JSON, as it came
+    body: bytes  # as it came
+    is_msgpack: bool = False  # the body; else it is JSON
+    answers_msgpack: bool = False
 
 
 class Listed(msgspec.Struct, frozen=True):

@@ -69,7 +69,7 @@ class Runs:
         return [bodies.listed for _, bodies in self._pipelines.values()]
 
     async def run(self, run: Run) -> bytes:
-        """The answer's JSON. Raises RequestError."""
+        """The answer's body. Raises RequestError."""
         if run.pipeline not in self._pipelines:  # the file has changed, and this process was started again
             raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
         is_too_much = self.num_open and self._num_bytes + len(run.body) > _MAX_OPEN_BYTES
@@ -95,7 +95,7 @@ class Runs:
 
     async def _answer(self, run: Run) -> bytes:
         pipeline, bodies = self._pipelines[run.pipeline]
-        inputs = bodies.read(run.body)
+        inputs = bodies.read(run.body, is_msgpack=run.is_msgpack)
         try:
             async with asyncio.timeout(run.seconds):
                 output = await pipeline.run(self._clients.of(run.owner), **inputs)
@@ -108,7 +108,7 @@ class Runs:
         except StepFailed as error:
             raise _failed(run.pipeline, error) from None
         try:
-            return bodies.write(output)
+            return bodies.write(output, is_msgpack=run.answers_msgpack)
         except (ValueError, TypeError) as error:
             logger.error("pipeline %s: its output can't be sent: %s", run.pipeline, error)
             raise EngineFailed(f"pipeline {run.pipeline} gave an output that can't be sent") from None

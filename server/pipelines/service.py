@@ -16,7 +16,7 @@ logger = logging.getLogger("embedline.server")
 
 
 class Service:
-    """`run` gives the answer's JSON, and raises RequestError. A run whose frontend is gone is cancelled."""
+    """`run` gives the answer's body, and raises RequestError. A run whose frontend is gone is cancelled."""
 
     def __init__(self, listing: Sequence[Listed], run: Callable[[Run], Awaitable[bytes]]) -> None:
         self._listing = listing

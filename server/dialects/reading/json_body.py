@@ -1,7 +1,7 @@
 """JSON bodies: msgspec's decoders, and its messages as our errors. Knows no field."""
 
 import re
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -10,10 +10,19 @@ from server.requests.errors import InvalidRequest, MalformedBody
 _PLACE = re.compile(r" - at `\$\.?(.*)`$")  # in msgspec's message about a wrong field
 _MISSING = re.compile(r"missing required field `(\w+)`")  # in its message about a missing one
 _Parsed = TypeVar("_Parsed")
+_Decoded = TypeVar("_Decoded", covariant=True)
 
 
-def parse(decoder: "msgspec.json.Decoder[_Parsed]", data: bytes | msgspec.Raw, field: str | None = None) -> _Parsed:
-    """Raises MalformedBody for what is not JSON, and InvalidRequest, naming the field, for JSON of another form.
+class Decoder(Protocol[_Decoded]):
+    """msgspec's, of JSON or msgpack."""
+
+    def decode(self, data: bytes | msgspec.Raw, /) -> _Decoded: ...
+
+
+def parse(
+    decoder: Decoder[_Parsed], data: bytes | msgspec.Raw, field: str | None = None, *, form: str = "JSON in UTF-8"
+) -> _Parsed:
+    """Raises MalformedBody for what is not of this form, and InvalidRequest, naming the field, for other fields.
 
     msgspec's messages name types and places, never values.
     """
@@ -24,7 +33,7 @@ def parse(decoder: "msgspec.json.Decoder[_Parsed]", data: bytes | msgspec.Raw, f
     except RecursionError:
         raise MalformedBody(f"{field or 'the body'} is nested too deeply", param=field) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise MalformedBody(f"{field or 'the body'} is not valid JSON in UTF-8", param=field) from None
+        raise MalformedBody(f"{field or 'the body'} is not valid {form}", param=field) from None
     place = _PLACE.search(message)
     param = _joined(field, place[1] if place else "")
     if missing := _MISSING.search(message):

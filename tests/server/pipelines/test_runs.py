@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from embedline import AsyncClient, RequestFailed
 from embedline.pipelines import InvalidInput, pipeline, step
 from server.pipelines.client import PipelinesClient
 from server.pipelines.loading import PipelinesUnusable
+from server.pipelines.messages import Run
 from server.pipelines.runs import Clients, Runs
 from server.pipelines.service import Service
 from server.requests.errors import (
@@ -171,7 +173,7 @@ async def connected(folder: Path, *, most: int = 4) -> AsyncIterator[tuple[Pipel
 
 async def run(client: PipelinesClient, name: str, body: Any = None, *, seconds: float = math.inf) -> Any:
     given = body if isinstance(body, bytes) else json.dumps({"text": SECRET_TEXT} if body is None else body).encode()
-    return json.loads(await client.run(name, "", given, time.monotonic() + seconds))
+    return json.loads(await client.run(Run(name, "", None, given), time.monotonic() + seconds))
 
 
 async def test_json_goes_in_and_comes_out(tmp_path: Path) -> None:
@@ -181,6 +183,39 @@ async def test_json_goes_in_and_comes_out(tmp_path: Path) -> None:
         assert await run(client, "arrays", {"rows": [[1, 2], [3, 4]]}) == [[2, 4], [6, 8]]
     counted = process.metrics.drain()
     assert "embedline_pipeline_runs_total" in json.dumps(counted)
+
+
+def packed(dtype: str, shape: list[int], data: bytes) -> dict[bytes, Any]:
+    """An array as the package msgpack-numpy writes it."""
+    return {b"nd": True, b"type": dtype, b"kind": b"", b"shape": shape, b"data": data}
+
+
+async def test_msgpack_has_arrays_as_bytes(tmp_path: Path) -> None:
+    rows = np.arange(6, dtype=">f8").reshape(2, 3)
+    body = msgspec.msgpack.encode({"rows": packed(">f8", [2, 3], rows.tobytes())})
+    asked = Run("arrays", "", None, body, is_msgpack=True, answers_msgpack=True)
+    async with connected(tmp_path) as (client, _):
+        found = msgspec.msgpack.decode(await client.run(asked, math.inf))
+    assert found == packed("<f4", [2, 3], (2 * rows).astype("<f4").tobytes())
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (packed("<f4", [2], b"abc"), "rows: expected as many bytes of data as type and shape say"),
+        (packed("<f4", [-1], b"abcd"), "rows: expected an array"),
+        (packed("|O", [1], b"abcdefgh"), "rows: expected an array"),
+        ({}, "rows: expected an array"),
+    ],
+    ids=["bytes", "shape", "type", "empty"],
+)
+async def test_arrays_that_are_none_are_refused(given: Any, problem: str, tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, _):
+        asked = Run("arrays", "", None, msgspec.msgpack.encode({"rows": given}), is_msgpack=True)
+        with pytest.raises(InvalidRequest, match=problem):
+            await client.run(asked, math.inf)
+        with pytest.raises(MalformedBody, match="the body is not valid msgpack"):
+            await client.run(Run("arrays", "", None, b"\xc1", is_msgpack=True), math.inf)
 
 
 async def test_the_listing_has_the_schemas(tmp_path: Path) -> None:

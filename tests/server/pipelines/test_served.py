@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -33,6 +34,14 @@ async def added(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.fl
 @pipeline
 def two_models(text: str) -> NDArray[np.float32]:
     return added(embed(text, "one"), embed(text, "two"))
+
+@step
+async def negate(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    return -rows
+
+@pipeline
+def negative(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    return negate(rows)
 
 @step
 async def end(text: str) -> str:
@@ -104,9 +113,22 @@ def test_a_pipeline_over_two_models_of_a_server(server: Server) -> None:
     assert np.allclose(np.float32(answer.json()), 2 * rows_of(["hello"])[0])
 
 
+def test_arrays_as_bytes(server: Server) -> None:
+    """More of them than is looked through as JSON, which would find lists in lists there."""
+    rows = np.frombuffer(b"[" * 1_000_000, np.float32)
+    fields = {"nd": True, "type": "<f4", "shape": rows.shape, "data": rows.tobytes()}
+    headers = {"content-type": "application/msgpack", "accept": "application/msgpack", **KEY}
+    with contextlib.closing(server.connect()) as connection:
+        connection.request("POST", "/pipelines/negative", msgspec.msgpack.encode({"rows": fields}), headers)
+        answer = connection.getresponse()
+        found = msgspec.msgpack.decode(answer.read())
+    assert (answer.status, answer.getheader("content-type")) == (200, "application/msgpack")
+    assert (found[b"type"], found[b"data"]) == ("<f4", (-rows).tobytes())
+
+
 def test_the_list(server: Server) -> None:
     listed = server.request("GET", "/pipelines", **KEY).json()["pipelines"]
-    assert [one["name"] for one in listed] == ["two_models", "ends", "blocks", "drained", "waits"]
+    assert [one["name"] for one in listed] == ["two_models", "negative", "ends", "blocks", "drained", "waits"]
     assert listed[0]["steps"] == ["embed", "embed 2", "added"]
 
 
