@@ -83,35 +83,53 @@ class Job:
             known.check_same(self._plan(Served(known.model, known.dimensions)))
 
     def run(self, urls: Sequence[str], api_key: str | None, token: CancellationToken) -> int:
-        """The exit code: 1 where more rows are bad than may be. The token stops it. Raises BackfillError. Once."""
+        """Have servers compute it. The exit code: 1 where more rows are bad than may be. The token stops it. Raises
+        BackfillError. Once."""
         options = self._options
         with closing(self), Servers(urls, api_key, model=options.model, ask=options.ask, token=token) as servers:
             served = servers.described()
-            plan = self._plan(served)
             if self._folder is None:
-                estimate(self._source, plan, servers, options.worker)
+                estimate(self._source, self._plan(served), servers, options.worker)
                 return 0
-            self._folder.begin(plan)
-            put = None
-            if self._sink is not None:
-                self._sink.begin(plan, may_create=not parts.done(self._folder.path, plan, range(plan.num_shards)))
-                put = persistent(self._sink, token)
-            return self._compute(self._folder, plan, servers, put)
+            plan = self.begin(served)
+            return self.finish(plan, lambda todo, progress: self.compute(plan, todo, servers, progress, token))
 
-    def _compute(
-        self, folder: OutFolder, plan: Plan, servers: Servers, put: Callable[[parts.Content], None] | None
-    ) -> int:
-        mine = plan.shards_of(*self._options.worker)
+    def begin(self, served: Served) -> Plan:
+        """What the job is, written to OUT unless it is there. Raises BackfillError."""
+        assert self._folder is not None
+        plan = self._plan(served)
+        self._folder.begin(plan)
+        if self._sink is not None:
+            self._sink.begin(plan, may_create=not parts.done(self._folder.path, plan, range(plan.num_shards)))
+        return plan
+
+    def compute(
+        self, plan: Plan, shards: Sequence[int], servers: Servers, progress: Progress, token: CancellationToken
+    ) -> None:
+        """Write these. Raises BackfillError; what is written then stays."""
+        assert self._folder is not None
+        put = persistent(self._sink, token) if self._sink is not None else None
+        work(
+            self._source,
+            plan,
+            shards,
+            servers,
+            Writer(self._folder, plan, self._source, servers, progress, put),
+            progress,
+        )
+
+    def finish(self, plan: Plan, compute: Callable[[Sequence[int], Progress], None]) -> int:
+        """Have this worker's shards computed that are not there yet, and check them all; the exit code. Raises
+        BackfillError."""
+        assert self._folder is not None
+        folder, mine = self._folder, plan.shards_of(*self._options.worker)
         done = parts.done(folder.path, plan, mine)
         progress = Progress(
             sum(len(plan.rows_of(shard)) for shard in mine), sum(counts.num_rows for counts in done.values())
         )
         progress.failed(sum(counts.num_failed for counts in done.values()))
-        todo = [shard for shard in mine if shard not in done]
         try:
-            work(
-                self._source, plan, todo, servers, Writer(folder, plan, self._source, servers, progress, put), progress
-            )
+            compute([shard for shard in mine if shard not in done], progress)
             num_failed = sum(counts.num_failed for counts in check_whole(folder, plan, mine).values())
             whole = parts.done(folder.path, plan, range(plan.num_shards))
             if len(whole) == plan.num_shards:
@@ -123,6 +141,11 @@ class Job:
             raise
         progress.end("done", job=plan.job, parts=plan.num_shards, parts_done=len(whole))
         return 0 if num_failed <= self._options.max_errors else 1
+
+    def done(self, plan: Plan, shards: Sequence[int]) -> dict[int, parts.Counts]:
+        """Those of these shards that are written."""
+        assert self._folder is not None
+        return parts.done(self._folder.path, plan, shards)
 
     def _plan(self, served: Served) -> Plan:
         options = self._options

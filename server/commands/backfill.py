@@ -1,9 +1,12 @@
 """`embedline backfill IN OUT`: its options, and where it is computed."""
 
+import contextlib
 import importlib.util
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +16,7 @@ from server.settings.flag import SettingsError
 from server.settings.precedence import settings_from
 
 if TYPE_CHECKING:
-    from server.backfill.job import Job
+    from server.backfill.job import Job, Options
 
 _EXIT_STOPPED = 1
 _FORMATS, _DTYPES = ("parquet", "npy"), ("float16", "float32")
@@ -41,6 +44,13 @@ _IdColumn = Annotated[
 _Url = Annotated[
     list[str] | None,
     typer.Option(help="A running server; repeat it for several with one model. Without it the engine is started here."),
+]
+_Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CONFIG",
+        help="A TOML file as for ray serve: up to max_replicas workers on a Ray cluster, each with an engine.",
+    ),
 ]
 _ApiKey = Annotated[str | None, typer.Option(envvar="EMBEDLINE_API_KEY", help="Of the servers of --url.")]
 _Model = Annotated[str | None, typer.Option(help="Which of several models at --url.")]
@@ -74,6 +84,7 @@ def backfill(
     column: _Column = "text",
     id_column: _IdColumn = None,
     url: _Url = None,
+    ray: _Ray = None,
     api_key: _ApiKey = None,
     model: _Model = None,
     dimensions: Annotated[int | None, typer.Option(min=1, help="Numbers of a row, where fewer are wanted.")] = None,
@@ -96,22 +107,15 @@ def backfill(
     """
     if importlib.util.find_spec("pyarrow") is None:
         raise SettingsError("this command needs pyarrow, which is not here: pip install 'embedline[backfill]'")
-    from server.backfill.errors import BackfillError, RefusedJob, WrongIds
-    from server.backfill.job import Job, Options
+    from server.backfill.job import Options
     from server.backfill.sinks.opening import kind_of
-    from server.backfill.status import print_status
 
-    for value, known, flag in ((output_dtype, _DTYPES, "--output-dtype"), (format, _FORMATS, "--format")):
-        if value is not None and value not in known:
-            raise SettingsError(f"{flag} must be one of: {', '.join(known)}")
-    for word, name in ((location, "IN"), (out, "OUT")):
-        if not word:
-            raise SettingsError(f"{name} is empty")
+    _check_words(location, out, output_dtype, format)
     given = {"dimensions": dimensions, "prompt_name": prompt_name}
     ask: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if words.get("auto_truncate") is False:
         ask["truncate"] = False
-    try:
+    with _in_a_line():
         kind = kind_of(out)
         _check_out(kind, format, job_folder, table)
         options = Options(
@@ -131,18 +135,55 @@ def backfill(
             max_errors=max_errors,
             dry_run=dry_run,
         )
-        if status:
-            print_status(options.out)
-            return
-        _check_where(url, words)
-        job = Job(options)
-        sys.exit(_at_servers(job, url, api_key) if url else _here(job, words))
+        _run(options, _Where(url, api_key, ray, words), shows_status=status)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """What computes the rows: servers at URLs, a Ray cluster, or an engine that is started here."""
+
+    urls: list[str] | None
+    api_key: str | None
+    ray: str | None  # the path of its config
+    words: dict[str, Any]  # of the engine here
+
+
+def _run(options: "Options", where: _Where, *, shows_status: bool) -> None:
+    """Exits with the job's code, but after a status. Raises BackfillError and SettingsError."""
+    from server.backfill.job import Job
+    from server.backfill.status import print_status
+
+    if shows_status:
+        print_status(options.out)
+        return
+    _check_where(where)
+    if where.ray is not None:
+        sys.exit(_on_ray(options, where.ray))
+    job = Job(options)
+    sys.exit(_at_servers(job, where.urls, where.api_key) if where.urls else _here(job, where.words))
+
+
+@contextlib.contextmanager
+def _in_a_line() -> Iterator[None]:
+    from server.backfill.errors import BackfillError, RefusedJob, WrongIds
+
+    try:
+        yield
     except RefusedJob as error:
         raise SettingsError(str(error)) from None
     except BackfillError as error:
         what_next = "" if isinstance(error, WrongIds) else "; --resume goes on"
         print(f"embedline: {error}{what_next}", file=sys.stderr)
         sys.exit(_EXIT_STOPPED)
+
+
+def _check_words(location: str, out: str, output_dtype: str, format: str | None) -> None:
+    for value, known, flag in ((output_dtype, _DTYPES, "--output-dtype"), (format, _FORMATS, "--format")):
+        if value is not None and value not in known:
+            raise SettingsError(f"{flag} must be one of: {', '.join(known)}")
+    for word, name in ((location, "IN"), (out, "OUT")):
+        if not word:
+            raise SettingsError(f"{name} is empty")
 
 
 def _worker(text: str) -> tuple[int, int]:
@@ -162,11 +203,24 @@ def _check_out(kind: str | None, format: str | None, job_folder: str | None, tab
         raise SettingsError("--job-folder must name a folder of this machine: the database does not say what is done")
 
 
-def _check_where(url: list[str] | None, words: dict[str, Any]) -> None:
+def _check_where(where: _Where) -> None:
     """Flags of the engine are for the one that is started here."""
-    given = [name for name, word in words.items() if word not in (None, [], ()) and name != "auto_truncate"]
-    if url and given:
+    given = [name for name, word in where.words.items() if word not in (None, [], ()) and name != "auto_truncate"]
+    if given and where.urls:
         raise SettingsError(f"--{given[0].replace('_', '-')} can't be given with --url: the server has its model")
+    if given and where.ray is not None:
+        raise SettingsError(f"--{given[0].replace('_', '-')} can't be given with --ray: its file says it")
+    if where.urls and where.ray is not None:
+        raise SettingsError("--url and --ray can't be given together")
+
+
+def _on_ray(options: "Options", path: str) -> int:
+    from server.ray.backfilling import run
+    from server.settings.ray_table import read_ray
+
+    if options.worker != (0, 1) or options.dry_run:
+        raise SettingsError(f"--{'dry-run' if options.dry_run else 'worker'} can't be given with --ray")
+    return run(options, read_ray(path))
 
 
 def _at_servers(job: "Job", urls: list[str], api_key: str | None) -> int:

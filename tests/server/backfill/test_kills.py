@@ -65,6 +65,8 @@ def test_a_signal_stops_it_in_order_and_it_can_be_resumed(tmp_path: Path) -> Non
         (["--format", "lance"], "--format must be one of: parquet, npy"),
         (["--output-dtype", "int8"], "--output-dtype must be one of: float16, float32"),
         (["--url", "http://h", "--pooling", "cls"], "--pooling can't be given with --url"),
+        (["--ray", "c", "--pooling", "cls"], "--pooling can't be given with --ray"),
+        (["--ray", "c", "--worker", "0/2"], "--worker can't be given with --ray"),
         (["--url", "h"], "--url: base_url must be like"),
         (["--column", "words"], "the line has no"),
         (["--engine", "warp"], "--engine warp is not one of"),

@@ -36,16 +36,11 @@ class Cluster:
         self.process = subprocess.Popen(
             [str(PYTHON), "-P", "-m", "embedline", "ray", "serve", str(file)],
             env={
-                **os.environ,
+                **environment(self._runtime),
                 **{f"RAY_SERVE_HAPROXY_{name}": f"{self._runtime}/{path}" for name, path in proxy.items()},
                 "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": self._runtime,
                 "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
                 "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-                "PYTHONPATH": str(ROOT),
-                "RAY_ADDRESS": "local",
-                "RAY_TMPDIR": self._runtime,
-                "XDG_RUNTIME_DIR": self._runtime,
-                "DEVICES": "cpu",
             },
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
@@ -64,7 +59,7 @@ class Cluster:
 
     def servers(self) -> list[int]:
         """The processes of the replicas' servers that have begun to load."""
-        return [pid for pid in _descendants(self.process.pid) if _title(pid).startswith(_SUPERVISOR)]
+        return servers_below(self.process.pid)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -88,6 +83,17 @@ def running(config: str, folder: Path) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.close()
+
+
+def environment(runtime: str) -> dict[str, str]:
+    """Of a command that starts a Ray of its own, with its files in this folder."""
+    own = {"RAY_ADDRESS": "local", "RAY_TMPDIR": runtime, "XDG_RUNTIME_DIR": runtime}
+    return {**os.environ, **own, "PYTHONPATH": str(ROOT), "DEVICES": "cpu"}
+
+
+def servers_below(pid: int) -> list[int]:
+    """The servers that have begun to load, in processes of this one."""
+    return [found for found in _descendants(pid) if _title(found).startswith(_SUPERVISOR)]
 
 
 def _free_ports(number: int) -> list[int]:
