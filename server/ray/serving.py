@@ -22,8 +22,10 @@ ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line for each request, read by Python
     # A request whose replica dies before it answers goes to another one, if it fits into this buffer: no route has
-    # an effect that a second try could double.
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # an effect that a second try could double. HAProxy can send again only what it had whole before the first try:
+    # the option, which Ray has no variable for, makes it wait for the body.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response\n    option http-buffer-request",
+    "RAY_SERVE_HAPROXY_RETRIES": "10",  # more than there are dead ones before they are known to be
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "131072",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # until every proxy knows that a replica ends
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
