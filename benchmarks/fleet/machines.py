@@ -3,6 +3,7 @@
 Figures are either measured, and then say where, or assumptions, and then say so. A TOML file adds types of one's own.
 """
 
+import math
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,18 +27,24 @@ class Machine:
     source: str  # where the figures come from
     num_engines: int = 1  # each computes one batch at a time, at its part of tokens_per_second
     max_batch_tokens: int = 16_384
+    request_seconds: float = 0.0  # that HTTP and the processes between add to each request
+    tokenized_per_second: float = math.inf  # tokens of one request, before any of them goes to an engine
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_second", "num_engines", "max_batch_tokens"):
+        for name in ("tokens_per_second", "num_engines", "max_batch_tokens", "tokenized_per_second"):
             if not getattr(self, name) > 0:
                 raise MachineError(f"{name} of {self.name!r} must be above 0")
-        for name in ("batch_seconds", "start_seconds", "price_per_hour"):
+        for name in ("batch_seconds", "start_seconds", "price_per_hour", "request_seconds"):
             if not getattr(self, name) >= 0:
                 raise MachineError(f"{name} of {self.name!r} must be 0 or more")
 
     def seconds_of(self, num_tokens: int) -> float:
         """How long one engine computes a batch."""
         return self.batch_seconds + num_tokens * self.num_engines / self.tokens_per_second
+
+    def host_seconds(self, num_tokens: int) -> float:
+        """How long a request takes besides its wait and its batches."""
+        return self.request_seconds + num_tokens / self.tokenized_per_second
 
     @property
     def limits(self) -> EngineLimits:

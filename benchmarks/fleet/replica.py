@@ -90,6 +90,10 @@ class Replica:
         except Overloaded:
             return False
         self._open[job.number] = job, admitted
+        self._clock.at(self._clock.now + self._machine.host_seconds(job.num_tokens), partial(self._submit, job))
+        return True
+
+    def _submit(self, job: Job) -> None:
         request = Request(
             job.number,
             job.seqlens,
@@ -100,7 +104,6 @@ class Replica:
         )
         self._apply(self._scheduler.submit(request, self._clock.now))
         self._tick()
-        return True
 
     def _tick(self) -> None:
         """As the batch manager does after events: form batches, publish, set the timer."""

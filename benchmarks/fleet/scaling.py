@@ -84,8 +84,8 @@ def main() -> None:
             row[way.name] = "beyond its targets" if math.isnan(other) else f"{other:.0f} ({other / hours - 1:+.0%})"
         report.row(row)
     report.note(
-        f"{len(trace):,} requests of 1 to 2,048 texts (log-uniform), {trace.tokens.sum() / trace.seconds:,.0f} tokens a "
-        f"second on average, seed {arguments.seed}. {rules}. Machine: {machines.known()['cpu'].source}."
+        f"{len(trace):,} requests of 1 to 2,048 texts (log-uniform), {trace.tokens.sum() / trace.seconds:,.0f} tokens "
+        f"a second on average, seed {arguments.seed}. {rules}. Machine: {machines.known()['cpu'].source}."
     )
     report.note("Between two targets replica-hours are interpolated by the logarithm of p99. No request is retried.")
     report.note(

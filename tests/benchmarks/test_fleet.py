@@ -1,6 +1,7 @@
 """The simulation of fleets: every request ends, the same seed gives the same, and small cases computed by hand."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,13 @@ def test_what_waits_together_is_computed_in_one_batch() -> None:
     course = run(trace_of((0, 1, 100), (0.01, 1, 50), (0.02, 1, 50), (0.03, 1, 50)))
     # behind the first the engine stages a batch once as many tokens wait: the next two, which take 0.2 s
     assert course.latencies == pytest.approx([0.2, 0.39, 0.38, 0.52])
+
+
+def test_http_and_tokenizing_are_added_to_each_request() -> None:
+    machine = replace(SLOW, request_seconds=0.01, tokenized_per_second=10_000)
+    trace = trace_of((0, 1, 100), (5, 1, 200))
+    fleet = Fleet(trace, machine, Scaler(RULES, None), balancer=BALANCERS["round-robin"])
+    assert fleet.run().latencies == pytest.approx([0.22, 0.33])
 
 
 @pytest.mark.parametrize(
