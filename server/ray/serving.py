@@ -16,6 +16,7 @@ from server.settings.flag import SettingsError
 from server.settings.ray_table import RayConfig, RaySettings, read_ray
 
 APPLICATION = "embedline"
+EVERY_ADDRESS = "0.0.0.0"
 # HAProxy in front of the replicas, and Serve's own code out of the way: its Python proxy answers 90 requests a second.
 ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -143,7 +144,7 @@ def _wait(serve: Any, stop: threading.Event, settings: RaySettings) -> str:
 
 def _is_known(settings: RaySettings) -> bool:
     """Whether the proxy of this node, if there is one, sends requests to the application, which may be asleep."""
-    host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
+    host = "127.0.0.1" if settings.host == EVERY_ADDRESS else settings.host
     connection = http.client.HTTPConnection(host, settings.port, timeout=_ASK_SECONDS)
     with contextlib.closing(connection):
         try:

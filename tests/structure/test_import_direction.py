@@ -15,7 +15,10 @@ ALLOWED = {
     "server": ("wire", "engine", "tokenizer_pool", "batch_manager", "embedline"),
     "embedline": (),
 }
-LAUNCHER = "embedline.__main__"
+LAUNCHERS = {
+    "embedline.__main__": ("server.cli",),
+    "embedline.ray_serve": ("server.ray.serving", "server.settings.ray_table"),
+}
 TOOLS = ("engine.tools",)
 ENGINES = ("engine.cpu", "engine.fake", "engine.fused", "engine.static", "engine.tensorrt_llm", "engine.transformers")
 # Makes the FP8 copy of a model before its engine is loaded.
@@ -42,8 +45,7 @@ LAYERS = (
 def wrong_imports(source: Source) -> list[str]:
     """What this file imports against the direction."""
     allowed = (source.package, *ALLOWED[source.package])
-    if source.module == LAUNCHER:
-        allowed = (*allowed, "server.cli")
+    allowed = (*allowed, *LAUNCHERS.get(source.module, ()))
     names = source.imports()
     ours = [name for name in names if name.startswith(".") or name.partition(".")[0] in PACKAGES]
     return [name for name in ours if not is_within(name, allowed)]
