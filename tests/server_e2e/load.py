@@ -7,12 +7,13 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tests.server_e2e.expected import DIMENSIONS, rows_of
-from tests.server_e2e.running import Server, send
+from tests.server_e2e.running import send
 
 # varied in length and number, small enough to be many
 REQUESTS = [
@@ -41,11 +42,17 @@ LOST_WITH_A_FRONTEND = {
 }
 
 
+class Connects(Protocol):
+    """A server, or what stands before several."""
+
+    def connect(self) -> http.client.HTTPConnection: ...
+
+
 @dataclass
 class Load:
     """Threads that send until told to stop. `outcomes` counts statuses and connection errors."""
 
-    server: Server
+    server: Connects
     num_clients: int = 8
     outcomes: Counter[int | str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
