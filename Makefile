@@ -70,7 +70,7 @@ test-clients: $(VENV)/.test ## the server with the clients that people use
 	$(PYTEST) --tier=all -m clients $(ARGS)
 
 # Tests of a client that can't be installed are skipped by its name.
-clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks schemathesis node)) ## install other people's clients
+clients: $(addprefix $(CLIENTS)/,$(addsuffix /.made,sdks frameworks schemathesis node helm)) ## install other people's clients
 
 test-ray: $(VENV)/.test $(CLIENTS)/ray/.made ## servers on a Ray of their own, as replicas and in a backfill
 	$(PYTEST) -n 0 --tier=all -m ray $(ARGS)
@@ -165,6 +165,12 @@ $(VENV)/.bench: pyproject.toml $(VENV)/.test
 
 # requirements.txt has the exact versions of all that is needed, so nothing has to be resolved.
 $(CLIENTS)/%/.made: tests/clients/%/requirements.txt $(VENV)/.created
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
+	touch $@
+
+# What renders and validates the Helm chart.
+$(CLIENTS)/helm/.made: tests/docker/chart/requirements.txt $(VENV)/.created
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	touch $@

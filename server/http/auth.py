@@ -10,7 +10,7 @@ from server.settings.flag import SettingsError
 from server.settings.watched_files import WatchedFiles, version_of
 
 HEALTH_PATHS = frozenset(
-    {"/livez", "/readyz", "/health", "/ping", "/.well-known/live", "/.well-known/ready", "/-/healthz"}
+    {"/livez", "/readyz", "/startupz", "/health", "/ping", "/.well-known/live", "/.well-known/ready", "/-/healthz"}
 )
 METRICS_PATHS = frozenset({"/metrics", "/load"})  # open, unless --metrics-auth closes them
 _JOBS_SECRET, _JOBS_OWNER = b"x-embedline-jobs", b"x-embedline-owner"  # headers

@@ -94,6 +94,16 @@ def _add_health(app: FastAPI, state: ServerState) -> None:
     async def livez() -> Response:
         return PlainTextResponse("ok")
 
+    has_started = False
+
+    @app.get("/startupz", summary="Whether every model has been ready once", response_class=PlainTextResponse)
+    async def startupz() -> Response:
+        """For an orchestrator, which asks the other two only after this one was 200."""
+        nonlocal has_started
+        status, reason = (200, "ok") if has_started else _readiness(state, None)
+        has_started = status == 200
+        return PlainTextResponse(reason, status_code=status, headers=_RETRY if status == 503 else None)
+
     @app.get("/readyz", summary="Whether a request sent now would be computed", response_class=PlainTextResponse)
     @app.get("/", summary="The same as /readyz, as TEI has it too", response_class=PlainTextResponse)
     @app.get("/ping", summary="The same as /readyz, as SageMaker names it", response_class=PlainTextResponse)

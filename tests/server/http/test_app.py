@@ -155,6 +155,18 @@ def test_readiness_is_honest(why: str) -> None:
     assert called.body
 
 
+@pytest.mark.holds("Readiness")
+def test_startupz_is_503_until_it_was_ready_once() -> None:
+    async def test(edge: Edge) -> list[int]:
+        statuses = []
+        for ready in (False, True, False):
+            edge.state.update(ready_state(ready=ready, reason=None if ready else "no engine is ready"))
+            statuses.append((await call(edge.app, "GET", "/startupz")).status)
+        return statuses
+
+    assert with_edge(test) == [503, 200, 200]
+
+
 def test_before_the_model_is_loaded_there_is_503_and_the_body_is_not_read() -> None:
     async def test() -> Called:
         return await call(Edge(is_loaded=False).app, "POST", PATH, [])  # reading would end as a client that left

@@ -55,7 +55,10 @@ def test_every_route_is_there_once(schema: Any) -> None:
     assert routes == {
         *(("post", route.path) for route in ROUTES),
         *((route.method.lower(), route.path) for route in PLAIN_ROUTES if route.is_listed),
-        *(("get", path) for path in ("/", "/livez", "/readyz", "/health", "/ping", "/info", "/load", "/models")),
+        *(
+            ("get", path)
+            for path in ("/", "/livez", "/readyz", "/startupz", "/health", "/ping", "/info", "/load", "/models")
+        ),
         ("get", "/metrics"),
         ("get", "/v1/models"),
         ("get", "/v1/models/{name}"),

@@ -1,0 +1,183 @@
+"""The Helm chart renders to manifests that Kubernetes accepts, for each of our values, and refuses what can't work.
+
+Nothing here needs a cluster. What renders and validates is in an environment of its own: make .clients/helm/.made
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from server.http.auth import HEALTH_PATHS
+from server.jobs.store.redis.opening import PREFIX
+from server.settings.flag import flags_of
+from server.settings.model import ModelSettings
+from server.settings.precedence import settings_from
+from server.settings.settings import Settings
+from tests.docker.chart.crd_schemas import SCHEMAS
+from tests.docker.test_dashboard import check
+
+ROOT = Path(__file__).resolve().parents[3]
+HELM = ROOT / "deploy" / "helm"
+PYTHON = ROOT / ".clients" / "helm" / "bin" / "python"
+VALUES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HELM / "values").glob("*.yaml"))}
+JOBS = {"enabled": True, "claim": "jobs", "redis": {"secret": "redis"}}
+TO_ZERO = {
+    "jobs": JOBS,
+    "scaling": {"kind": "keda", "min": 0, "redis": {"address": "redis:6379", "passwordKey": "password"}},
+}
+HPA = {"scaling": {"kind": "hpa"}}
+EXAMPLES = [
+    manifest for path in sorted((HELM / "examples").glob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text())
+]
+BROKEN = [
+    EXAMPLES[-1] | {"spec": {"ruls": []}},
+    {"apiVersion": "keda.sh/v1alpha1", "kind": "ScaledObject", "metadata": {"name": "x"}, "spec": {"minReplicas": 2}},
+]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"replicaCount": 2}, "replicaCount"),
+    ({"scaling": {"minimum": 2}}, "minimum"),
+    ({"config": {"model": []}}, "config.model"),
+    ({"config": {"port": 80}}, "config.port"),
+    ({"config": {"ssl-certfile": "/tls.pem"}}, "config.ssl-certfile"),
+    ({"gpus": 1}, "gpus"),
+    ({"image": {"variant": "cuda"}}, "gpus"),
+    ({"modelCache": {"kind": "existing"}}, "modelCache.claim"),
+    ({"modelCache": {"kind": "claim"}, "replicas": 2}, "modelCache.accessMode"),
+    ({"jobs": {"enabled": True}}, "jobs.claim"),
+    ({"jobs": {"claim": "jobs"}}, "jobs.enabled"),
+    ({"jobs": {"enabled": True, "claim": "jobs"}, "replicas": 2}, "jobs.redis.secret"),
+    ({"scaling": {"kind": "keda", "min": 9, "max": 2}}, "scaling.min"),
+    ({"scaling": {"kind": "hpa", "min": 0}}, "scaling.min"),
+]
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="helm-python-sdk is not installed: make .clients/helm/.made"
+)
+Manifests = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, Any]:
+    """Of all cases at once: a start of the renderer takes a second."""
+    cases = [*VALUES.values(), TO_ZERO, HPA, *(values for values, _ in WRONG)]
+    others = [*EXAMPLES, *BROKEN]
+    asked = json.dumps({"chart": str(HELM / "embedline"), "cases": cases, "schemas": SCHEMAS, "manifests": others})
+    command = [str(PYTHON), "-P", str(Path(__file__).with_name("render.py"))]
+    ran = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    answer: dict[str, Any] = json.loads(ran.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def ours(rendered: dict[str, Any]) -> dict[str, Manifests]:
+    names = [*VALUES, "to-zero", "hpa"]
+    return dict(zip(names, rendered["cases"], strict=False))
+
+
+def container(manifests: Manifests) -> dict[str, Any]:
+    (deployment,) = manifests["deployment.yaml"]
+    (one,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert isinstance(one, dict)
+    return one
+
+
+def of_others(manifests: Manifests) -> Iterator[dict[str, Any]]:
+    """Those whose kinds Kubernetes itself does not know."""
+    for several in manifests.values():
+        yield from (one for one in several if one["kind"] in SCHEMAS)
+
+
+def test_there_are_values_for_each_place() -> None:
+    assert set(VALUES) == {"laptop", "one-h100", "b200-node", "two-models", "cpu-fleet"}
+
+
+def test_the_linter_has_nothing_but_advice(rendered: dict[str, Any]) -> None:
+    assert [message["error"] for message in rendered["lint"]] == ["icon is recommended"]
+
+
+def test_every_manifest_is_one_that_kubernetes_accepts(rendered: dict[str, Any], ours: dict[str, Manifests]) -> None:
+    assert rendered["problems"] == []
+    kinds = {one["kind"] for manifests in ours.values() for one in of_others(manifests)}
+    assert kinds == {"ScaledObject", "TriggerAuthentication", "ServiceMonitor", "PrometheusRule"}
+
+
+def test_the_examples_are_accepted_and_broken_ones_are_not(rendered: dict[str, Any]) -> None:
+    assert [one["kind"] for one in EXAMPLES] == ["InferencePool", "HTTPRoute", "Ingress"]
+    assert [problem.partition(":")[0] for problem in rendered["others"]] == ["Ingress", "ScaledObject"]
+    assert "ruls" in rendered["others"][0]
+    assert "minReplicas" in rendered["others"][1]
+
+
+@pytest.mark.parametrize(("number", "part"), list(enumerate(part for _, part in WRONG)))
+def test_values_that_can_not_work_are_refused_by_name(number: int, part: str, rendered: dict[str, Any]) -> None:
+    message = rendered["cases"][len(VALUES) + 2 + number]
+    assert isinstance(message, str), "it was rendered"
+    assert part in message
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_server_reads_the_configuration(name: str, ours: dict[str, Manifests], tmp_path: Path) -> None:
+    path = tmp_path / "embedline.toml"
+    path.write_text(ours[name]["config.yaml"][0]["data"]["embedline.toml"])
+    given = VALUES[name].get("config") or yaml.safe_load((HELM / "embedline" / "values.yaml").read_text())["config"]
+
+    settings = settings_from({}, {}, config=str(path))
+
+    assert [model.model_id for model in settings.models] == [model["model-id"] for model in given["model"]]
+    assert {model.quantization for model in settings.models} == {given.get("quantization", "auto")}
+
+
+def test_variables_are_flags(ours: dict[str, Manifests]) -> None:
+    known = {name for kind in (Settings, ModelSettings) for flag in flags_of(kind) for name in flag.variables}
+    used = {one["name"] for manifests in ours.values() for one in container(manifests)["env"]}
+    assert used - known == {"HF_TOKEN"} & used
+    assert {"API_KEY_FILE", "JOBS_REDIS"} <= used
+
+
+def test_kubernetes_waits_for_the_drain_and_asks_paths_that_need_no_key(ours: dict[str, Manifests]) -> None:
+    for manifests in ours.values():
+        one = container(manifests)
+        seconds = {
+            each["name"]: int(each["value"])
+            for each in one["env"]
+            if each["name"] in ("DRAIN_DELAY", "SHUTDOWN_TIMEOUT")
+        }
+        grace = manifests["deployment.yaml"][0]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace == sum(seconds.values()) + 10
+        probes = {one[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
+        assert probes == {"/startupz", "/livez", "/readyz"}
+        assert probes <= HEALTH_PATHS
+
+
+def test_scaling_asks_for_metrics_that_exist(ours: dict[str, Manifests]) -> None:
+    triggers = [trigger["metadata"] for trigger in ours["cpu-fleet"]["scaling.yaml"][0]["spec"]["triggers"]]
+    for trigger in triggers:
+        assert '{namespace="search",service="embedline"}' in trigger["query"]
+        check(re.sub(r"\{.*\}", "", trigger["query"]))
+    (metric,) = ours["hpa"]["scaling.yaml"][0]["spec"]["metrics"]
+    check(metric["pods"]["metric"]["name"])
+
+
+def test_waiting_jobs_start_the_first_replica(ours: dict[str, Manifests]) -> None:
+    scaled, authentication = ours["to-zero"]["scaling.yaml"]
+    queues = [trigger for trigger in scaled["spec"]["triggers"] if trigger["type"] == "redis"]
+
+    assert [queue["metadata"]["listName"] for queue in queues] == [f"{PREFIX}waiting:{n}" for n in range(3)]
+    assert {queue["authenticationRef"]["name"] for queue in queues} == {authentication["metadata"]["name"]}
+    assert "fallback" not in scaled["spec"]
+
+
+def test_the_chart_has_no_copies_of_alerts_and_dashboard(ours: dict[str, Manifests]) -> None:
+    monitor, rules, board = ours["cpu-fleet"]["monitoring.yaml"]
+    docker = ROOT / "docker"
+
+    assert monitor["spec"]["jobLabel"] == "app.kubernetes.io/name"
+    assert rules["spec"] == yaml.safe_load((docker / "prometheus" / "alerts.yml").read_text())
+    assert board["data"]["embedline.json"] == (docker / "grafana" / "dashboards" / "embedline.json").read_text()
