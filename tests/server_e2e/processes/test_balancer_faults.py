@@ -81,6 +81,7 @@ def test_no_request_is_lost(
         until_in_use(stopped, load)
 
         assert drained.stop() == 0
+        drained.close()
         load.wait_for(300)
         servers[2] = started(tmp_path, drained.port)
         until_in_use(servers[2], load)
