@@ -9,6 +9,7 @@ EmbedlineError
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from embedline.client.errors import EmbedlineError
 
@@ -23,6 +24,15 @@ class StepFailed(EmbedlineError):
     def __init__(self, step: str, problem: str) -> None:
         super().__init__(f"step {step} {problem}")
         self.step = step
+        self._problem = problem
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.step, self._problem)  # so that Ray can send it
+
+
+def failed(step: str, error: Exception) -> StepFailed:
+    """What a run says of a step that raised."""
+    return StepFailed(step, f"failed: {type(error).__name__}: {error}")
 
 
 class StepTimeout(StepFailed, TimeoutError):
@@ -35,6 +45,10 @@ class PipelineTimeout(EmbedlineError, TimeoutError):
     def __init__(self, pipeline: str, seconds: float, steps: Sequence[str]) -> None:
         super().__init__(f"pipeline {pipeline} did not end within {seconds:g} s; under way: {', '.join(steps)}")
         self.steps = tuple(steps)
+        self._given = pipeline, seconds, self.steps
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._given
 
 
 class InvalidInput(EmbedlineError, ValueError):

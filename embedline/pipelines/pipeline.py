@@ -21,6 +21,7 @@ _DEFAULT_SECONDS = 30.0
 class Pipeline(Generic[P, R]):
     """A function that only calls steps and other pipelines. Another pipeline that calls it gets its steps.
 
+    function     itself
     name         of the function
     description  the first line of its docstring, "" without one
     parameters   its inputs and their types
@@ -37,7 +38,7 @@ class Pipeline(Generic[P, R]):
         self.name = function.__name__
         self.description = (inspect.getdoc(function) or "").partition("\n")[0]
         self.parameters, self.returns = signature_of(function)
-        self._function = function
+        self.function = function
         self._signature = inspect.signature(function)
         self._timeout = timeout
         parameters = self._signature.parameters.values()
@@ -68,8 +69,12 @@ class Pipeline(Generic[P, R]):
 
     async def run(self, client: AsyncClient | None, *args: P.args, **kwargs: P.kwargs) -> R:
         """Its output. `client` is for the steps that take one. Raises StepFailed, PipelineTimeout, InvalidInput."""
-        inputs = {**self.defaults, **self._signature.bind(*args, **kwargs).arguments}
+        inputs = self.inputs(*args, **kwargs)
         return typing.cast(R, await self.run_with(lambda node, given: _here(node, client, given), inputs))
+
+    def inputs(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """All of them by name. Raises TypeError."""
+        return {**self.defaults, **self._signature.bind(*args, **kwargs).arguments}
 
     async def run_with(self, run_step: RunStep, inputs: dict[str, Any]) -> Any:
         """The same where somebody else runs the steps, in other processes for instance. `inputs` are all, by name."""
@@ -77,7 +82,7 @@ class Pipeline(Generic[P, R]):
 
     def _read(self, trace: Trace, inputs: dict[str, Any]) -> Value:
         trace.enter(self.name)
-        result: Any = self._function(**inputs)  # type: ignore[call-arg]  # by name, as mypy can't know
+        result: Any = self.function(**inputs)  # type: ignore[call-arg]  # by name, as mypy can't know
         trace.pipelines.pop()
         if not isinstance(result, Value):
             raise PipelineError(f"pipeline {self.name} must return what a step gives, not {type(result).__name__}")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from embedline.pipelines.errors import InvalidInput, PipelineTimeout, StepFailed, StepTimeout
+from embedline.pipelines.errors import InvalidInput, PipelineTimeout, StepFailed, StepTimeout, failed
 from embedline.pipelines.graph import Graph, Node
 
 RunStep = Callable[[Node, dict[str, Any]], Awaitable[Any]]  # the step of a node, with all its arguments
@@ -52,7 +52,7 @@ async def _run_one(node: Node, given: dict[str, Any], run_step: RunStep) -> Any:
     except Exception as error:
         if isinstance(error, TimeoutError) and node.work.timeout is not None and limit.expired():
             raise StepTimeout(node.name, f"did not end within {node.work.timeout:g} s") from None
-        raise StepFailed(node.name, f"failed: {type(error).__name__}: {error}") from error
+        raise failed(node.name, error) from error
 
 
 def _has_all(node: Node, values: dict[Node, Any]) -> bool:

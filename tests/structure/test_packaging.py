@@ -62,7 +62,7 @@ def test_everything_imported_is_required() -> None:
     extras = project["optional-dependencies"]
     assert extras.keys() >= ADAPTED.keys()
     adapters = set(ADAPTED.values())
-    assert third_party_imports("embedline") <= base | NOT_MISSED | adapters
+    assert third_party_imports("embedline") <= base | NOT_MISSED | adapters | required(extras["ray"])
     known = required(
         [
             *extras["frontend"],
