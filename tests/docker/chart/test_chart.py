@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from embedline import __version__
 from server.http.auth import HEALTH_PATHS
 from server.jobs.store.redis.opening import PREFIX
 from server.settings.flag import flags_of
@@ -92,6 +93,10 @@ def of_others(manifests: Manifests) -> Iterator[dict[str, Any]]:
     """Those whose kinds Kubernetes itself does not know."""
     for several in manifests.values():
         yield from (one for one in several if one["kind"] in SCHEMAS)
+
+
+def test_the_chart_is_of_this_version() -> None:
+    assert yaml.safe_load((HELM / "embedline" / "Chart.yaml").read_text())["appVersion"] == __version__
 
 
 def test_there_are_values_for_each_place() -> None:
