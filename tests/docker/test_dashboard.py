@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from server.http.auth import HEALTH_PATHS
+from server.http.auth import HEALTH_PATHS, METRICS_PATHS
 from server.metrics.declared import ALL, Declared
 from server.metrics.gauges import GAUGES
 from server.metrics.processes import PROCESS_GAUGES
@@ -81,7 +81,7 @@ def test_rates_of_requests_leave_out_who_only_asks_how_it_is() -> None:
     for each in asked:
         for _, selected in re.findall(r"(embedline_request\w+)\{?([^}\[]*)", each):
             (routes,) = re.findall(r'route!~"([^"]*)"', selected)
-            assert set(routes.split("|")) == HEALTH_PATHS | {"/metrics"}
+            assert set(routes.split("|")) == HEALTH_PATHS | METRICS_PATHS
 
 
 @pytest.mark.parametrize("metric", ["embedline_ready", "embedline_engines_ready"])
