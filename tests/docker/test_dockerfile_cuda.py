@@ -45,7 +45,7 @@ def installed(stage: Stage) -> set[str]:
 def test_it_is_built_as_the_other_one(stages: list[Stage], cpu_stages: list[Stage]) -> None:
     """But for the extras: the same source, the same torch, from the same kind of index."""
     extras = [arguments(stage[0]).pop("EXTRAS") for stage in (stages, cpu_stages)]
-    assert extras == ["server,cuda", "server"]
+    assert extras == ["server,cuda,redis", "server,redis"]
     cuda, cpu = ([line for line in stage[0].instructions if line.name != "ARG"] for stage in (stages, cpu_stages))
     assert cuda == cpu
     assert [stage.base for stage in stages] == [stage.base for stage in cpu_stages]

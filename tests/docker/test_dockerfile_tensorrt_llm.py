@@ -79,7 +79,7 @@ def test_what_it_installs_has_no_engines_library() -> None:
 
 
 def test_the_frontend_extra_is_what_is_installed(stages: list[Stage]) -> None:
-    assert [line.rest for line in stages[0].all("ARG")] == ["EXTRAS=frontend"]
+    assert [line.rest for line in stages[0].all("ARG")] == ["EXTRAS=frontend,redis"]
 
 
 @pytest.mark.parametrize("name", ["USER", "WORKDIR", "VOLUME", "EXPOSE", "HEALTHCHECK"])

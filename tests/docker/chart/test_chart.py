@@ -30,6 +30,7 @@ VALUES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((HELM /
 JOBS = {"enabled": True, "claim": "jobs", "redis": {"secret": "redis"}}
 TO_ZERO = {
     "jobs": JOBS,
+    "monitoring": {"serviceMonitor": True},
     "scaling": {"kind": "keda", "min": 0, "redis": {"address": "redis:6379", "passwordKey": "password"}},
 }
 HPA = {"scaling": {"kind": "hpa"}}
@@ -55,6 +56,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"jobs": {"enabled": True, "claim": "jobs"}, "replicas": 2}, "jobs.redis.secret"),
     ({"scaling": {"kind": "keda", "min": 9, "max": 2}}, "scaling.min"),
     ({"scaling": {"kind": "hpa", "min": 0}}, "scaling.min"),
+    ({"scaling": {"kind": "keda"}}, "monitoring.serviceMonitor"),
+    ({"scaling": {"redis": {"address": "redis:6379"}}}, "jobs.redis.secret"),
+    ({"scaling": {"redis": {"passwordKey": "password"}}, "jobs": JOBS}, "scaling.redis.passwordKey"),
+    ({"monitoring": {"serviceMonitor": True}, "service": {"type": "NodePort"}}, "monitoring.serviceMonitor"),
 ]
 
 pytestmark = pytest.mark.skipif(
