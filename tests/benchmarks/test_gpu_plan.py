@@ -90,17 +90,19 @@ alive.flush()
 threading.Event().wait()
 """
 STEP = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from benchmarks.gpu import plan
 from benchmarks.gpu.rows import Rows
+signal.signal(signal.SIGINT, signal.default_int_handler)
 plan._PYTEST, plan._TESTS = ("-c", DEAF), sys.argv[1] + "/alive"
 folder = Path(sys.argv[1])
 plan.run_tests(Rows(folder / "rows.csv", machine="m"), folder / "log", num_processes=1, until=time.monotonic() + 600)
 """
 PLAN = """
-import sys, time
+import signal, sys, time
 from benchmarks.gpu.plan import Step, run_all
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it starts with &
 list(run_all([Step("tests", 1.0)], [sys.executable, "-P", "-c", STEP, sys.argv[1]], deadline=time.monotonic() + 600))
 """
 
