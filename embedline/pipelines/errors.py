@@ -30,7 +30,7 @@ class StepFailed(EmbedlineError):
         return type(self), (self.step, self._problem)  # so that Ray can send it
 
 
-def failed(step: str, error: Exception) -> StepFailed:
+def failed(step: str, error: BaseException) -> StepFailed:
     """What a run says of a step that raised."""
     return StepFailed(step, f"failed: {type(error).__name__}: {error}")
 

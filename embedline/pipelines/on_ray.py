@@ -67,7 +67,9 @@ class _StepReplica:
             return await self._step.here(self._client, given)
         except (StepFailed, InvalidInput):
             raise
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
             raise failed(name, error) from None
 
 
@@ -78,7 +80,7 @@ class _PipelineReplica:
         self._pipeline: Pipeline[..., Any] = _found(place)
         self._handles = {work: steps[name] for work, name in _deployments(self._pipeline.graph).items()}
 
-    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """One run."""
         return await self._pipeline.run_with(self._run_step, self._pipeline.inputs(*args, **kwargs))
 

@@ -1,6 +1,7 @@
 """Pipelines: functions that only call steps, read once as a graph."""
 
 import inspect
+import math
 import typing
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -33,8 +34,8 @@ class Pipeline(Generic[P, R]):
         """Raises PipelineError."""
         if inspect.iscoroutinefunction(function):
             raise PipelineError(f"{function.__name__}: a pipeline is a plain function, only its steps are async")
-        if not timeout > 0:
-            raise PipelineError(f"{function.__name__}: timeout must be more than 0 seconds")
+        if not 0 < timeout < math.inf:
+            raise PipelineError(f"{function.__name__}: timeout must be a number of seconds above 0")
         self.name = function.__name__
         self.description = (inspect.getdoc(function) or "").partition("\n")[0]
         self.parameters, self.returns = signature_of(function)
@@ -57,7 +58,7 @@ class Pipeline(Generic[P, R]):
         _refuse_unneeded(self.name, trace.nodes, output)
         return Graph(self.name, inputs, tuple(trace.nodes), output, self._timeout)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """In another pipeline's function. Raises PipelineError."""
         trace = current()
         if trace is None:
@@ -67,12 +68,12 @@ class Pipeline(Generic[P, R]):
             check(value, self.parameters[name], where=f"pipeline {self.name}: {name}")
         return typing.cast(R, self._read(trace, given))
 
-    async def run(self, client: AsyncClient | None, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def run(self, client: AsyncClient | None, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Its output. `client` is for the steps that take one. Raises StepFailed, PipelineTimeout, InvalidInput."""
         inputs = self.inputs(*args, **kwargs)
         return typing.cast(R, await self.run_with(lambda node, given: _here(node, client, given), inputs))
 
-    def inputs(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+    def inputs(self, /, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """All of them by name. Raises TypeError."""
         return {**self.defaults, **self._signature.bind(*args, **kwargs).arguments}
 

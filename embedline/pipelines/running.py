@@ -42,14 +42,14 @@ async def _run_one(node: Node, given: dict[str, Any], run_step: RunStep) -> Any:
             return await run_step(node, given)
         async with asyncio.timeout(node.work.timeout) as limit:
             return await run_step(node, given)
-    except (StepFailed, InvalidInput):  # from another process, or on purpose
+    except (StepFailed, InvalidInput, KeyboardInterrupt, GeneratorExit):  # from another process, or on purpose
         raise
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         raise StepFailed(node.name, "was cancelled by what it waited for") from None
-    except Exception as error:
+    except BaseException as error:  # also SystemExit, and the panics of libraries in Rust
         if isinstance(error, TimeoutError) and node.work.timeout is not None and limit.expired():
             raise StepTimeout(node.name, f"did not end within {node.work.timeout:g} s") from None
         raise failed(node.name, error) from error

@@ -1,6 +1,7 @@
 """Steps: async functions whose types are known."""
 
 import inspect
+import math
 import typing
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -28,8 +29,8 @@ class Step(Generic[P, R]):
         """Raises PipelineError."""
         if not inspect.iscoroutinefunction(function):
             raise PipelineError(f"{function.__name__}: a step is an async function; it can use asyncio.to_thread")
-        if timeout is not None and not timeout > 0:
-            raise PipelineError(f"{function.__name__}: timeout must be more than 0 seconds")
+        if timeout is not None and not 0 < timeout < math.inf:
+            raise PipelineError(f"{function.__name__}: timeout must be a number of seconds above 0")
         self.function = function
         self.name = function.__name__
         self.timeout = timeout
@@ -42,7 +43,7 @@ class Step(Generic[P, R]):
             raise PipelineError(f"{function.__name__}: the AsyncClient is the first parameter of a step that takes one")
         self._signature = inspect.signature(function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Raises PipelineError where the arguments are not what the step takes."""
         trace = current()
         if trace is None:

@@ -181,7 +181,7 @@ def _make_app(start: FrontendStart, shared: _Shared, fallback: FastAPI) -> App:
         keys=shared.keys,
         finished=shared.finished,
         fallback=fallback,
-        passed_on=(AsyncPredict(shared.jobs), RunPipeline(shared.pipelines)),
+        passed_on=(AsyncPredict(shared.jobs), RunPipeline(shared.pipelines, shared.bodies)),
         url_prefix=start.url_prefix,
     )
 

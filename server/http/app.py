@@ -196,8 +196,9 @@ class App:
             self._hosts.check(trace.method, trace.route, request.headers)
             trace.key = self._keys.check(trace.method, trace.route, request.headers)
             self._admission.check_open()
-            read = partial(self._read, request)
-            return await answer(read, request.scope["headers"], self._keys.owner(trace.key))
+            found = await answer(partial(self._read, request), request.scope["headers"], self._keys.owner(trace.key))
+            trace.hold_answer(self._admission.room_of(trace.request_class), to_hold(len(found.body)))
+            return found
         except (ClientLeft, asyncio.CancelledError):
             return self._interrupted(trace, openai_error)
         except Exception as error:

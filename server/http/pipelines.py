@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from server.dialects.route import Answer
 from server.dialects.writing.forms import Container
 from server.dialects.writing.openai_shapes import openai_error
+from server.http.body import BodyReader
 from server.http.headers import read_options
 from server.http.openapi.error_schemas import error_statuses
 from server.http.passed_on import HeaderList, PassOn, Read
@@ -38,6 +39,7 @@ RUN_ROUTE = "/pipelines/{name}"
 _PREFIX = "/pipelines/"
 _NO_PIPELINES = "start the server with --pipelines FILE.py to have this route"
 _JSON, _MSGPACK = b"application/json", b"application/msgpack"
+_MSGPACKS = frozenset({_MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack"})  # as `accept` takes them
 
 _Schema = dict[str, Any]
 
@@ -47,9 +49,10 @@ class RunPipeline:
 
     route = RUN_ROUTE
 
-    def __init__(self, pipelines: PipelinesClient | None) -> None:
+    def __init__(self, pipelines: PipelinesClient | None, bodies: BodyReader) -> None:
         """Without `pipelines` every request is answered with how to have them."""
         self._pipelines = pipelines
+        self._bodies = bodies
 
     def at(self, method: str, path: str) -> PassOn | None:
         """Who answers there; None if this is no run."""
@@ -63,10 +66,14 @@ class RunPipeline:
             raise NoSuchRoute(_NO_PIPELINES)
         by_name = dict(headers)
         options = read_options(by_name)
-        is_msgpack = by_name.get(b"content-type", b"").partition(b";")[0].strip().lower() == _MSGPACK
+        is_msgpack = by_name.get(b"content-type", b"").partition(b";")[0].strip().lower() in _MSGPACKS
         answers_msgpack = options.accepts is Container.MSGPACK
-        run = partial(Run, name, owner, None, is_msgpack=is_msgpack, answers_msgpack=answers_msgpack)
-        body = await self._pipelines.run(run(await read(bytes, is_json=not is_msgpack)), options.deadline)
+        body = await read(bytes, is_json=not is_msgpack)
+        asked = Run(name, owner, None, body, is_msgpack=is_msgpack, answers_msgpack=answers_msgpack)
+        with self._bodies.held(len(body)):  # until the answer is there: so runs never have more than bodies may
+            running = self._pipelines.run(asked, options.deadline)
+            del body, asked  # it is held in the other process alone
+            body = await running
         return Answer(200, [(b"content-type", _MSGPACK if answers_msgpack else _JSON)], body)
 
 

@@ -15,8 +15,10 @@ from embedline.pipelines.type_fit import in_words
 from server.dialects.reading.json_body import parse
 from server.pipelines.loading import PipelinesUnusable
 from server.pipelines.messages import Listed
+from server.requests.errors import EngineFailed, RequestError
 
 MAX_ANSWER_BYTES = 256 << 20
+_KINDS = "biuf"  # of dtypes
 _DTYPE = re.compile("[<>|=]?(b1|[iu][1248]|f[248])")
 
 
@@ -30,10 +32,10 @@ class Bodies:
             for name, kind in pipeline.parameters.items()
         ]
         self._input = msgspec.defstruct(pipeline.name, fields, kw_only=True, forbid_unknown_fields=True)
-        self._from_json = msgspec.json.Decoder(self._input, dec_hook=_array)
-        self._from_msgpack = msgspec.msgpack.Decoder(self._input, dec_hook=_array)
         self._names = tuple(pipeline.parameters)
         try:
+            self._from_json = msgspec.json.Decoder(self._input, dec_hook=_numbers)
+            self._from_msgpack = msgspec.msgpack.Decoder(self._input, dec_hook=_numbers)
             self.listed = Listed(
                 name=pipeline.name,
                 description=pipeline.description,
@@ -46,8 +48,13 @@ class Bodies:
             raise PipelinesUnusable(f"pipeline {pipeline.name}: {' '.join(str(error).split())}") from None
 
     def read(self, body: bytes, *, is_msgpack: bool) -> dict[str, Any]:
-        """All inputs by name. Raises MalformedBody, and InvalidRequest, which names the field."""
-        found = parse(self._from_msgpack, body, form="msgpack") if is_msgpack else parse(self._from_json, body)
+        """All inputs by name. Raises MalformedBody, InvalidRequest, which names the field, and EngineFailed."""
+        try:
+            found = parse(self._from_msgpack, body, form="msgpack") if is_msgpack else parse(self._from_json, body)
+        except RequestError:
+            raise
+        except Exception as error:  # of a type's own __post_init__; its message may repeat a text
+            raise EngineFailed(f"pipeline {self.listed.name}: its input failed: {type(error).__name__}") from None
         return {name: getattr(found, name) for name in self._names}
 
     def write(self, output: Any, *, is_msgpack: bool) -> bytes:
@@ -61,19 +68,38 @@ class Bodies:
         return body
 
 
-def _array(kind: Any, value: Any) -> Any:
-    """Raises ValueError; the message repeats nothing."""
+def _numbers(kind: Any, value: Any) -> Any:
+    """An array, or a number of numpy's. Raises ValueError; the message repeats nothing."""
     if isinstance(value, dict):
         array = _unpacked(*(value.get(name.encode(), value.get(name)) for name in ("type", "shape", "data")))
     else:
         try:
             array = np.asarray(value)
-            if array.dtype.kind not in "biuf":
+            if array.dtype.kind not in _KINDS:
                 raise ValueError
         except (ValueError, TypeError, OverflowError):
             raise ValueError("Expected numbers in lists of equal lengths") from None
+    if isinstance(kind, type) and issubclass(kind, np.generic):
+        if array.ndim:
+            raise ValueError("Expected a number")
+        return _converted(array, kind)[()]
     dtypes = [one for one in getattr(kind, "__args__", ()) if getattr(one, "__origin__", None) is np.dtype]
-    return array.astype(dtypes[0].__args__[0]) if dtypes and isinstance(dtypes[0].__args__[0], type) else array
+    return _converted(array, dtypes[0].__args__[0]) if dtypes and isinstance(dtypes[0].__args__[0], type) else array
+
+
+def _converted(array: NDArray[Any], wanted: type[np.generic]) -> NDArray[Any]:
+    """Rounded where floats are wanted. Raises ValueError where other numbers would come of it."""
+    if issubclass(array.dtype.type, wanted):
+        return array
+    dtype = np.dtype(wanted)
+    if dtype.kind not in _KINDS:
+        raise ValueError(f"Expected {wanted.__name__}, which has no form here")
+    with np.errstate(all="ignore"):  # it is looked at below
+        found = array.astype(dtype)
+    is_same = np.isfinite(found) == np.isfinite(array) if dtype.kind == "f" else found == array
+    if not is_same.all():
+        raise ValueError(f"Expected numbers that fit {wanted.__name__}")
+    return found
 
 
 def _unpacked(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
@@ -82,13 +108,14 @@ def _unpacked(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
     if not is_described or not isinstance(data, bytes) or any(type(one) is not int or one < 0 for one in shape):
         raise ValueError("Expected an array: type, as <f4, shape and data in msgpack, or lists of numbers")
     try:
-        return np.frombuffer(data, dtype).reshape(shape).copy()  # so that steps may write to it
+        array = np.frombuffer(data, dtype).reshape(shape)
+        return array.astype(array.dtype.newbyteorder("="))  # a copy, so that steps may write to it
     except (ValueError, TypeError):
         raise ValueError("Expected as many bytes of data as type and shape say") from None
 
 
 def _packed(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+    if isinstance(value, np.ndarray) and value.dtype.kind in _KINDS:
         described = {b"nd": True, b"type": value.dtype.str, b"kind": b"", b"shape": value.shape}
         return {**described, b"data": value.tobytes()}
     return _plain(value)

@@ -12,6 +12,7 @@ from embedline import AsyncClient, RequestFailed
 from embedline.pipelines import InvalidInput, Pipeline, PipelineTimeout, StepFailed, StepTimeout
 from server.pipelines.bodies import Bodies
 from server.pipelines.messages import Listed, Run
+from server.pipelines.msgpack_size import check_msgpack
 from server.requests.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -24,7 +25,6 @@ from server.requests.errors import (
 from wire.metrics import Recorder
 
 _RETRY_SECONDS = 1.0
-_MAX_OPEN_BYTES = 1 << 30  # of the bodies of all runs; one body is --payload-limit at most
 _BUSY = {429: Overloaded, 503: NotReady}  # what this server answered to a step, again and again
 
 logger = logging.getLogger("embedline.server")
@@ -51,7 +51,7 @@ class Clients:
 
 
 class Runs:
-    """`most` at a time; others are refused, for they would wait for the same event loop."""
+    """`most` at a time; others are refused, for they would wait for the same event loop. Frontends bound the bodies."""
 
     def __init__(
         self, pipelines: Mapping[str, Pipeline[..., Any]], clients: Clients, *, most: int, metrics: Recorder
@@ -62,7 +62,6 @@ class Runs:
         self._most = most
         self._metrics = metrics
         self.num_open = 0
-        self._num_bytes = 0  # of their bodies
 
     def listing(self) -> list[Listed]:
         """All pipelines."""
@@ -72,35 +71,34 @@ class Runs:
         """The answer's body. Raises RequestError."""
         if run.pipeline not in self._pipelines:  # the file has changed, and this process was started again
             raise NotFound("no pipeline has this name; GET /pipelines lists them", param="name")
-        is_too_much = self.num_open and self._num_bytes + len(run.body) > _MAX_OPEN_BYTES
-        if self.num_open >= self._most or is_too_much:
+        if self.num_open >= self._most:
             self._metrics.count("embedline_pipeline_runs_total", run.pipeline, "refused")
             raise Overloaded("too many pipelines are running", retry_after=_RETRY_SECONDS, reason="pipelines_running")
         began, outcome = time.perf_counter(), "cancelled"
         self.num_open += 1
-        self._num_bytes += len(run.body)
         try:
             answer = await self._answer(run)
             outcome = "ok"
             return answer
-        except RequestError:
+        except Exception:
             outcome = "failed"
             raise
         finally:
             self.num_open -= 1
-            self._num_bytes -= len(run.body)
             self._metrics.count("embedline_pipeline_runs_total", run.pipeline, outcome)
             seconds = time.perf_counter() - began
             self._metrics.observe("embedline_pipeline_seconds", run.pipeline, value=seconds)
 
     async def _answer(self, run: Run) -> bytes:
         pipeline, bodies = self._pipelines[run.pipeline]
+        if run.is_msgpack:
+            await check_msgpack(run.body)
         inputs = bodies.read(run.body, is_msgpack=run.is_msgpack)
         try:
             async with asyncio.timeout(run.seconds):
                 output = await pipeline.run(self._clients.of(run.owner), **inputs)
         except InvalidInput as error:
-            raise InvalidRequest(str(error)) from None
+            raise InvalidRequest(str(error).encode(errors="replace").decode()) from None  # any text can be sent then
         except (StepTimeout, PipelineTimeout) as error:
             raise DeadlineExceeded(str(error)) from None
         except TimeoutError:
@@ -109,7 +107,7 @@ class Runs:
             raise _failed(run.pipeline, error) from None
         try:
             return bodies.write(output, is_msgpack=run.answers_msgpack)
-        except (ValueError, TypeError) as error:
+        except Exception as error:
             logger.error("pipeline %s: its output can't be sent: %s", run.pipeline, error)
             raise EngineFailed(f"pipeline {run.pipeline} gave an output that can't be sent") from None
 

@@ -232,18 +232,19 @@ class Edge:
         self.pipeline = Pipeline(
             self.admission, cast(TokenizerPool, self.tokenizers), cast(BatchManagers, self.managers)
         )
+        bodies = BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes)
         self.app = App(
             state=self.state,
             admission=self.admission,
             pipeline=self.pipeline,
-            bodies=BodyReader(max_bytes=max_bytes, max_total_bytes=4 * max_bytes),
+            bodies=bodies,
             max_items=4,
             has_documents_in_objects=has_documents_in_objects,
             compresses=compresses,
             hosts=hosts or Hosts(None),
             keys=Keys(keys, metrics_need_a_key=metrics_need_a_key),
             finished=RequestMetrics(self.metrics).record,
-            passed_on=(AsyncPredict(None), RunPipeline(None)),
+            passed_on=(AsyncPredict(None), RunPipeline(None, bodies)),
             fallback=cast(FastAPI, Fallback(self.state, bool(keys), metrics_need_a_key)),
             url_prefix=url_prefix,
         )

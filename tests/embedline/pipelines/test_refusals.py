@@ -166,10 +166,10 @@ def test_a_pipeline_is_no_async_function() -> None:
     assert "a pipeline is a plain function" in wrong(lambda: pipeline(late))
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
 def test_a_time_is_more_than_nothing(seconds: float) -> None:
-    assert "timeout must be more than 0 seconds" in wrong(lambda: step(timeout=seconds)(number.function))
-    assert "timeout must be more than 0 seconds" in wrong(lambda: pipeline(timeout=seconds)(_no_argument))
+    assert "timeout must be a number of seconds above 0" in wrong(lambda: step(timeout=seconds)(number.function))
+    assert "timeout must be a number of seconds above 0" in wrong(lambda: pipeline(timeout=seconds)(_no_argument))
 
 
 def test_steps_and_pipelines_are_not_called_like_functions() -> None:

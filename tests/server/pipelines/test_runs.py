@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from embedline import AsyncClient, RequestFailed
 from embedline.pipelines import InvalidInput, pipeline, step
+from server.http.body import BodyReader
+from server.http.pipelines import RunPipeline
 from server.pipelines.client import PipelinesClient
 from server.pipelines.loading import PipelinesUnusable
 from server.pipelines.messages import Run
@@ -140,7 +142,74 @@ def sends_nothing(text: str) -> str:
     return unsendable(text)
 
 
-ALL: tuple[Any, ...] = (search, arrays, waits, hangs, fails, refuses, too_busy, sends_nothing)
+class Panic(BaseException):
+    """As those of libraries in Rust."""
+
+
+@step
+async def panicking(text: str) -> str:
+    raise Panic(text)
+
+
+@pipeline
+def panics(text: str) -> str:
+    return panicking(text)
+
+
+@step
+async def refusing_unsendably(text: str) -> str:
+    raise InvalidInput("no index \ud800")
+
+
+@pipeline
+def refuses_unsendably(text: str) -> str:
+    return refusing_unsendably(text)
+
+
+@step
+async def endless(text: str) -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pipeline
+def holds_itself(text: str) -> list[Any]:
+    return endless(text)
+
+
+@dataclass
+class Picky:
+    text: str
+
+    def __post_init__(self) -> None:
+        raise KeyError(self.text)
+
+
+@step
+async def of_picky(one: Picky) -> str:
+    return one.text
+
+
+@pipeline
+def picks(one: Picky) -> str:
+    return of_picky(one)
+
+
+@step
+async def twice(number: np.float32, text: str) -> np.float32:
+    return np.float32(2) * number
+
+
+def _client_named(client: np.float32, self: str) -> np.float32:
+    return twice(client, self)
+
+
+_client_named.__name__ = "client_named"
+client_named = pipeline(_client_named)
+
+FAILING = (panics, refuses_unsendably, holds_itself, picks, client_named)
+ALL: tuple[Any, ...] = (search, arrays, waits, hangs, fails, refuses, too_busy, sends_nothing, *FAILING)
 
 
 class Process:
@@ -218,6 +287,33 @@ async def test_arrays_that_are_none_are_refused(given: Any, problem: str, tmp_pa
             await client.run(Run("arrays", "", None, b"\xc1", is_msgpack=True), math.inf)
 
 
+async def test_a_number_of_numpy_is_one(tmp_path: Path) -> None:
+    async with connected(tmp_path) as (client, _):
+        assert await run(client, "client_named", {"client": 2.5, "self": "a"}) == 5.0
+        with pytest.raises(InvalidRequest, match="client: expected a number"):
+            await run(client, "client_named", {"client": [2.5], "self": "a"})
+
+
+async def test_a_body_is_open_until_the_run_has_ended(tmp_path: Path) -> None:
+    bodies = BodyReader(max_bytes=100_000, max_total_bytes=100_000)
+
+    async def read(decode: Callable[[bytes], Any], *, is_json: bool = True) -> Any:
+        return decode(json.dumps({"text": "a" * 90_000}).encode())
+
+    async with connected(tmp_path) as (client, _):
+        answer = RunPipeline(client, bodies).at("POST", "/pipelines/waits")
+        assert answer is not None
+        asked = asyncio.ensure_future(answer(read, [], ""))
+        await gates[-1].began.wait()
+        with pytest.raises(Overloaded), bodies.whole(bytes(70_000)):
+            pass
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        with bodies.whole(bytes(70_000)):
+            pass
+
+
 async def test_the_listing_has_the_schemas(tmp_path: Path) -> None:
     async with connected(tmp_path) as (client, _):
         listed = {one.name: one for one in await client.listing()}
@@ -241,6 +337,10 @@ async def test_the_listing_has_the_schemas(tmp_path: Path) -> None:
         ("refuses", None, InvalidRequest, "no index for this tenant"),
         ("too_busy", None, Overloaded, "step busy found this server too busy"),
         ("sends_nothing", None, EngineFailed, "pipeline sends_nothing gave an output that can't be sent"),
+        ("panics", None, EngineFailed, "step panicking failed: Panic"),
+        ("refuses_unsendably", None, InvalidRequest, "no index ?"),
+        ("holds_itself", None, EngineFailed, "pipeline holds_itself gave an output that can't be sent"),
+        ("picks", {"one": {"text": SECRET_TEXT}}, EngineFailed, "pipeline picks: its input failed: KeyError"),
         ("hangs", None, DeadlineExceeded, "pipeline hangs did not end within 0.001 s; under way: waiting"),
     ],
 )
@@ -315,5 +415,14 @@ async def test_a_type_without_a_form_in_json_is_refused(tmp_path: Path) -> None:
     def wrong(text: str) -> AsyncClient:
         return open_client(text)
 
-    with pytest.raises(PipelinesUnusable, match="pipeline wrong: AsyncClient has no form in JSON"):
-        Runs({"wrong": wrong}, Clients("/nowhere", "secret"), most=1, metrics=Recorder())
+    @step
+    async def first(given: Rows | list[str]) -> str:
+        return str(given[0])
+
+    @pipeline
+    def either(given: Rows | list[str]) -> str:
+        return first(given)
+
+    for one, problem in ((wrong, "AsyncClient has no form in JSON"), (either, "Type unions containing a custom type")):
+        with pytest.raises(PipelinesUnusable, match=f"pipeline {one.name}: {problem}"):
+            Runs({one.name: one}, Clients("/nowhere", "secret"), most=1, metrics=Recorder())

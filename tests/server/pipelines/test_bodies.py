@@ -1,0 +1,82 @@
+"""Numbers of bodies stay what they are, and msgpack of too many values is refused before it is decoded."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from server.dialects.reading.nesting import MAX_LISTS
+from server.pipelines.bodies import _numbers
+from server.pipelines.msgpack_size import MAX_VALUES, _pass, check_msgpack
+from server.requests.errors import MalformedBody
+
+
+def decoded(kind: Any, given: Any) -> Any:
+    return msgspec.json.decode(json.dumps(given), type=kind, dec_hook=_numbers)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "found"),
+    [
+        (np.float32, [1e-300, 16777217], [0.0, 16777216.0]),
+        (np.float64, [1, 2], [1.0, 2.0]),
+        (np.int32, [2.0, 3], [2, 3]),
+        (np.int32, [], []),
+        (np.floating, [2.5], [2.5]),
+    ],
+)
+def test_numbers_are_converted(kind: Any, given: list[Any], found: list[Any]) -> None:
+    rows = decoded(NDArray[kind], given)
+    assert rows.tolist() == found
+    assert np.issubdtype(rows.dtype, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (np.float32, [1e300]),
+        (np.int32, [3_000_000_000]),
+        (np.int32, [2.5]),
+        (np.int64, [2**63]),
+        (np.uint8, [-1]),
+        (np.bool_, [2]),
+        (np.str_, [1]),
+    ],
+)
+def test_nothing_wraps_is_cut_or_becomes_infinite(kind: Any, given: list[Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match=f"Expected.* {kind.__name__}"):
+        decoded(NDArray[kind], given)
+
+
+def test_a_number_of_numpy_is_one() -> None:
+    assert type(decoded(np.float32, 2.5)) is np.float32
+    with pytest.raises(msgspec.ValidationError, match="Expected a number"):
+        decoded(np.float32, [2.5])
+
+
+@pytest.mark.parametrize(
+    ("value", "count", "problem"),
+    [(b"\x90", MAX_LISTS + 1, "lists and maps"), (b"\x01", MAX_VALUES + 1, "values; send arrays as their bytes")],
+    ids=["lists", "values"],
+)
+def test_msgpack_of_too_many_values_is_refused(value: bytes, count: int, problem: str) -> None:
+    with pytest.raises(MalformedBody, match=problem):
+        asyncio.run(check_msgpack(b"\xdd" + count.to_bytes(4, "big") + value * count))
+
+
+def test_all_forms_of_msgpack_are_passed() -> None:
+    """Each to its last byte: from any other place what follows would be counted wrong."""
+    sizes = (1, 20, 40, 300, 70_000)
+    numbers = [None, True, 1.5, *(sign * 2**bits for bits in (1, 7, 8, 16, 31, 32, 62) for sign in (1, -1))]
+    ext = [msgspec.msgpack.Ext(3, b"a" * size) for size in (1, 2, 4, 8, 16, *sizes)]
+    lists: list[Any] = [[1] * size for size in sizes] + [dict.fromkeys(range(size)) for size in sizes]
+    value = [numbers, ext, ["a" * size for size in sizes], [b"a" * size for size in sizes], *lists]
+    body, at, num_lists = msgspec.msgpack.encode(value) + b"\xca0000", 0, 0
+    while at < len(body):
+        at, more = _pass(body, at)
+        num_lists += more
+    assert (at, num_lists) == (len(body), 5 + len(lists))
