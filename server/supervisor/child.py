@@ -223,6 +223,8 @@ class ChildProcess:
     def _reap(self, run: _Run) -> None:
         """The pidfd is readable: the process has ended, even if its sockets are still open."""
         self._loop.remove_reader(run.pidfd)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(run.process.pid, signal.SIGKILL)  # a pool's workers, say, that hold its connections open
         returncode = run.process.wait()
         # what it sent before it ended is still unread: FAILED, and its last counts
         self._loop.call_soon(self._finish, run, returncode)
