@@ -40,6 +40,7 @@ from wire.control import Json, Request
 _STORE, _FILES = "requests", "files"  # the folders in --jobs
 _WEBHOOK_SECONDS = 10.0  # of one attempt
 _WEBHOOK_LEASE = 30.0  # seconds, after which an attempt that a kill cut short is made again
+_WEBHOOK_STOP = 1.0  # seconds for the attempts that are on their way at a stop: a receiver that is well needs less
 
 logger = logging.getLogger("embedline.server")
 
@@ -95,7 +96,7 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     async with _together(runner.run(), housekeeping.run(), gauges.run(), webhooks.run(), batches.run()):
         await child.stopping.wait()
     await runner.stop()
-    await webhooks.drained()
+    await webhooks.stop(_WEBHOOK_STOP)
     asking.close()
     await sender.close()
     await service.stop()

@@ -49,7 +49,7 @@ class _Host:
 
 
 class Outbox:
-    """Run it once. After `run` was cancelled, `drained` waits for the attempts that were begun.
+    """Run it once. After `run` was cancelled, `stop` ends the attempts that were begun.
 
     secrets   the secrets to sign with now
     clock     the store's
@@ -73,7 +73,7 @@ class Outbox:
         self._clock = clock
         self._counted = counted
         self._hosts: dict[str, _Host] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}  # the loop holds tasks weakly
         self._free = asyncio.Semaphore(MAX_PARALLEL)
 
     async def run(self) -> None:
@@ -85,10 +85,23 @@ class Outbox:
                 logger.warning("webhooks wait: the store can't be read: %s", error)
                 await asyncio.sleep(_STORE_PAUSE)
 
-    async def drained(self) -> None:
-        """Returns when nothing is on its way; each attempt has its time limit."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+    async def stop(self, seconds: float) -> None:
+        """Cut what has no answer after so many seconds, and make it due again, so that the next process sends it."""
+        if not self._tasks:
+            return
+        _, cut = await asyncio.wait(self._tasks, timeout=seconds)
+        left = [self._tasks[task] for task in cut]
+        for task in cut:
+            task.cancel()
+        if cut:
+            await asyncio.wait(cut)
+        try:
+            for request_id in left:  # one that was noted as delivered meanwhile stays so
+                await self._store.delivery_failed(request_id, self._clock())
+        except StoreError as error:  # they are due again when their lease is over
+            logger.warning("webhooks that were cut can't be made due: %s", error)
+        if left:
+            logger.info("%d webhook(s) had no answer yet; they are sent again after the next start", len(left))
 
     async def _turn(self) -> None:
         async with self._free:  # one attempt could be made
@@ -110,8 +123,8 @@ class Outbox:
         await self._free.acquire()
         host.in_flight += 1
         task = asyncio.get_running_loop().create_task(self._attempt(delivery, name, host))
-        self._tasks.add(task)  # the loop holds tasks weakly
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = delivery.request_id
+        task.add_done_callback(self._tasks.pop)
 
     async def _attempt(self, delivery: Delivery, name: str, host: _Host) -> None:
         loop = asyncio.get_running_loop()

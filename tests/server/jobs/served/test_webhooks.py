@@ -124,6 +124,25 @@ def test_a_webhook_is_sent_again_when_the_jobs_process_was_killed_meanwhile(serv
     assert second.headers["webhook-id"] == first.headers["webhook-id"] == request_id
 
 
+@pytest.mark.full
+def test_a_stop_does_not_wait_for_a_silent_receiver(tmp_path: Path) -> None:
+    flags = (*FAKE, "--jobs", str(tmp_path / "kept"), "--jobs-private-webhooks")
+    with receiving() as receiver:
+        receiver.may_answer.clear()
+        with serving(*flags, folder=tmp_path) as first:
+            request_id = accepted(first, HELLO, webhook_endpoint=receiver.url)
+            cut = receiver.next()
+            assert first.stop() == 0
+        first.log.wait_for(r"1 webhook\(s\) had no answer yet")
+        assert not any("no answer within" in line for line in first.log.lines)  # it was not waited for to the end
+        receiver.may_answer.set()
+        with serving(*flags, folder=tmp_path) as second:
+            again = receiver.next()
+            assert ended(second, request_id)["status"] == "SUCCEEDED"
+    assert again.body == cut.body
+    assert again.headers["webhook-id"] == cut.headers["webhook-id"] == request_id
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [

@@ -31,9 +31,9 @@ class Clock:
 
 @asynccontextmanager
 async def running(
-    folder: Path, clock: Clock, counted: Callable[[str], None] = lambda outcome: None
+    folder: Path, clock: Clock, counted: Callable[[str], None] = lambda outcome: None, *, is_killed: bool = False
 ) -> AsyncIterator[RequestStore]:
-    """A store whose webhooks are delivered."""
+    """A store whose webhooks are delivered. After the block the process is stopped, or is gone as after a kill."""
     store = await open_sqlite(folder / "store", clock=clock)
     sender = Sender(AddressRules(allows_private=True), max_connections=outbox.MAX_PARALLEL, timeout_s=30)
     box = Outbox(store.requests, sender, secrets=lambda: [], model_id="m", clock=clock, counted=counted)
@@ -44,9 +44,11 @@ async def running(
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        for attempt in box._tasks:
-            attempt.cancel()
-        await box.drained()
+        if is_killed:
+            for attempt in box._tasks:
+                attempt.cancel()
+            await asyncio.gather(*box._tasks, return_exceptions=True)
+        await box.stop(seconds=0)
         await sender.close()
         await store.close()
 
@@ -123,10 +125,22 @@ async def test_a_receiver_that_fails_is_asked_again_with_the_same_bytes(tmp_path
 async def test_a_process_that_dies_before_it_notes_a_delivery_delivers_again(tmp_path: Path) -> None:
     clock = Clock()
     async with receiving(SILENT, OK) as receiver:
-        async with running(tmp_path, clock) as store:
+        async with running(tmp_path, clock, is_killed=True) as store:
             request_id = await ended(store, receiver.url, SUCCEEDED)
             await receiver.until(1)
         clock.now += 61  # the lease of the first attempt
+        async with running(tmp_path, clock) as store:
+            await until(store, request_id, WebhookStatus.SUCCEEDED)
+    assert len({(one.headers["webhook-id"], one.body) for one in receiver.received}) == 1
+    assert len(receiver.received) == 2
+
+
+async def test_a_stop_cuts_an_attempt_without_an_answer_and_the_next_process_sends_it_at_once(tmp_path: Path) -> None:
+    clock = Clock()  # it stands still, so the lease of the first attempt is never over
+    async with receiving(SILENT, OK) as receiver:
+        async with running(tmp_path, clock) as store:
+            request_id = await ended(store, receiver.url, SUCCEEDED)
+            await receiver.until(1)
         async with running(tmp_path, clock) as store:
             await until(store, request_id, WebhookStatus.SUCCEEDED)
     assert len({(one.headers["webhook-id"], one.body) for one in receiver.received}) == 1
