@@ -16,6 +16,8 @@ from typing import Any
 
 from server.jobs.batches.asking import Asking
 from server.jobs.batches.batches import Batches
+from server.jobs.batches.counts import DocumentCounts
+from server.jobs.batches.gauges import BatchGauges
 from server.jobs.documents import Documents, refuse_shared
 from server.jobs.files import Files
 from server.jobs.folder import opened
@@ -81,19 +83,22 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
     asking = Asking(start.http_path, start.secret, pace)
     files = Files(Path(start.folder) / _FILES, store.documents)
-    batches = Batches(files, store.documents, ask=asking.ask)
+    batch_gauges = BatchGauges(store.documents, child.metrics, title=child.title)
+    batches = Batches(files, store.documents, ask=asking.ask, saved=batch_gauges.saved)
     documents = Documents(files, batches).handlers()
     if start.redis is None:
         await files.open()
     else:
         documents = dict.fromkeys(documents, refuse_shared)
-    service = Service({**accepting.handlers(), **documents})
+    counts = DocumentCounts(store.documents, time.time)
+    service = Service({**accepting.handlers(), **documents, **counts.handlers()})
     housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
     child.holds = lambda: {"running": runner.num_running}
     await service.start(socket.socket(fileno=start.listener_fd))
     await _follow_state(child, runner)
     child.ready()
-    async with _together(runner.run(), housekeeping.run(), gauges.run(), webhooks.run(), batches.run()):
+    loops = (runner, housekeeping, gauges, webhooks, batches, batch_gauges)
+    async with _together(*(one.run() for one in loops)):
         await child.stopping.wait()
     await runner.stop()
     await webhooks.stop(_WEBHOOK_STOP)

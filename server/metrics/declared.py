@@ -155,6 +155,14 @@ JOBS = (
         "Attempts to deliver a webhook: `delivered`, `failed` it is tried again, `given_up` it is not.",
         "`given_up` rises"),
     gauge("embedline_jobs_webhooks_pending", ("process",), "Webhooks that were not received yet.", "it keeps rising"),
+    gauge("embedline_jobs_batches_open", ("process", "status"),
+        "Batches that have not ended: `validating` they wait, `in_progress`, `finalizing`, `cancelling`.",
+        "`validating` keeps rising"),
+    _counter("embedline_jobs_batch_lines_total", ("outcome",),
+        "Lines of batches whose output is on the disk: `completed`, `failed`.", "`failed` rises"),
+    _counter("embedline_jobs_batches_total", ("outcome",),
+        "Batches that ended: `completed`, `failed` none of it ran, `expired`, `cancelled`.",
+        "`failed` or `expired` rises"),
     gauge("embedline_jobs_held_bytes", ("process",), "What --jobs-quota bounds.", "it comes close to --jobs-quota"),
 )
 PIPELINES = (

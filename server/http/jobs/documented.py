@@ -55,7 +55,7 @@ _SUMMARIES = {
     ("GET", "/async_request/{request_id}/result"): "What its route answered, byte for byte; 202 until then",
     ("DELETE", "/async_request/{request_id}"): "Cancel an async request that is still queued",
     ("GET", "/async_queue_status"): "How many async requests of this API key wait and run",
-    ("GET", "/jobs"): "The same by priority, with the age of the oldest, and the room they take",
+    ("GET", "/jobs"): "The same by priority, with the age of the oldest, the room they take, open batches, files",
     ("POST", "/v1/files"): "Upload the lines of a batch, of any size that has room (OpenAI's)",
     ("GET", "/v1/files"): "The files of this API key, the newest first",
     ("GET", "/v1/files/{file_id}"): "What is known of a file",

@@ -105,10 +105,11 @@ class _Routes:
         )
 
     async def jobs(self, request: Request) -> Response:
-        """What waits, by priority, how long, and how much room it takes."""
+        """What waits, by priority, how long, and how much room it takes; the batches that are open, and the files."""
         counts = (await self._call("counts", request)).fields
         queued = {str(priority): number for priority, number in enumerate(counts.pop("queued"))}
-        return JSONResponse({"queued": queued, **counts})
+        documents = (await self._call("document_counts", request)).fields
+        return JSONResponse({"queued": queued, **counts, **documents})
 
     async def _call(self, what: str, request: Request) -> Reply:
         if self._jobs is None:

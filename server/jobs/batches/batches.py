@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from server.jobs.batches.lines import ENDPOINTS
 from server.jobs.batches.parquet import FORMATS
-from server.jobs.batches.run import Ask, BatchRun
+from server.jobs.batches.run import Ask, BatchRun, Saved
 from server.jobs.batches.state import KIND, OPEN, BatchState, state_of
 from server.jobs.files import Files, new_id
 from server.jobs.store.errors import StoreError
@@ -46,11 +46,18 @@ class Batches:
     """`run` runs them until it is cancelled. Everything else raises what the store raises."""
 
     def __init__(
-        self, files: Files, documents: DocumentStore, *, ask: Ask, clock: Callable[[], float] = time.time
+        self,
+        files: Files,
+        documents: DocumentStore,
+        *,
+        ask: Ask,
+        saved: Saved = lambda before, after: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._files = files
         self._documents = documents
         self._ask = ask
+        self._saved = saved
         self._clock = clock
         self._running: dict[str, BatchRun] = {}
         self._broken: set[str] = set()  # not tried again before the next start
@@ -88,6 +95,7 @@ class Batches:
             if len(owners) >= MAX_OPEN or owners.count(owner) >= _MAX_OPEN_OF_ONE:
                 raise TooManyBatches(f"{owners.count(owner)} batches of this key have not ended, as many as may be")
             await self._documents.put(state.document(owner))
+        self._saved(state, state)
         self._changed.set()
         return state
 
@@ -158,9 +166,10 @@ class Batches:
         return await self._documents.in_state(KIND, OPEN, limit=MAX_OPEN)
 
     def _run_of(self, document: Document) -> BatchRun:
-        return BatchRun(document, self._files, self._documents, ask=self._ask, clock=self._clock)
+        return BatchRun(document, self._files, self._documents, ask=self._ask, saved=self._saved, clock=self._clock)
 
     async def _run_one(self, batch_id: str, run: BatchRun) -> None:
+        logger.info("batch %s %s", batch_id, "begins" if run.state.status == "validating" else "goes on")
         try:
             await run.run()
             logger.info("batch %s has ended: %s", batch_id, run.state.status)

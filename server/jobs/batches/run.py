@@ -41,6 +41,9 @@ class Ask(Protocol):
     ) -> Awaitable[HttpAnswer]: ...
 
 
+Saved = Callable[[BatchState, BatchState], None]  # called after each change, with what was before and what is now
+
+
 @dataclass(frozen=True, slots=True)
 class _Answered:
     line: Line
@@ -53,7 +56,14 @@ class BatchRun:
     """Run it once. It can be cancelled at any time; another one goes on from what is committed."""
 
     def __init__(
-        self, document: Document, files: Files, documents: DocumentStore, *, ask: Ask, clock: Callable[[], float]
+        self,
+        document: Document,
+        files: Files,
+        documents: DocumentStore,
+        *,
+        ask: Ask,
+        saved: Saved,
+        clock: Callable[[], float],
     ) -> None:
         self.owner = document.owner
         self._version = document.version
@@ -61,6 +71,7 @@ class BatchRun:
         self._files = files
         self._documents = documents
         self._ask = ask
+        self._saved = saved
         self._clock = clock
         self._stops = False  # a client has cancelled it
         self._window: deque[asyncio.Task[_Answered]] = deque()  # lines in flight, in their order
@@ -241,7 +252,8 @@ class BatchRun:
         is_kept = await self._documents.replace(state.document(self.owner, self._version))
         assert is_kept, "nobody else changes a batch that runs"
         self._version += 1
-        self.state = state
+        before, self.state = self.state, state
+        self._saved(before, state)
 
 
 def _next(lines: Iterator[Line], count: int) -> list[Line]:

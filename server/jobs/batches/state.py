@@ -8,6 +8,7 @@ from server.jobs.types import Document
 
 KIND = "batch"
 OPEN, ENDED = "open", "ended"  # states of its document
+OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
 _ENDS = ("completed", "failed", "expired", "cancelled")
 
 

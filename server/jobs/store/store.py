@@ -146,6 +146,10 @@ class DocumentStore(Protocol):
         """All owners' documents in this state, the oldest first."""
         ...
 
+    async def held(self, owner: str, kind: str) -> tuple[int, int]:
+        """How many documents an owner has, and their `held_bytes` together."""
+        ...
+
     async def replace(self, document: Document) -> bool:
         """Write a document anew if the kept one still has its `version`, which then grows by one; else False.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from server.jobs.store.errors import StoreError
 from server.jobs.store.redis import document_scripts as scripts
-from server.jobs.store.redis.connection import Connection
+from server.jobs.store.redis.connection import IDS_AT_ONCE, Connection
 from server.jobs.store.room import refuse_growth, size_of_document
 from server.jobs.types import Document
 
@@ -48,6 +48,18 @@ class RedisDocuments:
         (ids,) = await self._connection.read(("ZRANGE", key, 0, limit - 1))
         found = await self._read(kind, [one.decode() for one in ids])
         return [one for one in found if one.state == state]
+
+    async def held(self, owner: str, kind: str) -> tuple[int, int]:
+        count = total = 0
+        key = f"{self._connection.prefix}owned:{kind}:{owner}"
+        while True:
+            (ids,) = await self._connection.read(("ZRANGE", key, count, count + IDS_AT_ONCE - 1))
+            if not ids:
+                return count, total
+            keys = [f"{self._connection.prefix}document:{kind}:{one.decode()}" for one in ids]
+            sizes = await self._connection.read(*(("HGET", one, "held_bytes") for one in keys))
+            total += sum(int(size or 0) for size in sizes)
+            count += len(ids)
 
     async def replace(self, document: Document) -> bool:
         given = (document.version, document.content, document.held_bytes)

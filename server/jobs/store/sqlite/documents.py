@@ -21,6 +21,7 @@ SELECT {COLUMNS} FROM documents WHERE owner = :owner AND kind = :kind AND (:afte
     (SELECT seq FROM documents WHERE owner = :owner AND kind = :kind AND document_id = :after))
 ORDER BY seq DESC LIMIT :limit
 """
+HELD = "SELECT count(*), CAST(total(held_bytes) AS INTEGER) FROM documents WHERE owner = ? AND kind = ?"
 IN_STATE = f"SELECT {COLUMNS} FROM documents WHERE kind = ? AND state = ? ORDER BY seq LIMIT ?"
 
 
@@ -46,6 +47,12 @@ class SqliteDocuments:
     async def in_state(self, kind: str, state: str, *, limit: int = 100) -> list[Document]:
         given = (kind, state, limit)
         return await self._reader.do(lambda connection: [Document(*row) for row in connection.execute(IN_STATE, given)])
+
+    async def held(self, owner: str, kind: str) -> tuple[int, int]:
+        found: tuple[int, int] = await self._reader.do(
+            lambda connection: connection.execute(HELD, (owner, kind)).fetchone()
+        )
+        return found
 
     async def replace(self, document: Document) -> bool:
         operation = partial(_replace, limits=self._limits, document=document)

@@ -49,6 +49,15 @@ async def test_the_newest_come_first_by_pages(store: Store) -> None:
     assert await store.documents.newest("anna", "batch", after="batch-9") == []
 
 
+async def test_what_an_owner_holds_is_added_up(store: Store) -> None:
+    for number, owner in ((1, "anna"), (2, "bert"), (3, "anna"), (4, "anna")):
+        await store.documents.put(batch(number, owner=owner))
+    assert await store.documents.replace(replace(batch(1), held_bytes=100))
+    assert await store.documents.delete("anna", "batch", "batch-4")
+    assert await store.documents.held("anna", "batch") == (2, 107)
+    assert await store.documents.held("anna", "file") == (0, 0)
+
+
 async def test_documents_are_found_by_their_state(store: Store) -> None:
     for number, owner in ((1, "anna"), (2, "bert"), (3, "anna")):
         await store.documents.put(batch(number, owner=owner))
