@@ -4,15 +4,15 @@ Names prove nothing: what counts is the very address that is connected to, after
 redirect. So `CheckedNetwork` resolves, checks and connects in one step, and nothing resolves a second time.
 """
 
-import asyncio
 import re
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from httpcore import SOCKET_OPTION, AnyIOBackend, AsyncNetworkBackend, AsyncNetworkStream, ConnectError
+
+from server.jobs.webhooks.names import Resolver
 
 MAX_URL_CHARACTERS = 2048
 # What a URL is written with. Others are read differently by different parsers.
@@ -51,7 +51,7 @@ class AddressRules:
             raise AddressRefused("a webhook's URL may have only the characters that URLs are written with, in ASCII")
         try:
             parts = urlsplit(url)
-            port = parts.port or _PORTS.get(parts.scheme, 0)
+            port = parts.port if parts.port is not None else _PORTS.get(parts.scheme, 0)
         except ValueError:
             raise AddressRefused("a webhook's URL can't be read") from None
         if parts.scheme not in _PORTS or not parts.hostname:
@@ -87,6 +87,7 @@ class CheckedNetwork(AsyncNetworkBackend):
     def __init__(self, rules: AddressRules) -> None:
         self._rules = rules
         self._network = AnyIOBackend()
+        self._resolver = Resolver()
 
     async def connect_tcp(
         self,
@@ -97,7 +98,7 @@ class CheckedNetwork(AsyncNetworkBackend):
         socket_options: Iterable[SOCKET_OPTION] | None = None,
     ) -> AsyncNetworkStream:
         """Connects to the first allowed address that answers. Raises AddressRefused, ConnectError, ConnectTimeout."""
-        found = await _resolved(host, port)
+        found = await self._resolved(host, port)
         allowed = [address for address in found if self._rules.allows(address)]
         if not allowed:
             raise AddressRefused("a webhook's host has no address that is allowed")
@@ -110,15 +111,12 @@ class CheckedNetwork(AsyncNetworkBackend):
         assert failed is not None
         raise failed
 
-
-async def _resolved(host: str, port: int) -> list[IPv4Address | IPv6Address]:
-    """The addresses of a host, each once. Raises ConnectError, AddressRefused."""
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        raise ConnectError("a webhook's host has no address") from None
-    names = dict.fromkeys(str(entry[4][0]) for entry in found)
-    if any("%" in name for name in names):
-        raise AddressRefused("a webhook's host may not be an address of one network interface")
-    return [ip_address(name) for name in names]
+    async def _resolved(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
+        """The addresses of a host, each once. Raises ConnectError, AddressRefused."""
+        try:
+            names = await self._resolver.addresses(host, port)
+        except (OSError, UnicodeError):
+            raise ConnectError("a webhook's host has no address") from None
+        if any("%" in name for name in names):
+            raise AddressRefused("a webhook's host may not be an address of one network interface")
+        return [ip_address(name) for name in names]

@@ -64,6 +64,7 @@ def test_a_public_address_is_allowed(address: str) -> None:
         ("https://user@example.com/", "a user or a password"),
         ("https://:secret@example.com/", "a user or a password"),
         ("https://example.com:22/", "443, 80, or at least 1024"),
+        ("https://example.com:0/", "443, 80, or at least 1024"),
         ("https://example.com:99999/", "can't be read"),
         ("https://[::1/", "can't be read"),
         ("https://example.com\\@10.0.0.1/", "characters"),
