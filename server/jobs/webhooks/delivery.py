@@ -13,7 +13,8 @@ from server.jobs.webhooks.signature import Headers
 _MAX_REDIRECTS = 3
 _REPEATS = (307, 308)  # the redirects that ask for the same POST once more
 _GONE = 410
-_MAX_ANSWER_BYTES = 64 * 1024  # read so that the connection can be used again; what is longer costs the connection
+# Read so that the connection can be used again; what is longer, slower or broken costs the connection alone.
+_MAX_ANSWER_BYTES, _MAX_ANSWER_SECONDS = 64 * 1024, 0.5
 _KEPT_SECONDS = 5.0
 
 
@@ -63,7 +64,7 @@ class Sender:
                 return Outcome(True)
             if status not in _REPEATS or not location:
                 return Outcome(False, retries=status != _GONE, reason=f"status {status}")
-            url = urljoin(url, location)
+            url = _joined(url, location)
         return Outcome(False, reason="too many redirects")
 
     async def _post(self, url: str, headers: Headers, body: bytes) -> tuple[int, str]:
@@ -72,12 +73,29 @@ class Sender:
         sent = [(b"host", urlsplit(url).netloc.encode()), (b"content-length", b"%d" % len(body)), *headers]
         async with self._pool.stream("POST", url, headers=sent, content=body) as response:
             found = {name.lower(): value for name, value in response.headers}
-            size = 0
-            async for part in response.aiter_stream():
-                size += len(part)
-                if size > _MAX_ANSWER_BYTES:
-                    break
+            await _read_away(response)
             return response.status, found.get(b"location", b"").decode("latin-1")
 
     async def close(self) -> None:
         await self._pool.aclose()
+
+
+async def _read_away(response: httpcore.Response) -> None:
+    """The body of an answer, for the status alone tells whether a webhook was received."""
+    size = 0
+    try:
+        async with asyncio.timeout(_MAX_ANSWER_SECONDS):
+            async for part in response.aiter_stream():
+                size += len(part)
+                if size > _MAX_ANSWER_BYTES:
+                    return
+    except (httpcore.NetworkError, httpcore.ProtocolError, TimeoutError):
+        return
+
+
+def _joined(url: str, location: str) -> str:
+    """Where a redirect leads. Raises AddressRefused."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise AddressRefused("a webhook was redirected to a URL that can't be read") from None

@@ -70,6 +70,8 @@ class OnlyThisMachine(AddressRules):
         ("https://10.0.0.1:8443/", "a webhook's host has no address that is allowed"),
         ("http://10.0.0.1:8000/", "a webhook's URL must begin with https://"),
         ("https://user@example.com/", "a webhook's URL may not have a user or a password in it"),
+        ("https://[", "a webhook was redirected to a URL that can't be read"),
+        ("file:///etc/passwd", "a webhook's URL must begin with https:// and name a host"),
     ],
 )
 async def test_a_redirect_is_checked_as_the_first_url_is(location: str, reason: str) -> None:
@@ -86,8 +88,17 @@ async def test_a_silent_receiver_costs_no_more_than_the_time_limit() -> None:
     await sender.close()
 
 
-async def test_an_answer_without_an_end_is_not_read_to_it(sender: Sender) -> None:
-    async with receiving(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n" + b"x" * 200_000) as receiver:
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"content-length: 1000000000\r\n\r\n" + b"x" * 200_000,
+        b"content-length: 9\r\n\r\nx",
+        b"transfer-encoding: chunked\r\n\r\nnonsense\r\n",
+    ],
+    ids=["long", "stalled", "broken"],
+)
+async def test_the_status_alone_tells_of_a_delivery(sender: Sender, rest: bytes) -> None:
+    async with receiving(b"HTTP/1.1 200 OK\r\n" + rest) as receiver:
         assert await sender.send(receiver.url, HEADERS, BODY) == Outcome(True)
 
 
