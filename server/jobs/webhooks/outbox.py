@@ -10,7 +10,7 @@ receiver gets few of the attempts that are made at a time, by how long its last 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from server.jobs.store.errors import StoreError
@@ -104,14 +104,20 @@ class Outbox:
             logger.info("%d webhook(s) had no answer yet; they are sent again after the next start", len(left))
 
     async def _turn(self) -> None:
-        async with self._free:  # one attempt could be made
-            asked = min(MAX_TAKEN, max(1, MAX_PARALLEL - len(self._tasks)))
-            taken = await self._store.due_webhooks(asked)
-        for delivery in taken:
-            await self._begin(delivery)
-        if len(taken) < asked:
+        async with self._free:
+            pass  # one attempt can be made
+        asked = min(MAX_TAKEN, max(1, MAX_PARALLEL - len(self._tasks)))
+        num_taken = await self._take(asked)
+        if num_taken < asked:
             delay = delay_until(await self._store.next_due(), self._clock())
             await self._store.webhook_due(max(_MIN_WAIT, delay))
+
+    async def _take(self, limit: int) -> int:
+        """Begin what is due. In a function of its own, as results are large and it would hold them while it waits."""
+        taken = await self._store.due_webhooks(limit)
+        for delivery in taken:
+            await self._begin(delivery)
+        return len(taken)
 
     async def _begin(self, delivery: Delivery) -> None:
         name = urlsplit(delivery.endpoint).netloc
@@ -129,6 +135,7 @@ class Outbox:
     async def _attempt(self, delivery: Delivery, name: str, host: _Host) -> None:
         loop = asyncio.get_running_loop()
         body = webhook_body(delivery, model_id=self._model_id, deployment_id=self._model_id)
+        delivery = replace(delivery, result=None)  # it may be many times as large as the body
         headers = signed_headers(
             self._secrets(), request_id=delivery.request_id, timestamp=int(self._clock()), body=body
         )

@@ -1,6 +1,7 @@
 """The outbox over a real store, with receivers on this machine and the store's clock in the test's hand."""
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -145,6 +146,15 @@ async def test_a_stop_cuts_an_attempt_without_an_answer_and_the_next_process_sen
             await until(store, request_id, WebhookStatus.SUCCEEDED)
     assert len({(one.headers["webhook-id"], one.body) for one in receiver.received}) == 1
     assert len(receiver.received) == 2
+
+
+async def test_a_result_is_not_held_while_a_receiver_is_silent(tmp_path: Path) -> None:
+    async with receiving(SILENT) as receiver, running(tmp_path, Clock()) as store:
+        await ended(store, receiver.url, LARGE)
+        await receiver.until(1)
+        await store.claim(1)  # the store has let go of what it gave before
+        held = [one for one in gc.get_objects() if isinstance(one, Result) and one == LARGE.result]
+        assert [one for one in held if one is not LARGE.result] == []
 
 
 async def test_a_silent_receiver_does_not_stop_the_others(tmp_path: Path) -> None:
