@@ -40,7 +40,7 @@ class _Host:
 
     seconds: float = _FIRST_GUESS  # that attempts took of late
     in_flight: int = 0
-    next_turn: float = 0.0  # on the clock, of what has to wait
+    next_turn: float = 0.0  # of what has to wait; on the loop's clock, for the other one may be set back
 
     @property
     def most(self) -> int:
@@ -123,8 +123,9 @@ class Outbox:
         name = urlsplit(delivery.endpoint).netloc
         host = self._hosts.setdefault(name, _Host())
         if host.in_flight >= host.most:
-            host.next_turn = max(self._clock(), host.next_turn) + host.seconds / host.most
-            await self._store.delivery_failed(delivery.request_id, host.next_turn)
+            now = asyncio.get_running_loop().time()
+            host.next_turn = max(now, host.next_turn) + host.seconds / host.most
+            await self._store.delivery_failed(delivery.request_id, self._clock() + host.next_turn - now)
             return
         await self._free.acquire()
         host.in_flight += 1
@@ -150,7 +151,7 @@ class Outbox:
             logger.warning("webhook of %s: what became of it can't be kept: %s", delivery.request_id, error)
         finally:
             host.in_flight -= 1
-            if not host.in_flight and host.next_turn <= self._clock():
+            if not host.in_flight and host.next_turn <= loop.time():
                 self._hosts.pop(name, None)
             self._free.release()
 

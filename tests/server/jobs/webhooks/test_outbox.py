@@ -166,6 +166,21 @@ async def test_a_silent_receiver_does_not_stop_the_others(tmp_path: Path) -> Non
         assert silent.most_open < outbox.MAX_PARALLEL
 
 
+async def test_what_waits_for_its_turn_does_not_wait_for_a_clock_that_was_set_back(tmp_path: Path) -> None:
+    clock = Clock()
+    async with receiving(SILENT) as silent, running(tmp_path, clock) as store:
+        ids = [await ended(store, silent.url, SUCCEEDED) for _ in range(outbox.MAX_PARALLEL)]
+        await silent.until(8)
+        clock.now -= outbox.GIVE_UP_SECONDS
+        ids.append(await ended(store, silent.url, SUCCEEDED))
+        for _ in range(5):  # each lets the outbox go on by a step
+            await store.due_webhooks(0)
+    clock.now += 120
+    later = await open_sqlite(tmp_path / "store", clock=clock)
+    assert {one.request_id for one in await later.requests.due_webhooks(100)} == set(ids)
+    await later.close()
+
+
 async def test_a_refused_address_ends_the_webhook_and_keeps_the_result(tmp_path: Path) -> None:
     async with running(tmp_path, Clock()) as store:
         request_id = await ended(store, "http://10.0.0.1:8000/", SUCCEEDED)
