@@ -1,11 +1,12 @@
 """Processes are killed while async requests come in and run: each that was accepted ends once, with its own rows."""
 
+import hashlib
 import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPException
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 from tests.server.jobs.served.asking import result
+from tests.server.jobs.served.hooks import Receiver, receiving
+from tests.server.jobs.store.redis_server import redis_server
 from tests.server_e2e.expected import FAKE, rows_of
 from tests.server_e2e.running import PATIENCE, Reply, Server, serving
 
@@ -24,8 +27,9 @@ CLIENTS = 4
 class Clients:
     """Send requests, each until it is accepted, as a client with an idempotency key does."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, webhook_endpoint: str | None = None) -> None:
         self.server = server
+        self._webhook_endpoint = webhook_endpoint
         self.ids: dict[str, str] = {}  # by the text
         self.wrong: list[Reply] = []
         self._news = threading.Condition()
@@ -43,9 +47,13 @@ class Clients:
 
     def wait_for(self, number: int) -> None:
         """Until so many more were accepted."""
+        self.wait_until(len(self.ids) + number)
+
+    def wait_until(self, number: int) -> None:
+        """Until so many were accepted in all."""
         with self._news:
-            wanted = len(self.ids) + number
-            assert self._news.wait_for(lambda: len(self.ids) >= wanted, PATIENCE)
+            while len(self.ids) < number:
+                assert self._news.wait(PATIENCE)
 
     def _send(self, client: int) -> None:
         number = 0
@@ -54,7 +62,11 @@ class Clients:
             self._accepted(f"text {client} {number}")
 
     def _accepted(self, text: str) -> None:
-        body = {"model_input": {"input": text, "encoding_format": "bytes"}, "max_time_in_queue_seconds": 3600}
+        body = {
+            "model_input": {"input": text, "encoding_format": "bytes"},
+            "max_time_in_queue_seconds": 3600,
+            "webhook_endpoint": self._webhook_endpoint,
+        }
         while not self._stops.is_set():
             try:
                 answer = self.server.request("POST", "/async_predict", body, idempotency_key=text.replace(" ", "-"))
@@ -70,8 +82,8 @@ class Clients:
 
 
 @contextmanager
-def sending(server: Server) -> Iterator[Clients]:
-    clients = Clients(server)
+def sending(server: Server, webhook_endpoint: str | None = None) -> Iterator[Clients]:
+    clients = Clients(server, webhook_endpoint)
     clients.start()
     try:
         yield clients
@@ -88,26 +100,56 @@ def assert_all_ended(server: Server, ids: dict[str, str]) -> None:
         assert np.array_equal(np.frombuffer(answer.body, np.float32), row), text
 
 
-def killed_at_random(server: Server, num_kills: int) -> dict[str, str]:
-    choose = random.Random(SEED)
-    with sending(server) as clients:
-        for _ in range(num_kills):
-            clients.wait_for(choose.randrange(5, 30))
-            title, seen = choose.choice(ROLES), len(server.log.lines)
-            server.kill(title)
-            server.log.wait_for(f"{title} is ready", after=seen)
-        clients.wait_for(10)
-    assert not clients.wrong
-    return clients.ids
+def assert_all_told(receiver: Receiver, ids: dict[str, str]) -> None:
+    """Each has a webhook; if one came twice, both were the same."""
+    missing, told = set(ids.values()), dict[str, bytes]()
+    while missing:
+        got = receiver.received.get(timeout=3 * PATIENCE)  # leases of the store and of the outbox may be waited for
+        request_id, digest = got.headers["webhook-id"], hashlib.sha256(got.body).digest()
+        assert told.setdefault(request_id, digest) == digest
+        missing.discard(request_id)
+    assert set(told) == set(ids.values())
+
+
+def killed_at_random(clients: Clients, num_kills: int, most_between: int) -> None:
+    choose, server = random.Random(SEED), clients.server
+    for _ in range(num_kills):
+        clients.wait_for(choose.randrange(5, most_between))
+        title, seen = choose.choice(ROLES), len(server.log.lines)
+        server.kill(title)
+        server.log.wait_for(f"{title} is ready", after=seen)
+    clients.wait_for(10)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    "num_kills", [2, pytest.param(5, marks=pytest.mark.full), pytest.param(50, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("num_kills", [2, pytest.param(5, marks=pytest.mark.full)])
 def test_processes_are_killed_at_random(num_kills: int, tmp_path: Path) -> None:
     with serving(*FAKE, "--jobs", str(tmp_path / "kept"), folder=tmp_path) as server:
-        assert_all_ended(server, killed_at_random(server, num_kills))
+        with sending(server) as clients:
+            killed_at_random(clients, num_kills, most_between=30)
+        assert not clients.wrong
+        assert_all_ended(server, clients.ids)
+
+
+@pytest.mark.faults
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("store", "num_kills", "num_requests"), [("SQLite", 50, 20_000), ("Redis", 15, 5_000)])
+def test_nothing_is_lost_or_untold_through_many_kills(
+    store: str, num_kills: int, num_requests: int, tmp_path: Path, reached: Callable[[str, str], None]
+) -> None:
+    with ExitStack() as stack:
+        redis = {"JOBS_REDIS": stack.enter_context(redis_server(tmp_path))} if store == "Redis" else None
+        flags = (*FAKE, "--jobs", str(tmp_path / "kept"), "--jobs-private-webhooks")
+        server = stack.enter_context(serving(*flags, folder=tmp_path, environment=redis))
+        receiver = stack.enter_context(receiving())
+        with sending(server, receiver.url) as clients:
+            killed_at_random(clients, num_kills, most_between=2 * num_requests // num_kills)
+            clients.wait_until(num_requests)
+        assert not clients.wrong
+        assert_all_told(receiver, clients.ids)
+        assert_all_ended(server, clients.ids)
+    reached("async requests", f"{store}, {num_kills} kills: 0 of {len(clients.ids):,} lost, wrong or without a webhook")
 
 
 @pytest.mark.full

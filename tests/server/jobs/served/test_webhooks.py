@@ -2,78 +2,20 @@
 
 import base64
 import hmac
-import queue
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.server.jobs.served.asking import accepted, ended, result
+from tests.server.jobs.served.hooks import receiving
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import PATIENCE, Server, serving
 
 KEY = b"a key of thirty-two bytes, or so"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
 HELLO = {"input": "hello", "model": "any"}
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One POST; names of headers in lower case."""
-
-    headers: dict[str, str]
-    body: bytes
-
-
-class Receiver(ThreadingHTTPServer):
-    """Answers 200 to everything, but not before `may_answer`."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.received: queue.Queue[Received] = queue.Queue()
-        self.may_answer = threading.Event()
-        self.may_answer.set()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/hook"
-
-    def next(self) -> Received:
-        return self.received.get(timeout=PATIENCE)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        self.server.received.put(Received(headers, body))
-        self.server.may_answer.wait(PATIENCE)
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def receiving() -> Iterator[Receiver]:
-    with Receiver() as receiver:
-        thread = threading.Thread(target=receiver.serve_forever)
-        thread.start()
-        try:
-            yield receiver
-        finally:
-            receiver.may_answer.set()
-            receiver.shutdown()
-            thread.join(PATIENCE)
 
 
 @pytest.fixture(scope="module")
