@@ -5,11 +5,12 @@ so a process that is killed between an attempt and its note makes the attempt ag
 
 A receiver that fails is asked again after as long as its webhook is old already: 5 s, 10 s, 20 s, up to an hour. A slow
 receiver gets few of the attempts that are made at a time, by how long its last ones took; its others wait in the store.
+An owner gets most of them, not all: one with many names for silent receivers leaves places to the other owners.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ MIN_ATTEMPTS = 10  # but not before so many, as the clock may have jumped
 _QUICK_SECONDS = 0.5  # a receiver that takes no longer may have all attempts
 _FIRST_GUESS = 2.0  # of a receiver that is not known yet
 _MIN_PER_HOST = 2
+MAX_PER_OWNER = MAX_PARALLEL * 3 // 4
 _STORE_PAUSE = 1.0  # after an error of the store
 _MIN_WAIT = 0.25  # what else is due in the store may be late
 
@@ -35,9 +37,10 @@ logger = logging.getLogger("embedline.jobs")
 
 
 @dataclass(slots=True)
-class _Host:
-    """A receiver's host, while something is on its way to it or waits for it."""
+class _Share:
+    """What a receiver's host, or an owner, has of the attempts at a time, while one is on its way or waits."""
 
+    is_owner: bool = False
     seconds: float = _FIRST_GUESS  # that attempts took of late
     in_flight: int = 0
     next_turn: float = 0.0  # of what has to wait; on the loop's clock, for the other one may be set back
@@ -45,7 +48,16 @@ class _Host:
     @property
     def most(self) -> int:
         """Attempts at a time."""
+        if self.is_owner:
+            return MAX_PER_OWNER
         return max(_MIN_PER_HOST, min(MAX_PARALLEL, int(MAX_PARALLEL * _QUICK_SECONDS / self.seconds)))
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next one may be tried; 0 if it may now."""
+        if self.in_flight < self.most:
+            return 0.0
+        self.next_turn = max(now, self.next_turn) + self.seconds / self.most
+        return self.next_turn - now
 
 
 class Outbox:
@@ -72,7 +84,7 @@ class Outbox:
         self._model_id = model_id
         self._clock = clock
         self._counted = counted
-        self._hosts: dict[str, _Host] = {}
+        self._shares: dict[tuple[str, str], _Share] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}  # the loop holds tasks weakly
         self._free = asyncio.Semaphore(MAX_PARALLEL)
 
@@ -120,20 +132,21 @@ class Outbox:
         return len(taken)
 
     async def _begin(self, delivery: Delivery) -> None:
-        name = urlsplit(delivery.endpoint).netloc
-        host = self._hosts.setdefault(name, _Host())
-        if host.in_flight >= host.most:
-            now = asyncio.get_running_loop().time()
-            host.next_turn = max(now, host.next_turn) + host.seconds / host.most
-            await self._store.delivery_failed(delivery.request_id, self._clock() + host.next_turn - now)
+        loop = asyncio.get_running_loop()
+        names = (("host", urlsplit(delivery.endpoint).netloc), ("owner", delivery.owner))
+        shares = {name: self._shares.setdefault(name, _Share(is_owner=name[0] == "owner")) for name in names}
+        if delay := max(share.wait(loop.time()) for share in shares.values()):
+            self._forget_idle(shares)
+            await self._store.delivery_failed(delivery.request_id, self._clock() + delay)
             return
         await self._free.acquire()
-        host.in_flight += 1
-        task = asyncio.get_running_loop().create_task(self._attempt(delivery, name, host))
+        for share in shares.values():
+            share.in_flight += 1
+        task = loop.create_task(self._attempt(delivery, shares))
         self._tasks[task] = delivery.request_id
         task.add_done_callback(self._tasks.pop)
 
-    async def _attempt(self, delivery: Delivery, name: str, host: _Host) -> None:
+    async def _attempt(self, delivery: Delivery, shares: dict[tuple[str, str], _Share]) -> None:
         loop = asyncio.get_running_loop()
         body = webhook_body(delivery, model_id=self._model_id, deployment_id=self._model_id)
         delivery = replace(delivery, result=None)  # it may be many times as large as the body
@@ -145,15 +158,23 @@ class Outbox:
             outcome = await self._sender.send(
                 delivery.endpoint, [(b"content-type", b"application/json"), *headers], body
             )
-            host.seconds = (host.seconds + max(0.001, loop.time() - began)) / 2
+            for share in shares.values():
+                share.seconds = (share.seconds + max(0.001, loop.time() - began)) / 2
             await self._note(delivery, outcome)
         except StoreError as error:  # it is due again when its lease is over
             logger.warning("webhook of %s: what became of it can't be kept: %s", delivery.request_id, error)
         finally:
-            host.in_flight -= 1
-            if not host.in_flight and host.next_turn <= loop.time():
-                self._hosts.pop(name, None)
+            for share in shares.values():
+                share.in_flight -= 1
+            self._forget_idle(shares)
             self._free.release()
+
+    def _forget_idle(self, names: Iterable[tuple[str, str]]) -> None:
+        now = asyncio.get_running_loop().time()
+        for name in names:
+            share = self._shares.get(name)
+            if share is not None and not share.in_flight and share.next_turn <= now:
+                del self._shares[name]
 
     async def _note(self, delivery: Delivery, outcome: Outcome) -> None:
         if outcome.delivered:

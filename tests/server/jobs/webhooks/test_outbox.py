@@ -4,7 +4,7 @@ import asyncio
 import gc
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,9 +54,9 @@ async def running(
         await store.close()
 
 
-async def ended(store: RequestStore, endpoint: str, outcome: Finished) -> str:
+async def ended(store: RequestStore, endpoint: str, outcome: Finished, owner: str = "") -> str:
     """The id of a request that has ended."""
-    request_id = await store.add(NewRequest("", "/v1/embeddings", b"{}", webhook_endpoint=endpoint))
+    request_id = await store.add(NewRequest(owner, "/v1/embeddings", b"{}", webhook_endpoint=endpoint))
     await store.claim(100)
     assert await store.finish(request_id, outcome)
     return request_id
@@ -179,6 +179,18 @@ async def test_what_waits_for_its_turn_does_not_wait_for_a_clock_that_was_set_ba
     later = await open_sqlite(tmp_path / "store", clock=clock)
     assert {one.request_id for one in await later.requests.due_webhooks(100)} == set(ids)
     await later.close()
+
+
+async def test_many_silent_receivers_of_one_owner_do_not_stop_the_others(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(receiving(SILENT)) for _ in range(outbox.MAX_PARALLEL + 8)]
+        quick = await stack.enter_async_context(receiving(OK))
+        store = await stack.enter_async_context(running(tmp_path, Clock()))
+        for receiver in silent:
+            await ended(store, receiver.url, SUCCEEDED, owner="anna")
+        request_id = await ended(store, quick.url, SUCCEEDED)
+        await until(store, request_id, WebhookStatus.SUCCEEDED)
+        assert sum(receiver.most_open for receiver in silent) <= outbox.MAX_PER_OWNER
 
 
 async def test_a_refused_address_ends_the_webhook_and_keeps_the_result(tmp_path: Path) -> None:
