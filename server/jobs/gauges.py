@@ -1,6 +1,7 @@
 """The queue's numbers for Prometheus: read from the store after a change, at most once a second."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from functools import partial
@@ -11,6 +12,7 @@ from server.jobs.types import NUM_PRIORITIES, QueueCounts
 from wire.metrics import Recorder
 
 _SECONDS = 1.0
+_SHARED_SECONDS = 15.0  # what other servers do with a store that they share is seen after so long
 
 logger = logging.getLogger("embedline.server")
 
@@ -38,7 +40,9 @@ class QueueGauges:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self._is_old.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SHARED_SECONDS):
+                    await self._is_old.wait()
             self._is_old.clear()
             try:
                 self._counts = await self._store.counts(None)

@@ -66,10 +66,15 @@ async def serve(child: Child, start: JobsStart) -> None:
 async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     requests = store.requests
     pace = Pace(start.max_in_flight)
-    runner = Runner(
-        requests, Target(start.http_path, start.secret), pace, most=start.max_in_flight, metrics=child.metrics
-    )
     gauges = QueueGauges(requests, child.metrics, title=child.title)
+    runner = Runner(
+        requests,
+        Target(start.http_path, start.secret),
+        pace,
+        most=start.max_in_flight,
+        metrics=child.metrics,
+        changed=gauges.changed,
+    )
     addresses = AddressRules(allows_private=start.private_webhooks)
     sender = Sender(addresses, max_connections=MAX_PARALLEL, timeout_s=_WEBHOOK_SECONDS)
     webhooks = Outbox(
@@ -79,6 +84,7 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
         model_id="embedline",
         clock=time.time,
         counted=partial(child.metrics.count, "embedline_jobs_webhook_attempts_total"),
+        changed=gauges.changed,
     )
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
     asking = Asking(start.http_path, start.secret, pace)

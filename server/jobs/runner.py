@@ -7,6 +7,7 @@ successor queues them again. So a request may be computed twice, but it ends onc
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.jobs import outcomes
@@ -40,14 +41,24 @@ class Target:
 class Runner:
     """Call `run` once; `may_claim` says whether new requests are begun."""
 
-    def __init__(self, store: RequestStore, target: Target, pace: Pace, *, most: int, metrics: Recorder) -> None:
-        """`most` requests are sent at a time."""
+    def __init__(
+        self,
+        store: RequestStore,
+        target: Target,
+        pace: Pace,
+        *,
+        most: int,
+        metrics: Recorder,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`most` requests are sent at a time. `changed` is called when the numbers of the queue have changed."""
         self.may_claim = asyncio.Event()
         self._store = store
         self._target = target
         self._pace = pace
         self._max_claimed = _CLAIMS_PER_PLACE * most
         self._metrics = metrics
+        self._changed = changed
         self._running: dict[asyncio.Task[None], str] = {}
         self._ended = asyncio.Event()
         self._idle: list[HttpConnection] = []  # connections, the latest used last
@@ -74,6 +85,8 @@ class Runner:
                 task = asyncio.get_running_loop().create_task(self._run_one(one))
                 self._running[task] = one.request_id
                 task.add_done_callback(self._done)
+            if claimed:
+                self._changed()
 
     async def stop(self) -> None:
         """Put back what has not ended."""
@@ -96,6 +109,7 @@ class Runner:
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
         self._ended.set()
+        self._changed()
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error  # in the loop's handler, which ends this process: its successor queues the request again
 

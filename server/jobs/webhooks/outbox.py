@@ -66,6 +66,7 @@ class Outbox:
     secrets   the secrets to sign with now
     clock     the store's
     counted   gets each outcome, for the metrics: "delivered", "failed" or "given_up"
+    changed   called when an attempt has ended
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Outbox:
         model_id: str,
         clock: Callable[[], float],
         counted: Callable[[str], None] = lambda outcome: None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._sender = sender
@@ -84,6 +86,7 @@ class Outbox:
         self._model_id = model_id
         self._clock = clock
         self._counted = counted
+        self._changed = changed
         self._shares: dict[tuple[str, str], _Share] = {}
         self._tasks: dict[asyncio.Task[None], str] = {}  # the loop holds tasks weakly
         self._free = asyncio.Semaphore(MAX_PARALLEL)
@@ -168,6 +171,7 @@ class Outbox:
                 share.in_flight -= 1
             self._forget_idle(shares)
             self._free.release()
+            self._changed()
 
     def _forget_idle(self, names: Iterable[tuple[str, str]]) -> None:
         now = asyncio.get_running_loop().time()

@@ -27,6 +27,7 @@ class Server:
         self._answers = list(answers)
         self.asked = asyncio.Event()
         self.heads: list[str] = []
+        self.changes: list[int] = []  # how many requests were claimed when the runner said that numbers changed
 
     async def accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -60,7 +61,14 @@ def run(folder: Path, answers: Sequence[tuple[int, bytes]], test: Test) -> Serve
         server = Server(answers)
         path = str(folder / "http.sock")
         listening = await asyncio.start_unix_server(server.accepted, path)
-        runner = Runner(store.requests, Target(path, "secret"), Pace(4), most=4, metrics=Recorder())
+        runner = Runner(
+            store.requests,
+            Target(path, "secret"),
+            Pace(4),
+            most=4,
+            metrics=Recorder(),
+            changed=lambda: server.changes.append(runner.num_running),
+        )
         runner.may_claim.set()
         running = asyncio.create_task(runner.run())
         async with asyncio.timeout(20):
@@ -104,6 +112,7 @@ def test_what_is_sent_and_kept(tmp_path: Path) -> None:
     assert head.startswith("POST /v1/embeddings HTTP/1.1\r\n")
     sent = {"accept: a/b", "x-embedline-class: bulk", "x-embedline-owner: team", "x-embedline-jobs: secret"}
     assert {*sent, f"x-request-id: {view.request_id}"} <= set(head.split("\r\n"))
+    assert server.changes == [1, 0]
 
 
 @pytest.mark.parametrize("status", [424, 500, 502, 504])

@@ -162,8 +162,10 @@ def test_the_queue_is_on_the_page_of_metrics(server: Server) -> None:
     assert set(numbers["queued"]) == {"0", "1", "2"}
     assert numbers["quota_bytes"] == 10 << 30
     assert sum(numbers["batches"]["open"].values()) == numbers["files"]["count"] == 0
-    page = server.request("GET", "/metrics").body.decode()
-    assert "embedline_jobs_queued{" in page
+    held = f'embedline_jobs_held_bytes{{process="jobs 0"}} {numbers["held_bytes"]}.0'
+    while held not in (page := server.request("GET", "/metrics").body.decode()):  # up to a second later
+        pass
+    assert 'embedline_jobs_queued{priority="0",process="jobs 0"} 0' in page
     assert 'embedline_jobs_batches_open{process="jobs 0",status="validating"} 0' in page
     assert 'embedline_requests_total{class="none",code="202",route="/async_predict"}' in page
 

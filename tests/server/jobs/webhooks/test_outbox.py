@@ -37,7 +37,15 @@ async def running(
     """A store whose webhooks are delivered. After the block the process is stopped, or is gone as after a kill."""
     store = await open_sqlite(folder / "store", clock=clock)
     sender = Sender(AddressRules(allows_private=True), max_connections=outbox.MAX_PARALLEL, timeout_s=30)
-    box = Outbox(store.requests, sender, secrets=lambda: [], model_id="m", clock=clock, counted=counted)
+    box = Outbox(
+        store.requests,
+        sender,
+        secrets=lambda: [],
+        model_id="m",
+        clock=clock,
+        counted=counted,
+        changed=lambda: counted("ended"),
+    )
     task = asyncio.create_task(box.run())
     try:
         yield store.requests
@@ -112,7 +120,7 @@ async def test_a_receiver_that_fails_is_asked_again_with_the_same_bytes(tmp_path
     async with receiving(FAILED, OK) as receiver:
         async with running(tmp_path, clock, outcomes.append) as store:
             request_id = await ended(store, receiver.url, SUCCEEDED)
-            while outcomes != ["failed"]:  # noqa: ASYNC110
+            while outcomes != ["failed", "ended"]:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         clock.now += outbox.MIN_PAUSE + 1
         async with running(tmp_path, clock, outcomes.append) as store:  # also by a process that came after it
@@ -120,7 +128,7 @@ async def test_a_receiver_that_fails_is_asked_again_with_the_same_bytes(tmp_path
     first, second = receiver.received
     assert (first.body, first.headers["webhook-id"]) == (second.body, second.headers["webhook-id"])
     assert first.headers["webhook-timestamp"] < second.headers["webhook-timestamp"]
-    assert outcomes == ["failed", "delivered"]
+    assert outcomes == ["failed", "ended", "delivered", "ended"]
 
 
 async def test_a_process_that_dies_before_it_notes_a_delivery_delivers_again(tmp_path: Path) -> None:
