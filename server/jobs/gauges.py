@@ -1,18 +1,18 @@
 """The queue's numbers for Prometheus: read from the store after a change, at most once a second."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from functools import partial
 
 from server.jobs.store.errors import StoreError
+from server.jobs.store.signal import Signal
 from server.jobs.store.store import RequestStore
 from server.jobs.types import NUM_PRIORITIES, QueueCounts
 from wire.metrics import Recorder
 
 _SECONDS = 1.0
-_SHARED_SECONDS = 15.0  # what other servers do with a store that they share is seen after so long
+SHARED_SECONDS = 15.0  # what other servers do with a store that they share is seen after so long
 
 logger = logging.getLogger("embedline.server")
 
@@ -24,7 +24,7 @@ class QueueGauges:
         self._store = store
         self._counts = QueueCounts((0,) * NUM_PRIORITIES, 0.0, 0, 0, 0, 0)
         self._read_at = time.monotonic()
-        self._is_old = asyncio.Event()
+        self._is_old = Signal()
         self._is_old.set()
         for priority in range(NUM_PRIORITIES):
             metrics.watch("embedline_jobs_queued", title, str(priority), level=partial(self._queued, priority))
@@ -40,9 +40,7 @@ class QueueGauges:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SHARED_SECONDS):
-                    await self._is_old.wait()
+            await self._is_old.wait(SHARED_SECONDS)
             self._is_old.clear()
             try:
                 self._counts = await self._store.counts(None)

@@ -8,7 +8,9 @@ from functools import partial
 
 from server.jobs.batches.counts import counts_of, open_batches
 from server.jobs.batches.state import OPEN_STATUSES, BatchState
+from server.jobs.gauges import SHARED_SECONDS
 from server.jobs.store.errors import StoreError
+from server.jobs.store.signal import Signal
 from server.jobs.store.store import DocumentStore
 from wire.metrics import Recorder
 
@@ -24,7 +26,7 @@ class BatchGauges:
         self._documents = documents
         self._metrics = metrics
         self._open: Mapping[str, int] = dict.fromkeys(OPEN_STATUSES, 0)
-        self._is_old = asyncio.Event()
+        self._is_old = Signal()
         self._is_old.set()
         for status in OPEN_STATUSES:
             metrics.watch("embedline_jobs_batches_open", title, status, level=partial(self._number, status))
@@ -41,7 +43,7 @@ class BatchGauges:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self._is_old.wait()
+            await self._is_old.wait(SHARED_SECONDS)
             self._is_old.clear()
             try:
                 self._open = counts_of(await open_batches(self._documents), time.time()).open
