@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from server.jobs.store.errors import StoreError
@@ -11,7 +12,7 @@ from server.jobs.store.store import RequestStore
 from server.jobs.types import NUM_PRIORITIES, QueueCounts
 from wire.metrics import Recorder
 
-_SECONDS = 1.0
+PAUSE_SECONDS = 1.0
 SHARED_SECONDS = 15.0  # what other servers do with a store that they share is seen after so long
 
 logger = logging.getLogger("embedline.server")
@@ -39,15 +40,11 @@ class QueueGauges:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await self._is_old.wait(SHARED_SECONDS)
-            self._is_old.clear()
-            try:
-                self._counts = await self._store.counts(None)
-                self._read_at = time.monotonic()
-            except StoreError as error:
-                logger.error("the store of --jobs can't be counted: %s", error)
-            await asyncio.sleep(_SECONDS)
+        await read_when_old(self._is_old, self._read, what="the queue")
+
+    async def _read(self) -> None:
+        self._counts = await self._store.counts(None)
+        self._read_at = time.monotonic()
 
     def _queued(self, priority: int) -> float:
         return self._counts.queued[priority]
@@ -56,3 +53,15 @@ class QueueGauges:
         """It grows while nothing changes."""
         age = self._counts.oldest_age
         return age + time.monotonic() - self._read_at if age else 0.0
+
+
+async def read_when_old(is_old: Signal, read: Callable[[], Awaitable[None]], *, what: str) -> None:
+    """Read numbers from the store after each change, with a pause between two looks. Until cancelled."""
+    while True:
+        await is_old.wait(SHARED_SECONDS)
+        is_old.clear()
+        try:
+            await read()
+        except StoreError as error:
+            logger.error("%s of --jobs can't be counted: %s", what, error)
+        await asyncio.sleep(PAUSE_SECONDS)

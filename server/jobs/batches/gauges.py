@@ -1,22 +1,15 @@
 """The numbers of batches for Prometheus: counted as they are saved, and those that are open read from the store."""
 
-import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from functools import partial
 
 from server.jobs.batches.counts import counts_of, open_batches
 from server.jobs.batches.state import OPEN_STATUSES, BatchState
-from server.jobs.gauges import SHARED_SECONDS
-from server.jobs.store.errors import StoreError
+from server.jobs.gauges import read_when_old
 from server.jobs.store.signal import Signal
 from server.jobs.store.store import DocumentStore
 from wire.metrics import Recorder
-
-PAUSE_SECONDS = 1.0  # between two looks into the store
-
-logger = logging.getLogger("embedline.server")
 
 
 class BatchGauges:
@@ -42,14 +35,10 @@ class BatchGauges:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await self._is_old.wait(SHARED_SECONDS)
-            self._is_old.clear()
-            try:
-                self._open = counts_of(await open_batches(self._documents), time.time()).open
-            except StoreError as error:
-                logger.error("the batches of --jobs can't be counted: %s", error)
-            await asyncio.sleep(PAUSE_SECONDS)
+        await read_when_old(self._is_old, self._read, what="the batches")
+
+    async def _read(self) -> None:
+        self._open = counts_of(await open_batches(self._documents), time.time()).open
 
     def _number(self, status: str) -> float:
         return self._open[status]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.jobs.batches import gauges
+from server.jobs import gauges
 from server.jobs.batches.batches import Batches
 from server.jobs.batches.counts import DocumentCounts
 from server.jobs.batches.gauges import BatchGauges
