@@ -92,11 +92,6 @@ class Documents:
         return Reply(_there(state, "batch").shown())
 
 
-async def refuse_shared(call: Call, _: memoryview) -> Reply:
-    """In place of every handler where servers share a queue: nothing lets one of them alone run a batch."""
-    raise Refused(Reason.INVALID, "files and batches are not served with --jobs-redis; use a server with --jobs alone")
-
-
 async def _done(answer: Awaitable[_Value]) -> _Value:
     """What became of it, its errors as refusals."""
     try:

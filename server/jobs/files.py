@@ -22,6 +22,7 @@ KIND = "file"
 _UPLOADING, _READY = "uploading", "ready"
 _IDLE_SECONDS = 600.0  # of an upload; then its frontend has died
 _MAX_UPLOADS = 64  # at a time
+_MAX_LEFT = 1000  # of other servers that are looked at
 _UNKNOWN = "this upload is not known, or not any more"
 
 
@@ -63,8 +64,17 @@ class _Upload:
 class Files:
     """Everything raises what the store raises."""
 
-    def __init__(self, folder: Path, documents: DocumentStore, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        documents: DocumentStore,
+        *,
+        is_shared: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """is_shared  whether other servers upload into the folder too"""
         self._folder = folder
+        self._is_shared = is_shared
         self._documents = documents
         self._clock = clock
         self._uploads: dict[str, _Upload] = {}
@@ -72,6 +82,8 @@ class Files:
     async def open(self) -> None:
         """Make the folder, and remove uploads that a process before this one did not end."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
+        if self._is_shared:
+            return await self._drop_left()
         while left := await self._documents.in_state(KIND, _UPLOADING):
             for document in left:
                 await self._forget(document)
@@ -111,10 +123,12 @@ class Files:
             await asyncio.to_thread(os.fsync, upload.descriptor)
             await asyncio.to_thread(sync_folder, self._folder)
             info = msgspec.structs.replace(upload.info, bytes=upload.size)
-            await self._documents.replace(
+            is_kept = await self._documents.replace(
                 replace(upload.document, state=_READY, content=msgspec.json.encode(info), held_bytes=upload.size)
             )
             self._close(file_id)
+            if not is_kept:  # it was idle for so long that another server removed it
+                raise FileProblem(_UNKNOWN)
         return info
 
     async def abandon(self, owner: str, file_id: str) -> None:
@@ -178,6 +192,16 @@ class Files:
             if upload.seen_at < oldest and not upload.busy.locked():
                 self._close(file_id)
                 await self._forget(upload.document)
+        if self._is_shared:
+            await self._drop_left()
+
+    async def _drop_left(self) -> None:
+        """Uploads of servers that have died: nothing has come for so long that a living one would have dropped them."""
+        for document in await self._documents.in_state(KIND, _UPLOADING, limit=_MAX_LEFT):
+            written = await asyncio.to_thread(_written_at, self.path(document.document_id))
+            newest = max(document.created_at, written)
+            if document.document_id not in self._uploads and newest < self._clock() - 2 * _IDLE_SECONDS:
+                await self._forget(document)
 
     def _close(self, file_id: str) -> None:
         os.close(self._uploads.pop(file_id).descriptor)
@@ -214,6 +238,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _written_at(path: Path) -> float:
+    """Unix seconds; 0 where there is no file."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _read(path: Path, offset: int, count: int) -> bytes:

@@ -1,14 +1,16 @@
 """The folder of --jobs: private, and one server's at a time unless its requests lie in Redis."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import stat
+import uuid
 from pathlib import Path
 
 from server.settings.flag import SettingsError
 
-_LOCK = "lock"
+_LOCK, _ID = "lock", "shared-id"
 _LOOK_SECONDS = 0.05
 _LET_GO_SECONDS = 5.0  # for a process that was killed a moment ago
 
@@ -37,6 +39,23 @@ class Folder:
         except OSError:
             os.close(self._lock)
             raise FolderTaken("--jobs: another server uses this folder; stop it first, or choose another") from None
+
+    def shared_id(self) -> str:
+        """What tells this folder from others, wherever it is mounted: made by the first server that asks.
+
+        Raises SettingsError.
+        """
+        path = self.path / _ID
+        try:
+            if not path.exists():
+                new = self.path / f"{_ID}.{uuid.uuid4().hex}"
+                new.write_text(uuid.uuid4().hex)
+                with contextlib.suppress(FileExistsError):  # another server was quicker
+                    os.link(new, path)
+                new.unlink()
+            return path.read_text()
+        except OSError as error:
+            raise SettingsError(f"--jobs: the folder can't be used: {error.strerror or error}") from None
 
     def close(self) -> None:
         """Let go of it."""

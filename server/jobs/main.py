@@ -9,6 +9,7 @@ import contextlib
 import logging
 import socket
 import time
+import uuid
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from server.jobs.batches.asking import Asking
 from server.jobs.batches.batches import Batches
 from server.jobs.batches.counts import DocumentCounts
 from server.jobs.batches.gauges import BatchGauges
-from server.jobs.documents import Documents, refuse_shared
+from server.jobs.batches.kept import Holder
+from server.jobs.documents import Documents
 from server.jobs.files import Files
 from server.jobs.folder import opened
 from server.jobs.gauges import QueueGauges
@@ -88,16 +90,15 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     )
     accepting = Requests(requests, addresses=addresses, metrics=child.metrics, changed=gauges.changed)
     asking = Asking(start.http_path, start.secret, pace)
-    files = Files(Path(start.folder) / _FILES, store.documents)
+    is_shared = start.redis is not None
+    files = Files(Path(start.folder) / _FILES, store.documents, is_shared=is_shared)
     batch_gauges = BatchGauges(store.documents, child.metrics, title=child.title)
-    batches = Batches(files, store.documents, ask=asking.ask, saved=batch_gauges.saved)
-    documents = Documents(files, batches).handlers()
-    if start.redis is None:
-        await files.open()
-    else:
-        documents = dict.fromkeys(documents, refuse_shared)
+    holder = Holder(uuid.uuid4().hex, StoreLimits().claim_lease) if is_shared else None
+    batches = Batches(files, store.documents, ask=asking.ask, saved=batch_gauges.saved, holder=holder)
+    await files.open()
+    documents = Documents(files, batches)
     counts = DocumentCounts(store.documents, time.time)
-    service = Service({**accepting.handlers(), **documents, **counts.handlers()})
+    service = Service({**accepting.handlers(), **documents.handlers(), **counts.handlers()})
     housekeeping = Housekeeping(requests, runner.claimed_ids, metrics=child.metrics, changed=gauges.changed)
     child.holds = lambda: {"running": runner.num_running}
     await service.start(socket.socket(fileno=start.listener_fd))
@@ -106,6 +107,7 @@ async def _serve(child: Child, start: JobsStart, store: Store) -> None:
     loops = (runner, housekeeping, gauges, webhooks, batches, batch_gauges)
     async with _together(*(one.run() for one in loops)):
         await child.stopping.wait()
+    await batches.release()
     await runner.stop()
     await webhooks.stop(_WEBHOOK_STOP)
     asking.close()
@@ -155,7 +157,7 @@ async def _opened(start: JobsStart) -> tuple[Any, Store]:
             return folder, await open_sqlite(folder.path / _STORE, limits)
         from server.jobs.store.redis.opening import open_redis  # its library is an extra
 
-        return folder, await open_redis(start.redis, limits)
+        return folder, await open_redis(start.redis, limits, folder_id=folder.shared_id())
     except (SettingsError, StoreUnusable) as error:
         raise StartError(str(error)) from None
 

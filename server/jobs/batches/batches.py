@@ -1,17 +1,20 @@
 """The batches of all owners: made, shown, cancelled. A few run at a time, of each owner the oldest first."""
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
 import time
 from collections.abc import Callable, Mapping
 
+from server.jobs.batches.kept import ClaimLost, Holder, Saved
 from server.jobs.batches.lines import ENDPOINTS
 from server.jobs.batches.parquet import FORMATS
-from server.jobs.batches.run import Ask, BatchRun, Saved
+from server.jobs.batches.run import Ask, BatchRun
 from server.jobs.batches.state import KIND, OPEN, BatchState, state_of
 from server.jobs.files import Files, new_id
-from server.jobs.store.errors import StoreError
+from server.jobs.store.errors import StoreError, StoreUnavailable
+from server.jobs.store.signal import Signal
 from server.jobs.store.store import DocumentStore
 from server.jobs.types import Document
 
@@ -22,6 +25,8 @@ _UNITS = {"m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_SECONDS = 30 * 86_400
 _MAX_METADATA = 16  # pairs, as OpenAI has it
 _RETRY_PAUSE = 5.0  # after an error of the store
+_MAX_TRIES = 100  # to change a batch that its run changes too
+LOOK_SECONDS = 1.0  # between two looks for what other servers have changed
 
 logger = logging.getLogger("embedline.jobs")
 
@@ -53,16 +58,19 @@ class Batches:
         ask: Ask,
         saved: Saved = lambda before, after: None,
         clock: Callable[[], float] = time.time,
+        holder: Holder | None = None,
     ) -> None:
+        """holder  this server among those that share the store; None = there is no other"""
         self._files = files
         self._documents = documents
         self._ask = ask
         self._saved = saved
         self._clock = clock
+        self._holder = holder
         self._running: dict[str, BatchRun] = {}
+        self._left: list[BatchRun] = []  # cancelled with `run`
         self._broken: set[str] = set()  # not tried again before the next start
-        self._changed = asyncio.Event()
-        self._starting = asyncio.Lock()  # so that a batch that waits is not cancelled and begun at once
+        self._changed = Signal()
         self._creating = asyncio.Lock()  # so that a batch does not begin with a file that is being deleted
 
     async def create(
@@ -124,12 +132,20 @@ class Batches:
 
     async def cancel(self, owner: str, batch_id: str) -> BatchState | None:
         """None where there is none; one that has ended stays as it is."""
-        async with self._starting:
-            run = self._running.get(batch_id)
+        for _ in range(_MAX_TRIES):
             document = await self._documents.get(owner, KIND, batch_id)
             if document is None:
                 return None
-            state = await (run or self._run_of(document)).cancel()
+            state = state_of(document)
+            if state.status not in ("validating", "in_progress"):
+                break
+            cancelled = state.become("cancelling", self._clock())
+            if await self._documents.replace(cancelled.document(owner, document.version)):
+                self._saved(state, cancelled)
+                state = cancelled
+                break
+        else:
+            raise StoreUnavailable("the batch changes too often")
         self._broken.discard(batch_id)
         self._changed.set()
         return state
@@ -145,34 +161,69 @@ class Batches:
                     logger.error("batches wait: the store can't be read: %s", error)
                     await asyncio.sleep(_RETRY_PAUSE)
                     continue
-                await self._changed.wait()
+                await self._changed.wait(LOOK_SECONDS if self._holder else None)
+
+    async def release(self) -> None:
+        """Once `run` was cancelled: other servers may go on at once with what ran here."""
+        for run in self._left:
+            with contextlib.suppress(StoreError, ClaimLost):  # then they wait until the claim is over
+                await run.kept.release()
 
     async def _start(self, group: asyncio.TaskGroup) -> None:
-        async with self._starting:
-            waiting = [one for one in await self._open() if one.document_id not in {*self._running, *self._broken}]
-            begun = [one for one in waiting if state_of(one).status == "cancelling"]  # each has only to be closed
-            waiting = [one for one in waiting if one not in begun]
-            owners = [run.owner for run in self._running.values()]
-            while waiting and len(owners) < MAX_RUNNING:
-                begun.append(min(waiting, key=lambda one: owners.count(one.owner)))  # of equals the oldest
-                owners.append(begun[-1].owner)
-                waiting.remove(begun[-1])
-            for document in begun:
-                run = self._running[document.document_id] = self._run_of(document)
-                group.create_task(self._run_one(document.document_id, run))
+        waiting: list[Document] = []
+        for document in await self._open():
+            if (run := self._running.get(document.document_id)) is not None:
+                with contextlib.suppress(ClaimLost):  # its run finds out too
+                    await run.kept.look(document)
+            elif document.document_id not in self._broken and self._may_run(document):
+                waiting.append(document)
+        begun = [one for one in waiting if state_of(one).status == "cancelling"]  # each has only to be closed
+        waiting = [one for one in waiting if one not in begun]
+        owners = [run.owner for run in self._running.values()]
+        while waiting and len(owners) < MAX_RUNNING:
+            begun.append(min(waiting, key=lambda one: owners.count(one.owner)))  # of equals the oldest
+            owners.append(begun[-1].owner)
+            waiting.remove(begun[-1])
+        for document in begun:
+            if self._holder is not None:
+                claimed = await self._holder.claim(document, self._documents, self._clock())
+                if claimed is None:
+                    continue
+                document = claimed
+            run = self._running[document.document_id] = self._run_of(document)
+            group.create_task(self._run_one(document.document_id, run))
+
+    def _may_run(self, document: Document) -> bool:
+        return self._holder is None or self._holder.may_claim(state_of(document), self._clock())
 
     async def _open(self) -> list[Document]:
         """The oldest first."""
         return await self._documents.in_state(KIND, OPEN, limit=MAX_OPEN)
 
     def _run_of(self, document: Document) -> BatchRun:
-        return BatchRun(document, self._files, self._documents, ask=self._ask, saved=self._saved, clock=self._clock)
+        return BatchRun(
+            document,
+            self._files,
+            self._documents,
+            ask=self._ask,
+            saved=self._saved,
+            clock=self._clock,
+            holder=self._holder,
+        )
 
     async def _run_one(self, batch_id: str, run: BatchRun) -> None:
         logger.info("batch %s %s", batch_id, "begins" if run.state.status == "validating" else "goes on")
         try:
             await run.run()
             logger.info("batch %s has ended: %s", batch_id, run.state.status)
+        except ClaimLost:
+            logger.warning("batch %s is run by another server now", batch_id)
+        except StoreError as error:
+            logger.error("batch %s waits: %s", batch_id, error)
+            await asyncio.sleep(_RETRY_PAUSE)
+        except asyncio.CancelledError:
+            self._left.append(run)
+            raise
         except Exception:
             self._broken.add(batch_id)
             logger.exception("batch %s stopped because of a bug; it goes on after the next start", batch_id)

@@ -1,14 +1,23 @@
-"""The two files that a batch writes: what lies behind their committed lengths is overwritten, and cut off then."""
+"""The two files that a batch writes: what lies behind their committed lengths is overwritten, and cut off then.
 
+Where servers share batches, each claim of a batch writes files of its own, which begin with a copy of what is
+committed. So what a server still writes that has lost its claim is in no file that counts.
+"""
+
+import asyncio
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from server.jobs.batches.lines import LineProblem
-from server.jobs.http_client import HttpAnswer
+from server.jobs.batches import parquet
+from server.jobs.batches.kept import KeptBatch
+from server.jobs.batches.state import BatchState
+from server.jobs.files import Files, sync_folder
 
-_JSON = "application/json"
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Output:
@@ -18,8 +27,12 @@ class Output:
         self.path = path
 
     def write(self, content: bytes | bytearray, at: int) -> None:
-        """On the disk when it returns. The same call again, after an error, mends what that one left."""
-        descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        """On the disk when it returns. The same call again, after an error, mends what that one left.
+
+        Raises OSError, also where bytes before these are gone: they would become zeros.
+        """
+        flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_CREAT if at == 0 else 0)
+        descriptor = os.open(self.path, flags, 0o600)
         try:
             rest = memoryview(content)
             while rest:
@@ -30,26 +43,120 @@ class Output:
         finally:
             os.close(descriptor)
 
-
-def answered(line_id: str, custom_id: str, answer: HttpAnswer) -> bytes:
-    """A line of output, or of errors where the status is not 200, as OpenAI has it."""
-    if answer.headers.get("content-type", "").partition(";")[0] == _JSON:
-        body: object = msgspec.Raw(msgspec.json.format(answer.body, indent=-1) if b"\n" in answer.body else answer.body)
-    else:
-        body = answer.body  # as base64
-    response = {
-        "status_code": answer.status,
-        "request_id": answer.headers.get("x-request-id", line_id),
-        "body": body,
-    }
-    return _line({"id": line_id, "custom_id": custom_id, "response": response, "error": None})
+    def copy(self, earlier: Path, size: int) -> None:
+        """Begin with the first `size` bytes of another file. On the disk when it returns. Raises OSError."""
+        with earlier.open("rb") as source, open(self.path, "wb", opener=_opened_private) as copy:
+            at = 0
+            while at < size and (count := os.sendfile(copy.fileno(), source.fileno(), at, size - at)):
+                at += count
+            if at < size:
+                raise FileNotFoundError(f"{earlier} has lost its end")
+            os.fsync(copy.fileno())
 
 
-def refused(line_id: str, custom_id: str | None, number: int, problem: LineProblem) -> bytes:
-    """A line of errors for what was not computed."""
-    error = {"code": problem.code, "message": str(problem), "line": number}
-    return _line({"id": line_id, "custom_id": custom_id, "response": None, "error": error})
+def _opened_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def _line(content: object) -> bytes:
-    return msgspec.json.encode(content) + b"\n"
+class Outputs:
+    """Of one claim. `state` says how long they are and what they will be called."""
+
+    def __init__(self, files: Files, kept: KeptBatch, dtype: "np.dtype[Any] | None") -> None:
+        """dtype  of the Parquet file that the output becomes; None = JSONL"""
+        self._files = files
+        self._kept = kept
+        self._dtype = dtype
+        self._pair = self._of(kept.state.epoch)
+
+    async def begin(self) -> bool:
+        """Whether all that is committed is there, copied from an earlier claim's files if need be. Raises OSError."""
+        state = self._kept.state
+        if state.outputs_epoch == state.epoch:
+            return True
+        earlier = self._of(state.outputs_epoch)
+        are_there = [
+            await self._copy(*one) for one in zip(earlier, self._pair, _sizes(state), _ids(state), strict=True)
+        ]
+        if not all(are_there):
+            return False
+        await asyncio.to_thread(self._sync_folder)
+        await self._kept.change(lambda state: msgspec.structs.replace(state, outputs_epoch=state.epoch))
+        _remove(earlier)
+        return True
+
+    def write(self, output: bytearray, error: bytearray, sizes: tuple[int, int]) -> None:
+        """Behind so many bytes of each. On the disk when it returns. Blocking. Raises OSError."""
+        for one, content, size in zip(self._pair, (output, error), sizes, strict=True):
+            if content:
+                one.write(content, size)
+        if not all(sizes):  # one of them may be new
+            self._sync_folder()
+
+    async def close(self) -> None:
+        """Cut to what is committed, they become files. Can be done again. Raises OSError and what the store raises."""
+        state = self._kept.state
+        for one, size, file_id, name in zip(self._pair, _sizes(state), _ids(state), ("output", "error"), strict=True):
+            dtype = self._dtype if name == "output" else None
+            path = self._files.path(file_id)
+            if size and await self._files.info(self._kept.owner, file_id) is None:
+                if one.path.exists() or dtype is not None or not path.exists():  # else it has its name already
+                    await asyncio.to_thread(_close, one, size, path, dtype)
+                ending = "parquet" if dtype is not None else "jsonl"
+                await self._files.keep(self._kept.owner, file_id, f"{state.id}_{name}.{ending}")
+            if not size or one.path != path:
+                one.path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Of a batch that has failed, or of a claim that was lost."""
+        _remove(self._pair)
+
+    def remove_earlier(self) -> None:
+        """What servers left that lost their claims."""
+        for epoch in range(1, self._kept.state.epoch):
+            _remove(self._of(epoch))
+
+    def _of(self, epoch: int) -> tuple[Output, Output]:
+        end = f".{epoch}" if epoch else ""
+        output, error = _ids(self._kept.state)
+        rows = ".rows" if self._dtype is not None else ""
+        return Output(self._files.path(output + rows + end)), Output(self._files.path(error + end))
+
+    async def _copy(self, earlier: Output, output: Output, size: int, file_id: str) -> bool:
+        """Whether the output has its committed bytes, or is a file already. Raises OSError."""
+        if not size or await self._files.info(self._kept.owner, file_id) is not None:
+            return True
+        try:
+            await asyncio.to_thread(output.copy, earlier.path, size)
+        except FileNotFoundError:
+            if self._files.path(file_id).exists() and self._kept.state.status in ("finalizing", "cancelling"):
+                return True
+            return await self._files.info(self._kept.owner, file_id) is not None
+        return True
+
+    def _sync_folder(self) -> None:
+        sync_folder(self._files.path("").absolute())
+
+
+def _sizes(state: BatchState) -> tuple[int, int]:
+    return state.output_bytes, state.error_bytes
+
+
+def _ids(state: BatchState) -> tuple[str, str]:
+    return state.output_file_id, state.error_file_id
+
+
+def _close(output: Output, size: int, path: Path, dtype: "np.dtype[Any] | None") -> None:
+    output.write(b"", size)
+    if output.path == path:
+        return
+    whole = output.path
+    if dtype is not None:
+        whole = output.path.with_name(f"{output.path.name}.parquet")
+        parquet.write(output.path, whole, dtype)
+    whole.replace(path)
+    sync_folder(path.parent)
+
+
+def _remove(these: tuple[Output, Output]) -> None:
+    for output in these:
+        output.path.unlink(missing_ok=True)

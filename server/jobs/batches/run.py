@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from server.jobs.batches import outputs, parquet
+from server.jobs.batches import answers, parquet
+from server.jobs.batches.kept import ClaimLost, Holder, KeptBatch, Saved
 from server.jobs.batches.lines import MAX_LINES, Line, LineProblem, Scan, custom_id_of, lines_of, request_of, scan
-from server.jobs.batches.outputs import Output
-from server.jobs.batches.state import BatchError, BatchState, state_of
-from server.jobs.files import Files, sync_folder
+from server.jobs.batches.outputs import Outputs
+from server.jobs.batches.state import BatchError, BatchState
+from server.jobs.files import Files
 from server.jobs.http_client import AnswerTooLarge, ConnectionLost, HttpAnswer
 from server.jobs.store.errors import StoreError
 from server.jobs.store.store import DocumentStore
@@ -39,9 +40,6 @@ class Ask(Protocol):
     def __call__(
         self, owner: str, route: str, body: bytes, request_id: str, *, accept: str
     ) -> Awaitable[HttpAnswer]: ...
-
-
-Saved = Callable[[BatchState, BatchState], None]  # called after each change, with what was before and what is now
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,35 +62,40 @@ class BatchRun:
         ask: Ask,
         saved: Saved,
         clock: Callable[[], float],
+        holder: Holder | None = None,
     ) -> None:
         self.owner = document.owner
-        self._version = document.version
-        self.state = state_of(document)
+        self.kept = KeptBatch(document, documents, holder=holder, saved=saved, cancelled=self._stop, clock=clock)
         self._files = files
-        self._documents = documents
         self._ask = ask
-        self._saved = saved
         self._clock = clock
-        self._stops = False  # a client has cancelled it
+        self._stops = False  # a client has cancelled it, or another server runs it
         self._window: deque[asyncio.Task[_Answered]] = deque()  # lines in flight, in their order
-        self._saving = asyncio.Lock()
         self._output, self._error = bytearray(), bytearray()  # answered, and not yet committed
         self._format = parquet.FORMATS.get((self.state.metadata or {}).get("output_format", ""))  # None = JSONL
-        written = self.state.output_file_id + (".rows" if self._format else "")
-        self._outputs = (Output(files.path(written)), Output(files.path(self.state.error_file_id)))
+        self._outputs = Outputs(files, self.kept, self._format)
 
-    async def cancel(self) -> BatchState:
-        """No line is begun any more. Durable when it returns."""
-        async with self._saving:
-            if self.state.status in ("validating", "in_progress"):
-                await self._save(self.state.become("cancelling", self._clock()))
-                self._stops = True
-                for task in self._window:
-                    task.cancel()
-        return self.state
+    @property
+    def state(self) -> BatchState:
+        return self.kept.state
+
+    def _stop(self) -> None:
+        """No line is begun any more, and those in flight are given up."""
+        self._stops = True
+        for task in self._window:
+            task.cancel()
 
     async def run(self) -> None:
-        """Until the batch has ended. Raises StoreUnavailable."""
+        """Until the batch has ended. Raises StoreError, and ClaimLost if another server goes on with it."""
+        try:
+            if await self._has_outputs():
+                await self._run()
+        except ClaimLost:
+            if await self.kept.is_over():  # what came too late is nobody's
+                self._outputs.remove()
+            raise
+
+    async def _run(self) -> None:
         path = self._files.path(self.state.input_file_id)
         try:
             found = await asyncio.to_thread(scan, path) if not self._is_over else Scan(0, frozenset())
@@ -102,15 +105,30 @@ class BatchRun:
             return await self._fail("too_many_lines", f"the file has more than {MAX_LINES} lines")
         if found.total == 0 and not self._is_over:
             return await self._fail("empty_file", "the file has no lines")
-        async with self._saving:
-            if self.state.status == "validating":
-                await self._save(self.state.become("in_progress", self._clock(), total=found.total))
+        await self.kept.change(
+            lambda state: (
+                state.become("in_progress", self._clock(), total=found.total) if state.status == "validating" else state
+            )
+        )
         await self._answer_lines(found)
         await self._end()
 
     @property
     def _is_over(self) -> bool:
         return self._stops or self.state.status in ("cancelling", "finalizing")
+
+    async def _has_outputs(self) -> bool:
+        """Whether the batch can be run."""
+        while True:
+            try:
+                is_there = await self._outputs.begin()
+                break
+            except OSError as error:
+                logger.error("batch %s waits, as its output can't be copied: %s", self.state.id, error)
+                await asyncio.sleep(FULL_PAUSE)
+        if not is_there:
+            await self._fail("output_file_gone", "what had been answered is no longer on the disk")
+        return is_there
 
     async def _answer_lines(self, found: Scan) -> None:
         path = self._files.path(self.state.input_file_id)
@@ -159,7 +177,7 @@ class BatchRun:
                 accept = parquet.RAW if self._format else "application/json"
                 answer = await self._ask(self.owner, request.url, bytes(request.body), line_id, accept=accept)
             if self._format is None or answer.status != 200:
-                return _Answered(line, outputs.answered(line_id, request.custom_id, answer), answer.status != 200)
+                return _Answered(line, answers.answered(line_id, request.custom_id, answer), answer.status != 200)
             return _Answered(line, parquet.rows_of(request.custom_id, answer, self._format), False)
         except LineProblem as error:
             problem = error
@@ -169,7 +187,7 @@ class BatchRun:
             problem = LineProblem("answer_too_large", str(error))
         except ConnectionLost:
             problem = LineProblem("server_error", "the server's process ended at every attempt")
-        content = outputs.refused(line_id, custom_id_of(line), line.number, problem)
+        content = answers.refused(line_id, custom_id_of(line), line.number, problem)
         return _Answered(line, content, True, problem.code == "batch_expired")
 
     async def _commit(self, answered: list[_Answered]) -> None:
@@ -177,7 +195,7 @@ class BatchRun:
         if not answered:
             return
         num_failed, last = sum(one.has_failed for one in answered), answered[-1].line
-        output_bytes, error_bytes = self.state.output_bytes, self.state.error_bytes
+        sizes = output_bytes, error_bytes = self.state.output_bytes, self.state.error_bytes
         changes: dict[str, Any] = {
             "offset": last.end,
             "number": last.number,
@@ -189,71 +207,40 @@ class BatchRun:
         }
         while True:
             try:
-                await asyncio.to_thread(self._write, output_bytes, error_bytes)
-                async with self._saving:
-                    await self._save(msgspec.structs.replace(self.state, **changes))
+                await asyncio.to_thread(self._outputs.write, self._output, self._error, sizes)
+                await self.kept.change(lambda state: msgspec.structs.replace(state, **changes))
                 break
             except (OSError, StoreError) as error:
                 logger.error("batch %s waits, as its output can't be kept: %s", self.state.id, error)
                 await asyncio.sleep(FULL_PAUSE)
+                await self.kept.keep()  # the files of a claim that was lost are gone
         answered.clear()
         self._output.clear()
         self._error.clear()
 
-    def _write(self, output_bytes: int, error_bytes: int) -> None:
-        output, error = self._outputs
-        if self._output:
-            output.write(self._output, output_bytes)
-        if self._error:
-            error.write(self._error, error_bytes)
-        if not output_bytes or not error_bytes:  # one of them may be new
-            sync_folder(self._files.path("").absolute())
-
     async def _end(self) -> None:
         """The outputs become files, cut to what is committed; then the batch has ended. Can be done twice."""
-        async with self._saving:
-            if self.state.status == "in_progress":
-                await self._save(self.state.become("finalizing", self._clock()))
-        sizes = (self.state.output_bytes, self.state.error_bytes)
-        ids = (self.state.output_file_id, self.state.error_file_id)
+        await self.kept.change(
+            lambda state: state.become("finalizing", self._clock()) if state.status == "in_progress" else state
+        )
         while True:
             try:
-                for output, size, file_id, name in zip(self._outputs, sizes, ids, ("output", "error"), strict=True):
-                    await self._close(output, size, file_id, name)
+                await self._outputs.close()
                 break
             except (OSError, StoreError) as error:
                 logger.error("batch %s can't be ended yet: %s", self.state.id, error)
                 await asyncio.sleep(FULL_PAUSE)
+                await self.kept.keep()
         status = "expired" if self.state.has_expired else "completed"
-        async with self._saving:
-            is_cancelled = self.state.status == "cancelling"
-            await self._save(self.state.become("cancelled" if is_cancelled else status, self._clock()))
-
-    async def _close(self, output: Output, size: int, file_id: str, name: str) -> None:
-        """The output of this many bytes becomes a file, if it is none yet. Raises OSError, StoreError."""
-        if size and await self._files.info(self.owner, file_id) is None:
-            await asyncio.to_thread(output.write, b"", size)
-            path, ending = self._files.path(file_id), "jsonl"
-            if output.path != path and self._format is not None:
-                await asyncio.to_thread(parquet.write, output.path, path, self._format)
-                await asyncio.to_thread(sync_folder, path.parent)
-                ending = "parquet"
-            await self._files.keep(self.owner, file_id, f"{self.state.id}_{name}.{ending}")
-        if not size or output.path.name != file_id:
-            output.path.unlink(missing_ok=True)
+        await self.kept.change(
+            lambda state: state.become("cancelled" if state.status == "cancelling" else status, self._clock())
+        )
+        self._outputs.remove_earlier()
 
     async def _fail(self, code: str, message: str) -> None:
-        for output in self._outputs:
-            output.path.unlink(missing_ok=True)
-        async with self._saving:
-            await self._save(self.state.become("failed", self._clock(), errors=(BatchError(code, message),)))
-
-    async def _save(self, state: BatchState) -> None:
-        is_kept = await self._documents.replace(state.document(self.owner, self._version))
-        assert is_kept, "nobody else changes a batch that runs"
-        self._version += 1
-        before, self.state = self.state, state
-        self._saved(before, state)
+        self._outputs.remove()
+        await self.kept.change(lambda state: state.become("failed", self._clock(), errors=(BatchError(code, message),)))
+        self._outputs.remove_earlier()
 
 
 def _next(lines: Iterator[Line], count: int) -> list[Line]:

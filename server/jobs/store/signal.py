@@ -15,8 +15,8 @@ class Signal:
     def set(self) -> None:
         self._event.set()
 
-    async def wait(self, seconds: float) -> None:
-        """Return at once if it was set since it was cleared, else when it is, or after so many seconds."""
+    async def wait(self, seconds: float | None) -> None:
+        """Return at once if it was set since it was cleared, else when it is, or after so many seconds if any."""
         try:
             async with asyncio.timeout(seconds):
                 await self._event.wait()

@@ -66,3 +66,13 @@ def test_those_that_share_it_keep_others_out(tmp_path: Path) -> None:
         Folder(str(tmp_path / "a"))
     second.close()
     Folder(str(tmp_path / "a")).close()
+
+
+def test_servers_that_share_a_folder_know_it_by_one_id(tmp_path: Path) -> None:
+    first, second = (Folder(str(tmp_path / "a"), is_shared=True) for _ in range(2))
+    other = Folder(str(tmp_path / "b"), is_shared=True)
+    ids = [one.shared_id() for one in (first, second, other, first)]
+    for one in (first, second, other):
+        one.close()
+    assert ids[0] == ids[1] == ids[3] != ids[2]
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"lock", "shared-id"}

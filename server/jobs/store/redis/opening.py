@@ -34,13 +34,20 @@ class RedisStore:
         await self._connection.close()
 
 
-async def open_redis(url: str, limits: StoreLimits | None = None, clock: Callable[[], float] = time.time) -> RedisStore:
-    """Open or make the store, else StoreUnusable. What other servers claimed stays theirs until their leases end."""
+async def open_redis(
+    url: str, limits: StoreLimits | None = None, clock: Callable[[], float] = time.time, folder_id: str | None = None
+) -> RedisStore:
+    """Open or make the store, else StoreUnusable. What other servers claimed stays theirs until their leases end.
+
+    folder_id  of the folder with the files: all servers must share it
+    """
     client = client_of(url)
     connection = Connection(client, limits or StoreLimits(), prefix=PREFIX, clock=clock)
     try:
         await _check_server(client)
         await _make(client)
+        if folder_id is not None:
+            await _check_folder(client, folder_id)
         await connection.shorten_waits()
     except BaseException as error:
         await connection.close()
@@ -87,3 +94,11 @@ async def _make(client: Redis) -> None:
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
+
+
+async def _check_folder(client: Redis, folder_id: str) -> None:
+    await client.set(f"{PREFIX}folder", folder_id, nx=True)
+    if (await client.get(f"{PREFIX}folder")) != folder_id.encode():
+        raise StoreUnusable(
+            "--jobs: the servers of this --jobs-redis keep their files in another folder; all of them must share one"
+        )

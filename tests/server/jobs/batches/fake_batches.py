@@ -1,17 +1,21 @@
 """Batches over a real store and a folder, with a server that answers at once in the test's own process."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from server.jobs.batches.batches import Batches
+from server.jobs.batches.kept import Holder
 from server.jobs.files import Files
 from server.jobs.http_client import HttpAnswer
 from server.jobs.store.sqlite.opening import open_sqlite
+from tests.server.jobs.store.stores import Clock
 
+LEASE = 60.0
 JSON = {"content-type": "application/json"}
 
 
@@ -25,6 +29,21 @@ class FakeServer:
     async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
         self.asked.append(request_id)
         return HttpAnswer(self.status, {**JSON, "x-request-id": request_id}, b'{"echo":%s}' % body)
+
+
+class Gate(FakeServer):
+    """Answers so many, then none."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.closed = asyncio.Event()
+
+    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
+        if len(self.asked) >= self.count:
+            self.closed.set()
+            await asyncio.Event().wait()
+        return await super().ask(owner, route, body, request_id, accept=accept)
 
 
 @dataclass
@@ -76,6 +95,22 @@ async def opened(folder: Path, server: Any) -> AsyncIterator[Place]:
         await store.close()
 
 
+@asynccontextmanager
+async def shared(folder: Path, clock: Clock, *servers: Any) -> AsyncIterator[list[Place]]:
+    """The processes of several servers with one store and one folder."""
+    store = await open_sqlite(folder / "store")
+    places = []
+    for number, server in enumerate(servers):
+        files = Files(folder / "files", store.documents, is_shared=True, clock=clock)
+        await files.open()
+        holder = Holder(f"server {number}", LEASE)
+        places.append(Place(files, Batches(files, store.documents, ask=server.ask, clock=clock, holder=holder)))
+    try:
+        yield places
+    finally:
+        await store.close()
+
+
 def input_lines(count: int, **changes: object) -> list[bytes]:
     return [
         json.dumps(
@@ -87,3 +122,20 @@ def input_lines(count: int, **changes: object) -> list[bytes]:
 
 def joined(lines: Sequence[bytes]) -> bytes:
     return b"\n".join(lines) + b"\n"
+
+
+async def ended(place: Place, batch_id: str) -> dict[str, Any]:
+    """Runs batches until this one has ended."""
+    running = asyncio.create_task(place.batches.run())
+    try:
+        return await when_ended(place, batch_id)
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def when_ended(place: Place, batch_id: str) -> dict[str, Any]:
+    while not (state := await place.batches.get("", batch_id)) or not state.has_ended:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return state.shown()

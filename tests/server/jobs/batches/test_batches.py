@@ -15,26 +15,9 @@ from server.jobs.batches import run as batch_run
 from server.jobs.batches.batches import BatchProblem, FileInUse, TooManyBatches
 from server.jobs.batches.outputs import Output
 from server.jobs.http_client import HttpAnswer
-from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, opened
+from tests.server.jobs.batches.fake_batches import FakeServer, Gate, ended, input_lines, joined, opened, when_ended
 
 pytestmark = pytest.mark.asyncio
-
-
-async def ended(place: Place, batch_id: str) -> dict[str, Any]:
-    """Runs batches until this one has ended."""
-    running = asyncio.create_task(place.batches.run())
-    try:
-        return await when_ended(place, batch_id)
-    finally:
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
-
-
-async def when_ended(place: Place, batch_id: str) -> dict[str, Any]:
-    while not (state := await place.batches.get("", batch_id)) or not state.has_ended:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    return state.shown()
 
 
 async def test_each_line_gets_one_line_in_order(tmp_path: Path) -> None:
@@ -145,21 +128,6 @@ async def test_another_owners_file_and_batch_are_not_there(tmp_path: Path) -> No
         assert await place.files.info("other", mine) is None
         assert await place.files.read("other", mine, 0, 9) is None
         assert not await place.files.delete("other", mine)
-
-
-class Gate(FakeServer):
-    """Answers so many, then none."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count = count
-        self.closed = asyncio.Event()
-
-    async def ask(self, owner: str, route: str, body: bytes, request_id: str, *, accept: str) -> HttpAnswer:
-        if len(self.asked) >= self.count:
-            self.closed.set()
-            await asyncio.Event().wait()
-        return await super().ask(owner, route, body, request_id, accept=accept)
 
 
 @pytest.mark.parametrize("committed_often", [True, False])

@@ -14,8 +14,7 @@ import pytest
 from server.jobs.batches import parquet
 from server.jobs.batches.batches import BatchProblem
 from server.jobs.http_client import HttpAnswer
-from tests.server.jobs.batches.fake_batches import FakeServer, Place, input_lines, joined, opened
-from tests.server.jobs.batches.test_batches import ended
+from tests.server.jobs.batches.fake_batches import FakeServer, Place, ended, input_lines, joined, opened
 
 pytestmark = pytest.mark.asyncio
 

@@ -36,9 +36,9 @@ def lines(count: int) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-def ended(api: openai.OpenAI, batch_id: str) -> openai.types.Batch:
-    deadline = time.monotonic() + 60
-    while (batch := api.batches.retrieve(batch_id)).status in ("validating", "in_progress", "finalizing"):
+def ended(api: openai.OpenAI, batch_id: str, *, seconds: float = 60) -> openai.types.Batch:
+    deadline = time.monotonic() + seconds
+    while (batch := api.batches.retrieve(batch_id)).status not in ("completed", "failed", "expired", "cancelled"):
         assert time.monotonic() < deadline, batch
     return batch
 

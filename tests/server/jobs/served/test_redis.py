@@ -1,10 +1,15 @@
-"""Two servers with one queue in Redis: what one accepted, the other answers for."""
+"""Two servers with one queue in Redis and one folder: what one accepted, the other answers for."""
 
+import contextlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests.server.jobs.served.asking import accepted, result
+from tests.server.jobs.served.test_batches_sdk import client, ended, lines
 from tests.server.jobs.store.redis_server import redis_server
 from tests.server_e2e.expected import FAKE
 from tests.server_e2e.running import PATIENCE, Server, serving
@@ -12,29 +17,66 @@ from tests.server_e2e.running import PATIENCE, Server, serving
 HELLO = {"input": "hello", "model": "any"}
 
 
-def assert_batches_are_refused(server: Server) -> None:
-    fields = {"endpoint": "/v1/embeddings", "input_file_id": "file-none", "completion_window": "24h"}
-    answer = server.request("POST", "/v1/batches", fields)
-    assert answer.status == 400, answer
-    assert "--jobs-redis" in answer.json()["error"]["message"]
-
-
-@pytest.mark.full
-def test_two_servers_share_a_queue(tmp_path: Path) -> None:
-    kept = ("--jobs", str(tmp_path / "kept"))
-    folders = [tmp_path / name for name in ("redis", "first", "second")]
-    for folder in folders:
-        folder.mkdir()
+@contextlib.contextmanager
+def two_servers(folder: Path) -> Iterator[tuple[Server, Server]]:
+    """With one Redis and one folder."""
+    folders = [folder / name for name in ("redis", "first", "second")]
+    for one in folders:
+        one.mkdir()
     with redis_server(folders[0]) as url:
-        flags, variables = (*FAKE, *kept), {"JOBS_REDIS": url}
+        flags, variables = (*FAKE, "--jobs", str(folder / "kept")), {"JOBS_REDIS": url}
         with (
             serving(*flags, folder=folders[1], environment=variables) as first,
             serving(*flags, folder=folders[2], environment=variables) as second,
         ):
-            assert_batches_are_refused(first)
-            ids = [accepted(first, HELLO) for _ in range(20)]
-            assert {result(second, request_id).status for request_id in ids} == {200}
-            first.process.kill()
-            first.process.wait(PATIENCE)
-            assert result(second, ids[0]).status == 200
-            assert result(second, accepted(second, HELLO)).status == 200
+            yield first, second
+
+
+@pytest.mark.full
+def test_two_servers_share_a_queue_and_batches(tmp_path: Path) -> None:
+    with two_servers(tmp_path) as (first, second):
+        ids = [accepted(first, HELLO) for _ in range(20)]
+        assert {result(second, request_id).status for request_id in ids} == {200}
+        batch = client(first).batches.create(
+            input_file_id=uploaded(client(first), 200), endpoint="/v1/embeddings", completion_window="24h"
+        )
+        assert_whole(client(second), batch.id, 200)
+        long = client(first).batches.create(
+            input_file_id=uploaded(client(second), 20_000), endpoint="/v1/embeddings", completion_window="24h"
+        )
+        for one in (first, second):  # whichever runs it
+            client(one).batches.cancel(long.id)
+        cancelled = ended(client(second), long.id)
+        assert cancelled.status == "cancelled"
+        first.process.kill()
+        first.process.wait(PATIENCE)
+        assert result(second, ids[0]).status == 200
+        assert result(second, accepted(second, HELLO)).status == 200
+
+
+@pytest.mark.faults
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_a_batch_goes_on_at_another_server_after_a_kill(tmp_path: Path) -> None:
+    """After the minute that a claim lasts."""
+    with two_servers(tmp_path) as (first, second):
+        batch = client(first).batches.create(
+            input_file_id=uploaded(client(first), 50_000), endpoint="/v1/embeddings", completion_window="24h"
+        )
+        while (counts := client(second).batches.retrieve(batch.id).request_counts) is None or counts.completed < 500:
+            pass
+        its_server, other = sorted((first, second), key=lambda one: f"{batch.id} begins" not in str(one.log.lines))
+        its_server.process.kill()
+        its_server.process.wait(PATIENCE)
+        assert_whole(client(other), batch.id, 50_000, seconds=200)
+
+
+def uploaded(api: openai.OpenAI, count: int) -> str:
+    return api.files.create(file=("in.jsonl", lines(count)), purpose="batch").id
+
+
+def assert_whole(api: openai.OpenAI, batch_id: str, count: int, *, seconds: float = PATIENCE) -> None:
+    batch = ended(api, batch_id, seconds=seconds)
+    assert batch.output_file_id is not None
+    found = [json.loads(line)["custom_id"] for line in api.files.content(batch.output_file_id).text.splitlines()]
+    assert found == [f"c{number}" for number in range(count)]

@@ -148,3 +148,10 @@ async def test_a_password_is_not_told(url: str) -> None:
     with pytest.raises(StoreUnusable) as refused:
         await open_redis(url)
     assert "hunter2" not in str(refused.value)
+
+
+async def test_another_folder_of_files_is_refused(redis_url: str) -> None:
+    for _ in range(2):
+        await (await open_redis(redis_url, folder_id="one")).close()
+    with pytest.raises(StoreUnusable, match="--jobs: the servers of this --jobs-redis keep their files in another"):
+        await open_redis(redis_url, folder_id="two")

@@ -1,0 +1,188 @@
+"""Batches of several servers with one store and one folder: one runs each, another goes on when it is gone."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.jobs.batches import batches as batches_module
+from server.jobs.batches import run as batch_run
+from server.jobs.batches.kept import Holder
+from server.jobs.batches.outputs import Output
+from server.jobs.files import FileProblem
+from tests.server.jobs.batches.fake_batches import (
+    LEASE,
+    FakeServer,
+    Gate,
+    Place,
+    input_lines,
+    joined,
+    shared,
+    when_ended,
+)
+from tests.server.jobs.store.stores import BEGIN, Clock
+
+pytestmark = pytest.mark.asyncio
+CONTENT = joined(input_lines(300))
+IDS = [f"c{number}" for number in range(300)]
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_run, "COMMIT_SECONDS", 0.0)
+    monkeypatch.setattr(batch_run, "FULL_PAUSE", 0.0)
+    monkeypatch.setattr(batches_module, "LOOK_SECONDS", 0.0)
+
+
+@asynccontextmanager
+async def running(place: Place) -> AsyncIterator[None]:
+    """Killed after the block: it releases nothing."""
+    task = asyncio.create_task(place.batches.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def assert_whole(place: Place, folder: Path, shown: dict[str, Any]) -> None:
+    """Each line once and in order, and nothing of either server is left beside the input and the output."""
+    assert shown["status"] == "completed"
+    assert shown["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
+    assert [line["custom_id"] for line in await place.lines(shown["output_file_id"])] == IDS
+    assert {path.name for path in (folder / "files").iterdir()} == {shown["input_file_id"], shown["output_file_id"]}
+
+
+async def test_another_server_ends_the_batch_of_one_that_died(tmp_path: Path) -> None:
+    clock, gate, server = Clock(), Gate(150), FakeServer()
+    async with shared(tmp_path, clock, gate, server) as (first, second):
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            await gate.closed.wait()
+        async with running(second):
+            await first.made(joined(input_lines(1)))  # which the second runs meanwhile
+            while not server.asked:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert (await second.shown(batch_id))["status"] == "in_progress"
+            assert len(server.asked) == 1
+            clock.now += LEASE + 1
+            shown = await when_ended(second, batch_id)
+        assert 1 < len(server.asked) < 300
+        found = await second.lines(shown["output_file_id"])
+    assert [line["custom_id"] for line in found] == IDS
+
+
+async def test_a_server_that_stood_still_writes_nothing_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops in the middle of a write, for longer than its claim, and goes on when another server is done."""
+    write, stands, goes_on = Output.write, threading.Event(), threading.Event()
+
+    def stopping(self: Output, content: bytes, at: int) -> None:
+        if at and not stands.is_set():
+            stands.set()
+            goes_on.wait()
+        write(self, content, at)
+
+    monkeypatch.setattr(Output, "write", stopping)
+    clock, server = Clock(), FakeServer()
+    async with shared(tmp_path, clock, server, FakeServer()) as (first, second):
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            await asyncio.to_thread(stands.wait)
+            clock.now += LEASE + 1
+            async with running(second):
+                shown = await when_ended(second, batch_id)
+            goes_on.set()
+            while first.batches._running:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        await assert_whole(second, tmp_path, shown)
+
+
+async def test_a_server_that_stops_lets_another_go_on_at_once(tmp_path: Path) -> None:
+    gate = Gate(150)
+    async with shared(tmp_path, Clock(), gate, FakeServer()) as (first, second):
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            await gate.closed.wait()
+        await first.batches.release()
+        async with running(second):
+            shown = await when_ended(second, batch_id)
+        await assert_whole(second, tmp_path, shown)
+
+
+async def test_a_claim_is_renewed_while_no_line_is_answered(tmp_path: Path) -> None:
+    clock, gate = Clock(), Gate(0)
+    async with shared(tmp_path, clock, gate, FakeServer()) as (first, _):
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            await gate.closed.wait()
+            before = await first.batches.get("", batch_id)
+            clock.now += LEASE / 2
+            while (after := await first.batches.get("", batch_id)) == before:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    assert after is not None
+    assert after.held_until == BEGIN + LEASE * 3 / 2
+
+
+async def test_a_batch_is_cancelled_at_a_server_that_does_not_run_it(tmp_path: Path) -> None:
+    gate = Gate(10)
+    async with shared(tmp_path, Clock(), gate, FakeServer()) as (first, second):
+        batch_id = await second.made(CONTENT)
+        async with running(first):
+            await gate.closed.wait()
+            state = await second.batches.cancel("", batch_id)
+            assert state is not None
+            assert state.status == "cancelling"
+            shown = await when_ended(second, batch_id)
+        assert shown["status"] == "cancelled"
+        assert len(await second.lines(shown["output_file_id"])) == shown["request_counts"]["completed"] == 10
+
+
+async def test_a_batch_whose_answers_are_gone_fails_and_says_so(tmp_path: Path) -> None:
+    clock, gate = Clock(), Gate(150)
+    async with shared(tmp_path, clock, gate, FakeServer()) as (first, second):
+        batch_id = await first.made(CONTENT)
+        async with running(first):
+            await gate.closed.wait()
+        state = await first.batches.get("", batch_id)
+        assert state is not None
+        assert state.output_bytes
+        (tmp_path / "files" / f"{state.output_file_id}.1").unlink()
+        clock.now += LEASE + 1
+        async with running(second):
+            shown = await when_ended(second, batch_id)
+    assert shown["status"] == "failed"
+    assert [error["code"] for error in shown["errors"]["data"]] == ["output_file_gone"]
+
+
+async def test_uploads_of_other_servers_stay_unless_they_are_old(tmp_path: Path) -> None:
+    clock = Clock()
+    async with shared(tmp_path, clock, FakeServer(), FakeServer()) as (first, second):
+        file_id = await first.files.begin("", "in.jsonl", "batch", 9)
+        await second.files.open()
+        await first.files.append("", file_id, memoryview(b"one line\n"))
+        clock.now += 3600
+        await second.files.open()
+        with pytest.raises(FileProblem, match="not known"):
+            await first.files.end("", file_id)
+        assert await second.files.info("", file_id) is None
+
+
+@pytest.mark.parametrize(
+    ("holder", "seconds", "may"),
+    [("", 50.0, True), ("me", 50.0, True), ("other", 50.0, False), ("other", -1.0, True), ("other", 3600.0, True)],
+    ids=["free", "own", "held", "over", "from before the clock went back"],
+)
+async def test_what_may_be_claimed(tmp_path: Path, holder: str, seconds: float, may: bool) -> None:
+    async with shared(tmp_path, Clock(), FakeServer()) as (place,):
+        state = await place.batches.get("", await place.made(CONTENT))
+    assert state is not None
+    held = type(state)(**{**{name: getattr(state, name) for name in state.__struct_fields__}, "holder": holder})
+    held = held.become(state.status, BEGIN, held_until=BEGIN + seconds)
+    assert Holder("me", LEASE).may_claim(held, BEGIN) is may
