@@ -77,6 +77,7 @@ test-ray: $(VENV)/.test $(CLIENTS)/ray/.made ## servers on a Ray of their own, a
 	$(PYTEST) -n 0 --tier=nightly -m ray $(ARGS)
 
 nightly: $(VENV)/.test ## the tests that take long or need root and Debian tools
+	-$(MAKE) $(CLIENTS)/sky/.made
 	$(BIN)/pytest --tier=nightly $(ARGS)
 
 bench: $(VENV)/.bench $(PEERS)/bin/infinity_emb $(LLAMA)/bin/llama-server ## engines, servers side by side: an hour (QUICK=1: 10 minutes)
@@ -169,8 +170,10 @@ $(CLIENTS)/%/.made: tests/clients/%/requirements.txt $(VENV)/.created
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	touch $@
 
-# What renders and validates the Helm chart.
+# What renders and validates the Helm chart; SkyPilot, which `make clients` leaves out for its size.
 $(CLIENTS)/helm/.made: tests/docker/chart/requirements.txt $(VENV)/.created
+$(CLIENTS)/sky/.made: tests/docker/sky/requirements.txt $(VENV)/.created
+$(CLIENTS)/helm/.made $(CLIENTS)/sky/.made:
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	touch $@
