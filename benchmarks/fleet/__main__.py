@@ -8,21 +8,24 @@ import math
 from pathlib import Path
 
 from benchmarks.fleet import machines, traces
-from benchmarks.fleet.autoscalers import Rules, Scaler, Wish, by_requests, by_tokens
+from benchmarks.fleet.autoscalers import Rules, Scaler, Wish, by_rate, by_requests, by_tokens
 from benchmarks.fleet.figures import cells, figures, write_minutes
 from benchmarks.fleet.fleet import BALANCERS, Fleet
+from benchmarks.fleet.machines import Machine
 
-# replicas are kept as they are; requests in flight and tokens for each replica
-_TARGETS = {"fixed": math.nan, "requests": 4.0, "tokens": 100_000.0}
+# replicas are kept as they are; requests in flight and tokens for each replica; its utilization
+_TARGETS = {"fixed": math.nan, "requests": 4.0, "tokens": 100_000.0, "rate": 0.6}
 
 
-def wish_of(scale: str, target: float, max_wait: float) -> Wish | None:
+def wish_of(scale: str, target: float, machine: Machine, max_wait: float = math.inf) -> Wish | None:
     """The autoscaler's, by its flags."""
     match scale:
         case "requests":
             return by_requests(target)
         case "tokens":
             return by_tokens(target, max_wait)
+        case "rate":
+            return by_rate(machine.tokens_per_second, target)
         case _:
             return None
 
@@ -38,7 +41,7 @@ def _arguments() -> argparse.Namespace:
     add("--machine", default="cpu", help="type of the replicas' machines")
     add("--machines", type=Path, help="a TOML file with types of machines")
     add("--scale", choices=tuple(_TARGETS), default="tokens", help="what the autoscaler looks at")
-    add("--target", type=float, help="requests in flight or tokens, for each replica")
+    add("--target", type=float, help="requests in flight or tokens, for each replica; utilization")
     add("--max-wait", type=float, default=math.inf, help="seconds; by tokens: more if the oldest waits longer")
     add("--balance", choices=tuple(BALANCERS), default="least-requests")
     add("--replicas", type=int, nargs=2, default=(rules.min_replicas, rules.max_replicas), metavar=("MIN", "MAX"))
@@ -86,7 +89,8 @@ def main() -> None:
         delay=arguments.delay,
         rate=arguments.rate,
     )
-    scaler = Scaler(rules, wish_of(arguments.scale, arguments.target or _TARGETS[arguments.scale], arguments.max_wait))
+    target = arguments.target or _TARGETS[arguments.scale]
+    scaler = Scaler(rules, wish_of(arguments.scale, target, machine, arguments.max_wait))
     course = Fleet(trace, machine, scaler, balancer=BALANCERS[arguments.balance], num_first=least).run()
     print(f"machine {machine.name}: {machine.source}")
     for name, cell in cells(figures(trace, machine, course)).items():

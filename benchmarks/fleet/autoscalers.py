@@ -24,6 +24,7 @@ class Seen:
     num_parked: int
     num_tokens: int  # that wait or are computed in replicas
     oldest_wait: float  # seconds
+    computed_tokens: int = 0  # of all replicas, since the beginning
 
 
 Wish = Callable[[Seen], float]  # how many replicas there should be, not rounded
@@ -43,6 +44,21 @@ def by_tokens(target: float, max_wait: float = math.inf) -> Wish:
     def wish(seen: Seen) -> float:
         by_wait = seen.num_replicas * seen.oldest_wait / max_wait if seen.oldest_wait > max_wait else 0.0
         return max(seen.num_tokens / target, by_wait, min(1, seen.num_parked))
+
+    return wish
+
+
+def by_rate(tokens_per_second: float, utilization: float, *, wait: float = 60.0, window: float = 300.0) -> Wish:
+    """As many replicas as compute what the last `window` seconds computed at this utilization, and those that compute
+    within `wait` seconds what waits now. `tokens_per_second` is of one replica."""
+    past: deque[tuple[float, int]] = deque()
+
+    def wish(seen: Seen) -> float:
+        _remember(past, seen.now, seen.computed_tokens, seconds=window)
+        since, before = past[0]
+        rate = (seen.computed_tokens - before) / (seen.now - since) if seen.now > since else 0.0
+        work = rate / utilization + seen.num_tokens / wait
+        return max(work / tokens_per_second, min(1, seen.num_parked))
 
     return wish
 

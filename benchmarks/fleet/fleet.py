@@ -85,6 +85,7 @@ class Fleet:
         self._parked: deque[Job] = deque()
         self._num_open = 0
         self._num_sent = 0
+        self._computed_tokens = 0  # by replicas that have ended
         self._course = Course([math.nan] * len(trace))
         for _ in range(num_first):
             self._ready(self._order())
@@ -160,7 +161,9 @@ class Fleet:
     def _end(self, place: Place, at: float) -> None:
         place.ended_at = at
         self._course.replica_seconds += at - place.ordered_at
-        self._course.busy_seconds += place.replica.busy_seconds if place.replica else 0.0
+        if place.replica:
+            self._course.busy_seconds += place.replica.busy_seconds
+            self._computed_tokens += place.replica.computed_tokens
         self._places = [one for one in self._places if one is not place]
 
     # The autoscaler
@@ -174,6 +177,7 @@ class Fleet:
             num_parked=len(self._parked),
             num_tokens=sum(server.num_tokens for server in servers),
             oldest_wait=max((server.oldest_wait() for server in servers), default=0.0),
+            computed_tokens=self._computed_tokens + sum(server.computed_tokens for server in servers),
         )
 
     def _look(self) -> None:

@@ -62,6 +62,7 @@ class Replica:
         self._held: list[deque[Batch]] = [deque() for _ in range(machine.num_engines)]
         self._timer_at = float("inf")
         self.busy_seconds = 0.0  # of all engines
+        self.computed_tokens = 0  # as embedline_batch_tokens_sum
         for engine_id in range(machine.num_engines):
             self._apply(self._scheduler.engine_ready(engine_id, model=0, limits=machine.limits, now=clock.now))
         self._tick()
@@ -140,6 +141,7 @@ class Replica:
     def _finish(self, engine_id: int, seconds: float) -> None:
         held = self._held[engine_id]
         batch = held.popleft()
+        self.computed_tokens += batch.num_tokens
         if held:
             self._begin(engine_id)
         done = self._scheduler.batch_done(engine_id, batch.batch_id, compute_seconds=seconds, now=self._clock.now)

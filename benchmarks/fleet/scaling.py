@@ -1,57 +1,91 @@
-"""Scaling on requests beside scaling on queued tokens: replica-hours at equal p99, over many targets of each.
+"""Scaling on requests beside scaling on tokens: replica-hours at equal p99, over several days and targets of each.
 
-    python -m benchmarks.fleet.scaling [--load 0.5] [--write]
+    python -m benchmarks.fleet.scaling [--seeds 1 2 3] [--kept runs.json] [--write]
 
-A day of requests with 1 to 2,048 texts. Only what the autoscaler looks at differs, and its target; window, delay and
-rate are the same. A third row of runs balances by tokens too.
+Days of requests with 1 to 2,048 texts. Only what the autoscaler looks at differs, its target, and over what time it
+takes the mean. A day's course takes most of a minute of one core; those in the file of --kept are not run again.
 """
 
 import argparse
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 
 from benchmarks.fleet import machines, plots, traces
 from benchmarks.fleet.__main__ import wish_of
 from benchmarks.fleet.autoscalers import Rules, Scaler
 from benchmarks.fleet.figures import cells, figures
 from benchmarks.fleet.fleet import BALANCERS, Fleet
-from benchmarks.fleet.traces import Trace
 from benchmarks.measuring.report import Report
 
 STREAM = replace(traces.DOCUMENTS, tokens_per_text=60)
+MACHINE = machines.known()["cpu"]
 P99 = "p99 all s"
 HOURS = "replica hours"
+LEVELS = (20.0, 24.0, 28.0, 33.0, 40.0, 50.0)  # of p99, seconds
+Curve = Sequence[tuple[float, float]]  # (replica-hours, p99) of each target
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What an autoscaler and a balancer look at."""
+    """What an autoscaler looks at, and its targets."""
 
     name: str
     scale: str
-    balance: str
+    window: float  # seconds
     targets: tuple[float, ...]
 
 
-REQUESTS = Way("requests", "requests", "least-requests", (0.7, 1.5, 3, 6))
-TOKENS = Way("tokens", "tokens", "least-requests", (20e3, 50e3, 100e3, 200e3))
-BY_TOKENS = Way("tokens, balanced by tokens", "tokens", "least-tokens", TOKENS.targets)
+REQUESTS = Way("requests, mean of 60 s", "requests", 60.0, (0.7, 1.5, 3, 6, 9))
+WAYS = (
+    REQUESTS,
+    Way("tokens, mean of 60 s", "tokens", 60.0, (20e3, 50e3, 90e3, 140e3, 200e3)),
+    Way("tokens: rate of 300 s and queue", "rate", 0.0, (0.4, 0.6, 0.8, 1.0, 1.4)),
+    Way("requests, the last look", "requests", 0.0, (1.5, 2.5, 4, 7, 12)),
+)
 
 
-def run(trace: Trace, rules: Rules, way: Way, target: float) -> dict[str, float]:
-    """The figures of one course."""
-    machine = machines.known()["cpu"]
-    scaler = Scaler(rules, wish_of(way.scale, target, math.inf))
-    return figures(trace, machine, Fleet(trace, machine, scaler, balancer=BALANCERS[way.balance]).run())
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One course of a day."""
+
+    way: Way
+    target: float
+    seed: int
+    load: float
+
+    @property
+    def key(self) -> str:
+        """In the file of --kept."""
+        return f"{self.way.name}, {self.target:g}, seed {self.seed}, load {self.load:g}"
+
+    def figures(self) -> dict[str, float]:
+        """Takes most of a minute."""
+        trace = traces.draw((STREAM,), seed=self.seed, load=self.load)
+        scaler = Scaler(Rules(window=self.way.window), wish_of(self.way.scale, self.target, MACHINE))
+        fleet = Fleet(trace, MACHINE, scaler, balancer=BALANCERS["least-requests"])
+        return figures(trace, MACHINE, fleet.run())
 
 
-def hours_at(p99: float, curve: Sequence[tuple[float, float]]) -> float:
-    """Replica-hours of a curve of (replica-hours, p99) at this p99, by the logarithm between its two neighbours; NaN
-    beyond its ends."""
+def run_all(runs: Sequence[Run], kept: Path | None) -> dict[Run, dict[str, float]]:
+    """The figures of all, some of them from the file; the others are added to it as they come."""
+    known: dict[str, dict[str, float]] = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    missing = [run for run in runs if run.key not in known]
+    with ProcessPoolExecutor() as pool:
+        for run, found in zip(missing, pool.map(Run.figures, missing), strict=True):
+            known[run.key] = found
+            print(run.key, f"{found[HOURS]:.0f} replica-hours, p99 {found[P99]:.1f} s", flush=True)
+            if kept:
+                kept.write_text(json.dumps(known))
+    return {run: known[run.key] for run in runs}
+
+
+def hours_at(p99: float, curve: Curve) -> float:
+    """Replica-hours of a curve at this p99, by the logarithm between its two neighbours; NaN beyond its ends."""
     points = sorted((math.log(seconds), hours) for hours, seconds in curve if seconds < math.inf)
     for (low, more), (high, fewer) in itertools.pairwise(points):
         if low <= math.log(p99) <= high:
@@ -59,40 +93,62 @@ def hours_at(p99: float, curve: Sequence[tuple[float, float]]) -> float:
     return math.nan
 
 
+def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
+    """Of several days, target by target: replica-hours by their mean, p99 by the mean of its logarithm."""
+    days = len(curves)
+    return [
+        (sum(hours for hours, _ in points) / days, math.exp(sum(math.log(p99) for _, p99 in points) / days))
+        for points in zip(*curves, strict=True)
+    ]
+
+
+def less(p99: float, curves: Sequence[Curve], others: Sequence[Curve]) -> str:
+    """Of the mean of all days: replica-hours of `others`, how they differ from `curves`; and from day to day."""
+    hours, base = (hours_at(p99, mean_curve(each)) for each in (others, curves))
+    if math.isnan(hours) or math.isnan(base):
+        return "beyond the targets"
+    pairs = zip(curves, others, strict=True)
+    days = [hours_at(p99, other) / hours_at(p99, one) - 1 for one, other in pairs]
+    days = [day for day in days if not math.isnan(day)]
+    spread = f"; {min(days):+.0%} to {max(days):+.0%}" if len(days) > 1 else ""
+    return f"{hours:.0f} ({hours / base - 1:+.0%}{spread})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.scaling", description=__doc__.partition("\n")[0])
     parser.add_argument("--load", type=float, default=0.5, help="times 24,000 tokens a second on average")
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="a day each")
+    parser.add_argument("--kept", type=Path, help="a JSON file with the runs that need not be run again")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
-    trace = traces.draw((STREAM,), seed=arguments.seed, hours=arguments.hours, load=arguments.load)
-    rules = Rules()
-    report = Report("fleet_scaling", "Scaling a fleet on requests and on queued tokens, simulated")
-    curves: dict[str, list[tuple[float, float]]] = {}
-    runs = [(way, target) for way in (REQUESTS, TOKENS, BY_TOKENS) for target in way.targets]
-    with ProcessPoolExecutor() as pool:
-        results = pool.map(partial(run, trace, rules), *zip(*runs, strict=True))
-        for (way, target), found in zip(runs, results, strict=True):
-            curves.setdefault(way.name, []).append((found[HOURS], found[P99]))
-            report.row({"scaled on": way.name, "target": f"{target:g}"} | cells(found), dict(found))
-    report.table("At equal p99")
-    for hours, p99 in curves[REQUESTS.name]:
-        row: dict[str, object] = {P99: f"{p99:.1f}", "hours on requests": f"{hours:.0f}"}
-        for way in (TOKENS, BY_TOKENS):
-            other = hours_at(p99, curves[way.name])
-            row[way.name] = "beyond its targets" if math.isnan(other) else f"{other:.0f} ({other / hours - 1:+.0%})"
-        report.row(row)
+    seeds = arguments.seeds
+    runs = [Run(way, target, seed, arguments.load) for seed in seeds for way in WAYS for target in way.targets]
+    found = run_all(runs, arguments.kept)
+    report = Report("fleet_scaling", "Scaling a fleet on requests and on tokens, simulated")
+    curves: dict[Way, list[Curve]] = {}
+    for way in WAYS:
+        days = [[found[Run(way, target, seed, arguments.load)] for target in way.targets] for seed in seeds]
+        curves[way] = [[(one[HOURS], one[P99]) for one in day] for day in days]
+        for target, of_days in zip(way.targets, zip(*days, strict=True), strict=True):
+            means = {name: sum(one[name] for one in of_days) / len(of_days) for name in of_days[0]}
+            raw = {str(seed): one for seed, one in zip(seeds, of_days, strict=True)}
+            report.row({"scaled on": way.name, "target": f"{target:g}"} | cells(means), {"target": target} | raw)
+    report.table("Replica-hours at equal p99, beside requests with a mean of 60 s; from day to day")
+    for p99 in LEVELS:
+        row: dict[str, object] = {P99: f"{p99:g}", REQUESTS.name: f"{hours_at(p99, mean_curve(curves[REQUESTS])):.0f}"}
+        report.row(row | {way.name: less(p99, curves[REQUESTS], curves[way]) for way in WAYS[1:]})
     report.note(
-        f"{len(trace):,} requests of 1 to 2,048 texts (log-uniform), {trace.tokens.sum() / trace.seconds:,.0f} tokens "
-        f"a second on average, seed {arguments.seed}. {rules}. Machine: {machines.known()['cpu'].source}."
+        f"Days of seeds {', '.join(map(str, seeds))} at load {arguments.load:g}, requests of 1 to 2,048 texts "
+        f"(log-uniform). {Rules()}, but for the window. Machine: {MACHINE.source}. The first table has means of days."
+    )
+    report.note(
+        "Rate and queue: the tokens that were computed in the last 300 s, over what a machine computes at the target's "
+        "utilization, and as many replicas more as compute within 60 s what is queued."
     )
     report.note("Between two targets replica-hours are interpolated by the logarithm of p99. No request is retried.")
-    report.note(
-        "Not shown: other traffic, machines and delays; requests that are much alike scale equally well on both."
-    )
+    report.note("Not shown: other traffic and machines; requests that are much alike scale equally well on all.")
     if arguments.write:
-        panels = [("one day, 1 to 2,048 texts a request", curves)]
+        panels = [("days of 1 to 2,048 texts a request", {way.name: mean_curve(curves[way]) for way in WAYS})]
         plots.curves(report.plot_path(), panels, "p99 of all requests, seconds")
     report.finish(write=arguments.write)
 
