@@ -163,8 +163,8 @@ def main() -> None:
             }
             report.row({"balance": policy, **cells}, {"balance": policy, "load": load, **figures})
     report.note(
-        f"{arguments.rounds} rounds of {arguments.seconds:g} s of each load, every policy in turn with the same requests "
-        "at the same times: 1 to 2,048 texts of 30 tokens (log-uniform), and "
+        f"{arguments.rounds} rounds of {arguments.seconds:g} s of each load, every policy in turn with the same "
+        "requests at the same times: 1 to 2,048 texts of 30 tokens (log-uniform), and "
         f"{QUERIES_PER_SECOND:g} queries a second. Queries are what the server takes as interactive by size. "
         f"Servers: {' '.join(FLAGS)}."
     )

@@ -3,7 +3,9 @@
 import functools
 import http.client
 import itertools
+import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,6 +59,7 @@ class Load:
     outcomes: Counter[int | str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     headers: Mapping[str, str] = field(default_factory=dict)
+    answered: list[tuple[float, float]] = field(default_factory=list)  # time.monotonic() when sent, seconds; of 200s
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
@@ -83,12 +86,23 @@ class Load:
             goal = self.outcomes[200] + num_more
             assert self._progress.wait_for(lambda: self.outcomes[200] >= goal, 60), self.outcomes
 
+    def wait_until(self, moment: float) -> None:
+        """Until a request has ended after this moment of time.monotonic()."""
+        with self._progress:
+            assert self._progress.wait_for(lambda: time.monotonic() >= moment, 60), self.outcomes
+
+    def p99(self, since: float, seconds: float) -> float:
+        """In seconds, by nearest rank: of what was sent in so many seconds from `since` on and has been answered."""
+        found = sorted(took for sent, took in self.answered if since <= sent < since + seconds)
+        return found[math.ceil(0.99 * len(found)) - 1]
+
     def _ask_forever(self, number: int) -> None:
         connection, requests = self.server.connect(), itertools.cycle(requests_of(number))
         for texts, expected in itertools.islice(requests, number % len(REQUESTS), None):
             if self._stop.is_set():
                 break
             outcome: int | str
+            sent = time.monotonic()
             try:
                 outcome = self._ask(connection, texts, expected)
             except (ConnectionError, http.client.HTTPException) as error:
@@ -97,6 +111,8 @@ class Load:
                 connection = self.server.connect()
             with self._progress:
                 self.outcomes[outcome] += 1
+                if outcome == 200:
+                    self.answered.append((sent, time.monotonic() - sent))
                 self._progress.notify_all()
         connection.close()
 

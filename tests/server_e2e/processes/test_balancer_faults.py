@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.server_e2e.running import Server
 pytestmark = [pytest.mark.faults, pytest.mark.full, pytest.mark.timeout(300)]
 
 NUM_SERVERS, NUM_CLIENTS = 3, 8
+AFTER = 10.0  # seconds from a fault on, of which the p99 is reported
 FLAGS = (*FAKE, "--fake-cost-ms", "5", "--frontends", "1", "--tokenization-workers", "1")
 _ANSWERED = re.compile(r'embedline_requests_total\{[^}]*route="/v1/embeddings"[^}]*\} (\d+)')
 
@@ -69,22 +71,29 @@ def test_no_request_is_lost(
         for server in servers:
             until_in_use(server, load)
 
+        faults = {"killed": time.monotonic()}
         killed.process.kill()
         killed.close()
-        load.wait_for(300)
+        load.wait_until(faults["killed"] + AFTER)
         servers[0] = started(tmp_path, killed.port)
         until_in_use(servers[0], load)
 
+        faults["stopped"] = time.monotonic()
         signal_all(stopped, signal.SIGSTOP)
-        load.wait_for(1500)  # seconds, so that the balancer notices
+        load.wait_until(faults["stopped"] + AFTER)  # long enough for the balancer to notice
         signal_all(stopped, signal.SIGCONT)
         until_in_use(stopped, load)
 
+        faults["drained"] = time.monotonic()
         assert drained.stop() == 0
         drained.close()
-        load.wait_for(300)
+        load.wait_until(faults["drained"] + AFTER)
         servers[2] = started(tmp_path, drained.port)
         until_in_use(servers[2], load)
     assert load.outcomes.keys() == {200}
     assert not load.wrong
     reached(f"balancer {name}", f"0 of {load.outcomes[200]} requests lost")
+    for fault, began in faults.items():
+        reached(
+            f"balancer {name}, one {fault}", f"p99 of the {AFTER:g} s after it {1000 * load.p99(began, AFTER):.0f} ms"
+        )
