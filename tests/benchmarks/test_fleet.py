@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fleet import machines, traces
-from benchmarks.fleet.autoscalers import Rules, Scaler, Seen, Wish, by_requests, by_tokens
+from benchmarks.fleet import machines, scaling, traces
+from benchmarks.fleet.autoscalers import Rules, Scaler, Seen, Wish, by_rate, by_requests, by_tokens
 from benchmarks.fleet.figures import figures
 from benchmarks.fleet.fleet import BALANCERS, MAX_PARKED, Course, Fleet
 from benchmarks.fleet.machines import Machine, MachineError
@@ -75,6 +75,7 @@ def test_http_and_tokenizing_are_added_to_each_request() -> None:
         (by_requests(3.0), "round-robin"),
         (by_tokens(2000.0, max_wait=5.0), "least-requests"),
         (by_tokens(500.0), "least-tokens"),
+        (by_rate(1000.0, 0.5), "least-requests"),
     ],
 )
 def test_every_request_ends_while_replicas_come_and_go(wish: Wish, balance: str) -> None:
@@ -134,6 +135,39 @@ def test_by_tokens_follows_the_oldest_wait_too_and_parked_requests() -> None:
     assert wish(seen(0, 4, num_tokens=50, oldest_wait=10.0)) == 0.5
     assert wish(seen(0, 4, num_tokens=50, oldest_wait=15.0)) == 6
     assert wish(seen(0, 0, num_parked=7)) == 1
+
+
+def test_by_rate_counts_what_was_computed_of_late_and_what_waits() -> None:
+    wish = by_rate(1000.0, 0.5, wait=60.0, window=300.0)
+    assert wish(seen(0, 1, computed_tokens=0, num_tokens=120_000)) == 2
+    assert wish(seen(100, 1, computed_tokens=150_000)) == 3
+    assert wish(seen(400, 1, computed_tokens=300_000, num_tokens=60_000)) == 2
+    assert wish(seen(800, 0, computed_tokens=300_000, num_parked=7)) == 1
+
+
+def test_the_fleet_counts_what_its_replicas_computed_also_those_that_have_ended() -> None:
+    looks: list[Seen] = []
+
+    def wish(one: Seen) -> float:
+        looks.append(one)
+        return 2 if one.now < 5 else min(1, one.num_parked)
+
+    trace = trace_of((0, 1, 100), (300, 1, 50), (425, 1, 10))
+    run(trace, wish, rules=Rules(window=0, delay=10, rate=1, min_replicas=0), first=1)
+    assert looks[1].computed_tokens == 100
+    assert max(one.computed_tokens for one in looks) == 150
+    assert {one.num_replicas for one in looks} >= {0, 2}
+
+
+def test_curves_are_compared_at_equal_p99() -> None:
+    one, other = [(10.0, 10.0), (5.0, 1000.0)], [(8.0, 10.0), (4.0, 1000.0)]
+    assert scaling.hours_at(100.0, one) == pytest.approx(7.5)
+    assert math.isnan(scaling.hours_at(9.0, one))
+    first, last = scaling.mean_curve([one, [(20.0, 1000.0), (5.0, 1000.0)]])
+    assert first == pytest.approx((15.0, 100.0))
+    assert last == pytest.approx((5.0, 1000.0))
+    assert scaling.less(100.0, [one, one], [other, one]) == "7 (-10%; -20% to +0%)"
+    assert scaling.less(9.0, [one], [other]) == "beyond the targets"
 
 
 def test_a_drawn_trace_has_the_tokens_and_texts_that_were_asked_for() -> None:
