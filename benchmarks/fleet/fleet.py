@@ -13,6 +13,7 @@ from functools import partial
 
 from benchmarks.fleet.autoscalers import Scaler, Seen
 from benchmarks.fleet.clock import Clock
+from benchmarks.fleet.fifo import FifoReplica
 from benchmarks.fleet.machines import Machine
 from benchmarks.fleet.replica import Job, Replica
 from benchmarks.fleet.traces import Trace
@@ -28,12 +29,12 @@ class Place:
     """A replica's machine, from its order to its end."""
 
     ordered_at: float  # seconds
-    replica: Replica | None = None  # None = it starts
+    replica: Replica | FifoReplica | None = None  # None = it starts
     is_leaving: bool = False
     ended_at: float = math.inf
 
     @property
-    def server(self) -> Replica:
+    def server(self) -> Replica | FifoReplica:
         """Of a place that is ready."""
         assert self.replica is not None
         return self.replica
@@ -74,12 +75,20 @@ class Fleet:
     """Runs once. `num_first` replicas are ready when the trace begins."""
 
     def __init__(
-        self, trace: Trace, machine: Machine, scaler: Scaler, *, balancer: Balancer, num_first: int = 1
+        self,
+        trace: Trace,
+        machine: Machine,
+        scaler: Scaler,
+        *,
+        balancer: Balancer,
+        num_first: int = 1,
+        server: type[Replica | FifoReplica] = Replica,
     ) -> None:
         self._trace = trace
         self._machine = machine
         self._scaler = scaler
         self._balancer = balancer
+        self._server = server
         self._clock = Clock()
         self._places: list[Place] = []
         self._parked: deque[Job] = deque()
@@ -149,7 +158,7 @@ class Fleet:
     def _ready(self, place: Place) -> None:
         if place.ended_at < math.inf:  # given up while it started
             return
-        place.replica = Replica(self._machine, self._clock, self._ended)
+        place.replica = self._server(self._machine, self._clock, self._ended)
         while self._parked:
             self._send(self._parked.popleft())
 

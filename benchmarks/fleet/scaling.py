@@ -1,9 +1,10 @@
 """Scaling on requests beside scaling on tokens: replica-hours at equal p99, over several days and targets of each.
 
-    python -m benchmarks.fleet.scaling [--seeds 1 2 3] [--kept runs.json] [--write]
+    python -m benchmarks.fleet.scaling [--seeds 1 2 3 4 5] [--whole runs.json] [--write]
 
 Days of requests with 1 to 2,048 texts. Only what the autoscaler looks at differs, its target, and over what time it
-takes the mean. A day's course takes most of a minute of one core; those in the file of --kept are not run again.
+takes the mean. All days are run with simplified servers. With --whole, the first of them also with the server's own
+scheduler, which takes most of a minute for each target; runs that are in the file are not run again.
 """
 
 import argparse
@@ -18,8 +19,10 @@ from pathlib import Path
 from benchmarks.fleet import machines, plots, traces
 from benchmarks.fleet.__main__ import wish_of
 from benchmarks.fleet.autoscalers import Rules, Scaler
+from benchmarks.fleet.fifo import FifoReplica
 from benchmarks.fleet.figures import cells, figures
 from benchmarks.fleet.fleet import BALANCERS, Fleet
+from benchmarks.fleet.replica import Replica
 from benchmarks.measuring.report import Report
 
 STREAM = replace(traces.DOCUMENTS, tokens_per_text=60)
@@ -40,12 +43,12 @@ class Way:
     targets: tuple[float, ...]
 
 
-REQUESTS = Way("requests, mean of 60 s", "requests", 60.0, (0.7, 1.5, 3, 6, 9))
+REQUESTS = Way("requests, mean of 60 s", "requests", 60.0, (0.5, 0.7, 1, 1.5, 3, 4.5, 6, 9))
 WAYS = (
     REQUESTS,
-    Way("tokens, mean of 60 s", "tokens", 60.0, (20e3, 50e3, 90e3, 140e3, 200e3)),
-    Way("tokens: rate of 300 s and queue", "rate", 0.0, (0.4, 0.6, 0.8, 1.0, 1.4)),
-    Way("requests, the last look", "requests", 0.0, (1.5, 2.5, 4, 7, 12)),
+    Way("tokens, mean of 60 s", "tokens", 60.0, (20e3, 35e3, 50e3, 70e3, 90e3, 110e3, 140e3, 200e3)),
+    Way("tokens: rate of 300 s and queue", "rate", 0.0, (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.4, 2)),
+    Way("requests, the last look", "requests", 0.0, (1, 1.5, 2, 2.5, 4, 5.5, 7, 12)),
 )
 
 
@@ -57,17 +60,19 @@ class Run:
     target: float
     seed: int
     load: float
+    is_whole: bool = False
 
     @property
     def key(self) -> str:
-        """In the file of --kept."""
+        """In the file of --whole."""
         return f"{self.way.name}, {self.target:g}, seed {self.seed}, load {self.load:g}"
 
     def figures(self) -> dict[str, float]:
-        """Takes most of a minute."""
+        """Takes two seconds, or most of a minute."""
         trace = traces.draw((STREAM,), seed=self.seed, load=self.load)
         scaler = Scaler(Rules(window=self.way.window), wish_of(self.way.scale, self.target, MACHINE))
-        fleet = Fleet(trace, MACHINE, scaler, balancer=BALANCERS["least-requests"])
+        server = Replica if self.is_whole else FifoReplica
+        fleet = Fleet(trace, MACHINE, scaler, balancer=BALANCERS["least-requests"], server=server)
         return figures(trace, MACHINE, fleet.run())
 
 
@@ -82,6 +87,19 @@ def run_all(runs: Sequence[Run], kept: Path | None) -> dict[Run, dict[str, float
             if kept:
                 kept.write_text(json.dumps(known))
     return {run: known[run.key] for run in runs}
+
+
+def beside(run: Run, quick: dict[str, float], whole: dict[str, float]) -> dict[str, object]:
+    """A row: simplified servers and the server's own scheduler."""
+    row: dict[str, object] = {"scaled on": run.way.name, "target": f"{run.target:g}"}
+    for name in (HOURS, P99):
+        off = quick[name] / whole[name] - 1
+        row |= {
+            f"{name}, simplified": f"{quick[name]:.3g}",
+            f"{name}, whole": f"{whole[name]:.3g}",
+            f"off, {name}": f"{off:+.0%}",
+        }
+    return row
 
 
 def hours_at(p99: float, curve: Curve) -> float:
@@ -117,13 +135,19 @@ def less(p99: float, curves: Sequence[Curve], others: Sequence[Curve]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.scaling", description=__doc__.partition("\n")[0])
     parser.add_argument("--load", type=float, default=0.5, help="times 24,000 tokens a second on average")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="a day each")
-    parser.add_argument("--kept", type=Path, help="a JSON file with the runs that need not be run again")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="a day each")
+    parser.add_argument(
+        "--whole", type=Path, help="a JSON file of runs of the first day with the server's own scheduler"
+    )
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     seeds = arguments.seeds
     runs = [Run(way, target, seed, arguments.load) for seed in seeds for way in WAYS for target in way.targets]
-    found = run_all(runs, arguments.kept)
+    firsts = [
+        replace(run, is_whole=True) for run in runs if run.seed == seeds[0] and run.target in run.way.targets[1::3]
+    ]
+    whole = run_all(firsts, arguments.whole) if arguments.whole else {}
+    found = run_all(runs, None)
     report = Report("fleet_scaling", "Scaling a fleet on requests and on tokens, simulated")
     curves: dict[Way, list[Curve]] = {}
     for way in WAYS:
@@ -137,6 +161,10 @@ def main() -> None:
     for p99 in LEVELS:
         row: dict[str, object] = {P99: f"{p99:g}", REQUESTS.name: f"{hours_at(p99, mean_curve(curves[REQUESTS])):.0f}"}
         report.row(row | {way.name: less(p99, curves[REQUESTS], curves[way]) for way in WAYS[1:]})
+    if whole:
+        report.table("Simplified servers beside the server's own scheduler, the first day")
+    for run, figures_of_whole in whole.items():
+        report.row(beside(run, found[replace(run, is_whole=False)], figures_of_whole))
     report.note(
         f"Days of seeds {', '.join(map(str, seeds))} at load {arguments.load:g}, requests of 1 to 2,048 texts "
         f"(log-uniform). {Rules()}, but for the window. Machine: {MACHINE.source}. The first table has means of days."

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.fleet import machines, scaling, traces
 from benchmarks.fleet.autoscalers import Rules, Scaler, Seen, Wish, by_rate, by_requests, by_tokens
+from benchmarks.fleet.fifo import FifoReplica
 from benchmarks.fleet.figures import figures
 from benchmarks.fleet.fleet import BALANCERS, MAX_PARKED, Course, Fleet
 from benchmarks.fleet.machines import Machine, MachineError
@@ -105,6 +106,14 @@ def test_a_replica_costs_while_it_starts_and_takes_requests_after_it() -> None:
 def test_without_a_replica_so_many_are_parked_and_more_are_refused() -> None:
     trace = trace_of(*[(0.0, 1, 1)] * (MAX_PARKED + 5))
     assert run(trace, by_tokens(1000), rules=Rules(min_replicas=0), first=0).num_refused == 5
+
+
+def test_simplified_servers_compute_bulk_in_order_and_queries_before_it() -> None:
+    trace = trace_of((0, 64, 2000), (0, 64, 1000), (0.5, 1, 100), (9, 1, 100))
+    fleet = Fleet(trace, SLOW, Scaler(RULES, None), balancer=BALANCERS["round-robin"], server=FifoReplica)
+    course = fleet.run()
+    assert course.latencies == pytest.approx([2.1, 3.2, 0.2, 0.2])
+    assert course.busy_seconds == pytest.approx(3.6)
 
 
 def test_the_server_refuses_what_would_wait_too_long() -> None:
