@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-_COLOURS = ("#1b6ca8", "#d98324", "#5aa469", "#a8457a")
+_COLOURS = ("#1b6ca8", "#d98324", "#5aa469", "#a8457a", "#7a7a7a")
 _BUCKET_SECONDS = 300.0
 
 

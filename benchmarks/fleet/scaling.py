@@ -49,6 +49,7 @@ WAYS = (
     Way("tokens, mean of 60 s", "tokens", 60.0, (20e3, 35e3, 50e3, 70e3, 90e3, 110e3, 140e3, 200e3)),
     Way("tokens: rate of 300 s and queue", "rate", 0.0, (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.4, 2)),
     Way("requests, the last look", "requests", 0.0, (1, 1.5, 2, 2.5, 4, 5.5, 7, 12)),
+    Way("tokens, the last look", "tokens", 0.0, (35e3, 50e3, 70e3, 90e3, 110e3, 140e3, 200e3, 300e3)),
 )
 
 
@@ -144,7 +145,7 @@ def main() -> None:
     seeds = arguments.seeds
     runs = [Run(way, target, seed, arguments.load) for seed in seeds for way in WAYS for target in way.targets]
     firsts = [
-        replace(run, is_whole=True) for run in runs if run.seed == seeds[0] and run.target in run.way.targets[1::3]
+        replace(run, is_whole=True) for run in runs if run.seed == seeds[0] and run.target in run.way.targets[1::6]
     ]
     whole = run_all(firsts, arguments.whole) if arguments.whole else {}
     found = run_all(runs, None)
