@@ -1,10 +1,10 @@
 """Scaling on requests beside scaling on tokens: replica-hours at equal p99, over several days and targets of each.
 
-    python -m benchmarks.fleet.scaling [--seeds 1 2 3 4 5] [--whole runs.json] [--write]
+    python -m benchmarks.fleet.scaling [--seeds 1 2 3 4 5] [--whole] [--kept runs.json] [--write]
 
 Days of requests with 1 to 2,048 texts. Only what the autoscaler looks at differs, its target, and over what time it
 takes the mean. All days are run with simplified servers. With --whole, the first of them also with the server's own
-scheduler, which takes most of a minute for each target; runs that are in the file are not run again.
+scheduler, which takes most of a minute for each target. Runs that are in the file of --kept are not run again.
 """
 
 import argparse
@@ -31,6 +31,7 @@ P99 = "p99 all s"
 HOURS = "replica hours"
 LEVELS = (20.0, 24.0, 28.0, 33.0, 40.0, 50.0)  # of p99, seconds
 Curve = Sequence[tuple[float, float]]  # (replica-hours, p99) of each target
+Known = dict[str, dict[str, float]]  # figures by the key of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,9 @@ class Run:
 
     @property
     def key(self) -> str:
-        """In the file of --whole."""
-        return f"{self.way.name}, {self.target:g}, seed {self.seed}, load {self.load:g}"
+        """In the file of --kept."""
+        kind = "" if self.is_whole else ", simplified"
+        return f"{self.way.name}, {self.target:g}, seed {self.seed}, load {self.load:g}{kind}"
 
     def figures(self) -> dict[str, float]:
         """Takes two seconds, or most of a minute."""
@@ -77,9 +79,8 @@ class Run:
         return figures(trace, MACHINE, fleet.run())
 
 
-def run_all(runs: Sequence[Run], kept: Path | None) -> dict[Run, dict[str, float]]:
-    """The figures of all, some of them from the file; the others are added to it as they come."""
-    known: dict[str, dict[str, float]] = json.loads(kept.read_text()) if kept and kept.exists() else {}
+def run_all(runs: Sequence[Run], known: Known, kept: Path | None) -> None:
+    """Add the figures of those that are missing, also to the file."""
     missing = [run for run in runs if run.key not in known]
     with ProcessPoolExecutor() as pool:
         for run, found in zip(missing, pool.map(Run.figures, missing), strict=True):
@@ -87,7 +88,6 @@ def run_all(runs: Sequence[Run], kept: Path | None) -> dict[Run, dict[str, float
             print(run.key, f"{found[HOURS]:.0f} replica-hours, p99 {found[P99]:.1f} s", flush=True)
             if kept:
                 kept.write_text(json.dumps(known))
-    return {run: known[run.key] for run in runs}
 
 
 def beside(run: Run, quick: dict[str, float], whole: dict[str, float]) -> dict[str, object]:
@@ -137,22 +137,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.scaling", description=__doc__.partition("\n")[0])
     parser.add_argument("--load", type=float, default=0.5, help="times 24,000 tokens a second on average")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="a day each")
-    parser.add_argument(
-        "--whole", type=Path, help="a JSON file of runs of the first day with the server's own scheduler"
-    )
+    parser.add_argument("--whole", action="store_true", help="the first day with the server's own scheduler too")
+    parser.add_argument("--kept", type=Path, help="a JSON file of runs")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/")
     arguments = parser.parse_args()
     seeds = arguments.seeds
     runs = [Run(way, target, seed, arguments.load) for seed in seeds for way in WAYS for target in way.targets]
-    firsts = [
-        replace(run, is_whole=True) for run in runs if run.seed == seeds[0] and run.target in run.way.targets[1::6]
-    ]
-    whole = run_all(firsts, arguments.whole) if arguments.whole else {}
-    found = run_all(runs, None)
+    firsts = [replace(run, is_whole=True) for run in runs if run.seed == seeds[0]]
+    kept = arguments.kept
+    known: Known = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    run_all([*runs, *(firsts if arguments.whole else [])], known, kept)
     report = Report("fleet_scaling", "Scaling a fleet on requests and on tokens, simulated")
     curves: dict[Way, list[Curve]] = {}
     for way in WAYS:
-        days = [[found[Run(way, target, seed, arguments.load)] for target in way.targets] for seed in seeds]
+        days = [[known[Run(way, target, seed, arguments.load).key] for target in way.targets] for seed in seeds]
         curves[way] = [[(one[HOURS], one[P99]) for one in day] for day in days]
         for target, of_days in zip(way.targets, zip(*days, strict=True), strict=True):
             means = {name: sum(one[name] for one in of_days) / len(of_days) for name in of_days[0]}
@@ -162,10 +160,10 @@ def main() -> None:
     for p99 in LEVELS:
         row: dict[str, object] = {P99: f"{p99:g}", REQUESTS.name: f"{hours_at(p99, mean_curve(curves[REQUESTS])):.0f}"}
         report.row(row | {way.name: less(p99, curves[REQUESTS], curves[way]) for way in WAYS[1:]})
-    if whole:
+    if whole := [run for run in firsts if run.key in known]:
         report.table("Simplified servers beside the server's own scheduler, the first day")
-    for run, figures_of_whole in whole.items():
-        report.row(beside(run, found[replace(run, is_whole=False)], figures_of_whole))
+    for run in whole:
+        report.row(beside(run, known[replace(run, is_whole=False).key], known[run.key]))
     report.note(
         f"Days of seeds {', '.join(map(str, seeds))} at load {arguments.load:g}, requests of 1 to 2,048 texts "
         f"(log-uniform). {Rules()}, but for the window. Machine: {MACHINE.source}. The first table has means of days."
